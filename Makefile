@@ -1,0 +1,41 @@
+.PHONY: help demo test check format bench notebooks docs clean
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: .venv/installed  ## teach a tiny model on this machine, in a minute
+	$(BIN)/ludic demo
+
+test: .venv/installed  ## run all tests
+	$(BIN)/python -m pytest
+
+check: .venv/installed  ## format, lint, types, import contracts, generated docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m ludic.schema --check docs/schemas.md
+
+format: .venv/installed  ## format the code, write the generated docs
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/python -m ludic.schema --write docs/schemas.md
+
+bench: .venv/installed  ## measure against what a user would pick instead
+	$(BIN)/python -m benchmarks
+
+notebooks: .venv/installed  ## execute the notebooks on a store that a run really made
+	$(BIN)/python -m pytest tests/notebooks
+
+clean:  ## remove what the other targets made
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# constraints.txt pins every package, so that two machines install the same.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@

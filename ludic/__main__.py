@@ -1,0 +1,3 @@
+from ludic.cli.main import main
+
+main()

@@ -1,0 +1,75 @@
+"""`ludic run ROOT`: workers and a trainer on this machine, started again when they die.
+
+The same command resumes a run: what is in the root says how it was started.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from ludic.cli import train
+from ludic.cli.live import LiveView
+from ludic.cli.process import interrupt_on_sigterm
+from ludic.cli.supervisor import Child, supervise
+from ludic.cli.train import train_args
+from ludic.errors import MissingRootError
+from ludic.store import Root, RunConfig
+from ludic.training.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: tyro.conf.Positional[str]
+    """Folder or URL of the run; made when it is not there."""
+    run: tyro.conf.OmitArgPrefixes[RunConfig]
+    train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    ranks: int = 1
+    """Processes that train together."""
+
+
+def earlier_settings(root_url: str) -> Mapping[str, Any]:
+    """Those that the run was started with, and those of its newest trainer."""
+    try:
+        return asdict(Root.open(root_url).run) | train.earlier_settings(root_url)
+    except MissingRootError:
+        return {}
+
+
+def main(settings: Settings) -> None:
+    root = Root.create(settings.root, settings.run)
+    interrupt_on_sigterm()
+    with LiveView(root, settings.train.num_steps) as view:
+        run(root, settings.train, ranks=settings.ranks, tick=view.update)
+    print(f"trained to step {settings.train.num_steps} in {root.url}; `ludic stats {root.url}` says what is there")
+
+
+def run(root: Root, config: TrainConfig, *, ranks: int, tick: Callable[[], None]) -> None:
+    """Run all processes until the trainer is done. Raises ChildError, or KeyboardInterrupt after a clean stop."""
+    logs = log_folder(root)
+    trainer = Child(name="trainer", args=train_args(root.url, config, ranks), log=logs / "trainer.log")
+    workers = [
+        Child(
+            name=f"worker {slot}",
+            args=["ludic", "worker", root.url, "--slot", str(slot)],
+            log=logs / f"worker-{slot}.log",
+        )
+        for slot in range(root.run.num_workers)
+    ]
+    supervise(trainer, workers, environment=_threads(ranks + len(workers)), tick=tick)
+
+
+def log_folder(root: Root) -> Path:
+    """Where the processes' own output goes: beside a local root's files, else among the temporary files."""
+    return Path(root.path) / "logs" if root.is_local else Path(tempfile.gettempdir()) / f"ludic-{root.run_id}"
+
+
+def _threads(num_processes: int) -> dict[str, str]:
+    """Share the cores: torch would take all of them in each process."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}

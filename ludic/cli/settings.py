@@ -1,0 +1,106 @@
+"""Settings of a command: a dataclass filled from flags, then a TOML file, then defaults.
+
+A file, and the settings of an earlier trainer, become flags in front of the user's own, so that
+one parser checks them all and the last word is the user's.
+"""
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, TypeVar, get_origin
+
+import tyro
+
+from ludic.errors import ConfigError
+
+S = TypeVar("S")
+
+_registry = tyro.constructors.ConstructorRegistry()
+
+
+@_registry.primitive_rule
+def _mapping_as_json(
+    info: tyro.constructors.PrimitiveTypeInfo,
+) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """A mapping, such as env_options, is one flag of JSON text."""
+    if get_origin(info.type) is not Mapping:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="JSON",
+        instance_from_str=lambda texts: _parse_json(texts[0]),
+        is_instance=lambda value: isinstance(value, Mapping),
+        str_from_instance=lambda value: [json.dumps(value)],
+    )
+
+
+def _parse_json(text: str) -> Mapping[str, Any]:
+    value = json.loads(text)
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{text} is no JSON object")
+    return value
+
+
+def parse(
+    settings: type[S], args: Sequence[str], *, program: str, description: str, earlier: Mapping[str, Any] | None = None
+) -> S:
+    """Settings from `earlier`, overruled by `--config FILE.toml`, overruled by the other flags.
+
+    Wrong usage prints what is wrong and exits with 2; a bad file raises ConfigError.
+    """
+    args, path = _take_config(list(args))
+    inserted = to_flags(earlier or {}) + to_flags(_read_toml(path, settings) if path else {})
+    # After a leading ROOT: a flag that takes any number of values would swallow it.
+    head = 1 if args and not args[0].startswith("-") else 0
+    args = [*args[:head], *inserted, *args[head:]]
+    description = f"{description}. --config FILE.toml sets options."
+    return tyro.cli(settings, args=args, prog=program, description=description, registry=_registry)
+
+
+def to_flags(values: Mapping[str, Any]) -> list[str]:
+    """The flags that set these fields: ["--learning-rate", "0.003", "--no-resume", ...]."""
+    return [part for name, value in values.items() for part in _to_flag(name.replace("_", "-"), value)]
+
+
+def _to_flag(name: str, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    if isinstance(value, list | tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
+
+
+def _take_config(args: list[str]) -> tuple[list[str], Path | None]:
+    if "--config" not in args:
+        return args, None
+    place = args.index("--config")
+    if place + 1 == len(args):
+        raise ConfigError("--config wants a TOML file after it")
+    return args[:place] + args[place + 2 :], Path(args[place + 1])
+
+
+def _read_toml(path: Path, settings: type) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    names = list(field_names(settings))
+    for name in values:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
+            raise ConfigError(f"{path}: no setting is called {name!r}; {hint}")
+    return values
+
+
+def field_names(settings: type) -> Iterator[str]:
+    """Names of a dataclass's fields, those of nested ones in their place; the root is given by place, not by name."""
+    for field in fields(settings):
+        nested = getattr(field.type, "__args__", (field.type,))[0]
+        if is_dataclass(nested):
+            yield from field_names(nested)
+        elif field.name != "root":
+            yield field.name

@@ -1,0 +1,77 @@
+"""`ludic train ROOT`: train on a run's rollouts, on one rank or several."""
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ludic.cli.process import stop_on_signals
+from ludic.cli.settings import to_flags
+from ludic.errors import ConfigError
+from ludic.store import Root, newest_attempt_id, read_attempt
+from ludic.training.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: tyro.conf.Positional[str]
+    """Folder or URL of the run. A run that was trained before goes on from its last checkpoint."""
+    train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    ranks: int = 1
+    """Processes that share the work, started here under torchrun."""
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ConfigError(f"ranks is {self.ranks}, wanted at least 1")
+
+
+def earlier_settings(root_url: str) -> Mapping[str, Any]:
+    """Those of the newest trainer of the run, so that a restart needs no flags."""
+    root = Root.open(root_url)
+    attempt_id = newest_attempt_id(root)
+    return read_attempt(root, attempt_id).config if attempt_id else {}
+
+
+def main(settings: Settings) -> None:
+    root = Root.open(settings.root, writable=True)
+    if settings.ranks > 1 and "WORLD_SIZE" not in os.environ:
+        os.execv(sys.executable, [sys.executable, "-m", *train_args(root.url, settings.train, settings.ranks)])
+
+    from ludic.training.trainer import train
+
+    stop = stop_on_signals()
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("waiting for rollouts", total=settings.train.num_steps)
+        step = train(
+            root,
+            settings.train,
+            stop,
+            lambda step, row: progress.update(task, completed=step, description=describe(row)),
+        )
+    if os.environ.get("RANK", "0") == "0":
+        print(f"trained to step {step} of {settings.train.num_steps} in {root.url}")
+
+
+def train_args(root: str, config: TrainConfig, ranks: int) -> list[str]:
+    """What follows `python -m` to train on this machine, under torchrun where there are several ranks."""
+    launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+    return [*launch, "ludic", "train", root, *to_flags(asdict(config)), "--ranks", str(ranks)]
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """A step's metrics, in short."""
+    reward = row.get("reward_mean")
+    shown = "unscored" if reward is None else f"{reward:.3f}"
+    return f"reward {shown}  loss {row['loss']:.4f}  lag {row['lag_mean']:.1f}  {row['tokens_per_s']:,.0f} tokens/s"

@@ -1,0 +1,130 @@
+"""All generators of the reasoning_gym package as single-turn environments, `reasoning_gym/NAME`.
+
+reasoning_gym is imported on first use (0.6 s). Every example is drawn by a dataset of its own with a seed
+from (seed, split, index), so any index is as cheap as the first; arc_agi, codeio, figlet_font,
+group_anagrams, rush_hour, spell_backward and word_ladder read a file for each draw, 0.03 to 0.3 s.
+
+Limits of reasoning_gym 0.1.25: isomorphic_strings, knight_swap, polynomial_multiplication, ransom_note and
+word_ladder iterate over sets of strings, so they give other examples in another process unless PYTHONHASHSEED
+is set; the split and the example_id go by the question's text and stay true. Splits differ in text, which for
+arc_agi may be one task in other colours.
+"""
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import fields
+from difflib import get_close_matches
+from hashlib import sha256
+from math import isfinite
+from random import Random
+from typing import Any
+
+from ludic.environments.environment import Example, Score, Split
+from ludic.environments.scorer_guard import is_harmless
+from ludic.environments.splits import draw
+from ludic.errors import ConfigError
+from ludic.records import Message
+
+# acre mixes its kinds of question by shares of the dataset's size: 5 is the least that has them all.
+DATASET_SIZE = 5
+
+
+def generator_names() -> tuple[str, ...]:
+    """Every registered generator but `composite`: a run mixes environments by naming several."""
+    return tuple(sorted(_datasets().keys() - {"composite"}))
+
+
+def _datasets() -> Mapping[str, tuple[type, type]]:
+    import reasoning_gym  # noqa: F401  (registers all generators)
+    from reasoning_gym.factory import DATASETS
+
+    return DATASETS
+
+
+class ReasoningGym:
+    """Single turn; reward = the generator's own score_answer, from 0 to 1.
+
+    The answer is what the last <answer>...</answer> holds, or the whole text where there is no such pair; blanks
+    around it are dropped. The component `format` is 1 when the tags were there, and does not change the reward.
+    A scorer that fails, or gives no finite number, scores 0 with info["scorer_error"]; so does an answer that
+    the scorer would run as a program (see scorer_guard). Some scorers give a useless answer 0.01.
+    """
+
+    def __init__(self, generator: str, *, seed: int = 0, system_prompt: str | None = "default", **config: Any) -> None:
+        """config: fields of the generator's own configuration, save `seed` and `size`.
+
+        system_prompt: a name in reasoning_gym.utils.SYSTEM_PROMPTS, which ask for the tags; None for none.
+        Raises ConfigError for an unknown generator or prompt, and for a configuration that it refuses.
+        """
+        from reasoning_gym.utils import SYSTEM_PROMPTS
+
+        _check_known("generator", generator, generator_names())
+        if system_prompt is not None:
+            _check_known("system_prompt", system_prompt, SYSTEM_PROMPTS)
+        self.generator = generator
+        self.seed = seed
+        self.config = config
+        self._preamble = (
+            () if system_prompt is None else (Message(role="system", content=SYSTEM_PROMPTS[system_prompt]),)
+        )
+        self._scorer = self._checked_dataset()
+
+    def example(self, index: int, split: Split) -> Example:
+        entry = draw(self._entry, lambda entry: entry["question"], index, split, self.seed)
+        question = entry["question"]
+        return Example(
+            example_id=sha256(question.encode()).hexdigest()[:16],
+            messages=(*self._preamble, Message(role="user", content=question)),
+            data={"entry": entry},
+        )
+
+    def score(self, example: Example, answer: str) -> Score:
+        tagged = _tagged_answer(answer)
+        text = answer.strip() if tagged is None else tagged
+        reward, info = self._score_text(text, example.data["entry"])
+        return Score(reward=reward, components={"score": reward, "format": float(tagged is not None)}, info=info)
+
+    def _score_text(self, text: str, entry: dict[str, Any]) -> tuple[float, dict[str, str]]:
+        if not is_harmless(self.generator, text):
+            return 0.0, {
+                "scorer_error": "refused: neither plain data nor short arithmetic, and the scorer would eval it"
+            }
+        try:
+            reward = float(self._scorer.score_answer(text, entry))
+        except Exception as error:  # A scorer may fail in any way on a text that it did not expect.
+            return 0.0, {"scorer_error": f"{type(error).__name__}: {error}"[:200]}
+        if not isfinite(reward):
+            return 0.0, {"scorer_error": f"the score is {reward}"}
+        return reward, {}
+
+    def _entry(self, random: Random) -> dict[str, Any]:
+        # 2**31: pool_matrix hands its seed to NumPy, which refuses 2**32 and more.
+        return self._dataset(random.randrange(2**31))[0]
+
+    def _dataset(self, seed: int) -> Any:
+        from reasoning_gym import create_dataset
+
+        return create_dataset(self.generator, seed=seed, size=DATASET_SIZE, **deepcopy(self.config))
+
+    def _checked_dataset(self) -> Any:
+        known = [field.name for field in fields(_datasets()[self.generator][1]) if field.name not in ("seed", "size")]
+        for option in self.config:
+            _check_known(f"option of {self.generator}", option, known)
+        try:
+            return self._dataset(seed=0)
+        except Exception as error:  # validate() asserts; a constructor may fail on a value in any way.
+            raise ConfigError(f"reasoning_gym/{self.generator} refuses {self.config}: {error}") from error
+
+
+def _tagged_answer(text: str) -> str | None:
+    """As reasoning_gym.utils.extract_answer, whose regular expression is quadratic in unclosed tags."""
+    before, close_tag, _ = text.rpartition("</answer>")
+    _, open_tag, inside = before.rpartition("<answer>")
+    return inside.partition("</answer>")[0].strip() if open_tag and close_tag else None
+
+
+def _check_known(what: str, name: str, known: Iterable[str]) -> None:
+    names = sorted(known)
+    if name not in names:
+        close = get_close_matches(name, names, n=3) or names
+        raise ConfigError(f"reasoning_gym: unknown {what} {name!r}; did you mean {', '.join(close)}?")

@@ -1,0 +1,172 @@
+"""Environments by name: built in, `reasoning_gym/NAME`, or anybody's class in a file or module.
+
+To add a built-in one, write its file and its line in BUILT_IN. Every failure is a ConfigError that says
+what was asked for, what was found and what to change.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+from ludic.environments.addition import Addition
+from ludic.environments.environment import Environment, SingleTurnEnvironment
+from ludic.environments.moar_cats import MoarCats
+from ludic.environments.number_comparison import NumberComparison
+from ludic.environments.opposites import Opposites
+from ludic.environments.reasoning_gym import ReasoningGym, generator_names
+from ludic.environments.sequential_digits import SequentialDigits
+from ludic.environments.single_turn import SingleTurn
+from ludic.errors import ConfigError, LudicError
+
+EnvironmentFactory = Callable[[], Environment]
+"""Gives a fresh Environment for each episode."""
+
+BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment]] = MappingProxyType(
+    {
+        "addition": Addition,
+        "moar_cats": MoarCats,
+        "number_comparison": NumberComparison,
+        "opposites": Opposites,
+        "sequential_digits": SequentialDigits,
+    }
+)
+REASONING_GYM = "reasoning_gym/"
+
+
+def environment_names() -> tuple[str, ...]:
+    """Every name that needs no file: the built-in ones, then reasoning_gym's."""
+    return (*sorted(BUILT_IN), *(REASONING_GYM + name for name in generator_names()))
+
+
+def make_environment(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> EnvironmentFactory:
+    """Load the environment once and return what makes a fresh one for each episode.
+
+    name: a built-in name, reasoning_gym/NAME, path/to/file.py:ClassName or package.module:ClassName; a class
+    may be of either protocol. options: its keyword arguments. seed: passed on, unless options hold one, to
+    whatever takes a `seed`.
+    Raises ConfigError when there is no such environment, or it can't be loaded, refuses its options, or fits
+    neither protocol.
+    """
+    build = _with_options(name, _find(name), dict(options or {}), seed)
+    environment = _build_first(name, build)
+    # A class that has all methods is taken as Environment, which says more.
+    if isinstance(environment, Environment):
+        return build
+    if isinstance(environment, SingleTurnEnvironment):
+        return partial(SingleTurn, environment)
+    raise ConfigError(
+        f"environment {name}: {type(environment).__name__} fits neither protocol of ludic.environments.environment; "
+        "wanted example(index, split), and either score(example, answer) or reset(example) and step(action)"
+    )
+
+
+def _find(name: str) -> Callable[..., Any]:
+    """What the name stands for; called with its options, it gives an environment."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    if name.startswith(REASONING_GYM):
+        return _find_generator(name)
+    if ":" in name:
+        return _find_class(name)
+    raise _unknown(name)
+
+
+def _find_generator(name: str) -> Callable[..., Any]:
+    generator = name.removeprefix(REASONING_GYM)
+    if generator not in generator_names():
+        raise _unknown(name)
+    return partial(ReasoningGym, generator)
+
+
+def _unknown(name: str) -> ConfigError:
+    # Prefixes are left out of the comparison, so that leg_countin finds reasoning_gym/leg_counting.
+    full_names = {full.removeprefix(REASONING_GYM): full for full in environment_names()}
+    close = get_close_matches(name.removeprefix(REASONING_GYM), full_names, n=3)
+    hint = f"did you mean {', '.join(full_names[match] for match in close)}? " if close else ""
+    return ConfigError(
+        f"environment {name!r} is unknown; {hint}There are path/to/file.py:ClassName, package.module:ClassName, "
+        f"{', '.join(sorted(BUILT_IN))}, and {REASONING_GYM}NAME with NAME one of {', '.join(generator_names())}"
+    )
+
+
+def _find_class(name: str) -> Callable[..., Any]:
+    place, _, class_name = name.rpartition(":")
+    module = _load_file(name, Path(place)) if place.endswith(".py") else _load_module(name, place)
+    found = getattr(module, class_name, None)
+    if callable(found):
+        return found
+    classes = [
+        key for key, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
+    ]
+    raise ConfigError(
+        f"environment {name}: {place} has no class {class_name!r}; it defines {', '.join(classes) or 'no class at all'}"
+    )
+
+
+def _load_file(name: str, path: Path) -> ModuleType:
+    """Run the file as a module of its own; it is not importable by others, and needs no package around it."""
+    if not path.is_file():
+        raise ConfigError(f"environment {name}: there is no file {path.absolute()}")
+    module_name = f"ludic_environment_{sha256(str(path.absolute()).encode()).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up while it still runs
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"environment {name}: {_last_line_in(path, error)} failed: {_described(error)}") from error
+    return module
+
+
+def _load_module(name: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(
+            f"environment {name}: module {module_name!r} can't be imported: {_described(error)}; "
+            "a file that is not installed is named by its path, path/to/file.py:ClassName"
+        ) from error
+
+
+def _with_options(name: str, make: Callable[..., Any], options: dict[str, Any], seed: int) -> Callable[[], Any]:
+    """The maker with its options bound, checked against its signature before it runs."""
+    signature = inspect.signature(make)
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if "seed" in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds:
+        options = {"seed": seed, **options}
+    try:
+        signature.bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"environment {name}: {error}; it takes {signature}") from error
+    return partial(make, **options)
+
+
+def _build_first(name: str, build: Callable[[], Any]) -> Any:
+    try:
+        return build()
+    except LudicError as error:
+        raise ConfigError(f"environment {name}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"environment {name} could not be built: {_described(error)}") from error
+
+
+def _last_line_in(path: Path, error: Exception) -> str:
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()
+    ]
+    return f"{path}, line {lines[-1]}," if lines else str(path)
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

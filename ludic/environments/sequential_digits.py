@@ -1,0 +1,57 @@
+"""SequentialDigits: write the digits from one to a higher one, in order.
+
+The reward is dense: each further digit that is right is worth the same, so learning shows early.
+"""
+
+from dataclasses import dataclass
+from itertools import combinations, product
+
+from ludic.environments.environment import Example, Score, Split
+from ludic.environments.splits import nth, partition
+from ludic.records import Message
+
+TEMPLATES = (
+    "count from {first} to {last}",
+    "write the digits from {first} to {last}",
+    "start at {first} and count up to {last}",
+    "list every digit from {first} to {last} in order",
+)
+# The pair alone is the key, so that a held-out sequence is not seen in training under other words.
+_BY_SPLIT = partition(
+    product(combinations(range(10), 2), range(len(TEMPLATES))), key=lambda task: f"{task[0][0]}-{task[0][1]}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequentialDigits:
+    """Single turn; reward = share of the sequence that the answer's digits begin with, from 0 to 1.
+
+    Digits 0 to 9 are read one by one wherever they stand ("3 4 5", "345" and "3, 4 and 5" are the same);
+    the first that is wrong ends the count, and what follows the full sequence costs nothing.
+    """
+
+    seed: int = 0
+
+    def example(self, index: int, split: Split) -> Example:
+        (first, last), template = nth(_BY_SPLIT[split], index, self.seed)
+        return Example(
+            example_id=f"{first}-{last}/{template}",
+            messages=(Message(role="user", content=TEMPLATES[template].format(first=first, last=last)),),
+            data={"sequence": "".join(map(str, range(first, last + 1)))},
+        )
+
+    def score(self, example: Example, answer: str) -> Score:
+        sequence = example.data["sequence"]
+        written = [character for character in answer if character in "0123456789"]
+        correct = _common_prefix_length(written, sequence)
+        return Score(
+            reward=correct / len(sequence),
+            components={"correct_digits": correct, "written_digits": len(written), "sequence_length": len(sequence)},
+        )
+
+
+def _common_prefix_length(written: list[str], wanted: str) -> int:
+    for place, (left, right) in enumerate(zip(written, wanted, strict=False)):
+        if left != right:
+            return place
+    return min(len(written), len(wanted))

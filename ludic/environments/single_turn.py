@@ -1,0 +1,39 @@
+"""Make a question and a score into an Environment whose episodes end at their first step."""
+
+from ludic.environments.environment import Example, SingleTurnEnvironment, Split, Transition
+from ludic.records import Message
+
+
+class SingleTurn:
+    """One episode at a time over a stateless environment, which many episodes may share."""
+
+    def __init__(self, environment: SingleTurnEnvironment) -> None:
+        self.environment = environment
+        self._example: Example | None = None
+
+    def example(self, index: int, split: Split) -> Example:
+        return self.environment.example(index, split)
+
+    def reset(self, example: Example) -> tuple[Message, ...]:
+        self._example = example
+        return example.messages
+
+    def step(self, action: str) -> Transition:
+        """Score the answer and end the episode.
+
+        Raises RuntimeError when no episode is open: before reset, or a second time after it.
+        """
+        if self._example is None:
+            raise RuntimeError(
+                f"{type(self.environment).__name__}: step() without an open episode; "
+                "call reset(example) first, a single-turn episode ends at its first step"
+            )
+        score = self.environment.score(self._example, action)
+        self._example = None
+        return Transition(
+            observation=None,
+            reward=score.reward,
+            reward_components=score.components,
+            terminated=True,
+            info=score.info,
+        )

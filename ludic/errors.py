@@ -1,0 +1,53 @@
+"""Every error that ludic raises on purpose; each is also a standard one.
+
+A message says where, what was found, what was wanted, and what to do. The command line
+prints it as one line and exits with 1; anything else is a bug and shows its traceback.
+"""
+
+
+class LudicError(Exception):
+    """Root of all errors that ludic explains."""
+
+
+class SchemaError(LudicError, ValueError):
+    """A file or a table does not match its schema."""
+
+
+class InvalidBatchError(LudicError, ValueError):
+    """A batch holds bad rows; nothing of it was written."""
+
+
+class StoreError(LudicError, OSError):
+    """A filesystem refused, or does not keep a promise that the store needs."""
+
+
+class MissingRootError(LudicError, FileNotFoundError):
+    """There is no run at the given root."""
+
+
+class NameTakenError(LudicError, FileExistsError):
+    """A file that only one process may create exists with other content."""
+
+
+class FencedError(LudicError, RuntimeError):
+    """A newer attempt owns this root; this process must stop."""
+
+
+class ConfigError(LudicError, ValueError):
+    """A setting is out of range, unknown, or contradicts another."""
+
+
+class QueryError(LudicError, ValueError):
+    """A SQL text, an advantage file or a filter could not be run."""
+
+
+class ModelError(LudicError, ValueError):
+    """A model folder or a tokenizer could not be loaded."""
+
+
+class TrainingError(LudicError, ArithmeticError):
+    """A loss or a gradient is not finite; the weights were left as they were."""
+
+
+class StalledError(LudicError, TimeoutError):
+    """Nothing arrived for longer than the stall limit."""

@@ -1,0 +1,74 @@
+"""Text at the edge of an engine: conversations to prompt tokens, completions to text.
+
+Reads a tokenizer folder; nothing else here touches files. Raises ModelError for a tokenizer that
+can't be loaded or has no usable chat template.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jinja2 import TemplateError
+
+from ludic.errors import ModelError
+from ludic.records import Message, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
+    """The tokenizer of a Hugging Face folder or id; code in the folder is never run."""
+    from transformers import AutoTokenizer  # two seconds, which who only renders need not wait for
+
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    # tokenizers raises plain Exception for a tokenizer.json that it can't parse.
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ModelError(
+            f"{folder}: the tokenizer could not be loaded ({reason}); "
+            "wanted a Hugging Face folder with tokenizer.json and tokenizer_config.json"
+        ) from error
+
+
+def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> np.ndarray:
+    """(prompt_length,) int32: the conversation up to where the assistant begins to speak."""
+    if not tokenizer.chat_template:
+        raise ModelError(
+            f"{tokenizer.name_or_path}: the tokenizer has no chat template; take the instruct version of the "
+            "model, or put a chat_template.jinja beside its tokenizer.json"
+        )
+    conversation = [_as_template_input(message) for message in messages]
+    try:
+        encoding = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)
+    except TemplateError as error:
+        roles = ", ".join(message.role for message in messages)
+        raise ModelError(
+            f"{tokenizer.name_or_path}: the chat template refuses a conversation of {roles}: {error}"
+        ) from error
+    return np.asarray(encoding["input_ids"], dtype=np.int32)
+
+
+def decode(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray) -> str:
+    """The text of (length,) token ids, without special tokens."""
+    return tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
+
+
+def _as_template_input(message: Message) -> dict[str, Any]:
+    rendered: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name is not None:
+        rendered["name"] = message.name
+    if message.tool_calls:
+        rendered["tool_calls"] = [_as_function_call(call) for call in message.tool_calls]
+    return rendered
+
+
+def _as_function_call(call: ToolCall) -> dict[str, Any]:
+    """Templates print arguments as JSON, so they are handed over parsed; text that is no JSON stays text."""
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        arguments = call.arguments
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -1,0 +1,93 @@
+"""Make a tiny causal language model on the spot, for demos, tests and benchmarks; nothing is downloaded.
+
+Writes a Hugging Face folder: Qwen3 weights drawn from a seed, and a tokenizer with one entry a
+word. With the default sizes and 256 entries it has 98,880 parameters (400 kB).
+
+Qwen3 and not Qwen2, because AutoTokenizer of transformers 5 puts Qwen2's own splitting of text in
+place of what any folder of model type qwen2 says; it leaves Qwen3 folders alone.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from ludic.errors import ConfigError
+
+UNKNOWN, PAD, END = "<unk>", "<pad>", "<eos>"
+ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
+ALWAYS = (*"0123456789", *".,!?:;'\"()[]{}<>+-*/=%_")
+"""Entries of every tokenizer, whatever the caller's words."""
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }} <eos>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+# The smallest head that every attention backend of vLLM takes (FlashInfer: 64, 128, 256).
+HEAD_DIM = 64
+
+
+def make_tiny_model(
+    folder: str,
+    words: Iterable[str],
+    *,
+    seed: int = 0,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    max_position_embeddings: int = 512,
+) -> None:
+    """Write model and tokenizer to `folder`; the same arguments give the same bytes of weights.
+
+    words: what the model can read and say, as words or as whole texts; digits and common
+    punctuation are added. The embedding is padded to a multiple of 64 rows, and ids past the
+    last word decode to nothing. Raises ConfigError for a hidden_size that is no multiple of 64.
+    """
+    if hidden_size < HEAD_DIM or hidden_size % HEAD_DIM:
+        raise ConfigError(f"hidden_size is {hidden_size}, wanted a multiple of {HEAD_DIM}, the size of a head")
+    tokenizer = _word_tokenizer(words, max_position_embeddings)
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 64) * 64,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // HEAD_DIM,
+        num_key_value_heads=1,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=max_position_embeddings,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    transformers_logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _word_tokenizer(words: Iterable[str], max_length: int) -> PreTrainedTokenizerFast:
+    """Lower-cased words, single digits and single punctuation marks; decoding joins them with blanks."""
+    normalizer = normalizers.Lowercase()
+    splitter = pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation(), pre_tokenizers.Digits(individual_digits=True)]
+    )
+    pieces = (piece for text in words for piece, _ in splitter.pre_tokenize_str(normalizer.normalize_str(text)))
+    entries = dict.fromkeys((UNKNOWN, PAD, END, *ROLES, *ALWAYS, *pieces))
+    tokenizer = Tokenizer(models.WordLevel({entry: i for i, entry in enumerate(entries)}, unk_token=UNKNOWN))
+    tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = splitter
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token=UNKNOWN,
+        pad_token=PAD,
+        eos_token=END,
+        additional_special_tokens=list(ROLES),
+        model_max_length=max_length,
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )

@@ -1,0 +1,251 @@
+"""The embedded engine: Hugging Face transformers in this process, on the CPU or one accelerator.
+
+Reads Hugging Face folders (safetensors; never pickled weights) and writes nothing. A folder that
+can't be used raises ModelError, a request that can't be served ConfigError.
+"""
+
+# Shapes: B = sequences of the batch, P = longest prompt, N = most new tokens, V = vocabulary.
+
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from ludic.errors import ConfigError, ModelError
+from ludic.inference.engine import Completion, GenerationRequest
+from ludic.inference.sampling import make_rows, sample
+
+# What two folders of one architecture may differ in.
+_NOT_ARCHITECTURE = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
+
+
+class TransformersEngine:
+    """Samples with a key-value cache, in batches; see ludic.inference.engine.Engine for the contract.
+
+    Calls from several threads take turns, so no completion mixes two versions.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        *,
+        device: str | None = None,
+        dtype: torch.dtype | None = None,
+        version: int = 0,
+        max_batch: int = 256,
+    ) -> None:
+        """Load a Hugging Face folder or id.
+
+        device: cuda where there is one, else cpu. dtype: float32 on the CPU, else that of the
+        weights. max_batch: sequences in memory at once; longer lists of requests are split.
+        """
+        if max_batch < 1:
+            raise ConfigError(f"max_batch is {max_batch}, wanted at least 1")
+        self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if dtype is None and self._device.type == "cpu":
+            dtype = torch.float32
+        self._model = _load_model(folder, dtype).to(self._device)
+        self._eos_token_ids = _eos_token_ids(self._model)
+        self._max_batch = max_batch
+        self._lock = threading.Lock()
+        self.policy_version = version
+        # A model without a table or a range of positions, such as one with ALiBi, names no limit.
+        self.max_length: int = getattr(self._model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        for place, request in enumerate(requests):
+            self._check(request, place)
+        # By length, so that a batch holds little padding.
+        order = sorted(range(len(requests)), key=lambda place: len(requests[place].prompt_tokens))
+        completions: dict[int, Completion] = {}
+        with self._lock, torch.inference_mode():
+            for start in range(0, len(order), self._max_batch):
+                places = order[start : start + self._max_batch]
+                batch = [requests[place] for place in places]
+                completions.update(zip(places, self._generate_batch(batch), strict=True))
+        return [completions[place] for place in range(len(requests))]
+
+    def load_weights(self, folder: str, version: int) -> None:
+        if not Path(folder).is_dir():
+            raise ModelError(f"{folder}: there is no such folder; version {self.policy_version} stays in use")
+        _check_same_architecture(self._model.config, _load_config(folder), folder)
+        model = _load_model(folder, self._model.dtype)
+        # Complete and of the same shapes by now, so nothing can fail half way through the copy.
+        with self._lock:
+            self._model.load_state_dict(model.state_dict())
+            self.policy_version = version
+
+    def _check(self, request: GenerationRequest, place: int) -> None:
+        prompt, vocab_size = request.prompt_tokens, self._model.config.get_text_config().vocab_size
+        if prompt.ndim != 1 or len(prompt) == 0:
+            raise ConfigError(f"request {place}: the prompt has shape {prompt.shape}, wanted (n,) with n at least 1")
+        if prompt.min() < 0 or prompt.max() >= vocab_size:
+            raise ConfigError(
+                f"request {place}: the prompt has tokens from {prompt.min()} to {prompt.max()}, the model knows "
+                f"0 to {vocab_size - 1}; is it rendered by the model's own tokenizer?"
+            )
+        length = len(prompt) + request.params.max_tokens
+        if length > self.max_length:
+            raise ConfigError(
+                f"request {place}: a prompt of {len(prompt)} tokens and max_tokens {request.params.max_tokens} make "
+                f"{length}, the model holds {self.max_length}; lower max_tokens"
+            )
+
+    def _generate_batch(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        rows = make_rows(requests, self._eos_token_ids, self._device)
+        sequences = _Sequences(self._model, [request.prompt_tokens for request in requests], self.max_length)
+        tokens = torch.zeros(rows.uniforms.shape, dtype=torch.int64, device=self._device)
+        logprobs = torch.zeros(rows.uniforms.shape, device=self._device)
+        finished = torch.zeros(len(requests), dtype=torch.bool, device=self._device)
+        for step in range(tokens.shape[1]):
+            drawn, drawn_logprobs = sample(sequences.logits, rows, rows.uniforms[:, step])
+            tokens[rows.index, step], logprobs[rows.index, step] = drawn, drawn_logprobs
+            finished |= (drawn[:, None] == rows.stop_token_ids).any(dim=1) | (rows.max_tokens <= step + 1)
+            live = (~finished).nonzero()[:, 0]
+            if len(live) == 0:
+                break
+            if len(live) <= len(finished) // 2:  # copying the cache pays once it halves
+                rows, drawn, finished = rows.select(live), drawn[live], finished[live]
+                sequences.select(live)
+            sequences.extend(drawn)
+        columns = zip(requests, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
+        return [self._completion(*column) for column in columns]
+
+    def _completion(self, request: GenerationRequest, tokens: np.ndarray, logprobs: np.ndarray) -> Completion:
+        """tokens, logprobs: (N,), of which all after the first stop token, or max_tokens, is filling."""
+        stop_token_ids = (*request.params.stop_token_ids, *self._eos_token_ids)
+        stops = np.flatnonzero(np.isin(tokens[: request.params.max_tokens], stop_token_ids))
+        length = int(stops[0]) + 1 if len(stops) else request.params.max_tokens
+        if np.isnan(logprobs[:length]).any():
+            raise ModelError(f"the weights of version {self.policy_version} give NaN logits; did training diverge?")
+        return Completion(
+            tokens=tokens[:length].astype(np.int32),
+            logprobs=logprobs[:length].copy(),
+            finish_reason="stop" if len(stops) else "length",
+            policy_version=self.policy_version,
+            policy_version_last=self.policy_version,
+        )
+
+
+class _Sequences:
+    """A batch of sequences, left-padded, in a model's key-value cache, and the logits of what comes next."""
+
+    logits: Tensor
+    """(B, V), in the model's dtype."""
+
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[np.ndarray], max_length: int) -> None:
+        """Run the prompts; those that occur several times, as in a group of rollouts, once."""
+        self._model = model
+        self._last_position = max_length - 1
+        unique = {prompt.tobytes(): prompt for prompt in prompts}
+        tokens, mask = (array.to(model.device) for array in _pad_left(list(unique.values())))
+        self._mask = mask
+        self._positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+        self._cache = DynamicCache(config=model.config)
+        self._forward(tokens)
+        if len(unique) < len(prompts):
+            places = {key: place for place, key in enumerate(unique)}
+            self.select(torch.tensor([places[prompt.tobytes()] for prompt in prompts], device=model.device))
+
+    def select(self, places: Tensor) -> None:
+        """Keep the sequences at (n,) int64 places, which may repeat."""
+        self.logits, self._mask, self._positions = self.logits[places], self._mask[places], self._positions[places]
+        self._cache.batch_select_indices(places)
+
+    def extend(self, tokens: Tensor) -> None:
+        """Append one token, (B,) int64, to each sequence."""
+        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        # A finished sequence waits for the others; its filling must not leave a table of positions.
+        self._positions = (self._positions[:, -1:] + 1).clamp(max=self._last_position)
+        self._forward(tokens[:, None])
+
+    def _forward(self, tokens: Tensor) -> None:
+        output = self._model(
+            input_ids=tokens,
+            attention_mask=self._mask,
+            position_ids=self._positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self.logits = output.logits[:, -1]
+
+
+def _pad_left(prompts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Tokens and attention mask, each (B, P) int64; padding is token 0 under mask 0."""
+    tokens = torch.zeros(len(prompts), max(len(prompt) for prompt in prompts), dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):
+        tokens[row, -len(prompt) :] = torch.from_numpy(np.array(prompt, dtype=np.int64))
+        mask[row, -len(prompt) :] = 1
+    return tokens, mask
+
+
+def _load_config(folder: str) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder)
+    except Exception as error:  # OSError, ValueError, TypeError, ...: it depends on what is broken
+        raise ModelError(f"{folder}: no config.json that transformers can use: {_one_line(error)}") from error
+
+
+def _load_model(folder: str, dtype: torch.dtype | None) -> PreTrainedModel:
+    """The folder's model on the CPU, in evaluation mode; dtype None is that of the weights.
+
+    Raises ModelError unless the weights are exactly those that the folder's config.json asks for.
+    """
+    transformers_logging.disable_progress_bar()
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder,
+            dtype=dtype or "auto",
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # so that they are in the report, and refused with their names below
+            output_loading_info=True,
+        )
+    except Exception as error:  # OSError, SafetensorError, KeyError, ...: it depends on what is broken
+        raise ModelError(
+            f"{folder}: the weights could not be loaded ({_one_line(error)}); "
+            "wanted config.json and model.safetensors, or its shards with model.safetensors.index.json, all complete"
+        ) from error
+    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if report[problem]:
+            raise ModelError(f"{folder}: the weights do not fit config.json; {problem}: {sorted(report[problem])}")
+    # Loaded weights are the mapped file itself: one that shrinks later would kill the process (SIGBUS).
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
+    return model
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _check_same_architecture(current: PretrainedConfig, other: PretrainedConfig, folder: str) -> None:
+    ours, theirs = _architecture(current.to_dict()), _architecture(other.to_dict())
+    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+    if names:
+        differences = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in names)
+        raise ModelError(f"{folder}: another architecture than the model in use: {differences}")
+
+
+def _architecture(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _architecture(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in _NOT_ARCHITECTURE
+    }
+
+
+def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
+    """All that the model ends with: generation_config.json may name one, several or none."""
+    ids = model.generation_config.eos_token_id
+    if ids is None:
+        ids = model.config.get_text_config().eos_token_id
+    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)

@@ -1,0 +1,47 @@
+"""What an episode needs to begin. One request is one episode."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from ludic.environments.environment import Example
+from ludic.inference.engine import SamplingParams
+from ludic.records import Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeRequest:
+    """One episode of one example."""
+
+    env_name: str
+    example: Example
+    params: SamplingParams
+    seed: int
+    group_id: str
+    group_index: int = 0
+    group_size: int = 1
+    request_index: int
+    """Place of the episode in the run's schedule."""
+    purpose: Purpose = "train"
+
+
+def repeat(request: EpisodeRequest, n: int, seed: int) -> tuple[EpisodeRequest, ...]:
+    """The episodes of a group: the same example n times, each with a seed of its own.
+
+    request_index counts up from that of `request`.
+    """
+    return tuple(
+        replace(
+            request,
+            group_index=index,
+            group_size=n,
+            request_index=request.request_index + index,
+            seed=derive_seed(seed, index),
+        )
+        for index in range(n)
+    )
+
+
+def derive_seed(*parts: int) -> int:
+    """A seed of 63 bits from integers: the same on every machine, unrelated for neighbours."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1

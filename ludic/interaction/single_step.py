@@ -1,0 +1,202 @@
+"""Episodes of one step: prompt, one completion, one answer of the environment.
+
+Samples are built from the token ids that the engine returned; text is made from them only for
+the environment and for people. What fails in an environment is stored in the row, never raised.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ludic.environments.environment import Environment, Transition
+from ludic.inference.chat import decode, render_prompt
+from ludic.inference.engine import Completion, Engine, GenerationRequest
+from ludic.interaction.requests import EpisodeRequest
+from ludic.records import AgentStep, EnvironmentStep, Message, Rollout, new_id
+
+INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
+"""What the agent is told in place of the environment's answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agent:
+    """A model that continues a conversation."""
+
+    engine: Engine
+    tokenizer: Any
+    """Of transformers, with a chat template; applied once, at the prompt."""
+    model: str
+    """Stored with each rollout."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Opening:
+    """An episode after reset, before sampling."""
+
+    request: EpisodeRequest
+    environment: Environment
+    messages: tuple[Message, ...]
+    prompt_tokens: np.ndarray
+    error: str | None
+
+
+def run_single_step(
+    agent: Agent,
+    make_environment: Callable[[], Environment],
+    requests: Sequence[EpisodeRequest],
+    *,
+    accept_incomplete: bool = False,
+) -> list[Rollout]:
+    """One rollout a request, in order; all completions are sampled in one call of the engine.
+
+    A completion that hit max_tokens is refused unless `accept_incomplete`: the environment is not
+    stepped, the reward is 0, and the episode is truncated by max_steps.
+    """
+    openings = [_open(agent, make_environment(), request) for request in requests]
+    sampled = iter(
+        agent.engine.generate(
+            [
+                GenerationRequest(prompt_tokens=o.prompt_tokens, params=o.request.params, seed=o.request.seed)
+                for o in openings
+                if o.error is None
+            ]
+        )
+    )
+    return [
+        _failed(agent, opening) if opening.error else _finish(agent, opening, next(sampled), accept_incomplete)
+        for opening in openings
+    ]
+
+
+def _open(agent: Agent, environment: Environment, request: EpisodeRequest) -> _Opening:
+    try:
+        messages = tuple(environment.reset(request.example))
+    except Exception as error:
+        messages = request.example.messages
+        return _Opening(request, environment, messages, render_prompt(agent.tokenizer, messages), _explain(error))
+    prompt_tokens = render_prompt(agent.tokenizer, messages)
+    return _Opening(request, environment, messages, prompt_tokens, _too_long(agent, request, len(prompt_tokens)))
+
+
+def _too_long(agent: Agent, request: EpisodeRequest, prompt_length: int) -> str | None:
+    wanted, most = prompt_length + request.params.max_tokens, agent.engine.max_length
+    if wanted <= most:
+        return None
+    return f"a prompt of {prompt_length} tokens and max_tokens {request.params.max_tokens} exceed the model's {most}"
+
+
+def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_incomplete: bool) -> Rollout:
+    action = decode(agent.tokenizer, completion.tokens)
+    incomplete = completion.finish_reason == "length"
+    refused = incomplete and not accept_incomplete
+    transition, error = _refuse() if refused else _step(opening.environment, action)
+    truncation_reason = _truncation_reason(transition)
+    reward = None if error else transition.reward
+    token_rewards = np.zeros(len(completion.tokens), dtype=np.float32)
+    token_rewards[-1] = reward or 0.0
+    agent_step = AgentStep(
+        turn=0,
+        action_target="env",
+        start=0,
+        end=len(completion.tokens),
+        finish_reason=completion.finish_reason,
+        parse_error=refused,
+        action=None if refused else action,
+    )
+    environment_step = EnvironmentStep(
+        turn=0,
+        agent_steps=(0,),
+        observation=opening.messages[-1].content,
+        action=None if refused else action,
+        next_observation=transition.observation,
+        reward=reward,
+        terminated=transition.terminated,
+        truncated=truncation_reason is not None,
+        info=dict(transition.info),
+    )
+    return Rollout(
+        **_identity(agent, opening),
+        policy_version=completion.policy_version,
+        policy_version_last=completion.policy_version_last,
+        response_tokens=completion.tokens,
+        response_logprobs=completion.logprobs,
+        token_rewards=token_rewards,
+        episode_reward=reward,
+        reward_components=dict(transition.reward_components),
+        terminated=transition.terminated,
+        truncated=truncation_reason is not None,
+        truncation_reason=truncation_reason,
+        finish_reason=completion.finish_reason,
+        incomplete_completion=incomplete,
+        parse_error=refused,
+        error=error,
+        agent_steps=(agent_step,),
+        environment_steps=(environment_step,),
+        messages=(*opening.messages, Message(role="assistant", content=action)),
+    )
+
+
+def _failed(agent: Agent, opening: _Opening) -> Rollout:
+    """An episode that ended before anything was sampled."""
+    empty = np.zeros(0, dtype=np.float32)
+    return Rollout(
+        **_identity(agent, opening),
+        policy_version=agent.engine.policy_version,
+        policy_version_last=agent.engine.policy_version,
+        response_tokens=empty.astype(np.int32),
+        response_logprobs=empty,
+        token_rewards=empty,
+        num_turns=0,
+        episode_reward=None,
+        terminated=False,
+        truncated=False,
+        finish_reason=None,
+        error=opening.error,
+        messages=opening.messages,
+    )
+
+
+def _identity(agent: Agent, opening: _Opening) -> dict[str, Any]:
+    request, params = opening.request, opening.request.params
+    return {
+        "rollout_id": new_id(),
+        "episode_id": new_id(),
+        "group_id": request.group_id,
+        "group_index": request.group_index,
+        "group_size": request.group_size,
+        "request_index": request.request_index,
+        "env_name": request.env_name,
+        "env_example_id": request.example.example_id,
+        "purpose": request.purpose,
+        "model": agent.model,
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "max_tokens": params.max_tokens,
+        "seed": request.seed,
+        "prompt_tokens": opening.prompt_tokens,
+    }
+
+
+def _step(environment: Environment, action: str) -> tuple[Transition, str | None]:
+    try:
+        return environment.step(action), None
+    except Exception as error:
+        return Transition(observation=None, reward=0.0, terminated=False), _explain(error)
+
+
+def _refuse() -> tuple[Transition, None]:
+    return Transition(observation=INCOMPLETE_OBSERVATION, reward=0.0, terminated=False), None
+
+
+def _truncation_reason(transition: Transition) -> str | None:
+    if transition.truncated:
+        return "env"
+    # There is one step: an episode that the environment has not ended is cut off here.
+    return None if transition.terminated else "max_steps"
+
+
+def _explain(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,196 @@
+"""Plain data that flows through ludic: what was asked, what happened, what is stored.
+
+No I/O. Arrays are NumPy; `Rollout` holds what one row of `schemas/rollouts.v1.json` holds,
+save for the provenance that the store stamps on (worker_id, sequence, created_at, group_key, run_id).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Literal
+
+import numpy as np
+import uuid_utils
+
+Purpose = Literal["train", "eval"]
+ActionTarget = Literal["internal", "external", "env"]
+FinishReason = Literal["stop", "length"]
+
+
+def new_id() -> str:
+    """A fresh uuid7: unique without coordination, and sorted by time in the large."""
+    return str(uuid_utils.uuid7())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCall:
+    """A call that the model asked for, with what came back."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON text as the model wrote it."""
+    result: str | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One turn of the conversation as text."""
+
+    role: str
+    content: str
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStep:
+    """One completion of the model; start and end index response_tokens."""
+
+    turn: int
+    action_target: ActionTarget
+    start: int
+    end: int
+    finish_reason: FinishReason | None = None
+    parse_error: bool = False
+    action: str | None = None
+    """What was passed on, after parsing; null after a parse failure."""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentStep:
+    """One step of the environment and the agent steps that led to it."""
+
+    turn: int
+    agent_steps: tuple[int, ...]
+    """Indexes into the rollout's agent_steps."""
+    observation: str | None
+    action: str | None
+    next_observation: str | None
+    reward: float | None
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollout:
+    """One agent's token transcript of one episode; one row of the rollouts table."""
+
+    rollout_id: str
+    group_id: str
+    """Rollouts of one example that share a baseline."""
+    episode_id: str
+    """All rows of one episode share it."""
+    group_index: int
+    """Place of the episode in its group, from 0."""
+    group_size: int
+    """Episodes in the group; an episode may have several rows."""
+    request_index: int
+    """Place of the episode in the run's deterministic schedule; see ludic.rollouts.schedule."""
+    env_name: str
+    env_example_id: str
+    purpose: Purpose = "train"
+
+    agent_id: str = "agent"
+    parent_rollout_id: str | None = None
+    depth: int = 0
+    segment_index: int = 0
+
+    policy_version: int
+    """Weights at the first sampled token."""
+    policy_version_last: int
+    """Weights at the last sampled token."""
+    model: str
+    temperature: float
+    top_p: float = 1.0
+    top_k: int | None = None
+    max_tokens: int
+    seed: int
+
+    prompt_tokens: np.ndarray
+    """(prompt_length,) int32."""
+    response_tokens: np.ndarray
+    """(response_length,) int32; every list below is as long."""
+    response_logprobs: np.ndarray
+    """(response_length,) float32, nats, of the distribution sampled from; 0 where action_mask is 0."""
+    token_rewards: np.ndarray
+    """(response_length,) float32; sums to what the episode gave at each token."""
+    action_mask: np.ndarray | None = None
+    """(response_length,) bool, 1 for sampled tokens; None when all are."""
+
+    num_turns: int = 1
+    episode_reward: float | None
+    """None: not scored, because something failed."""
+    reward_components: Mapping[str, float] = field(default_factory=dict)
+    terminated: bool
+    truncated: bool
+    truncation_reason: str | None = None
+    finish_reason: FinishReason | None
+    incomplete_completion: bool = False
+    parse_error: bool = False
+    error: str | None = None
+    """An environment or a tool that failed; stored and counted, never trained on."""
+    agent_steps: Sequence[AgentStep] = ()
+    environment_steps: Sequence[EnvironmentStep] = ()
+    messages: Sequence[Message] = ()
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt_tokens)
+
+    @property
+    def response_length(self) -> int:
+        return len(self.response_tokens)
+
+    @property
+    def action_length(self) -> int:
+        """Sampled tokens, those that are trained on."""
+        return self.response_length if self.action_mask is None else int(np.count_nonzero(self.action_mask))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutGroup:
+    """Episodes of one example; the unit that is stored, delivered and trained on whole."""
+
+    key: str
+    """The example that the group was made from, for people."""
+    rollouts: tuple[Rollout, ...]
+
+    def rloo_advantages(self) -> np.ndarray:
+        """(len(rollouts),) float64: reward minus the mean reward of the other scored episodes.
+
+        REINFORCE leave-one-out, Ahmadian et al. 2024 (arXiv 2402.14740), equation 8. An episode
+        of several rows counts once; a group of one scored episode gets 0; an unscored row, NaN.
+        This is the reference that ludic/sql/advantages/rloo.sql is tested against.
+        """
+        rewards = {r.episode_id: r.episode_reward for r in self.rollouts if r.episode_reward is not None}
+        total, others = sum(rewards.values()), len(rewards) - 1
+        return np.array([_leave_one_out(r.episode_reward, total, others) for r in self.rollouts], dtype=np.float64)
+
+
+def _leave_one_out(reward: float | None, total: float, others: int) -> float:
+    if reward is None:
+        return float("nan")
+    return reward - (total - reward) / others if others else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutMetadata:
+    """Who made a batch, and when."""
+
+    worker_id: str
+    """Unique to one life of one process."""
+    timestamp: datetime = field(default_factory=lambda: datetime.now(UTC))
+    """By the worker's clock; nothing depends on clocks agreeing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """What a worker appends at once; validated and refused as a whole."""
+
+    groups: tuple[RolloutGroup, ...]
+    metadata: RolloutMetadata

@@ -1,0 +1,79 @@
+"""From group numbers to a batch of rollouts: example, requests, episodes, groups. Touches no file."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ludic.environments.environment import Environment, Split
+from ludic.environments.registry import make_environment
+from ludic.inference.engine import SamplingParams
+from ludic.interaction.requests import EpisodeRequest, derive_seed, repeat
+from ludic.interaction.single_step import Agent, run_single_step
+from ludic.records import Purpose, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
+from ludic.store import RunConfig
+
+EnvironmentFactory = Callable[[], Environment]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSampler:
+    """Samples the groups of a run's schedule with one agent."""
+
+    run: RunConfig
+    agent: Agent
+    environments: Mapping[str, EnvironmentFactory]
+    """By the names of `run.env`."""
+
+    @classmethod
+    def of_run(cls, run: RunConfig, agent: Agent) -> "GroupSampler":
+        """Raises ConfigError for an environment that can't be made."""
+        factories = {name: make_environment(name, run.env_options.get(name, {}), seed=run.seed) for name in run.env}
+        return cls(run=run, agent=agent, environments=factories)
+
+    def sample(self, group_numbers: Sequence[int], worker_id: str) -> RolloutBatch:
+        """One group a number, all in as few calls of the engine as there are environments."""
+        groups: dict[int, RolloutGroup] = {}
+        for env_name in self.run.env:
+            requests = [self.request(number) for number in group_numbers if self.env_of(number) == env_name]
+            if requests:
+                groups.update(self._sample_groups(env_name, requests))
+        return RolloutBatch(
+            groups=tuple(groups[number] for number in group_numbers), metadata=RolloutMetadata(worker_id=worker_id)
+        )
+
+    def env_of(self, group_number: int) -> str:
+        """Environments are served in turn."""
+        return self.run.env[group_number % len(self.run.env)]
+
+    def request(self, group_number: int, split: Split = "train", purpose: Purpose = "train") -> EpisodeRequest:
+        """What a group's episodes have in common; the seed is the group's."""
+        env_name = self.env_of(group_number)
+        example = self.environments[env_name]().example(group_number // len(self.run.env), split)
+        return EpisodeRequest(
+            env_name=env_name,
+            example=example,
+            params=sampling_params(self.run),
+            seed=derive_seed(self.run.seed, group_number),
+            group_id=new_id(),
+            request_index=group_number * self.run.group_size,
+            purpose=purpose,
+        )
+
+    def _sample_groups(self, env_name: str, requests: Sequence[EpisodeRequest]) -> dict[int, RolloutGroup]:
+        size = self.run.group_size
+        episodes = [episode for request in requests for episode in repeat(request, size, request.seed)]
+        rollouts = run_single_step(
+            self.agent, self.environments[env_name], episodes, accept_incomplete=self.run.accept_incomplete
+        )
+        return {
+            request.request_index // size: _group(request, rollouts[place * size : (place + 1) * size])
+            for place, request in enumerate(requests)
+        }
+
+
+def sampling_params(run: RunConfig) -> SamplingParams:
+    """How the run samples."""
+    return SamplingParams(temperature=run.temperature, top_p=run.top_p, top_k=run.top_k, max_tokens=run.max_tokens)
+
+
+def _group(request: EpisodeRequest, rollouts: Sequence[Rollout]) -> RolloutGroup:
+    return RolloutGroup(key=f"{request.env_name}/{request.example.example_id}", rollouts=tuple(rollouts))

@@ -1,0 +1,36 @@
+"""The tables as a page of Markdown, made from schemas/*.json alone."""
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ludic.schema.tables import TABLES, Column, TableSchema, load_table, type_name
+
+_INTRODUCTION = """\
+# Tables
+
+Made from `schemas/` by `python -m ludic.schema --write docs/schemas.md`; edit those files instead.
+A minor version adds nullable columns, and anything else is a new major version. Elements of
+lists and values of maps are never null. Fields of structs follow their column, as `column[].field`.
+"""
+
+_TABLE_HEAD = "| name | type | null | meaning |\n| --- | --- | --- | --- |\n"
+
+
+def render() -> str:
+    """docs/schemas.md: a table of name, type, null and meaning for each of ludic's tables."""
+    return "\n".join([_INTRODUCTION, *(_render_table(load_table(name)) for name in TABLES)])
+
+
+def _render_table(table: TableSchema) -> str:
+    head = f"## {table.name} {table.version}\n\n{table.doc}\n\n{_TABLE_HEAD}"
+    return head + "".join(line for column in table.columns for line in _render_column(column, ""))
+
+
+def _render_column(column: Column, prefix: str) -> Iterator[str]:
+    name = prefix + column.name
+    doc = column.doc.replace("|", "\\|")
+    yield f"| `{name}` | `{type_name(column.type)}` | {'null' if column.nullable else ''} | {doc} |\n"
+    path = f"{name}[]." if pa.types.is_list(column.type) else f"{name}."
+    for child in column.children:
+        yield from _render_column(child, path)

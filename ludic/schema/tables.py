@@ -1,0 +1,261 @@
+"""The canonical table schemas, from schemas/*.json to Arrow, and the check of other people's schemas.
+
+Reads schemas/{rollouts,batches,metrics}.v{major}.json, from the wheel or from the checkout.
+Raises SchemaError, which names the file, the column, what was found and what was wanted.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ludic.errors import SchemaError
+
+TABLES = ("rollouts", "batches", "metrics")
+
+TABLE_KEY = b"ludic.table"
+VERSION_KEY = b"ludic.schema_version"
+
+_PRIMITIVES: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "int32": pa.int32(),
+    "int64": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bool": pa.bool_(),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One column of a table, or one field of a struct."""
+
+    name: str
+    type: pa.DataType
+    nullable: bool
+    doc: str
+    children: tuple["Column", ...] = ()
+    """Fields of the struct, where the column is a struct or a list of structs."""
+
+    def to_arrow(self) -> pa.Field:
+        return pa.field(self.name, self.type, nullable=self.nullable)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSchema:
+    """What schemas/{name}.v{major}.json says."""
+
+    name: str
+    version: str
+    """MAJOR.MINOR; a minor version adds nullable columns, anything else is a new major version."""
+    doc: str
+    columns: tuple[Column, ...]
+
+
+@cache
+def load_table(name: str) -> TableSchema:
+    """The newest schema of a table. Raises SchemaError for a table that ludic does not have."""
+    if name not in TABLES:
+        raise SchemaError(f"there is no table {name!r}; ludic has {', '.join(TABLES)}")
+    newest = max(_schemas_folder().glob(f"{name}.v*.json"), key=_major_of_file)
+    spec = json.loads(newest.read_text(encoding="utf-8"))
+    assert spec["table"] == name, f"{newest} describes {spec['table']}"
+    columns = tuple(_parse_column(column) for column in spec["columns"])
+    return TableSchema(name=name, version=spec["version"], doc=spec["doc"], columns=columns)
+
+
+@cache
+def arrow_schema(name: str) -> pa.Schema:
+    """The table as Arrow, with the table's name and version as metadata.
+
+    Elements of lists and values of maps are never null.
+    """
+    table = load_table(name)
+    metadata = {TABLE_KEY: name.encode(), VERSION_KEY: table.version.encode()}
+    return pa.schema([column.to_arrow() for column in table.columns], metadata=metadata)
+
+
+def check_schema(file_schema: pa.Schema, name: str, where: str) -> None:
+    """Raise SchemaError unless a file with this schema holds the table `name` in this major version.
+
+    where: the file, for the message. Unknown columns pass, since a newer minor version may have
+    added them; so do missing nullable ones, which an older minor version had not yet.
+    """
+    _check_metadata(file_schema.metadata or {}, name, where)
+    problems = [*_column_problems(file_schema, name)]
+    if problems:
+        raise SchemaError(f"{where}: {'; '.join(problems)} ({name} schema {load_table(name).version})")
+
+
+def conform(table: pa.Table, name: str) -> pa.Table:
+    """The same rows in exactly arrow_schema(name): columns in its order, unknown ones left out.
+
+    Missing nullable columns and struct fields are null. Buffers are shared where the types agree.
+    Raises SchemaError for a missing required column, a wrong type, or a null where none is allowed.
+    """
+    problems = [*_column_problems(table.schema, name)]
+    if problems:
+        raise SchemaError(f"table: {'; '.join(problems)} ({name} schema {load_table(name).version})")
+    schema = arrow_schema(name)
+    return pa.Table.from_arrays([_conform_column(table, field) for field in schema], schema=schema)
+
+
+def type_name(type_: pa.DataType) -> str:
+    """A type as the documentation and the errors write it, without the names of list elements."""
+    if _is_list(type_):
+        return f"list<{type_name(type_.value_type)}>"
+    if pa.types.is_map(type_):
+        return f"map<{type_name(type_.key_type)}, {type_name(type_.item_type)}>"
+    if pa.types.is_struct(type_):
+        return "struct"
+    if pa.types.is_timestamp(type_):
+        return f"timestamp[{type_.unit}, {type_.tz or 'no time zone'}]"
+    return str(type_)
+
+
+def _schemas_folder() -> Path:
+    """ludic/schemas in a wheel; schemas/ at the top of a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    packaged = package / "schemas"
+    return packaged if packaged.is_dir() else package.parent / "schemas"
+
+
+def _major_of_file(path: Path) -> int:
+    return int(path.stem.rpartition(".v")[2])
+
+
+def _parse_column(spec: Mapping[str, Any]) -> Column:
+    item = spec["type"]
+    while isinstance(item, dict) and "list" in item:
+        item = item["list"]
+    fields = item["struct"] if isinstance(item, dict) and "struct" in item else []
+    return Column(
+        name=spec["name"],
+        type=_parse_type(spec["type"]),
+        nullable=spec["nullable"],
+        doc=spec["doc"],
+        children=tuple(_parse_column(field) for field in fields),
+    )
+
+
+def _parse_type(spec: Any) -> pa.DataType:
+    match spec:
+        case str() if spec in _PRIMITIVES:
+            return _PRIMITIVES[spec]
+        case {"timestamp": unit}:
+            return pa.timestamp(unit, tz="UTC")
+        case {"list": element}:
+            # Required elements decode 18% faster than nullable ones (pyarrow 26, float lists of 512).
+            return pa.list_(pa.field("element", _parse_type(element), nullable=False))
+        case {"map": [key, value]}:
+            return pa.map_(
+                pa.field("key", _parse_type(key), nullable=False), pa.field("value", _parse_type(value), nullable=False)
+            )
+        case {"struct": columns}:
+            return pa.struct([_parse_column(column).to_arrow() for column in columns])
+    raise SchemaError(f"unknown type {spec!r} in schemas/; a type is one of {', '.join(_PRIMITIVES)}, or built of them")
+
+
+def _check_metadata(metadata: Mapping[bytes, bytes], name: str, where: str) -> None:
+    table = metadata.get(TABLE_KEY, b"").decode(errors="replace")
+    version = metadata.get(VERSION_KEY, b"").decode(errors="replace")
+    if not table:
+        raise SchemaError(f"{where}: no ludic.table in its metadata, wanted {name}; ludic did not write this file")
+    if table != name:
+        raise SchemaError(f"{where}: holds the table {table}, wanted {name}")
+    major, own = version.partition(".")[0], load_table(name).version
+    if not major.isdecimal():
+        raise SchemaError(f"{where}: its schema version is {version!r}, wanted a number such as {own}")
+    own_major = int(own.partition(".")[0])
+    if int(major) > own_major:
+        raise SchemaError(
+            f"{where}: {name} schema {version} is newer than this ludic, which reads {own}; upgrade ludic"
+        )
+    if int(major) < own_major:
+        raise SchemaError(f"{where}: {name} schema {version} is older than this ludic, which reads {own}")
+
+
+def _column_problems(found: pa.Schema, name: str) -> Iterator[str]:
+    for field in arrow_schema(name):
+        index = found.get_field_index(field.name)
+        if index >= 0 and not _same_type(found.field(index).type, field.type):
+            yield (f"column {field.name!r} is {_full_type(found.field(index).type)}, wanted {_full_type(field.type)}")
+        elif index < 0 and not field.nullable:
+            yield f"column {field.name!r} is missing, wanted {type_name(field.type)}"
+
+
+def _full_type(type_: pa.DataType) -> str:
+    """type_name, with the fields of structs spelt out, since one of them may be what differs."""
+    if _is_list(type_):
+        return f"list<{_full_type(type_.value_type)}>"
+    if pa.types.is_struct(type_):
+        return f"struct<{', '.join(f'{field.name}: {_full_type(field.type)}' for field in type_)}>"
+    return type_name(type_)
+
+
+def _is_list(type_: pa.DataType) -> bool:
+    return pa.types.is_list(type_) or pa.types.is_large_list(type_)
+
+
+def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values are the same, whatever their offsets' width, element names and nullability.
+
+    Polars and DuckDB write large_string, large_list and nullable elements where pyarrow does not.
+    """
+    if _is_list(wanted):
+        return _is_list(found) and _same_type(found.value_type, wanted.value_type)
+    if pa.types.is_map(wanted):
+        return (
+            pa.types.is_map(found)
+            and _same_type(found.key_type, wanted.key_type)
+            and _same_type(found.item_type, wanted.item_type)
+        )
+    if pa.types.is_struct(wanted):
+        return pa.types.is_struct(found) and all(_same_struct_field(found, field) for field in wanted)
+    if pa.types.is_string(wanted):
+        return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
+    if pa.types.is_timestamp(wanted):
+        return pa.types.is_timestamp(found) and found.unit == wanted.unit and found.tz is not None
+    return found == wanted
+
+
+def _same_struct_field(found: pa.StructType, wanted: pa.Field) -> bool:
+    index = found.get_field_index(wanted.name)
+    return wanted.nullable if index < 0 else _same_type(found.field(index).type, wanted.type)
+
+
+def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
+    if field.name not in table.column_names:
+        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+    column = table[field.name]
+    if not field.nullable and column.null_count:
+        raise SchemaError(f"table: column {field.name!r} has {column.null_count} nulls, wanted none")
+    if column.type == field.type:
+        return column
+    try:
+        column = column.cast(field.type)
+    except pa.ArrowInvalid as error:
+        raise SchemaError(f"table: column {field.name!r}: {error}") from error
+    # The cast looks for nulls in struct fields, but not among the elements of lists.
+    if pa.types.is_list(field.type) and pc.list_flatten(column).null_count:
+        raise SchemaError(f"table: column {field.name!r} has null elements, wanted none")
+    return column
+
+
+SCHEMA_VERSION = load_table("rollouts").version
+"""Of the rollouts table; what run.json holds."""
+
+SCALAR_COLUMNS = tuple(field.name for field in arrow_schema("rollouts") if not pa.types.is_nested(field.type))
+"""Columns of rollouts that are no list, struct or map: all that SQL plans need."""
+
+TOKEN_COLUMNS = tuple(
+    field.name
+    for field in arrow_schema("rollouts")
+    if pa.types.is_list(field.type) and not pa.types.is_nested(field.type.value_type)
+)
+"""Columns of rollouts with a value a token; NumPy arrays in a Rollout."""

@@ -1,0 +1,441 @@
+"""What a batch must hold before it becomes rows; a bad one is refused whole, with every reason.
+
+Types, nullability and ranges come from the schema, meaning from the rules below. Pure: no I/O.
+Raises InvalidBatchError. Runs at every append, so columns are checked whole and a bad row is
+looked for only where there is one.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain
+from operator import attrgetter
+from typing import Any, get_args
+
+import numpy as np
+import pyarrow as pa
+
+from ludic.errors import InvalidBatchError
+from ludic.records import (
+    ActionTarget,
+    AgentStep,
+    EnvironmentStep,
+    FinishReason,
+    Purpose,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutMetadata,
+)
+from ludic.schema.conversion import record_class
+from ludic.schema.tables import TOKEN_COLUMNS, arrow_schema
+
+MAX_LISTED = 20
+"""Problems that the message spells out; the rest is counted."""
+
+LOGPROB_TOLERANCE = 1e-5
+"""Nats. A float32 log-softmax may round the logprob of a sure token to just above 0."""
+
+PURPOSES: tuple[str, ...] = get_args(Purpose)
+ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
+FINISH_REASONS = (*get_args(FinishReason), None)
+TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", None)
+
+_RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One reason to refuse a batch."""
+
+    where: str
+    """The row, as `rollout ID`; else the group or the batch."""
+    column: str
+    """As in docs/schemas.md, for example agent_steps[].start."""
+    reason: str
+    """What was found and what was wanted."""
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.column} {self.reason}"
+
+
+def validate(batch: RolloutBatch) -> None:
+    """Raise InvalidBatchError, which lists up to MAX_LISTED problems, unless every row may be stored."""
+    problems = find_problems(batch)
+    if not problems:
+        return
+    listed = [str(problem) for problem in problems[:MAX_LISTED]]
+    if len(problems) > MAX_LISTED:
+        listed.append(f"and {len(problems) - MAX_LISTED} more")
+    raise InvalidBatchError(
+        f"the batch of worker {batch.metadata.worker_id} was refused whole, nothing was written:\n  "
+        + "\n  ".join(listed)
+    )
+
+
+def find_problems(batch: RolloutBatch) -> list[Problem]:
+    """Every reason to refuse the batch, those of rows first; empty for a sound one.
+
+    A row with a wrong type, shape or range is not examined further, nor is its group.
+    """
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    misfits = list(_misfits(rollouts))
+    unfit = {id(rollouts[row]) for row, _, _ in misfits}
+    fit = [rollout for rollout in rollouts if id(rollout) not in unfit]
+    fit_groups = [group for group in batch.groups if not any(id(rollout) in unfit for rollout in group.rollouts)]
+    return [
+        *(_problem(rollouts[row], column, reason) for row, column, reason in misfits),
+        *(_problem(fit[row], column, reason) for row, column, reason in chain(_broken_rules(fit), _bad_tokens(fit))),
+        *_group_problems(fit_groups),
+        *_batch_problems(batch, fit, fit_groups),
+    ]
+
+
+def _problem(rollout: Rollout, column: str, reason: str) -> Problem:
+    return Problem(where=f"rollout {rollout.rollout_id}", column=column, reason=reason)
+
+
+_Finding = tuple[int, str, str]
+"""Row, column, reason."""
+
+
+# --- Types, shapes and ranges: what Arrow could not hold -------------------------------------------------
+
+
+def _misfits(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
+    schema = arrow_schema("rollouts")
+    rows = range(len(rollouts))
+    for name in (field.name for field in fields(Rollout)):
+        values = list(map(attrgetter(name), rollouts))
+        if name in TOKEN_COLUMNS:
+            yield from _array_misfits(values, schema.field(name))
+        else:
+            yield from _value_misfits(values, rows, schema.field(name), name)
+    for name in _RESPONSE_COLUMNS:
+        yield from _wrong_lengths(rollouts, name)
+
+
+def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[_Finding]:
+    dtype = np.dtype(field.type.value_type.to_pandas_dtype())
+    for row, array in enumerate(arrays):
+        if isinstance(array, np.ndarray):
+            if array.dtype != dtype or array.ndim != 1:
+                yield row, field.name, f"is {array.dtype} of shape {array.shape}, wanted {dtype} of one dimension"
+        elif array is not None or not field.nullable:
+            yield row, field.name, f"is {type(array).__name__}, wanted a NumPy array of {dtype}"
+
+
+def _wrong_lengths(rollouts: Sequence[Rollout], column: str) -> Iterator[_Finding]:
+    for row, (array, tokens) in enumerate(map(attrgetter(column, "response_tokens"), rollouts)):
+        if isinstance(array, np.ndarray) and isinstance(tokens, np.ndarray) and array.size != tokens.size:
+            yield row, column, f"has length {array.size}, response_tokens has {tokens.size}"
+
+
+def _value_misfits(values: Sequence[Any], rows: Sequence[int], field: pa.Field, path: str) -> Iterator[_Finding]:
+    """Misfits of a column, or of a nested field whose values belong to the given rows."""
+    wanted = _python_types(field.type, path)
+    wrong = {found for found in set(map(type, values)) if not _is_one_of(found, wanted)}
+    if wrong:
+        kept = []
+        for row, value in zip(rows, values, strict=True):
+            if type(value) not in wrong:
+                kept.append((row, value))
+            elif value is not None or not field.nullable:
+                yield row, path, f"is {_shown(value)}, wanted {wanted[0].__name__}"
+        rows, values = [row for row, _ in kept], [value for _, value in kept]
+    yield from _content_misfits(values, rows, field.type, path)
+
+
+def _content_misfits(values: Sequence[Any], rows: Sequence[int], type_: pa.DataType, path: str) -> Iterator[_Finding]:
+    """As _value_misfits, for values that have the right Python type."""
+    if pa.types.is_list(type_):
+        owners = [row for row, value in zip(rows, values, strict=True) for _ in value]
+        yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.value_field, f"{path}[]")
+    elif pa.types.is_map(type_):
+        owners = [row for row, value in zip(rows, values, strict=True) for _ in value]
+        items = [item for value in values for item in value.values()]
+        yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.key_field, path)
+        yield from _value_misfits(items, owners, type_.item_field, path)
+    elif pa.types.is_struct(type_):
+        for field in type_:
+            yield from _value_misfits(list(map(attrgetter(field.name), values)), rows, field, f"{path}.{field.name}")
+    elif pa.types.is_string(type_):
+        yield from _undecodable(values, rows, path)
+    elif not pa.types.is_boolean(type_):
+        yield from _out_of_range(values, rows, type_, path)
+
+
+def _python_types(type_: pa.DataType, path: str) -> tuple[type, ...]:
+    """Python types that may become this Arrow type; the first names them in messages."""
+    if pa.types.is_string(type_):
+        return (str,)
+    if pa.types.is_boolean(type_):
+        return bool, np.bool_
+    if pa.types.is_integer(type_):
+        return int, np.integer
+    if pa.types.is_floating(type_):
+        return float, int, np.floating, np.integer
+    if pa.types.is_list(type_):
+        return tuple, list
+    if pa.types.is_map(type_):
+        return (Mapping,)
+    return (record_class(path),)
+
+
+def _is_one_of(found: type, wanted: tuple[type, ...]) -> bool:
+    return issubclass(found, wanted) and (found is not bool or bool in wanted)
+
+
+def _shown(value: Any) -> str:
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _undecodable(values: Sequence[str], rows: Sequence[int], path: str) -> Iterator[_Finding]:
+    if _is_utf8("".join(values)):
+        return
+    for row, value in zip(rows, values, strict=True):
+        if not _is_utf8(value):
+            yield row, path, f"is {_shown(value)}, which holds half a surrogate pair; wanted text that UTF-8 can hold"
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _out_of_range(values: Sequence[Any], rows: Sequence[int], type_: pa.DataType, path: str) -> Iterator[_Finding]:
+    if pa.types.is_integer(type_):
+        highest = 2 ** (type_.bit_width - 1) - 1
+        lowest, wanted = -highest - 1, str(type_)
+    else:
+        highest = float(np.finfo(type_.to_pandas_dtype()).max)
+        lowest, wanted = -highest, f"a finite {type_}"
+    for row, value in zip(rows, values, strict=True):
+        # NaN compares as false. float() of a NumPy scalar, since those would round `highest` to inf.
+        number = float(value) if isinstance(value, np.floating) else value
+        if not lowest <= number <= highest:
+            yield row, path, f"is {value}, wanted {wanted}"
+
+
+# --- Rules of one row ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    column: str
+    holds: Callable[[Rollout], bool]
+    wanted: str
+
+
+def _one_of(column: str, choices: tuple[str | None, ...]) -> _Rule:
+    value = attrgetter(column)
+    return _Rule(column, lambda rollout: value(rollout) in choices, f"wanted {_either(choices)}")
+
+
+def _either(choices: tuple[str | None, ...]) -> str:
+    return " or ".join("null" if choice is None else choice for choice in choices)
+
+
+def _not_empty(column: str) -> _Rule:
+    value = attrgetter(column)
+    return _Rule(column, lambda rollout: value(rollout) != "", "wanted a text that is not empty")
+
+
+def _not_negative(column: str) -> _Rule:
+    value = attrgetter(column)
+    return _Rule(column, lambda rollout: value(rollout) >= 0, "wanted at least 0")
+
+
+_RULES = (
+    *map(_not_empty, ("rollout_id", "group_id", "episode_id", "env_name", "env_example_id")),
+    *map(_not_empty, ("agent_id", "parent_rollout_id")),
+    *map(_not_negative, ("depth", "segment_index", "policy_version", "num_turns", "temperature")),
+    _one_of("purpose", PURPOSES),
+    _one_of("finish_reason", FINISH_REASONS),
+    _one_of("truncation_reason", TRUNCATION_REASONS),
+    _Rule(
+        "truncation_reason",
+        lambda r: r.truncated == (r.truncation_reason is not None),
+        "wanted a reason when truncated is true, and only then",
+    ),
+    _Rule("policy_version_last", lambda r: r.policy_version_last >= r.policy_version, "wanted at least policy_version"),
+    _Rule("prompt_length", lambda r: r.prompt_length > 0, "wanted at least one prompt token"),
+    _Rule(
+        "response_length",
+        lambda r: r.response_length > 0 or r.error is not None,
+        "wanted at least one response token, since no error is set",
+    ),
+    _Rule(
+        "episode_reward",
+        lambda r: r.episode_reward is not None or r.error is not None,
+        "wanted a reward, since no error is set",
+    ),
+)
+
+
+def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
+    for rule in _RULES:
+        value = attrgetter(rule.column)
+        for row, rollout in enumerate(rollouts):
+            if not rule.holds(rollout):
+                yield row, rule.column, f"is {_shown(value(rollout))}, {rule.wanted}"
+    for row, rollout in enumerate(rollouts):
+        for agent_step in rollout.agent_steps:
+            yield from ((row, f"agent_steps[].{name}", reason) for name, reason in _bad_agent_step(agent_step, rollout))
+        for environment_step in rollout.environment_steps:
+            yield from (
+                (row, "environment_steps[].agent_steps", reason) for reason in _bad_links(environment_step, rollout)
+            )
+
+
+def _bad_agent_step(step: AgentStep, rollout: Rollout) -> Iterator[tuple[str, str]]:
+    if step.action_target not in ACTION_TARGETS:
+        yield "action_target", f"is {_shown(step.action_target)}, wanted {_either(ACTION_TARGETS)}"
+    if step.finish_reason not in FINISH_REASONS:
+        yield "finish_reason", f"is {_shown(step.finish_reason)}, wanted {_either(FINISH_REASONS)}"
+    if not 0 <= step.start <= step.end:
+        yield "start", f"is {step.start} in turn {step.turn}, wanted 0 to end, which is {step.end}"
+    if step.end > rollout.response_length:
+        yield (
+            "end",
+            f"is {step.end} in turn {step.turn}, wanted at most response_length, which is {rollout.response_length}",
+        )
+
+
+def _bad_links(step: EnvironmentStep, rollout: Rollout) -> Iterator[str]:
+    num_agent_steps = len(rollout.agent_steps)
+    for index in step.agent_steps:
+        if not 0 <= index < num_agent_steps:
+            yield f"is {index} in turn {step.turn}, wanted an index of the rollout's {num_agent_steps} agent_steps"
+
+
+# --- Tokens ----------------------------------------------------------------------------------------------
+
+
+def _bad_tokens(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
+    if not rollouts:
+        return
+    for column in ("prompt_tokens", "response_tokens"):
+        tokens = _Flat.of(column, rollouts)
+        yield from tokens.findings(tokens.values < 0, "wanted a token id of at least 0")
+    rewards = _Flat.of("token_rewards", rollouts)
+    yield from rewards.findings(~np.isfinite(rewards.values), "wanted a finite number")
+    logprobs = _Flat.of("response_logprobs", rollouts)
+    finite = np.isfinite(logprobs.values)
+    yield from logprobs.findings(~finite, "wanted a finite number")
+    positive = finite & (logprobs.values > LOGPROB_TOLERANCE)
+    yield from logprobs.findings(positive, "wanted at most 0, the logarithm of a probability")
+    masked = [row for row, rollout in enumerate(rollouts) if rollout.action_mask is not None]
+    if masked:
+        yield from _bad_masked_logprobs(rollouts, masked)
+
+
+def _bad_masked_logprobs(rollouts: Sequence[Rollout], masked: Sequence[int]) -> Iterator[_Finding]:
+    """Rows of `masked` with a logprob for a token that was not sampled."""
+    chosen = [rollouts[row] for row in masked]
+    logprobs = _Flat.of("response_logprobs", chosen)
+    # Written as a comparison that NaN fails, since NaN is reported already.
+    nonzero = np.abs(logprobs.values) > 0
+    unsampled = ~_Flat.of("action_mask", chosen).values
+    for index, column, reason in logprobs.findings(nonzero & unsampled, "wanted 0, since action_mask is 0"):
+        yield masked[index], column, reason
+
+
+@dataclass(frozen=True, slots=True)
+class _Flat:
+    """The token lists of all rows, end to end."""
+
+    column: str
+    values: np.ndarray
+    """(all tokens,)"""
+    ends: np.ndarray
+    """(rows,) int64: one past each row's last token."""
+
+    @classmethod
+    def of(cls, column: str, rollouts: Iterable[Rollout]) -> "_Flat":
+        arrays = list(map(attrgetter(column), rollouts))
+        return cls(column, np.concatenate(arrays), np.cumsum([len(array) for array in arrays]))
+
+    def findings(self, bad: np.ndarray, wanted: str) -> Iterator[_Finding]:
+        """One finding for each row with a bad token. bad: (all tokens,) bool."""
+        if not bad.any():
+            return
+        places = np.flatnonzero(bad)
+        owners = np.searchsorted(self.ends, places, side="right")
+        rows, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
+        for row, place, count in zip(rows.tolist(), places[firsts].tolist(), counts.tolist(), strict=True):
+            token = place - (int(self.ends[row - 1]) if row else 0)
+            others = f", and {count - 1} more" if count > 1 else ""
+            yield row, self.column, f"is {self.values[place]} at token {token}{others}, {wanted}"
+
+
+# --- Groups and the batch --------------------------------------------------------------------------------
+
+
+def _group_problems(groups: Iterable[RolloutGroup]) -> Iterator[Problem]:
+    for group in groups:
+        if not isinstance(group.key, str):
+            yield Problem(where=f"group {group.key!r}", column="group_key", reason="is no text, wanted str")
+        if not group.rollouts:
+            yield Problem(where=f"group {group.key!r}", column="rollouts", reason="is empty, wanted at least one")
+            continue
+        yield from _differences(group)
+        yield from _bad_places(group)
+
+
+def _differences(group: RolloutGroup) -> Iterator[Problem]:
+    """Rows unlike the first of their group: one group is one id in one file of one environment."""
+    first = group.rollouts[0]
+    for column in ("group_id", "env_name", "purpose"):
+        value = attrgetter(column)
+        for rollout in group.rollouts:
+            if value(rollout) != value(first):
+                reason = f"is {value(rollout)!r}, the first row of its group has {value(first)!r}"
+                yield _problem(rollout, column, reason)
+
+
+def _bad_places(group: RolloutGroup) -> Iterator[Problem]:
+    """Rows whose group_size or group_index contradicts the episodes that the group really has."""
+    num_episodes = len({rollout.episode_id for rollout in group.rollouts})
+    index_of: dict[str, int] = {}
+    episode_at: dict[int, str] = {}
+    for rollout in group.rollouts:
+        episode, index = rollout.episode_id, rollout.group_index
+        if rollout.group_size != num_episodes:
+            yield _problem(rollout, "group_size", f"is {rollout.group_size}, the group has {num_episodes} episodes")
+        if not 0 <= index < rollout.group_size:
+            yield _problem(rollout, "group_index", f"is {index}, wanted 0 to group_size - 1 ({rollout.group_size - 1})")
+        elif index_of.setdefault(episode, index) != index:
+            yield _problem(rollout, "group_index", f"is {index}, another row of its episode has {index_of[episode]}")
+        elif episode_at.setdefault(index, episode) != episode:
+            yield _problem(rollout, "group_index", f"is {index}, as in the group's episode {episode_at[index]}")
+
+
+def _batch_problems(
+    batch: RolloutBatch, rollouts: Iterable[Rollout], groups: Iterable[RolloutGroup]
+) -> Iterator[Problem]:
+    yield from _metadata_problems(batch.metadata)
+    if not batch.groups:
+        yield Problem(where="batch", column="groups", reason="is empty, wanted at least one group")
+    yield from _repeated("rollout_id", (rollout.rollout_id for rollout in rollouts), "rows of the batch")
+    yield from _repeated("group_id", (group.rollouts[0].group_id for group in groups if group.rollouts), "groups")
+
+
+def _metadata_problems(metadata: RolloutMetadata) -> Iterator[Problem]:
+    if not isinstance(metadata.worker_id, str) or not metadata.worker_id:
+        reason = f"is {_shown(metadata.worker_id)}, wanted a text that is not empty"
+        yield Problem(where="batch", column="worker_id", reason=reason)
+    if metadata.timestamp.utcoffset() is None:
+        reason = f"is {metadata.timestamp}, wanted a time zone, for example datetime.now(UTC)"
+        yield Problem(where="batch", column="created_at", reason=reason)
+
+
+def _repeated(column: str, values: Iterable[str], of_what: str) -> Iterator[Problem]:
+    for value, count in Counter(values).items():
+        if count > 1:
+            where = f"rollout {value}" if column == "rollout_id" else f"group {value}"
+            yield Problem(where=where, column=column, reason=f"is that of {count} {of_what}, wanted unique")

@@ -1,0 +1,28 @@
+"""DuckDB over the files of a run. The only layer that touches DuckDB."""
+
+from ludic.sql.checks import run_checks
+from ludic.sql.connect import connect, scan
+from ludic.sql.library import (
+    SqlText,
+    advantages,
+    load_advantage,
+    load_filter,
+    required_columns,
+    run_query,
+)
+from ludic.sql.planner import BatchRules, Planner, Shortage
+
+__all__ = [
+    "BatchRules",
+    "Planner",
+    "Shortage",
+    "SqlText",
+    "advantages",
+    "connect",
+    "load_advantage",
+    "load_filter",
+    "required_columns",
+    "run_checks",
+    "run_query",
+    "scan",
+]

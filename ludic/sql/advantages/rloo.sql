@@ -1,0 +1,49 @@
+-- rloo: reward minus the mean reward of the other scored episodes of the group (leave-one-out)
+-- paper: Ahmadian et al. 2024, arXiv 2402.14740, section 2.2
+-- grain: one row per rollout_id | reads: rollouts
+-- an episode of several rollouts counts once in the baseline; a group of one scored episode gets 0
+-- NULL: the rollout was not scored
+-- $noise_scale: standard deviation of normal noise against identical rewards, 0 is off; a function of
+-- rollout_id and $seed alone (Box-Muller over an MD5), so that a batch can be computed again exactly
+-- default: noise_scale = 0
+-- default: seed = 0
+with episodes as (
+    select group_id, episode_id, max(episode_reward) as reward
+    from rollouts
+    where episode_reward is not null
+    group by group_id, episode_id
+),
+
+-- in order, so that no bit of a sum depends on threads
+groups as (
+    select group_id, list(reward order by reward) as rewards
+    from episodes
+    group by group_id
+),
+
+-- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+baselines as (
+    select
+        group_id,
+        len(rewards) as n,
+        rewards[1] as lowest,
+        list_sum([reward - rewards[1] for reward in rewards]) as total
+    from groups
+),
+
+uniforms as (
+    select
+        rollout_id,
+        (md5_number_upper(rollout_id || '/' || $seed::varchar)::double + 1) / pow(2, 64) as u,
+        (md5_number_lower(rollout_id || '/' || $seed::varchar)::double + 1) / pow(2, 64) as v
+    from rollouts
+    where $noise_scale > 0
+)
+
+select
+    rollouts.rollout_id,
+    (n * (episode_reward - lowest) - total) / greatest(n - 1, 1)
+        + coalesce($noise_scale * sqrt(-2 * ln(u)) * cos(2 * pi() * v), 0) as advantage
+from rollouts
+left join baselines on baselines.group_id = rollouts.group_id
+left join uniforms on uniforms.rollout_id = rollouts.rollout_id

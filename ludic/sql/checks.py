@@ -1,0 +1,23 @@
+"""Data checks over a run: each is a SQL file in ludic/sql/checks/ that returns the rows that offend.
+
+Reads the views of `ludic.connect`, token lists included. No rows means sound; raises QueryError where
+a file can't be read (`connect(root, without=...)` leaves it out).
+"""
+
+import duckdb
+import pyarrow as pa
+
+from ludic.errors import QueryError
+from ludic.sql.library import load_checks, run_query
+
+
+def run_checks(con: duckdb.DuckDBPyConnection) -> dict[str, pa.Table]:
+    """Offending rows by the name of the check; an empty table for each that found none."""
+    return {name: _run(con, name, sql) for name, sql in load_checks().items()}
+
+
+def _run(con: duckdb.DuckDBPyConnection, name: str, sql: str) -> pa.Table:
+    try:
+        return run_query(con, sql)
+    except QueryError as error:
+        raise QueryError(f"check {name}: {error}") from error

@@ -1,0 +1,9 @@
+-- contradictory_batches: a row of the ledger that is used and dropped at once, or neither, or trains on nothing finite
+-- grain: one row per attempt_id, step and rollout_id | reads: all_batches
+select attempt_id, step, rollout_id, used, reason, advantage, weight, lag, trainer_version, policy_version
+from all_batches
+where
+    used <> (reason is null)
+    or (used and not coalesce(isfinite(advantage), false))
+    or (not used and weight <> 0)
+    or lag <> trainer_version - policy_version

@@ -1,0 +1,193 @@
+"""Advantage and filter SQL by name or from a user's file, and running it with errors that explain.
+
+An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages);
+a filter is one predicate over a row of `rollouts`, true to drop it. Parameters are $names; a header
+line `-- default: NAME = VALUE` (VALUE is JSON) gives one a default. Reads ludic/sql/{advantages,filters}/
+and users' *.sql; raises QueryError, which names the file, DuckDB's reason and what is wanted.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from ludic.errors import QueryError
+from ludic.schema import arrow_schema
+
+_COMMENT = re.compile(r"--[^\n]*")
+_DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
+_ADVANTAGE_WANTED = "wanted one SELECT over rollouts that returns rollout_id with advantage (double)"
+_SELECT_ALL = "select * from (\n{}\n)"
+_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
+_FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SqlText:
+    """An advantage or a filter, parsed but not yet run."""
+
+    name: str
+    """As in file names and in the ledger's `reason`."""
+    source: str
+    """Where it was read, for messages."""
+    text: str
+    parameters: frozenset[str]
+    """Names after $ in the text."""
+    defaults: Mapping[str, Any]
+    """Values of parameters that need not be given."""
+
+    def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values for exactly this text's parameters; raises QueryError for one that is neither given nor has a default."""
+        known = {**self.defaults, **values}
+        missing = sorted(self.parameters - known.keys())
+        if missing:
+            raise QueryError(
+                f"{self.source}: no value for {', '.join(f'${name}' for name in missing)}; give it as a parameter"
+            )
+        return {name: known[name] for name in self.parameters}
+
+
+def load_advantage(name_or_path: str) -> SqlText:
+    """rloo, grpo, dr_grpo, reinforce, or the path of a .sql file."""
+    return _load("advantages", name_or_path, _SELECT_ALL, _ADVANTAGE_WANTED)
+
+
+def load_filter(name_or_path: str) -> SqlText:
+    """A name in ludic/sql/filters/, or the path of a .sql file."""
+    return _load("filters", name_or_path, "select (\n{}\n) from rollouts", _FILTER_WANTED)
+
+
+def load_checks() -> dict[str, str]:
+    """SQL of the data checks by name; see ludic/sql/checks/."""
+    return {name: _packaged("checks", name) for name in _packaged_names("checks")}
+
+
+def required_columns(texts: Iterable[SqlText]) -> list[str]:
+    """Columns of rollouts that the texts mention outside of comments, in the schema's order; may be too many, never too few."""
+    mentioned = {word.lower() for text in texts for word in re.findall(r"\w+", _COMMENT.sub("", text.text))}
+    return [name for name in arrow_schema("rollouts").names if name in mentioned]
+
+
+def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
+    """The result of a user's SQL; raises QueryError with DuckDB's reason in one line."""
+    try:
+        relation = con.sql(sql, params=dict(params) if params else None)
+        return pa.table({}) if relation is None else relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise QueryError(_reason(error)) from error
+
+
+def advantages(con: duckdb.DuckDBPyConnection, advantage: str | SqlText, **params: Any) -> pa.Table:
+    """rollout_id and advantage (float64), or token_advantages (list of float), for the table or view `rollouts` of `con`.
+
+    Raises QueryError for a missing parameter, and for SQL that DuckDB refuses or that returns something else.
+    """
+    text = load_advantage(advantage) if isinstance(advantage, str) else advantage
+    return run_advantage(con, text, text.bind(params))
+
+
+def run_advantage(
+    con: duckdb.DuckDBPyConnection,
+    text: SqlText,
+    params: Mapping[str, Any],
+    *,
+    over: str = "select * from main.rollouts",
+) -> pa.Table:
+    """As `advantages`, with `over`, a SELECT, in the place of `rollouts`; params are those of both."""
+    sql = f"with rollouts as (\n{over}\n)\n{_SELECT_ALL.format(text.text)}"
+    try:
+        table = run_query(con, sql, params)
+    except QueryError as error:
+        raise QueryError(f"{text.source}: {error}; {_ADVANTAGE_WANTED}") from error
+    match sorted(table.column_names):
+        case ["advantage", "rollout_id"] if _is_number(table.schema.field("advantage").type):
+            return table.select(["rollout_id", "advantage"]).cast(_ADVANTAGES)
+        case ["rollout_id", "token_advantages"] if _is_number_list(table.schema.field("token_advantages").type):
+            return table.select(["rollout_id", "token_advantages"])
+    found = ", ".join(f"{field.name} {field.type}" for field in table.schema)
+    raise QueryError(f"{text.source}: returns {found}; {_ADVANTAGE_WANTED}")
+
+
+def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[str, Any]) -> None:
+    """Raises QueryError unless the text runs over `rollouts` of `con` and is true or false of a row."""
+    try:
+        table = run_query(con, f"select (\n{text.text}\n) as hit from rollouts limit 0", text.bind(values))  # noqa: S608
+    except QueryError as error:
+        raise QueryError(f"{text.source}: {error}; {_FILTER_WANTED}") from error
+    if not pa.types.is_boolean(table.schema.field("hit").type):
+        raise QueryError(f"{text.source}: is {table.schema.field('hit').type}, not true or false; {_FILTER_WANTED}")
+
+
+def _load(kind: str, name_or_path: str, template: str, wanted: str) -> SqlText:
+    source, text = _read(kind, name_or_path)
+    defaults = {name: _parse_default(source, name, value) for name, value in _DEFAULT.findall(text)}
+    text = _without_last_semicolon(text)
+    try:
+        statements = duckdb.extract_statements(template.format(text))
+    except duckdb.Error as error:
+        raise QueryError(f"{source}: {_reason(error)}; {wanted}") from error
+    if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
+        raise QueryError(f"{source}: holds {len(statements)} statements; {wanted}")
+    parameters = frozenset(statements[0].named_parameters)
+    return SqlText(name=Path(name_or_path).stem, source=source, text=text, parameters=parameters, defaults=defaults)
+
+
+def _read(kind: str, name_or_path: str) -> tuple[str, str]:
+    """Where a text is, and the text."""
+    if name_or_path.endswith(".sql"):
+        try:
+            return name_or_path, Path(name_or_path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise QueryError(f"{name_or_path}: {error}") from error
+    names = _packaged_names(kind)
+    if name_or_path not in names:
+        close = get_close_matches(name_or_path, names) or names
+        raise QueryError(
+            f"{kind} has no {name_or_path!r}; did you mean {' or '.join(close)}? A file of your own must end in .sql"
+        )
+    return f"ludic/sql/{kind}/{name_or_path}.sql", _packaged(kind, name_or_path)
+
+
+def _packaged_names(kind: str) -> list[str]:
+    files = resources.files("ludic.sql").joinpath(kind).iterdir()
+    return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
+
+
+def _packaged(kind: str, name: str) -> str:
+    return resources.files("ludic.sql").joinpath(kind, f"{name}.sql").read_text(encoding="utf-8")
+
+
+def _parse_default(source: str, name: str, value: str) -> Any:
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError as error:
+        raise QueryError(f'{source}: default of {name} is {value}, wanted JSON such as 0.5 or "text"') from error
+
+
+def _without_last_semicolon(text: str) -> str:
+    """A statement becomes a subquery, which has no semicolon; DuckDB's tokens tell it from one in a string or comment."""
+    starts = [start for start, kind in duckdb.tokenize(text) if kind != duckdb.token_type.comment]
+    raw = text.encode()  # tokens are counted in bytes
+    if starts and raw[starts[-1] :].startswith(b";"):
+        raw = raw[: starts[-1]] + raw[starts[-1] + 1 :]
+    return raw.decode()
+
+
+def _reason(error: duckdb.Error) -> str:
+    """DuckDB's message on one line, without its drawing of the place."""
+    return " ".join(str(error).split("\n\nLINE ")[0].split())
+
+
+def _is_number(type_: pa.DataType) -> bool:
+    return any(check(type_) for check in (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal))
+
+
+def _is_number_list(type_: pa.DataType) -> bool:
+    return pa.types.is_list(type_) and _is_number(type_.value_type)

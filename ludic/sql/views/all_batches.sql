@@ -1,0 +1,26 @@
+-- all_batches: the ledgers of all attempts, each rollout that a gradient step considered
+-- grain: one row per attempt_id, step and rollout_id | reads: batches/ of the root, attempt_chain
+-- superseded: true off the chain, where a later attempt went on from an earlier step
+-- NULL: as in schemas/batches.v1.json
+with ledger as (
+    select $columns
+    from (
+        from empty.batches
+        union all by name
+        from read_parquet(
+            $root || '/batches/attempt=*/step=*.parquet',
+            schema = $schema,
+            filename = true,
+            allow_empty = true
+        )
+    )
+    where not list_contains($without, filename)
+)
+select
+    ledger.*,
+    attempt_chain.attempt_id is null as superseded
+from ledger
+left join attempt_chain
+    on ledger.attempt_id = attempt_chain.attempt_id
+    and ledger.step >= attempt_chain.first_step
+    and ledger.step <= coalesce(attempt_chain.last_step, ledger.step)

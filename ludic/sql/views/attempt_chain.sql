@@ -1,0 +1,20 @@
+-- attempt_chain: the attempts that the run stands on, from the newest back through its parents
+-- grain: one row per attempt_id of the chain | reads: attempts
+-- NULL: last_step of the newest attempt, which no child has left
+with recursive chain as (
+    select attempt_id, parent_attempt, parent_step, null::bigint as last_step
+    from attempts
+    where attempt_id = (select max(attempt_id) from attempts)
+    union all
+    select
+        parent.attempt_id,
+        parent.parent_attempt,
+        parent.parent_step,
+        least(child.parent_step, child.last_step) as last_step
+    from chain as child
+    inner join attempts as parent
+        -- a parent is always older; without this a damaged file could make a circle
+        on parent.attempt_id = child.parent_attempt and parent.attempt_id < child.attempt_id
+)
+select attempt_id, coalesce(parent_step, 0) + 1 as first_step, last_step
+from chain

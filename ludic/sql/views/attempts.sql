@@ -1,0 +1,9 @@
+-- attempts: each start of a trainer, with the checkpoint that it went on from
+-- grain: one row per attempt_id | reads: attempts/ of the root
+-- NULL: parent_attempt and parent_step of a trainer that started from the run's first weights
+select $columns
+from (
+    from empty.attempts
+    union all by name
+    from read_json($root || '/attempts/*.json', columns = $types, hive_partitioning = false, allow_empty = true)
+)

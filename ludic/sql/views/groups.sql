@@ -1,0 +1,52 @@
+-- groups: how the episodes of one example went
+-- grain: one row per group_id | reads: rollouts
+-- rewards count an episode once, whatever its number of rollouts; lengths and num_ count rollouts
+-- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a single one
+with episodes as (
+    select
+        version,
+        env,
+        group_id,
+        group_key,
+        env_name,
+        episode_id,
+        max(group_size) as group_size,
+        min(policy_version) as policy_version,
+        min(created_at) as created_at,
+        max(episode_reward) as reward,
+        count(*) as num_rollouts,
+        sum(num_turns) as num_turns,
+        sum(response_length) as response_length,
+        sum(action_length) as action_length,
+        count(*) filter (truncated) as num_truncated,
+        count(*) filter (incomplete_completion) as num_incomplete_completions,
+        count(*) filter (parse_error) as num_parse_errors,
+        count(error) as num_errors
+    from rollouts
+    group by all
+)
+select
+    group_id,
+    group_key,
+    env_name,
+    min(policy_version) as policy_version,
+    max(group_size) as group_size,
+    count(*) as num_episodes,
+    count(reward) as num_scored,
+    sum(num_rollouts)::bigint as num_rollouts,
+    avg(reward) as reward_mean,
+    min(reward) as reward_min,
+    max(reward) as reward_max,
+    stddev_samp(reward) as reward_std,
+    sum(num_turns) / sum(num_rollouts) as num_turns_mean,
+    sum(response_length) / sum(num_rollouts) as response_length_mean,
+    sum(action_length) / sum(num_rollouts) as action_length_mean,
+    sum(num_truncated)::bigint as num_truncated,
+    sum(num_incomplete_completions)::bigint as num_incomplete_completions,
+    sum(num_parse_errors)::bigint as num_parse_errors,
+    sum(num_errors)::bigint as num_errors,
+    min(created_at) as created_at,
+    version,
+    env
+from episodes
+group by version, env, group_id, group_key, env_name

@@ -1,0 +1,14 @@
+-- policies: versions of the weights that were claimed; the weights themselves follow, and may have expired
+-- grain: one row per version | reads: policies/version=*/policy.json of the root
+-- NULL: parent_version of the run's first weights
+select $columns
+from (
+    from empty.policies
+    union all by name
+    from read_json(
+        $root || '/policies/version=*/policy.json',
+        columns = $types,
+        hive_partitioning = false,
+        allow_empty = true
+    )
+)

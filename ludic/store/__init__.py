@@ -1,0 +1,47 @@
+"""Files on any fsspec filesystem: the root of a run and everything in it. The only layer that touches files."""
+
+from ludic.store.attempts import Attempt, check_not_fenced, newest_attempt_id, read_attempt, start_attempt
+from ludic.store.cursor import Cursor
+from ludic.store.files import RolloutFile, list_files, read_columns, read_rows
+from ludic.store.ledger import ledger_steps, read_ledger, write_ledger
+from ludic.store.metrics import MetricsLog, MetricsTail
+from ludic.store.policies import (
+    LatestPolicy,
+    fetch_policy,
+    latest_policy,
+    point_latest,
+    prune_policies,
+    publish_policy,
+)
+from ludic.store.reader import RolloutReader
+from ludic.store.root import Root
+from ludic.store.run import RunConfig
+from ludic.store.writer import RolloutWriter
+
+__all__ = [
+    "Attempt",
+    "Cursor",
+    "LatestPolicy",
+    "MetricsLog",
+    "MetricsTail",
+    "RolloutFile",
+    "RolloutReader",
+    "RolloutWriter",
+    "Root",
+    "RunConfig",
+    "check_not_fenced",
+    "fetch_policy",
+    "latest_policy",
+    "ledger_steps",
+    "list_files",
+    "newest_attempt_id",
+    "point_latest",
+    "prune_policies",
+    "publish_policy",
+    "read_attempt",
+    "read_columns",
+    "read_ledger",
+    "read_rows",
+    "start_attempt",
+    "write_ledger",
+]

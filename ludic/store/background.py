@@ -1,0 +1,139 @@
+"""Files written by a thread, so that sampling and training never wait for a write.
+
+Items gather until there are enough of them, or the oldest is old enough, or somebody flushes.
+A file that could not be written stays first in line; its error surfaces at the next call, and
+the write is tried again, so nothing is lost while the process lives.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from ludic.errors import NameTakenError
+from ludic.store.root import Root
+
+Item = TypeVar("Item")
+
+NamedFile = tuple[str, bytes]
+
+
+class BackgroundAppender(Generic[Item]):
+    """Turns items into files, in order, in one thread."""
+
+    def __init__(
+        self,
+        root: Root,
+        make_files: Callable[[Sequence[Item]], Sequence[NamedFile]],
+        *,
+        is_full: Callable[[Sequence[Item]], bool],
+        flush_age_s: float,
+        max_waiting: int = 64,
+    ) -> None:
+        """`make_files` runs in the thread, once for each item; its names must be new.
+
+        `is_full` says that the items gathered make a file. More than `max_waiting` items
+        make append wait, so that memory stays bounded when the filesystem is slower than the caller.
+        """
+        self._root, self._make_files, self._is_full = root, make_files, is_full
+        self._flush_age_s, self._max_waiting = flush_age_s, max_waiting
+        self._items: list[Item] = []
+        self._oldest = 0.0
+        self._unwritten: deque[NamedFile] = deque()
+        self._flushing = self._closed = self._busy = False
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self._run, name="ludic-append", daemon=True)
+        self._thread.start()
+
+    def append(self, item: Item) -> None:
+        """Hand over an item. Raises the error of an earlier write, once; that write is tried again."""
+        with self._changed:
+            assert not self._closed, "append after close"
+            self._raise_error()
+            self._changed.wait_for(lambda: len(self._items) < self._max_waiting or self._error)
+            self._raise_error()
+            if not self._items:
+                self._oldest = time.monotonic()
+            self._items.append(item)
+            self._changed.notify_all()
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Write what is there now; with `wait`, return when it is committed."""
+        with self._changed:
+            self._raise_error()
+            self._flushing = True
+            self._changed.notify_all()
+            if wait:
+                self._changed.wait_for(lambda: self._is_idle() or self._error)
+                self._raise_error()
+
+    def close(self) -> None:
+        """Flush and end the thread; raises when something could not be written."""
+        try:
+            self.flush()
+        finally:
+            with self._changed:
+                self._closed = True
+                self._changed.notify_all()
+            self._thread.join()
+
+    def _is_idle(self) -> bool:
+        return not (self._items or self._unwritten or self._busy)
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            self._changed.notify_all()
+            raise error
+
+    def _is_due(self) -> bool:
+        """Something can be written now: never while an error waits to be seen."""
+        if self._error is not None:
+            return False
+        aged = bool(self._items) and time.monotonic() - self._oldest >= self._flush_age_s
+        return bool(self._unwritten) or aged or self._is_full(self._items) or (self._flushing and bool(self._items))
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._is_due() or self._closed):
+                    self._changed.wait(self._patience())
+                if self._closed and not self._is_due():
+                    return
+                items, self._items = self._items, []
+                self._flushing, self._busy = False, True
+            error = self._write(items)
+            with self._changed:
+                self._busy, self._error = False, error
+                self._changed.notify_all()
+
+    def _patience(self) -> float | None:
+        """Seconds until the oldest item is due; None: until somebody calls."""
+        if not self._items or self._error is not None:
+            return None
+        return max(0.0, self._oldest + self._flush_age_s - time.monotonic())
+
+    def _write(self, items: Sequence[Item]) -> Exception | None:
+        try:
+            self._unwritten.extend(self._make_files(items) if items else ())
+            while self._unwritten:
+                name, data = self._unwritten[0]
+                commit(self._root, name, data)
+                self._unwritten.popleft()
+        except Exception as error:
+            return error
+        return None
+
+
+def commit(root: Root, name: str, data: bytes) -> None:
+    """Create a file that no other process may create; a retry after a lost answer changes nothing.
+
+    Raises NameTakenError when it is there with other content.
+    """
+    if not root.put_if_absent(name, data):
+        raise NameTakenError(
+            f"{root.url}/{name} exists with other content: two processes use one name; "
+            "give each worker a worker_id of its own, or leave it out"
+        )

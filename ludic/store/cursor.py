@@ -1,0 +1,93 @@
+"""A reader's position: which files, and which groups of half-used files, a trainer has consumed.
+
+Files are named by worker_id and a sequence number that the worker counts up, so a position is
+a set of intervals for each worker, however many files there are. It goes into the checkpoint.
+"""
+
+import bisect
+from collections.abc import Iterable
+from typing import Any
+
+
+class Intervals:
+    """A set of integers of at least 0, held as disjoint half-open intervals [start, stop) in order."""
+
+    def __init__(self, pairs: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._stops: list[int] = []
+        for start, stop in pairs:
+            self._starts.append(start)
+            self._stops.append(stop)
+
+    def __contains__(self, number: int) -> bool:
+        place = bisect.bisect_right(self._starts, number) - 1
+        return place >= 0 and number < self._stops[place]
+
+    def __len__(self) -> int:
+        """How many integers, not how many intervals."""
+        return sum(self._stops) - sum(self._starts)
+
+    def add(self, number: int) -> None:
+        """Include a number, joining the intervals that it touches."""
+        if number in self:
+            return
+        place = bisect.bisect_right(self._starts, number)
+        joins_left = place > 0 and self._stops[place - 1] == number
+        joins_right = place < len(self._starts) and self._starts[place] == number + 1
+        if joins_left and joins_right:
+            self._stops[place - 1] = self._stops.pop(place)
+            del self._starts[place]
+        elif joins_left:
+            self._stops[place - 1] = number + 1
+        elif joins_right:
+            self._starts[place] = number
+        else:
+            self._starts.insert(place, number)
+            self._stops.insert(place, number + 1)
+
+    @property
+    def pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._stops, strict=True))
+
+
+class Cursor:
+    """What has been consumed: whole files as intervals by worker, and groups of files used in part."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, Intervals] = {}
+        self._groups: dict[tuple[str, int], set[str]] = {}
+
+    def has_file(self, worker_id: str, sequence: int) -> bool:
+        """True when every group of the file is consumed."""
+        return sequence in self._files.get(worker_id, _EMPTY)
+
+    def groups_of(self, worker_id: str, sequence: int) -> frozenset[str]:
+        """The group_ids consumed of a file that is used in part."""
+        return frozenset(self._groups.get((worker_id, sequence), ()))
+
+    def consume(self, worker_id: str, sequence: int, group_ids: Iterable[str], *, whole: bool) -> None:
+        """Add groups of one file; `whole` says that none is left, so that the file becomes a number in an interval."""
+        if whole:
+            self._groups.pop((worker_id, sequence), None)
+            self._files.setdefault(worker_id, Intervals()).add(sequence)
+        else:
+            self._groups.setdefault((worker_id, sequence), set()).update(group_ids)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {
+            "files": {worker: intervals.pairs for worker, intervals in sorted(self._files.items())},
+            "groups": [[worker, sequence, sorted(ids)] for (worker, sequence), ids in sorted(self._groups.items())],
+        }
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> "Cursor":
+        cursor = cls()
+        cursor._files = {
+            worker: Intervals((start, stop) for start, stop in pairs) for worker, pairs in state["files"].items()
+        }
+        cursor._groups = {(worker, sequence): set(ids) for worker, sequence, ids in state["groups"]}
+        return cursor
+
+
+_EMPTY = Intervals()

@@ -1,0 +1,148 @@
+"""policies/: weights that the trainer publishes and the workers pick up.
+
+policies/version=V/policy.json claims a version, put if absent: no version is ever used twice.
+The Hugging Face folder follows beside it, and policies/LATEST, which names the newest complete
+version, is replaced last. So what LATEST names is complete, and a crash leaves at most a claim.
+"""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ludic.store.root import Root
+
+LATEST = "policies/LATEST"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Where a version's weights came from."""
+
+    version: int
+    step: int
+    """Gradient steps behind these weights."""
+    attempt_id: int
+    parent_version: int | None
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestPolicy:
+    """What policies/LATEST says: the version to sample with, and how much of it."""
+
+    version: int
+    groups_per_worker: int
+    """Groups that each worker may sample with this version. The trainer raises it when that was
+    not enough, because filters dropped much or a worker died; so no run can starve."""
+
+
+def policy_folder(version: int) -> str:
+    return f"policies/version={version}"
+
+
+def latest_policy(root: Root) -> LatestPolicy | None:
+    """None before the first publication."""
+    try:
+        return LatestPolicy(**json.loads(root.read(LATEST)))
+    except FileNotFoundError:
+        return None
+
+
+def point_latest(root: Root, latest: LatestPolicy) -> None:
+    """Replace LATEST; only the trainer that owns the root does."""
+    root.put(LATEST, (json.dumps(asdict(latest)) + "\n").encode())
+
+
+def publish_policy(
+    root: Root,
+    save: Callable[[Path], None],
+    *,
+    step: int,
+    attempt_id: int,
+    parent_version: int | None,
+    groups_per_worker: Callable[[int], int],
+) -> int:
+    """Claim the next version, write its weights, then point LATEST at it; returns the version.
+
+    `save` writes a Hugging Face folder into an empty local one; `groups_per_worker` says, for the
+    version claimed, what LatestPolicy holds.
+    """
+    version = _claim(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
+    if root.is_local:
+        save(Path(root.at(policy_folder(version))))
+    else:
+        with tempfile.TemporaryDirectory(prefix="ludic-policy-") as folder:
+            save(Path(folder))
+            root.upload(folder, policy_folder(version))
+    point_latest(root, LatestPolicy(version=version, groups_per_worker=groups_per_worker(version)))
+    return version
+
+
+def _claim(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
+    latest = latest_policy(root)
+    version = latest.version + 1 if latest else 0
+    while True:
+        policy = Policy(
+            version=version,
+            step=step,
+            attempt_id=attempt_id,
+            parent_version=parent_version,
+            created_at=datetime.now(UTC).isoformat(),
+        )
+        if root.put_if_absent(
+            f"{policy_folder(version)}/policy.json", (json.dumps(asdict(policy), indent=2) + "\n").encode()
+        ):
+            return version
+        version += 1
+
+
+def fetch_policy(root: Root, version: int, cache: Path) -> str:
+    """A local folder with a version's weights: the root's own where it is local, else a copy below `cache`.
+
+    Raises FileNotFoundError for a version that was never complete or is deleted.
+    """
+    name = policy_folder(version)
+    if not root.exists(f"{name}/config.json"):
+        raise FileNotFoundError(f"{root.url}/{name} holds no weights")
+    if root.is_local:
+        return root.at(name)
+    folder = cache / f"version={version}"
+    if not folder.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=cache))
+        try:
+            root.download(name, partial)
+            partial.rename(folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    _forget_older(cache, version)
+    return str(folder)
+
+
+def _forget_older(cache: Path, version: int) -> None:
+    """Keep this version and the one before; older ones are never sampled with again."""
+    for folder in cache.glob("version=*"):
+        if int(folder.name.removeprefix("version=")) < version - 1:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def policy_versions(root: Root) -> list[int]:
+    """Versions claimed, in order; the newest may not be complete."""
+    names = [folder.rpartition("version=")[2] for folder in root.folders("policies")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def prune_policies(root: Root, keep: int, latest_version: int) -> None:
+    """Delete the weights of versions that fell behind the newest `keep`, and of claims never completed.
+
+    policy.json stays: it is a few bytes, and rollouts refer to it.
+    """
+    # Some more than one, so that what a killed trainer left is deleted by its successor.
+    for version in range(max(0, latest_version - keep - 8), latest_version - keep + 1):
+        for name in root.list(policy_folder(version)):
+            if not name.endswith("/policy.json"):
+                root.delete(name)

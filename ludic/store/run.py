@@ -1,0 +1,81 @@
+"""run.json: what workers and trainers of one run must agree on. Put once, never changed."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ludic.errors import ConfigError
+from ludic.schema import SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Shared by every process of a run; `ludic worker ROOT` and `ludic train ROOT` need no more."""
+
+    model: str
+    """Folder or Hugging Face id of the first weights."""
+    env: tuple[str, ...]
+    """Environments, served in turn: a built-in name, reasoning_gym/NAME, or path/to/file.py:ClassName."""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environments, by environment name."""
+    group_size: int = 8
+    """Episodes sampled from one example."""
+    groups_per_batch: int = 8
+    """Groups that a gradient step trains on, counted after filters."""
+    steps_per_version: int = 1
+    """Gradient steps between two published versions."""
+    batches_ahead: int = 1
+    """Batches that workers may sample beyond what the current version needs; 0 is nearly on-policy."""
+    num_workers: int = 1
+    """Workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    max_tokens: int = 256
+    """Most tokens in one completion."""
+    accept_incomplete: bool = False
+    """Hand a completion that hit max_tokens to the environment all the same; else it is refused as a parse failure."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("group_size", "groups_per_batch", "steps_per_version", "num_workers", "max_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}, wanted at least 1")
+        if self.batches_ahead < 0:
+            raise ConfigError(f"batches_ahead is {self.batches_ahead}, wanted at least 0")
+        if not self.env:
+            raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}; training needs a number above 0")
+
+    @property
+    def groups_per_version(self) -> int:
+        """Groups that one version's gradient steps train on."""
+        return self.groups_per_batch * self.steps_per_version
+
+    def differences(self, other: "RunConfig") -> str:
+        """Settings that differ, in a sentence; empty when none does."""
+        mine, theirs = asdict(self), asdict(other)
+        names = [name for name in mine if mine[name] != theirs[name]]
+        return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)
+
+
+def to_json(config: RunConfig, run_id: str) -> bytes:
+    """Content of run.json."""
+    identity = {"run_id": run_id, "schema_version": SCHEMA_VERSION}
+    return (json.dumps(identity | asdict(config), indent=2) + "\n").encode()
+
+
+def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
+    """Settings and run_id. Raises ConfigError, naming `where`, for what is no run.json of this major version."""
+    try:
+        values = json.loads(data)
+        run_id, version = values.pop("run_id"), values.pop("schema_version")
+        if version.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
+            raise ConfigError(f"{where} has schema {version}, this ludic reads {SCHEMA_VERSION}; upgrade ludic")
+        return RunConfig(**(values | {"env": tuple(values["env"])})), run_id
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{where} is not a run.json that ludic can read: {error}") from error

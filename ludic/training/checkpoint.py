@@ -1,0 +1,242 @@
+"""Trainer state on the root, complete or invisible; a run resumes from it on any number of ranks.
+
+Writes checkpoints/attempt=A/step=S/:
+    config.json, model*.safetensors    the weights, a Hugging Face folder
+    optimizer.safetensors              moments of each parameter; settings come from the config of whoever resumes
+    random.safetensors                 generator states of each rank
+    checkpoint.json                    CheckpointInfo; put last, and what makes the others count
+
+A checkpoint that doesn't fit the model raises ModelError naming the tensor, before anything is changed.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Self
+
+import safetensors.torch
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from ludic.errors import ModelError, NameTakenError, SchemaError
+from ludic.store.root import Root
+from ludic.training.distributed import num_ranks, rank, run_on_main
+from ludic.training.model import full_state_dict, load_model, save_weights
+
+FORMAT_VERSION = 1
+MARKER = "checkpoint.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """What checkpoint.json says."""
+
+    attempt_id: int
+    """The trainer start that wrote it."""
+    step: int
+    """The last gradient step that is in the weights."""
+    policy_version: int
+    """The newest version that the trainer had published."""
+    cursor: Mapping[str, Any]
+    """The reader's position, as JSON: what steps up to this one trained on."""
+    config: Mapping[str, Any]
+    """The trainer's settings, as JSON."""
+    num_ranks: int
+    """Ranks that wrote it."""
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def name(self) -> str:
+        """Folder below the root."""
+        return f"checkpoints/attempt={self.attempt_id}/step={self.step}"
+
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Self:
+        """Raises SchemaError naming `where` for anything that is not a checkpoint.json of this version."""
+        try:
+            info = cls(**json.loads(data))
+        except (ValueError, TypeError) as error:
+            raise SchemaError(f"{where} is not a checkpoint.json that ludic can read: {error}") from error
+        if info.format_version != FORMAT_VERSION:
+            raise SchemaError(
+                f"{where} has format {info.format_version}, this ludic reads {FORMAT_VERSION}; upgrade ludic"
+            )
+        return info
+
+
+def save_checkpoint(
+    root: Root,
+    model: PreTrainedModel,
+    optimizer: Optimizer,
+    *,
+    attempt_id: int,
+    step: int,
+    policy_version: int,
+    cursor: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> CheckpointInfo:
+    """Write a checkpoint; every rank must call it, rank 0 writes. Raises StoreError or NameTakenError on every rank."""
+    info = CheckpointInfo(
+        attempt_id=attempt_id,
+        step=step,
+        policy_version=policy_version,
+        cursor=cursor,
+        config=config,
+        num_ranks=num_ranks(),
+    )
+    weights = full_state_dict(model)
+    moments = _moments(model, optimizer, StateDictOptions(full_state_dict=True, cpu_offload=True))
+    random_states = _gather_random_states()
+
+    def write() -> bytes:
+        with TemporaryDirectory(prefix="ludic-checkpoint-") as folder:
+            save_weights(model, weights, folder)
+            safetensors.torch.save_file(moments, Path(folder) / "optimizer.safetensors")
+            safetensors.torch.save_file(random_states, Path(folder) / "random.safetensors")
+            root.upload(folder, info.name)
+        if not root.put_if_absent(f"{info.name}/{MARKER}", info.to_json()):
+            raise NameTakenError(
+                f"{root.url}/{info.name} is there with other content; another trainer has this attempt"
+            )
+        return b""
+
+    run_on_main(write)
+    return info
+
+
+def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
+    """Bring a sharded model, its optimizer and the random generators to the state of a checkpoint.
+
+    Every rank must call it; there may be more or fewer ranks than wrote it. A rank that the
+    checkpoint knows nothing of keeps its generators. Raises ModelError on every rank.
+    """
+    # An optimizer that never stepped makes its moments when it is asked for them, unless it holds gradients.
+    optimizer.zero_grad()
+    wanted_moments = _shapes(_moments(model, optimizer, StateDictOptions()))
+    wanted_weights = _shapes(model.state_dict())
+    weights: dict[str, Any] = {}
+    moments: dict[str, Any] = {}
+
+    def read() -> bytes:
+        where = f"{root.url}/{info.name}"
+        with TemporaryDirectory(prefix="ludic-checkpoint-") as folder:
+            root.download(info.name, folder)
+            weights.update(load_model(folder, dtype=model.dtype, strict=True).state_dict())
+            moments.update(_read_tensors(Path(folder) / "optimizer.safetensors", where))
+            _check_fit(_shapes(weights), wanted_weights, f"{where}/model.safetensors")
+            _check_fit(_shapes(moments), wanted_moments, f"{where}/optimizer.safetensors")
+            return (Path(folder) / "random.safetensors").read_bytes()
+
+    random_states = run_on_main(read)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, weights, options=options)
+    _set_moments(model, optimizer, moments)
+    _set_random_states(safetensors.torch.load(random_states))
+
+
+def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
+    """Checkpoints whose marker was put, oldest first by attempt and step."""
+    markers = [name for name in root.list("checkpoints") if name.endswith(f"/{MARKER}")]
+    found = [CheckpointInfo.from_json(root.read(name), f"{root.url}/{name}") for name in markers]
+    return sorted(found, key=lambda info: (info.attempt_id, info.step))
+
+
+def prune_checkpoints(root: Root, keep: int) -> list[CheckpointInfo]:
+    """Delete all complete checkpoints but the newest `keep`; what was deleted. Call it on rank 0.
+
+    Incomplete ones stay: a fenced trainer may still be writing, and would then complete a torso.
+    """
+    assert keep >= 1, "a run must keep a checkpoint"
+    old = complete_checkpoints(root)[:-keep]
+    for info in old:
+        # The marker first, so that a deletion cut short leaves nothing that counts.
+        root.delete(f"{info.name}/{MARKER}")
+        root.delete(info.name)
+    return old
+
+
+def _moments(model: PreTrainedModel, optimizer: Optimizer, options: StateDictOptions) -> dict[str, Tensor]:
+    """The optimizer's tensors by name, such as state.model.norm.weight.exp_avg; sharded unless options say full."""
+    return {k: v for k, v in _flat_state(model, optimizer, options).items() if k.startswith("state.")}
+
+
+def _flat_state(model: PreTrainedModel, optimizer: Optimizer, options: StateDictOptions) -> dict[str, Any]:
+    options.flatten_optimizer_state_dict = True
+    return get_optimizer_state_dict(model, optimizer, options=options)
+
+
+def _set_moments(model: PreTrainedModel, optimizer: Optimizer, moments: Mapping[str, Tensor]) -> None:
+    """Give every rank its shards of the whole tensors that rank 0 holds. The optimizer keeps its own settings."""
+    state = _flat_state(model, optimizer, StateDictOptions())
+    names = sorted(name for name in state if name.startswith("state."))
+    loaded: dict[str, Any] = {name: _from_main(moments.get(name), like=state[name]) for name in names}
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    set_optimizer_state_dict(model, optimizer, {**state, **loaded}, options=options)
+
+
+def _from_main(whole: Tensor | None, *, like: Tensor) -> Tensor:
+    """Rank 0's tensor on every rank, sharded as `like` is."""
+    if whole is None:
+        whole = torch.empty(like.shape, dtype=like.dtype)
+    whole = whole.to(like.device)
+    if isinstance(like, DTensor):
+        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=0)
+    dist.broadcast(whole, src=0)
+    return whole
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Whole shapes, also of sharded tensors."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def _check_fit(found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, tuple[int, ...]], where: str) -> None:
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise ModelError(
+                f"{where}: {name} is {found.get(name, 'missing')}, the model's is {wanted.get(name, 'missing')}; "
+                "resume with the model that wrote this checkpoint"
+            )
+
+
+def _read_tensors(path: Path, where: str) -> dict[str, Tensor]:
+    try:
+        return safetensors.torch.load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{where}/{path.name} can't be read: {error}; resume from an older checkpoint") from error
+
+
+def _gather_random_states() -> dict[str, Tensor]:
+    """Generator states of all ranks, uint8, as cpu.RANK and cuda.RANK."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        states["cuda"] = torch.cuda.get_rng_state()
+    gathered: dict[str, Tensor] = {}
+    for device, state in states.items():
+        of_ranks = [torch.empty_like(state) for _ in range(num_ranks())]
+        dist.all_gather(of_ranks, state)
+        gathered |= {f"{device}.{r}": of_rank for r, of_rank in enumerate(of_ranks)}
+    return gathered
+
+
+def _set_random_states(states: Mapping[str, Tensor]) -> None:
+    if f"cpu.{rank()}" in states:
+        torch.set_rng_state(states[f"cpu.{rank()}"])
+    if f"cuda.{rank()}" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states[f"cuda.{rank()}"])

@@ -1,0 +1,116 @@
+"""The settings of one trainer process; what workers must agree with it on is in run.json."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ludic.errors import ConfigError
+from ludic.training.losses import LossConfig
+
+_AT_LEAST_ONE = (
+    "num_steps",
+    "micro_token_budget",
+    "max_seq_len",
+    "checkpoint_every",
+    "keep_checkpoints",
+    "keep_policies",
+)
+_AT_LEAST_ZERO = ("warmup_steps", "weight_decay", "max_off_policy_steps")
+_ABOVE_ZERO = ("learning_rate", "max_grad_norm", "stall_limit_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """How a trainer learns from a root; None is off. Raises ConfigError for a value out of range."""
+
+    num_steps: int = 100
+    """Gradient steps in all, those before a resume included."""
+
+    advantage: str = "rloo"
+    """Advantage estimator: a name in ludic/sql/advantages, or path/to/file.sql."""
+    filters: tuple[str, ...] = ()
+    """Filters that drop rollouts: names in ludic/sql/filters, or paths of files."""
+    max_off_policy_steps: int | None = 8
+    """Drop rollouts whose weights are more versions old than this."""
+    baseline_over: Literal["group", "kept"] = "group"
+    """Take the baseline over the whole group, or over what the filters kept of it."""
+
+    clip_low: float | None = None
+    """PPO clip: importance ratios below 1 - clip_low are clipped."""
+    clip_high: float | None = None
+    """PPO clip: importance ratios above 1 + clip_high are clipped."""
+    truncate_ratio: float | None = None
+    """Truncated importance sampling: the largest importance weight; not together with a clip."""
+    reference: str | None = None
+    """Folder or Hugging Face id of a model that reference_kl is measured against."""
+    kl_weight: float | None = None
+    """Weight of reference_kl in the loss; None only measures it."""
+
+    learning_rate: float = 1e-6
+    """Largest learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rate does after its warm-up, until num_steps."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly."""
+    weight_decay: float = 0.0
+    """Of AdamW, on matrices only."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of AdamW."""
+    max_grad_norm: float | None = 1.0
+    """L2 norm that gradients are scaled down to."""
+
+    micro_token_budget: int = 16384
+    """Most tokens in one forward pass of a rank; a longer sequence gets a pass of its own."""
+    max_seq_len: int | None = None
+    """Most tokens of a sequence; longer ones lose the end of their response."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of forward and backward; weights and optimizer stay float32."""
+    activation_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Where to train; None takes CUDA when there is one."""
+
+    checkpoint_every: int | None = 20
+    """Steps between two checkpoints; None writes one at the end only."""
+    keep_checkpoints: int | None = 3
+    """Newest checkpoints to keep; None keeps all."""
+    keep_policies: int | None = None
+    """Newest published versions to keep; None keeps all."""
+    stall_limit_s: float | None = 1800.0
+    """Give up when no rollouts arrive for so many seconds; None waits for ever."""
+    log_to: Literal["none", "tensorboard", "wandb"] = "none"
+    """Where metrics go besides the root."""
+
+    def __post_init__(self) -> None:
+        self._check_range(_AT_LEAST_ONE, lambda value: value >= 1, "at least 1")
+        self._check_range(_AT_LEAST_ZERO, lambda value: 0 <= value < float("inf"), "at least 0")
+        self._check_range(_ABOVE_ZERO, lambda value: 0 < value < float("inf"), "a number above 0")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas is {self.betas}, wanted two numbers from 0 to below 1")
+        if self.warmup_steps >= self.num_steps:
+            raise ConfigError(f"warmup_steps is {self.warmup_steps}, wanted less than num_steps ({self.num_steps})")
+        if self.kl_weight is not None and self.reference is None:
+            raise ConfigError(f"kl_weight is {self.kl_weight} but there is no reference; set reference to a model")
+        _ = self.loss  # checks the ratio's bounds
+
+    def _check_range(self, names: tuple[str, ...], is_fine: Callable[[float], bool], wanted: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and not is_fine(value):
+                raise ConfigError(f"{name} is {value}, wanted {wanted}")
+
+    @property
+    def loss(self) -> LossConfig:
+        return LossConfig(
+            clip_low=self.clip_low,
+            clip_high=self.clip_high,
+            truncate_ratio=self.truncate_ratio,
+            kl_weight=self.kl_weight,
+        )
+
+    @property
+    def compute_dtype(self) -> torch.dtype | None:
+        """For `shard`; None leaves the float32 of the weights."""
+        return torch.bfloat16 if self.dtype == "bfloat16" else None

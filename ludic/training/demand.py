@@ -1,0 +1,77 @@
+"""How many groups each worker should sample with a version: enough for the next steps, and never a deadlock.
+
+Pure. The first answer follows from run.json; later ones from what arrived. Filters may drop most
+groups and workers may die or join: then what was asked for is not what came, and the trainer asks for more.
+"""
+
+import math
+from collections import Counter, defaultdict
+
+import pyarrow as pa
+
+from ludic.store import RunConfig
+
+PATIENCE_S = 10.0
+"""After so long without an arrival, a worker that still owes groups is taken for dead."""
+_MOST_EAGER = 16
+
+
+class Demand:
+    """Arrivals and what was asked for, of one trainer start."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self._run = run
+        self._groups: Counter[int] = Counter()
+        self._workers: defaultdict[int, set[str]] = defaultdict(set)
+        self._first_version: int | None = None
+        self._eagerness = 1
+        self.version = -1
+        self.groups_per_worker = 0
+
+    def note_arrivals(self, rows: pa.Table) -> None:
+        """Count new groups; `rows` has policy_version, worker_id and group_id."""
+        by_file = rows.group_by(["policy_version", "worker_id"]).aggregate([("group_id", "count_distinct")])
+        for row in by_file.to_pylist():
+            self._groups[row["policy_version"]] += row["group_id_count_distinct"]
+            self._workers[row["policy_version"]].add(_slot(row["worker_id"]))
+
+    def on_publish(self, version: int, num_ready_groups: int) -> int:
+        """Groups a worker for a new version, given the groups that wait to be trained on."""
+        if self._first_version is None:
+            self._first_version = version
+        batches = self._run.steps_per_version + self._run.batches_ahead
+        # What the version before still owes is being sampled; should it not come, on_shortage asks again.
+        owed = max(0, self._num_asked - self._groups[self.version])
+        missing = max(0, batches * self._run.groups_per_batch - num_ready_groups - owed)
+        self.version, self._eagerness = version, 1
+        self.groups_per_worker = math.ceil(missing / self.num_workers)
+        return self.groups_per_worker
+
+    def on_shortage(self, num_missing_groups: int, idle_s: float) -> int | None:
+        """A higher number of groups a worker when too few came; None while they are still being sampled."""
+        if self._groups[self.version] >= self._num_asked:
+            # All is here, and filters dropped too much of it: ask for more each time.
+            self.groups_per_worker += math.ceil(num_missing_groups * self._eagerness / self.num_workers)
+            self._eagerness = min(2 * self._eagerness, _MOST_EAGER)
+            return self.groups_per_worker
+        if idle_s >= PATIENCE_S:
+            # Any one worker that lives must be able to end the wait.
+            self.groups_per_worker += num_missing_groups
+            return self.groups_per_worker
+        return None
+
+    @property
+    def _num_asked(self) -> int:
+        return self.groups_per_worker * self.num_workers
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that delivered lately; those of run.json until there is a history."""
+        recent = set().union(*(self._workers[version] for version in range(self.version - 2, self.version)))
+        has_history = self._first_version is not None and self.version >= self._first_version + 3
+        return len(recent) if recent and has_history else self._run.num_workers
+
+
+def _slot(worker_id: str) -> str:
+    """Lives of one slot count as one worker: w3-host-pid-start."""
+    return worker_id.partition("-")[0]

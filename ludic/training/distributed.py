@@ -1,0 +1,85 @@
+"""The process group of a trainer: started by torchrun, or one rank on its own.
+
+Rank 0 alone talks to the store; what it decides reaches the others as bytes. Bytes travel as
+uint8 tensors, never pickled. An error that rank 0 explains is raised on every rank, because a
+rank that waits for a collective alone hangs.
+"""
+
+import os
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+import ludic.errors
+from ludic.errors import LudicError
+
+
+def init_distributed(device: str | None = None) -> DeviceMesh:
+    """Join the group that torchrun describes in the environment, or start one of a single rank.
+
+    device: "cpu" (gloo) or "cuda" (nccl for CUDA tensors, gloo for the others; this process
+    takes the device numbered LOCAL_RANK); None takes CUDA when there is one.
+    Returns the one-dimensional mesh to shard over; a second call returns one over the same group.
+    """
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not dist.is_initialized():
+        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        if "WORLD_SIZE" in os.environ:
+            dist.init_process_group(backend)
+        else:
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    return init_device_mesh(device, (num_ranks(),))
+
+
+def shut_down() -> None:
+    """Leave the group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def rank() -> int:
+    return dist.get_rank()
+
+
+def num_ranks() -> int:
+    return dist.get_world_size()
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def broadcast_bytes(data: bytes | None) -> bytes:
+    """What rank 0 passed, on every rank; what the other ranks pass is ignored."""
+    size = torch.tensor([len(data) if is_main() and data is not None else 0])
+    dist.broadcast(size, src=0)
+    buffer = torch.empty(int(size), dtype=torch.uint8)
+    if is_main() and data:
+        buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    if len(buffer):
+        dist.broadcast(buffer, src=0)
+    return buffer.numpy().tobytes()
+
+
+def run_on_main(function: Callable[[], bytes]) -> bytes:
+    """Call `function` on rank 0 only; its answer, or the LudicError that it raised, reaches every rank.
+
+    Any other exception ends rank 0, and torchrun then ends the rest.
+    """
+    failure, answer = None, b""
+    if is_main():
+        try:
+            answer = b"+" + function()
+        except LudicError as error:
+            failure, answer = error, f"-{type(error).__name__}:{error}".encode()
+    answer = broadcast_bytes(answer)
+    if failure is not None:
+        raise failure
+    if answer.startswith(b"-"):
+        name, _, message = answer[1:].decode().partition(":")
+        raise getattr(ludic.errors, name, LudicError)(message)
+    return answer[1:]

@@ -1,0 +1,201 @@
+"""Rank 0's side of the batch stream: poll the store, plan by SQL, write the ledger, one step ahead.
+
+Reads rollouts/, writes batches/. A step's ledger file is there before its gradient step begins.
+Runs in a thread, so that the next plan is made while the current step trains.
+"""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+
+from ludic.errors import StalledError
+from ludic.sql.planner import BatchRules, Planner
+from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
+from ludic.training.config import TrainConfig
+from ludic.training.publisher import Publisher
+
+logger = logging.getLogger(__name__)
+
+_SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
+_REPORT_EVERY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What one gradient step trains on and drops."""
+
+    step: int
+    rows: pa.Table
+    """Ledger rows (schemas/batches.v1.json): used ones in training order, then dropped ones."""
+    cursor: Mapping[str, Any]
+    """The reader's position after this step; a checkpoint of this step holds it."""
+    num_pending_groups: int
+    """Groups read and left for later steps."""
+    num_unreadable_files: int
+
+    def to_bytes(self) -> bytes:
+        """Arrow IPC, for other ranks."""
+        facts = {name: getattr(self, name) for name in ("step", "cursor", "num_pending_groups", "num_unreadable_files")}
+        table = self.rows.replace_schema_metadata({b"plan": json.dumps(facts).encode()})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue().to_pybytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        table = pa.ipc.open_stream(data).read_all()
+        return cls(rows=table, **json.loads(table.schema.metadata[b"plan"]))
+
+
+class PlanFeed:
+    """Makes plans in a thread, in order of steps; each is asked for with `start` and got with `take`."""
+
+    def __init__(
+        self,
+        root: Root,
+        attempt: Attempt,
+        config: TrainConfig,
+        publisher: Publisher,
+        cursor: Cursor,
+        stop: threading.Event,
+    ) -> None:
+        """`stop` ends the wait of a plan in the making; `close` sets it."""
+        self._root, self._attempt, self._config, self._publisher = root, attempt, config, publisher
+        self._planner = Planner(batch_rules(config, root.run.groups_per_batch))
+        self._reader = RolloutReader(root, self._planner.columns, cursor)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-plan")
+        self._future: Future[Plan | None] | None = None
+        self._is_fresh = True
+        self._stop = stop
+
+    def start(self, step: int, trainer_version: int) -> None:
+        """Begin to plan a step that will start from the weights of `trainer_version`."""
+        assert self._future is None, "the plan before was not taken"
+        self._is_fresh = False
+        self._future = self._thread.submit(self._plan, step, trainer_version)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `take` answers at once."""
+        return self._future is not None and self._future.done()
+
+    def take(self) -> Plan | None:
+        """Wait for the plan; None when told to stop. Raises StalledError, FencedError, StoreError, QueryError."""
+        assert self._future is not None, "no plan was asked for"
+        future, self._future = self._future, None
+        return future.result()
+
+    def count_ready_groups(self, latest_version: int | None) -> int:
+        """Groups that wait to be trained on: read and pending, or planned and not yet taken.
+
+        Before the first plan it looks at what an earlier trainer left in the store.
+        """
+        if self._is_fresh and latest_version is not None:
+            self._poll(latest_version)
+        planned = self._root.run.groups_per_batch if self.is_ready else 0
+        return self._planner.num_pending_groups + planned
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.shutdown(wait=True)
+
+    def _plan(self, step: int, trainer_version: int) -> Plan | None:
+        wait = _Wait(self._config.stall_limit_s)
+        while not self._stop.is_set():
+            if self._poll(trainer_version):
+                wait.heard_something()
+            rows = self._planner.plan(step=step, attempt_id=self._attempt.attempt_id, trainer_version=trainer_version)
+            if rows is not None:
+                return self._commit(step, rows)
+            self._wait_for_groups(step, trainer_version, wait)
+        return None
+
+    def _poll(self, trainer_version: int) -> bool:
+        rows = self._reader.poll(self._window(trainer_version))
+        if rows is not None:
+            self._planner.add(rows)
+            self._publisher.note_arrivals(rows)
+        return rows is not None
+
+    def _window(self, trainer_version: int) -> range | None:
+        """Versions that may still be trained on; workers may already have the next one."""
+        most = self._config.max_off_policy_steps
+        return None if most is None else range(max(0, trainer_version - most), trainer_version + 2)
+
+    def _commit(self, step: int, rows: pa.Table) -> Plan:
+        write_ledger(self._root, self._attempt, step, rows)
+        self._reader.consume(rows)
+        return Plan(
+            step=step,
+            rows=rows,
+            cursor=self._reader.cursor.to_dict(),
+            num_pending_groups=self._planner.num_pending_groups,
+            num_unreadable_files=len(self._reader.set_aside),
+        )
+
+    def _wait_for_groups(self, step: int, trainer_version: int, wait: "_Wait") -> None:
+        shortage = self._planner.shortage(trainer_version)
+        self._publisher.ask_for_more(shortage.wanted_groups - shortage.usable_groups, wait.idle_s)
+        if wait.is_over:
+            raise StalledError(
+                f"{self._root.url}: step {step} waited {wait.idle_s:.0f} s without new rollouts; "
+                f"{shortage.describe()}; see that workers run, or raise stall_limit_s"
+            )
+        if wait.should_report():
+            logger.warning("step %d waits for rollouts: %s", step, shortage.describe())
+        self._stop.wait(wait.next_pause_s())
+
+
+def batch_rules(config: TrainConfig, groups_per_batch: int) -> BatchRules:
+    """What the planner needs of the settings; max_off_policy_steps is a filter like any other."""
+    filters, params = config.filters, {}
+    if config.max_off_policy_steps is not None:
+        filters = (*filters, "max_off_policy_steps")
+        params["max_off_policy_steps"] = config.max_off_policy_steps
+    return BatchRules(
+        advantage=config.advantage,
+        filters=filters,
+        params=params,
+        baseline_over=config.baseline_over,
+        groups_per_batch=groups_per_batch,
+    )
+
+
+class _Wait:
+    """Pauses that grow while nothing comes, and the time since something did."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._reported = time.monotonic()
+        self.heard_something()
+
+    def heard_something(self) -> None:
+        self._since = time.monotonic()
+        self._pause_s = _SHORTEST_WAIT_S
+
+    @property
+    def idle_s(self) -> float:
+        return time.monotonic() - self._since
+
+    @property
+    def is_over(self) -> bool:
+        return self._limit_s is not None and self.idle_s >= self._limit_s
+
+    def next_pause_s(self) -> float:
+        pause_s = self._pause_s
+        self._pause_s = min(pause_s * 1.2, _LONGEST_WAIT_S)
+        return pause_s
+
+    def should_report(self) -> bool:
+        if time.monotonic() - self._reported < _REPORT_EVERY_S:
+            return False
+        self._reported = time.monotonic()
+        return True

@@ -1,0 +1,36 @@
+"""What a step's plan says about its data, in the words of schemas/metrics.v1.json. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ludic.training.feed import Plan
+
+
+def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:
+    """Numbers of the training step joined with those of its rollouts, used and dropped."""
+    used = plan.rows.filter(plan.rows.column("used"))
+    dropped = plan.rows.filter(pc.invert(plan.rows.column("used")))
+    return {
+        **metrics,
+        "num_rollouts": used.num_rows,
+        "num_groups": len(used.column("group_id").unique()),
+        "num_tokens": num_tokens,
+        "num_seq_len_truncated": num_truncated,
+        "reward_mean": _mean(plan.rows, "episode_reward"),
+        "response_length_mean": _mean(used, "response_length"),
+        "advantage_mean": _mean(used, "advantage"),
+        "advantage_std": pc.stddev(used.column("advantage")).as_py(),
+        "lag_mean": _mean(used, "lag"),
+        "lag_max": pc.max(used.column("lag")).as_py(),
+        "num_pending_groups": plan.num_pending_groups,
+        "num_unreadable_files": plan.num_unreadable_files,
+        "drops": dict(Counter(dropped.column("reason").to_pylist())),
+    }
+
+
+def _mean(table: pa.Table, column: str) -> float | None:
+    return pc.mean(table.column(column)).as_py()

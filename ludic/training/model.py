@@ -1,0 +1,187 @@
+"""Hugging Face causal language models: load, shard with FSDP2, run on packed tokens, save.
+
+Reads and writes local folders in Hugging Face form. A model that is missing, incomplete or of
+another shape raises ModelError naming the folder and what is wrong with it.
+
+Models stay in eval mode, so that no dropout comes between the trainer's logprobs and the sampler's.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import torch
+import transformers
+from huggingface_hub import snapshot_download
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from ludic.errors import ModelError
+from ludic.training.packing import MicroBatch
+
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "chat_template*",
+    "additional_chat_templates/*",
+    "*.model",
+    "*.tiktoken",
+)
+
+
+def load_model(
+    source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", strict: bool = False
+) -> PreTrainedModel:
+    """Load a causal language model in eval mode, with attention that keeps packed sequences apart.
+
+    source: a folder with safetensors or pytorch_model.bin weights, in one file or in shards, or
+    a Hugging Face id. Raises ModelError when it can't be read, when a weight is missing or has
+    another shape than config.json says, or when a layer carries state across packed sequences;
+    if strict, also when there is a weight that the model has no use for.
+    """
+    if source.startswith(("/", ".", "~")) and not Path(source).expanduser().is_dir():
+        raise ModelError(f"{source}: there is no such folder; give a folder with config.json and weights, or an id")
+    try:
+        with _without_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, device_map=None
+            )
+    except Exception as error:  # what a broken file raises depends on who parses it: OSError, SafetensorError, ...
+        raise ModelError(f"{source}: not a model that transformers can load: {error}") from error
+    if report["missing_keys"]:
+        raise ModelError(f"{source}: the weights lack {_some(report['missing_keys'])}; the folder is incomplete")
+    if strict and report["unexpected_keys"]:
+        raise ModelError(
+            f"{source}: the weights hold {_some(report['unexpected_keys'])}, which the model has no place for"
+        )
+    if model._is_stateful:
+        raise ModelError(
+            f"{source}: {type(model).__name__} has recurrent layers, whose state runs on from one packed sequence into "
+            "the next; ludic trains attention-only models"
+        )
+    return model.to(device).eval()
+
+
+def shard(
+    model: PreTrainedModel,
+    mesh: DeviceMesh,
+    *,
+    compute_dtype: torch.dtype | None = None,
+    activation_checkpointing: bool = False,
+) -> None:
+    """Shard the parameters over the mesh in place, one FSDP2 unit a decoder layer and one for the rest.
+
+    compute_dtype: of parameters and activations in forward and backward; gradients are reduced
+    in float32 and the optimizer keeps the parameters' own dtype. None computes in the latter.
+    activation_checkpointing: keep a layer's input only, and compute the rest again in the backward pass.
+    """
+    policy = MixedPrecisionPolicy()
+    if compute_dtype is not None:
+        policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    for layer in decoder_layers(model):
+        if activation_checkpointing:
+            # Inside of FSDP's hooks, and for eval mode too, where Hugging Face's own switch does nothing.
+            layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        fully_shard(layer, mesh=mesh, mp_policy=policy)
+    # Tied embeddings live in the root's unit together, so FSDP2 shards them as one parameter.
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The model's stack of layers: the first ModuleList that is as long as its config says."""
+    wanted = model.config.get_text_config(decoder=True).num_hidden_layers
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == wanted:
+            return module
+    raise ModelError(
+        f"{type(model).__name__}: found no ModuleList of {wanted} decoder layers to shard; "
+        "add its layout to ludic.training.model.decoder_layers"
+    )
+
+
+def micro_batch_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """(A, V) logits that predict the response tokens; those of other places are never computed."""
+    output = model(
+        input_ids=batch.input_ids,
+        # Without a mask, transformers reads the sequences' borders from where positions restart.
+        position_ids=batch.position_ids,
+        attention_mask=None,
+        use_cache=False,
+        logits_to_keep=batch.logit_positions,
+    )
+    return output.logits[0]
+
+
+def full_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Whole tensors on the CPU of rank 0, and nothing elsewhere; every rank must call it.
+
+    Of tied weights only the one that Hugging Face saves is kept.
+    """
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    state = get_model_state_dict(model, options=options)
+    tied = model.all_tied_weights_keys
+    return {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in tied}
+
+
+def save_weights(
+    model: PreTrainedModel, state_dict: Mapping[str, Tensor], folder: str | Path, *, dtype: torch.dtype | None = None
+) -> None:
+    """Write config.json, generation_config.json and safetensors; on rank 0 only.
+
+    state_dict: as from `full_state_dict`. dtype: of floating-point weights in the files; None keeps theirs.
+    """
+    if dtype is not None:
+        state_dict = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state_dict.items()}
+    with _without_progress_bars():
+        model.save_pretrained(folder, state_dict=dict(state_dict))
+    if dtype is not None:
+        _set_config_dtype(Path(folder) / "config.json", dtype)
+
+
+def copy_tokenizer(source: str, folder: str | Path) -> None:
+    """Copy a model's tokenizer and chat template, byte for byte; a model without one leaves nothing."""
+    origin = Path(source).expanduser()
+    if not origin.is_dir():
+        origin = Path(snapshot_download(source, allow_patterns=list(TOKENIZER_FILES)))
+    for pattern in TOKENIZER_FILES:
+        for file in origin.glob(pattern):
+            if file.is_file():
+                target = Path(folder) / file.relative_to(origin)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+
+
+def _set_config_dtype(path: Path, dtype: torch.dtype) -> None:
+    """save_pretrained writes the dtype of the model in memory; engines read that of the files."""
+    config = json.loads(path.read_text())
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """A trainer saves at every version; a bar each time would bury its own lines."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _some(names: set[str]) -> str:
+    """The first names of a set, and how many more there are."""
+    first, more = sorted(names)[:3], len(names) - 3
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,38 @@
+"""AdamW and the learning rate, which is a pure function of the step: nothing of it is stored."""
+
+import math
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from ludic.training.config import TrainConfig
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
+    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); norms and biases, the 1-D parameters, do not decay.
+
+    The learning rate is set at each step by `train_step`.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return AdamW(groups, lr=config.learning_rate, betas=config.betas)
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Learning rate of a gradient step; steps count from 1 to num_steps.
+
+    Rises linearly to config.learning_rate at step warmup_steps, then stays, or falls towards 0,
+    which it would reach one step after the last.
+    """
+    if step <= config.warmup_steps:
+        return config.learning_rate * step / config.warmup_steps
+    progress = (step - config.warmup_steps - 1) / (config.num_steps - config.warmup_steps)
+    progress = min(progress, 1.0)
+    if config.schedule == "linear":
+        return config.learning_rate * (1 - progress)
+    if config.schedule == "cosine":
+        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.learning_rate

@@ -1,0 +1,194 @@
+"""Rollouts to micro-batches: balanced over ranks, laid end to end without padding.
+
+Pure NumPy and CPU tensors; no I/O. A sequence that cannot be trained on raises InvalidBatchError
+naming its rollout.
+"""
+
+# Shapes: T = packed tokens of a micro-batch, A = response tokens among them.
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludic.errors import InvalidBatchError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingSequence:
+    """What the loss needs of one rollout."""
+
+    rollout_id: str
+    prompt_tokens: np.ndarray
+    """(prompt_length,) int32, at least one."""
+    response_tokens: np.ndarray
+    """(response_length,) int32; every list below is as long."""
+    sampler_logprobs: np.ndarray
+    """(response_length,) float32, nats, of the distribution sampled from."""
+    action_mask: np.ndarray | None = None
+    """(response_length,) bool, 1 for sampled tokens; None when all are."""
+    advantage: float | np.ndarray
+    """Of the whole response, or (response_length,) float32 for each token."""
+    weight: float = 1.0
+    """Multiplies the sequence's loss."""
+    temperature: float = 1.0
+    """Divides the trainer's logits, as it did the sampler's."""
+
+    def __post_init__(self) -> None:
+        for name in ("sampler_logprobs", "action_mask", "advantage"):
+            value = getattr(self, name)
+            if isinstance(value, np.ndarray) and value.shape != self.response_tokens.shape:
+                raise InvalidBatchError(
+                    f"rollout {self.rollout_id}: {name} has shape {value.shape}, "
+                    f"response_tokens has {self.response_tokens.shape}; both must be one value a response token"
+                )
+        if len(self.prompt_tokens) == 0:
+            raise InvalidBatchError(
+                f"rollout {self.rollout_id}: prompt_tokens is empty; the first response token has nothing to predict it"
+            )
+        if not 0 < self.temperature < float("inf"):
+            raise InvalidBatchError(
+                f"rollout {self.rollout_id}: temperature is {self.temperature}, wanted above 0; "
+                "greedy samples can't be trained on, drop them with a filter"
+            )
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response; 0 without a response, since nothing is left to predict and `pack` leaves it out."""
+        return len(self.prompt_tokens) + len(self.response_tokens) if len(self.response_tokens) else 0
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Tokens that the loss is taken over."""
+        return len(self.response_tokens) if self.action_mask is None else int(np.count_nonzero(self.action_mask))
+
+
+def cap(sequence: TrainingSequence, max_seq_len: int) -> tuple[TrainingSequence, bool]:
+    """The sequence with at most max_seq_len tokens, cut from the end of its response; and whether it was cut.
+
+    A prompt that alone is as long leaves an empty response.
+    """
+    kept = max(0, max_seq_len - len(sequence.prompt_tokens))
+    if len(sequence.response_tokens) <= kept:
+        return sequence, False
+    mask, advantage = sequence.action_mask, sequence.advantage
+    shorter = replace(
+        sequence,
+        response_tokens=sequence.response_tokens[:kept],
+        sampler_logprobs=sequence.sampler_logprobs[:kept],
+        action_mask=None if mask is None else mask[:kept],
+        advantage=advantage[:kept] if isinstance(advantage, np.ndarray) else advantage,
+    )
+    return shorter, True
+
+
+def assign(lengths: np.ndarray, num_ranks: int, micro_token_budget: int) -> list[list[list[int]]]:
+    """Which sequences each rank takes in each of its micro-batches: [rank][micro_batch] -> indexes.
+
+    lengths: (num_sequences,) tokens of each sequence. A micro-batch holds at most
+    micro_token_budget tokens, save that a longer sequence gets one of its own. Every rank gets
+    the same number of micro-batches, some of them empty: FSDP's collectives need every rank in
+    each. Deterministic.
+    """
+    plans = [_fill(share, lengths, micro_token_budget) for share in _share(lengths, num_ranks)]
+    num_micro_batches = max(len(plan) for plan in plans)
+    return [plan + [[] for _ in range(num_micro_batches - len(plan))] for plan in plans]
+
+
+def _share(lengths: np.ndarray, num_ranks: int) -> list[list[int]]:
+    """Longest first, each to the rank with the fewest tokens so far (Graham 1969, LPT)."""
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    loads = [(0, rank) for rank in range(num_ranks)]
+    for index in np.argsort(-lengths, kind="stable").tolist():
+        tokens, rank = heapq.heappop(loads)
+        shares[rank].append(index)
+        heapq.heappush(loads, (tokens + int(lengths[index]), rank))
+    return shares
+
+
+def _fill(share: list[int], lengths: np.ndarray, budget: int) -> list[list[int]]:
+    """First fit: each sequence, longest first, into the first micro-batch that has room."""
+    micro_batches: list[list[int]] = []
+    room: list[int] = []
+    for index in share:
+        tokens = int(lengths[index])
+        place = next((i for i, free in enumerate(room) if tokens <= free), None)
+        if place is None:
+            place = len(room)
+            micro_batches.append([])
+            room.append(budget)
+        micro_batches[place].append(index)
+        room[place] -= tokens
+    return micro_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroBatch:
+    """Sequences laid end to end, as tensors. A is at least 1."""
+
+    input_ids: Tensor
+    """(1, T) int64."""
+    position_ids: Tensor
+    """(1, T) int64, from 0 again at each sequence; that is what isolates sequences."""
+    logit_positions: Tensor
+    """(A,) int64, indexes into T: the token whose logits predict the response token."""
+    targets: Tensor
+    """(A,) int64, the response tokens."""
+    sampler_logprobs: Tensor
+    """(A,) float32, nats."""
+    advantages: Tensor
+    """(A,) float32."""
+    action_mask: Tensor
+    """(A,) bool: the loss is taken here."""
+    weights: Tensor
+    """(A,) float32."""
+    temperatures: Tensor
+    """(A,) float32."""
+    sequence_ids: Tensor
+    """(A,) int64, index of the sequence in what was packed."""
+
+    def to(self, device: torch.device) -> Self:
+        """The same on another device."""
+        return replace(self, **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+
+
+# A rank without sequences still takes part in the collectives of forward and backward. Its one
+# token has action_mask 0, so that its loss and its gradient are zero.
+_NOTHING = TrainingSequence(
+    rollout_id="(none)",
+    prompt_tokens=np.zeros(1, np.int32),
+    response_tokens=np.zeros(1, np.int32),
+    sampler_logprobs=np.zeros(1, np.float32),
+    action_mask=np.zeros(1, bool),
+    advantage=0.0,
+)
+
+
+def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
+    """Lay sequences end to end. Those with an empty response are left out; nothing at all becomes a masked dummy."""
+    kept = [(i, s) for i, s in enumerate(sequences) if s.num_tokens] or [(0, _NOTHING)]
+    # A response's last token predicts nothing, so it is a target but never an input.
+    inputs = [np.concatenate([s.prompt_tokens, s.response_tokens[:-1]]) for _, s in kept]
+    ends = np.cumsum([len(tokens) for tokens in inputs])
+    positions = [np.arange(end - len(s.response_tokens), end) for end, (_, s) in zip(ends, kept, strict=True)]
+
+    def per_token(values: list[float | np.ndarray], dtype: torch.dtype) -> Tensor:
+        full = [np.broadcast_to(v, s.response_tokens.shape) for v, (_, s) in zip(values, kept, strict=True)]
+        return torch.from_numpy(np.concatenate(full)).to(dtype)
+
+    return MicroBatch(
+        input_ids=torch.from_numpy(np.concatenate(inputs)).long()[None],
+        position_ids=torch.from_numpy(np.concatenate([np.arange(len(tokens)) for tokens in inputs]))[None],
+        logit_positions=torch.from_numpy(np.concatenate(positions)),
+        targets=per_token([s.response_tokens for _, s in kept], torch.int64),
+        sampler_logprobs=per_token([s.sampler_logprobs for _, s in kept], torch.float32),
+        advantages=per_token([s.advantage for _, s in kept], torch.float32),
+        action_mask=per_token([True if s.action_mask is None else s.action_mask for _, s in kept], torch.bool),
+        weights=per_token([s.weight for _, s in kept], torch.float32),
+        temperatures=per_token([s.temperature for _, s in kept], torch.float32),
+        sequence_ids=per_token([i for i, _ in kept], torch.int64),
+    )

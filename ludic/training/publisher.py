@@ -1,0 +1,64 @@
+"""Publishing weights, and telling the workers how much to sample with them. On rank 0 only."""
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+
+from ludic.store import (
+    Attempt,
+    LatestPolicy,
+    Root,
+    check_not_fenced,
+    latest_policy,
+    point_latest,
+    prune_policies,
+    publish_policy,
+)
+from ludic.training.demand import Demand
+
+
+class Publisher:
+    """The only writer of policies/ in this attempt; the training thread and the planning thread share it."""
+
+    def __init__(self, root: Root, attempt: Attempt, keep: int | None) -> None:
+        self._root, self._attempt, self._keep = root, attempt, keep
+        self._demand = Demand(root.run)
+        self._lock = threading.Lock()
+        latest = latest_policy(root)
+        self.version = latest.version if latest else None
+        """The newest version, by whichever attempt; None before the first."""
+
+    def publish(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:
+        """Publish what `save` writes into a folder, as the next version; returns the version.
+
+        Raises FencedError when a newer attempt owns the root.
+        """
+        check_not_fenced(self._root, self._attempt)
+        with self._lock:
+            version = publish_policy(
+                self._root,
+                save,
+                step=step,
+                attempt_id=self._attempt.attempt_id,
+                parent_version=self.version,
+                groups_per_worker=lambda version: self._demand.on_publish(version, num_ready_groups),
+            )
+            self.version = version
+        if self._keep is not None:
+            prune_policies(self._root, self._keep, version)
+        return version
+
+    def note_arrivals(self, rows: pa.Table) -> None:
+        """Count what workers delivered; see Demand."""
+        with self._lock:
+            self._demand.note_arrivals(rows)
+
+    def ask_for_more(self, num_missing_groups: int, idle_s: float) -> None:
+        """Raise what LATEST asks of each worker, if nothing else would end the wait."""
+        with self._lock:
+            more = self._demand.on_shortage(num_missing_groups, idle_s)
+            if more is not None:
+                check_not_fenced(self._root, self._attempt)
+                point_latest(self._root, LatestPolicy(version=self._demand.version, groups_per_worker=more))

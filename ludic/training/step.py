@@ -1,0 +1,117 @@
+"""One gradient step over the micro-batches of every rank. Collective: all ranks call it alike."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from ludic.errors import TrainingError
+from ludic.training.losses import LossConfig, policy_gradient_loss, token_logprobs_and_entropy
+from ludic.training.model import micro_batch_logits
+from ludic.training.packing import MicroBatch
+
+
+def train_step(
+    model: PreTrainedModel,
+    optimizer: Optimizer,
+    micro_batches: Sequence[MicroBatch],
+    *,
+    loss_config: LossConfig,
+    num_action_tokens: int,
+    num_ranks: int,
+    learning_rate: float,
+    max_grad_norm: float | None,
+    reference_model: PreTrainedModel | None = None,
+) -> dict[str, float]:
+    """Change the weights once, and say what was seen, in the words of schemas/metrics.v1.json.
+
+    micro_batches: this rank's, as many as on any other rank. num_action_tokens: of all ranks
+    together; the loss is per action token of the global batch, however it was split. The same
+    metrics are returned on every rank. Raises TrainingError on every rank, before the weights
+    change, when the loss or the gradient is not finite.
+    """
+    totals: dict[str, Tensor] = {}
+    for batch in micro_batches:
+        loss, sums = _micro_batch_loss(model, batch.to(model.device), loss_config, num_action_tokens, reference_model)
+        # FSDP2 averages gradients over ranks; the loss is a sum over them. It reduces at each
+        # micro-batch: waiting for the last would hold the gradients unsharded.
+        (loss * num_ranks).backward()
+        totals = _accumulate(totals, sums)
+    metrics = _reduce(totals, num_action_tokens)
+    metrics["grad_norm"] = _clip_gradients(model, max_grad_norm)
+    metrics["learning_rate"] = learning_rate
+    _check_finite(optimizer, metrics)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.step()
+    optimizer.zero_grad()
+    return metrics
+
+
+@torch.no_grad()
+def reference_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """(A,) float32 logprobs of the response tokens under another model, at the rows' temperatures."""
+    logits = micro_batch_logits(model, batch)
+    if isinstance(model, FSDPModule):
+        # The root's unit, embeddings included, stays whole until a backward pass, which won't come.
+        model.reshard()
+    return token_logprobs_and_entropy(logits, batch.targets, batch.temperatures)[0]
+
+
+def _micro_batch_loss(
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    config: LossConfig,
+    num_action_tokens: int,
+    reference_model: PreTrainedModel | None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The micro-batch's share of the loss, and detached sums of what is to be averaged over action tokens."""
+    reference = None if reference_model is None else reference_logprobs(reference_model, batch)
+    logits = micro_batch_logits(model, batch)
+    logprobs, entropies = token_logprobs_and_entropy(logits, batch.targets, batch.temperatures)
+    loss, sums = policy_gradient_loss(
+        logprobs, batch, config, num_action_tokens=num_action_tokens, reference_logprobs=reference
+    )
+    entropy = torch.where(batch.action_mask, entropies, 0).sum()
+    return loss, sums | {"entropy": entropy, "loss": loss.detach() * num_action_tokens}
+
+
+def _accumulate(totals: dict[str, Tensor], sums: dict[str, Tensor]) -> dict[str, Tensor]:
+    if not totals:
+        return sums
+    return {k: torch.maximum(totals[k], v) if k == "ratio_max" else totals[k] + v for k, v in sums.items()}
+
+
+def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, float]:
+    """Means over the action tokens of all ranks."""
+    ratio_max = totals.pop("ratio_max")
+    dist.all_reduce(ratio_max, op=dist.ReduceOp.MAX)
+    sums = torch.stack([value.double() for value in totals.values()])
+    dist.all_reduce(sums)
+    means = dict(zip(totals, (sums / num_action_tokens).tolist(), strict=True))
+    means["ratio_mean"], means["clip_fraction"] = means.pop("ratio"), means.pop("clipped")
+    return means | {"ratio_max": ratio_max.item()}
+
+
+def _clip_gradients(model: PreTrainedModel, max_grad_norm: float | None) -> float:
+    """Scale all gradients so that their L2 norm is at most max_grad_norm; the norm before, over all ranks."""
+    limit = float("inf") if max_grad_norm is None else max_grad_norm
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
+    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+
+
+def _check_finite(optimizer: Optimizer, metrics: dict[str, float]) -> None:
+    # Both numbers are reduced over ranks, so that all of them raise or none.
+    bad = [name for name in ("loss", "grad_norm") if not torch.isfinite(torch.tensor(metrics[name]))]
+    if bad:
+        optimizer.zero_grad()
+        found = ", ".join(f"{name} {metrics[name]}" for name in ("loss", "grad_norm", "ratio_max"))
+        raise TrainingError(
+            f"{' and '.join(bad)} not finite ({found}); the weights were left as they were; "
+            "resume from a checkpoint with a lower learning rate, or with clip_high or truncate_ratio"
+        )

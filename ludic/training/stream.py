@@ -1,0 +1,168 @@
+"""The batch stream: from rollouts in the store to packed micro-batches, on every rank.
+
+Rank 0 plans (ludic.training.feed) and the plan reaches the other ranks as Arrow IPC; each rank reads
+the row groups of its own sequences. Planning overlaps with the training step, reading with what
+follows it. At no time are more tokens in memory than two batches hold.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+from ludic.schema import column_values
+from ludic.store import Root, read_rows
+from ludic.training.config import TrainConfig
+from ludic.training.distributed import num_ranks, rank, run_on_main
+from ludic.training.feed import Plan, PlanFeed
+from ludic.training.packing import MicroBatch, TrainingSequence, assign, cap, pack
+
+TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
+_COLUMNS = ["rollout_id", "temperature", *TOKEN_COLUMNS]
+_CONCURRENT_READS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBatch:
+    """What one rank trains on at one step."""
+
+    plan: Plan
+    """Of all ranks."""
+    micro_batches: list[MicroBatch]
+    """Of this rank; as many on every rank."""
+    num_action_tokens: int
+    """Of all ranks: what the loss is divided by."""
+    num_tokens: int
+    """Of all ranks, prompts included."""
+    num_truncated: int
+    """Sequences of all ranks that were cut to max_seq_len."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Share:
+    """One rank's part of a batch, with its counts."""
+
+    micro_batches: list[MicroBatch]
+    num_action_tokens: int
+    num_tokens: int
+    num_truncated: int
+
+
+class BatchStream:
+    """Batches in order of steps. Collective: every rank calls every method alike."""
+
+    def __init__(self, root: Root, config: TrainConfig, feed: PlanFeed | None) -> None:
+        """`feed` on rank 0, None elsewhere; its first plan must have been started."""
+        self._root, self._config, self._feed = root, config, feed
+        self._reading: tuple[Plan, Future[_Share]] | None = None
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="ludic-read")
+
+    def next_batch(self) -> TrainingBatch | None:
+        """The next step's batch, as soon as there are groups enough; None when rank 0 was told to stop.
+
+        Raises, on every rank, what the feed raises on rank 0.
+        """
+        plan, reading = self._reading or self._begin_reading(wait=True)
+        self._reading = None
+        if plan is None:
+            return None
+        share = reading.result()
+        counts = torch.tensor([share.num_action_tokens, share.num_tokens, share.num_truncated])
+        dist.all_reduce(counts)
+        num_action_tokens, num_tokens, num_truncated = counts.tolist()
+        return TrainingBatch(
+            plan=plan,
+            micro_batches=share.micro_batches,
+            num_action_tokens=num_action_tokens,
+            num_tokens=num_tokens,
+            num_truncated=num_truncated,
+        )
+
+    def start_plan(self, step: int, trainer_version: int) -> None:
+        """Begin to plan a step that will start from the weights of `trainer_version`."""
+        if self._feed is not None:
+            self._feed.start(step, trainer_version)
+
+    def prefetch(self) -> None:
+        """Begin to read the next batch if its plan is there already; never waits."""
+        plan, reading = self._begin_reading(wait=False)
+        self._reading = None if plan is None else (plan, reading)
+
+    def close(self) -> None:
+        if self._feed is not None:
+            self._feed.close()
+        self._reader.shutdown(wait=True)
+
+    def _begin_reading(self, *, wait: bool) -> tuple[Plan | None, Future[_Share]]:
+        data = run_on_main(lambda: self._take_plan(wait))
+        if not data:
+            return None, Future()
+        plan = Plan.from_bytes(data)
+        return plan, self._reader.submit(read_share, self._root, self._config, plan, rank(), num_ranks())
+
+    def _take_plan(self, wait: bool) -> bytes:
+        assert self._feed is not None
+        plan = self._feed.take() if wait or self._feed.is_ready else None
+        return plan.to_bytes() if plan else b""
+
+
+def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks: int) -> _Share:
+    """Read and pack one rank's sequences of a plan; the same on any machine."""
+    used = plan.rows.filter(plan.rows.column("used"))
+    lengths = _sum_columns(used, "prompt_length", "response_length")
+    if config.max_seq_len is not None:
+        lengths = np.minimum(lengths, config.max_seq_len)
+    mine = assign(lengths, num_ranks, config.micro_token_budget)[rank]
+    order = [index for micro_batch in mine for index in micro_batch]
+    sequences = dict(zip(order, read_sequences(root, used.take(order)), strict=True))
+    capped = {index: _cap(sequence, config.max_seq_len) for index, sequence in sequences.items()}
+    kept = [sequence for sequence, _ in capped.values()]
+    return _Share(
+        micro_batches=[pack([capped[index][0] for index in micro_batch]) for micro_batch in mine],
+        num_action_tokens=sum(sequence.num_action_tokens for sequence in kept),
+        num_tokens=sum(sequence.num_tokens for sequence in kept),
+        num_truncated=sum(was_cut for _, was_cut in capped.values()),
+    )
+
+
+def read_sequences(root: Root, rows: pa.Table) -> list[TrainingSequence]:
+    """The tokens of ledger rows, in their order; files are read concurrently, each opened once."""
+    if rows.num_rows == 0:
+        return []
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(rows.column("file").to_pylist()):
+        places.setdefault(name, []).append(place)
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        tables = pool.map(lambda name: _read_file(root, name, rows.take(places[name])), places)
+        sequences = dict(zip((p for mine in places.values() for p in mine), _flatten(tables), strict=True))
+    return [sequences[place] for place in range(rows.num_rows)]
+
+
+def _read_file(root: Root, name: str, rows: pa.Table) -> list[TrainingSequence]:
+    addresses = list(zip(rows.column("row_group").to_pylist(), rows.column("row").to_pylist(), strict=True))
+    table = read_rows(root, name, addresses, _COLUMNS)
+    assert table.column("rollout_id").to_pylist() == rows.column("rollout_id").to_pylist(), (
+        f"{name} is not what was planned"
+    )
+    names = dict(zip(_COLUMNS, _COLUMNS, strict=True)) | {"response_logprobs": "sampler_logprobs"}
+    columns = {names[column]: column_values(table, column) for column in _COLUMNS}
+    columns |= {"advantage": rows.column("advantage").to_pylist(), "weight": rows.column("weight").to_pylist()}
+    return [
+        TrainingSequence(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
+    ]
+
+
+def _flatten(parts: Sequence) -> list:
+    return [item for part in parts for item in part]
+
+
+def _cap(sequence: TrainingSequence, max_seq_len: int | None) -> tuple[TrainingSequence, bool]:
+    return (sequence, False) if max_seq_len is None else cap(sequence, max_seq_len)
+
+
+def _sum_columns(table: pa.Table, *names: str) -> np.ndarray:
+    return sum(table.column(name).to_numpy().astype(np.int64) for name in names)

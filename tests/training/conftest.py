@@ -1,0 +1,139 @@
+"""A tiny random Qwen2 with tied embeddings, random sequences, and a short training run on any number of ranks."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from ludic.store.root import Root
+from ludic.store.run import RunConfig
+from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
+from ludic.training.config import TrainConfig
+from ludic.training.distributed import init_distributed, num_ranks, rank, shut_down
+from ludic.training.model import load_model, shard
+from ludic.training.optimizer import build_optimizer
+from ludic.training.packing import TrainingSequence, assign, pack
+from ludic.training.step import train_step
+
+VOCAB_SIZE = 256
+
+
+def random_model(*, hidden_size: int = 64, tied: bool = True, seed: int = 0) -> PreTrainedModel:
+    config = Qwen2Config(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=tied,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(seed)
+    return Qwen2ForCausalLM(config).eval()
+
+
+def random_sequences(num_sequences: int, seed: int) -> list[TrainingSequence]:
+    """Prompts and responses of 1 to 20 tokens; half of them with masked tokens, token advantages, a temperature."""
+    rng = np.random.default_rng(seed)
+    return [_random_sequence(rng, f"{seed}-{i}", plain=i % 2 == 0) for i in range(num_sequences)]
+
+
+def _random_sequence(rng: np.random.Generator, rollout_id: str, *, plain: bool) -> TrainingSequence:
+    prompt_length, length = rng.integers(1, 21, size=2)
+    mask = rng.random(length) < 0.7
+    mask[0] = True
+    return TrainingSequence(
+        rollout_id=rollout_id,
+        prompt_tokens=rng.integers(0, VOCAB_SIZE, prompt_length, dtype=np.int32),
+        response_tokens=rng.integers(0, VOCAB_SIZE, length, dtype=np.int32),
+        sampler_logprobs=rng.normal(-5.5, 0.2, length).astype(np.float32),
+        action_mask=None if plain else mask,
+        advantage=float(rng.normal()) if plain else rng.normal(size=length).astype(np.float32),
+        weight=1.0 if plain else 0.5,
+        temperature=1.0 if plain else 0.7,
+    )
+
+
+def train(url: str, *, attempt_id: int, steps: range, resume_from: tuple[int, int] | None = None) -> list[dict]:
+    """Metrics of some gradient steps on whatever ranks there are; checkpoints to the root at step 3 and at the end.
+
+    The data of a step depend on nothing but the step; step 2 has one sequence, so that a second
+    rank has nothing to do. resume_from is an attempt and a step.
+    """
+    root, config = Root.open(url), TrainConfig(learning_rate=1e-3, weight_decay=0.1)
+    model = load_model(root.run.model)
+    shard(model, init_distributed("cpu"))
+    optimizer = build_optimizer(model, config)
+    if resume_from:
+        infos = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
+        load_checkpoint(root, infos[resume_from], model, optimizer)
+    metrics = []
+    for step in steps:
+        sequences = random_sequences(1 if step == 2 else 9, seed=step)
+        plan = assign(np.array([s.num_tokens for s in sequences]), num_ranks(), micro_token_budget=64)
+        metrics.append(
+            train_step(
+                model,
+                optimizer,
+                [pack([sequences[i] for i in indexes]) for indexes in plan[rank()]],
+                loss_config=config.loss,
+                num_action_tokens=sum(s.num_action_tokens for s in sequences),
+                num_ranks=num_ranks(),
+                learning_rate=config.learning_rate,
+                max_grad_norm=1.0,
+            )
+        )
+        if step in (3, steps[-1]):
+            save_checkpoint(
+                root,
+                model,
+                optimizer,
+                attempt_id=attempt_id,
+                step=step,
+                policy_version=step,
+                cursor={"w0": [[0, step]]},
+                config=asdict(config),
+            )
+    return metrics
+
+
+@pytest.fixture(scope="session")
+def mesh() -> Iterator[DeviceMesh]:
+    """The group of this process alone."""
+    yield init_distributed("cpu")
+    shut_down()
+
+
+@pytest.fixture
+def tiny_model() -> Callable[..., PreTrainedModel]:
+    return random_model
+
+
+@pytest.fixture
+def sequences() -> Callable[[int, int], list[TrainingSequence]]:
+    return random_sequences
+
+
+@pytest.fixture
+def train_here(mesh: DeviceMesh) -> Callable[..., list[dict]]:
+    return train
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """Weights of the tiny model, in Hugging Face form."""
+    folder = tmp_path / "model"
+    random_model().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def run_root(tmp_path: Path, model_folder: Path) -> Root:
+    return Root.create(str(tmp_path / "run"), RunConfig(model=str(model_folder), env=("moar_cats",)))

@@ -1,0 +1,180 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ludic.errors import ModelError, NameTakenError, SchemaError
+from ludic.store.root import Root
+from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, prune_checkpoints, save_checkpoint
+from ludic.training.config import TrainConfig
+from ludic.training.model import full_state_dict, shard
+from ludic.training.optimizer import build_optimizer
+
+
+@pytest.fixture
+def trainer(mesh, tiny_model):
+    """A sharded model and an optimizer that has stepped, so that its moments are not zero."""
+
+    def build(num_steps=2, **fields):
+        model = tiny_model(**fields)
+        shard(model, mesh)
+        optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-2))
+        for step in range(num_steps):
+            for parameter in model.parameters():
+                parameter.grad = parameter.detach() * (step + 1) + 0.1
+            optimizer.step()
+        return model, optimizer
+
+    return build
+
+
+def save(root, model, optimizer, *, attempt_id=0, step=1, **fields):
+    fields = {"policy_version": 7, "cursor": {"w0": [[0, 4]]}, "config": {"num_steps": 10}} | fields
+    return save_checkpoint(root, model, optimizer, attempt_id=attempt_id, step=step, **fields)
+
+
+def moments(optimizer):
+    return [v if k == "step" else v.full_tensor() for s in optimizer.state.values() for k, v in sorted(s.items())]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_moments_and_random_state_come_back_bit_for_bit(run_root, trainer, tied):
+    model, optimizer = trainer(tied=tied)
+    torch.manual_seed(3)
+    info = save(run_root, model, optimizer)
+    expected = torch.rand(5)
+    other, other_optimizer = trainer(tied=tied, seed=1, num_steps=0)
+    load_checkpoint(run_root, info, other, other_optimizer)
+    assert torch.equal(torch.rand(5), expected)
+    weights = full_state_dict(other)
+    assert all(torch.equal(weights[name], tensor) for name, tensor in full_state_dict(model).items())
+    assert all(torch.equal(a, b) for a, b in zip(moments(other_optimizer), moments(optimizer), strict=True))
+
+
+def test_a_resumed_trainer_keeps_its_own_settings(run_root, trainer):
+    info = save(run_root, *trainer())
+    model, _ = trainer()
+    optimizer = build_optimizer(model, TrainConfig(weight_decay=0.3, betas=(0.5, 0.6)))
+    load_checkpoint(run_root, info, model, optimizer)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    assert {tuple(group["betas"]) for group in optimizer.param_groups} == {(0.5, 0.6)}
+
+
+def test_the_marker_says_what_the_caller_gave(run_root, trainer):
+    info = save(run_root, *trainer(), attempt_id=2, step=5)
+    assert complete_checkpoints(run_root) == [info]
+    written = json.loads(run_root.read("checkpoints/attempt=2/step=5/checkpoint.json"))
+    assert written == {
+        "attempt_id": 2,
+        "step": 5,
+        "policy_version": 7,
+        "cursor": {"w0": [[0, 4]]},
+        "config": {"num_steps": 10},
+        "num_ranks": 1,
+        "format_version": 1,
+    }
+
+
+def test_a_checkpoint_without_its_marker_does_not_exist(run_root, trainer):
+    model, optimizer = trainer()
+    first = save(run_root, model, optimizer, step=1)
+    second = save(run_root, model, optimizer, step=2)
+    run_root.delete(f"{second.name}/checkpoint.json")
+    assert complete_checkpoints(run_root) == [first]
+
+
+def test_steps_are_ordered_as_numbers(run_root, trainer):
+    model, optimizer = trainer()
+    for attempt_id, step in [(0, 10), (0, 9), (1, 2)]:
+        save(run_root, model, optimizer, attempt_id=attempt_id, step=step)
+    assert [(i.attempt_id, i.step) for i in complete_checkpoints(run_root)] == [(0, 9), (0, 10), (1, 2)]
+
+
+def test_pruning_keeps_the_newest_whole(run_root, trainer):
+    model, optimizer = trainer()
+    infos = [save(run_root, model, optimizer, step=step) for step in (1, 2, 3)]
+    kept = run_root.list(infos[2].name)
+    assert prune_checkpoints(run_root, keep=1) == infos[:2]
+    assert run_root.list("checkpoints") == kept
+    load_checkpoint(run_root, infos[2], model, optimizer)
+
+
+def test_checkpoints_live_on_any_filesystem(run_root, trainer):
+    root = Root.create("memory://checkpoints-of-a-test", run_root.run)
+    model, optimizer = trainer()
+    info = save(root, model, optimizer)
+    other, other_optimizer = trainer(seed=1)
+    load_checkpoint(root, info, other, other_optimizer)
+    assert torch.equal(other.model.norm.weight.full_tensor(), model.model.norm.weight.full_tensor())
+
+
+def test_another_trainer_with_this_attempt_is_an_error(run_root, trainer):
+    model, optimizer = trainer()
+    save(run_root, model, optimizer, policy_version=1)
+    with pytest.raises(NameTakenError, match=r"attempt=0/step=1 is there with other content"):
+        save(run_root, model, optimizer, policy_version=2)
+
+
+def edit(root, info, file, change):
+    path = f"{root.path}/{info.name}/{file}"
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+MOMENT = "state.model.norm.weight.exp_avg"
+WEIGHT = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("optimizer.safetensors", lambda t: t.pop(MOMENT), rf"optimizer\.safetensors: {MOMENT} is missing"),
+        ("optimizer.safetensors", lambda t: t.update({MOMENT: torch.zeros(3)}), rf"{MOMENT} is \(3,\).*\(64,\)"),
+        ("optimizer.safetensors", lambda t: t.update(extra=torch.zeros(3)), r"extra is \(3,\), the model's is missing"),
+        ("model.safetensors", lambda t: t.pop(WEIGHT), rf"the weights lack {WEIGHT}"),
+        ("model.safetensors", lambda t: t.update(extra=torch.zeros(3)), r"the weights hold extra"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named_and_nothing_is_changed(run_root, trainer, file, change, message):
+    info = save(run_root, *trainer())
+    edit(run_root, info, file, change)
+    model, optimizer = trainer(seed=1)
+    before, before_moments = full_state_dict(model), [m.clone() for m in moments(optimizer)]
+    with pytest.raises(ModelError, match=message):
+        load_checkpoint(run_root, info, model, optimizer)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in full_state_dict(model).items())
+    assert all(torch.equal(a, b) for a, b in zip(moments(optimizer), before_moments, strict=True))
+
+
+def test_a_checkpoint_of_another_model_is_refused(run_root, trainer):
+    info = save(run_root, *trainer(hidden_size=32))
+    with pytest.raises(ModelError, match=r"model\.safetensors: .* is \(.*32.*\), the model's is \(.*64.*\)"):
+        load_checkpoint(run_root, info, *trainer())
+
+
+def test_a_truncated_optimizer_file_is_named(run_root, trainer):
+    model, optimizer = trainer()
+    info = save(run_root, model, optimizer)
+    name = f"{info.name}/optimizer.safetensors"
+    run_root.put(name, run_root.read(name)[:500])
+    with pytest.raises(ModelError, match=r"step=1/optimizer\.safetensors can't be read"):
+        load_checkpoint(run_root, info, model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"{", "is not a checkpoint.json"), (b'{"format_version": 9}', "not a")]
+)
+def test_a_marker_that_cannot_be_read_is_named(run_root, content, message):
+    run_root.put("checkpoints/attempt=0/step=1/checkpoint.json", content)
+    with pytest.raises(SchemaError, match=message):
+        complete_checkpoints(run_root)
+
+
+def test_a_newer_format_is_refused_by_number(run_root, trainer):
+    info = save(run_root, *trainer())
+    name = f"{info.name}/checkpoint.json"
+    run_root.put(name, json.dumps(json.loads(run_root.read(name)) | {"format_version": 2}).encode())
+    with pytest.raises(SchemaError, match="has format 2, this ludic reads 1"):
+        complete_checkpoints(run_root)

@@ -1,0 +1,26 @@
+import pytest
+
+from ludic.errors import StalledError
+from ludic.training.distributed import broadcast_bytes, init_distributed, is_main, num_ranks, rank, run_on_main
+
+
+def test_one_process_is_a_group_of_one_without_torchrun(mesh):
+    assert (rank(), num_ranks(), is_main(), mesh.size()) == (0, 1, True, 1)
+
+
+def test_a_second_call_joins_nothing(mesh):
+    assert init_distributed("cpu").size() == mesh.size()
+
+
+@pytest.mark.parametrize("data", [b"", b"plan", bytes(range(256)) * 100])
+def test_bytes_arrive_as_they_were_sent(mesh, data):
+    assert broadcast_bytes(data) == data
+    assert run_on_main(lambda: data) == data
+
+
+def test_an_error_of_rank_0_is_raised_as_it_is(mesh):
+    def stall():
+        raise StalledError("nothing arrived")
+
+    with pytest.raises(StalledError, match="nothing arrived"):
+        run_on_main(stall)

@@ -1,0 +1,179 @@
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from ludic.errors import ModelError
+from ludic.training.losses import token_logprobs_and_entropy
+from ludic.training.model import (
+    copy_tokenizer,
+    decoder_layers,
+    full_state_dict,
+    load_model,
+    micro_batch_logits,
+    save_weights,
+    shard,
+)
+from ludic.training.packing import pack
+
+
+def logprobs(model, batch):
+    return token_logprobs_and_entropy(micro_batch_logits(model, batch), batch.targets, batch.temperatures)[0]
+
+
+def gradients(model, batch):
+    model.zero_grad()
+    logprobs(model, batch).sum().backward()
+    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+
+
+def test_packed_sequences_do_not_see_each_other(model_folder, sequences):
+    model, some = load_model(str(model_folder)), sequences(6, 1)
+    together = logprobs(model, pack(some))
+    alone = torch.cat([logprobs(model, pack([s])) for s in some])
+    assert torch.allclose(together, alone, rtol=0, atol=1e-5)
+
+
+def test_a_changed_neighbour_leaves_logprobs_bit_equal(model_folder, sequences):
+    model, some = load_model(str(model_folder)), sequences(3, 1)
+    before = pack(some)
+    some[1].prompt_tokens[:] = 7
+    some[1].response_tokens[:] = 9
+    after = pack(some)
+    same = before.sequence_ids != 1
+    assert torch.equal(logprobs(model, before)[same], logprobs(model, after)[same])
+    assert not torch.equal(logprobs(model, before)[~same], logprobs(model, after)[~same])
+
+
+def test_logits_are_those_of_the_token_before(model_folder, sequences):
+    model, one = load_model(str(model_folder)), sequences(1, 1)
+    batch = pack(one)
+    whole = model(input_ids=batch.input_ids, use_cache=False).logits[0]
+    length = len(one[0].prompt_tokens)
+    assert torch.allclose(micro_batch_logits(model, batch), whole[length - 1 :], atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_sharding_changes_neither_logits_nor_the_saved_weights(mesh, tmp_path, tiny_model, sequences, tied):
+    model, batch = tiny_model(tied=tied), pack(sequences(3, 1))
+    before, expected = model.state_dict(), logprobs(model, batch)
+    before = {name: tensor.clone() for name, tensor in before.items()}
+    shard(model, mesh)
+    assert torch.equal(logprobs(model, batch), expected)
+    save_weights(model, full_state_dict(model), tmp_path / "saved")
+    after = load_model(str(tmp_path / "saved"), strict=True).state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_tied_embeddings_are_one_parameter_and_saved_once(mesh, tmp_path, tiny_model, sequences):
+    model = tiny_model(tied=True)
+    shard(model, mesh)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    gradients(model, pack(sequences(2, 1)))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    save_weights(model, full_state_dict(model), tmp_path)
+    assert "model.embed_tokens.weight" in load_file(tmp_path / "model.safetensors")
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    assert json.loads((tmp_path / "config.json").read_text())["architectures"] == ["Qwen2ForCausalLM"]
+
+
+def test_activation_checkpointing_leaves_the_gradients_as_they_are(mesh, tiny_model, sequences):
+    kept, recomputed, batch = tiny_model(), tiny_model(), pack(sequences(4, 1))
+    shard(kept, mesh)
+    shard(recomputed, mesh, activation_checkpointing=True)
+    calls = []
+    recomputed.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    expected, found = gradients(kept, batch), gradients(recomputed, batch)
+    assert len(calls) == 2  # forward, and once more in the backward pass
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_bfloat16_computes_in_it_and_keeps_float32_weights(mesh, tiny_model, sequences):
+    model, batch = tiny_model(), pack(sequences(4, 1))
+    exact = logprobs(model, batch)
+    shard(model, mesh, compute_dtype=torch.bfloat16)
+    assert micro_batch_logits(model, batch).dtype == torch.bfloat16
+    assert torch.allclose(logprobs(model, batch), exact, atol=0.05)
+    assert {g.dtype for g in gradients(model, batch).values()} == {torch.float32}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_weights_can_be_saved_in_another_dtype(mesh, tmp_path, tiny_model):
+    model = tiny_model()
+    shard(model, mesh)
+    save_weights(model, full_state_dict(model), tmp_path, dtype=torch.bfloat16)
+    assert {t.dtype for t in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
+def test_no_dropout_stands_between_trainer_and_sampler(model_folder):
+    config = json.loads((model_folder / "config.json").read_text())
+    (model_folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
+    model = load_model(str(model_folder))
+    ids = torch.arange(20)[None]
+    assert torch.equal(model(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_a_missing_folder_is_named():
+    with pytest.raises(ModelError, match=r"\./no/such/model: there is no such folder"):
+        load_model("./no/such/model")
+
+
+def test_a_missing_weight_is_named(model_folder):
+    weights = load_file(model_folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, model_folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"the weights lack model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_model(str(model_folder))
+
+
+def test_a_weight_of_another_shape_is_refused(model_folder):
+    weights = load_file(model_folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.zeros(3)
+    save_file(weights, model_folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="not a model that transformers can load"):
+        load_model(str(model_folder))
+
+
+def test_an_extra_weight_is_refused_only_when_strict(model_folder):
+    weights = load_file(model_folder / "model.safetensors")
+    save_file(weights | {"extra.weight": torch.zeros(3)}, model_folder / "model.safetensors", metadata={"format": "pt"})
+    load_model(str(model_folder))
+    with pytest.raises(ModelError, match=r"extra\.weight, which the model has no place for"):
+        load_model(str(model_folder), strict=True)
+
+
+def test_a_truncated_file_is_refused(model_folder):
+    file = model_folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ModelError, match="not a model that transformers can load"):
+        load_model(str(model_folder))
+
+
+def test_pytorch_files_are_read_too(model_folder):
+    weights = load_file(model_folder / "model.safetensors")
+    (model_folder / "model.safetensors").unlink()
+    torch.save(weights, model_folder / "pytorch_model.bin")
+    loaded = load_model(str(model_folder)).state_dict()
+    assert all(torch.equal(loaded[name], weights[name]) for name in weights)
+
+
+def test_decoder_layers_that_are_not_found_are_an_error(tiny_model):
+    model = tiny_model()
+    assert decoder_layers(model) is model.model.layers
+    model.config.num_hidden_layers = 5
+    with pytest.raises(ModelError, match="no ModuleList of 5 decoder layers"):
+        decoder_layers(model)
+
+
+def test_the_tokenizer_is_copied_byte_for_byte_and_the_weights_are_not(tmp_path, model_folder):
+    files = {"tokenizer.json": b"{}", "chat_template.jinja": b"{{ messages }}", "vocab.json": b"{ }"}
+    for name, content in files.items():
+        (model_folder / name).write_bytes(content)
+    target = tmp_path / "copy"
+    target.mkdir()
+    copy_tokenizer(str(model_folder), target)
+    assert {file.name: file.read_bytes() for file in target.iterdir()} == files

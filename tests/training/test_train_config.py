@@ -1,0 +1,39 @@
+import pytest
+import torch
+
+from ludic.errors import ConfigError
+from ludic.training.config import TrainConfig
+from ludic.training.losses import LossConfig
+
+
+def test_the_loss_takes_its_settings_from_the_trainer():
+    config = TrainConfig(clip_low=0.2, clip_high=0.28, reference="base", kl_weight=0.01)
+    assert config.loss == LossConfig(clip_low=0.2, clip_high=0.28, kl_weight=0.01)
+
+
+def test_bfloat16_is_for_computing_only():
+    assert TrainConfig(dtype="bfloat16").compute_dtype == torch.bfloat16
+    assert TrainConfig().compute_dtype is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_steps": 0}, "num_steps is 0, wanted at least 1"),
+        ({"max_seq_len": 0}, "max_seq_len is 0, wanted at least 1"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0, wanted a number above 0"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm is nan"),
+        ({"max_off_policy_steps": -1}, "max_off_policy_steps is -1, wanted at least 0"),
+        ({"warmup_steps": 100, "num_steps": 100}, "warmup_steps is 100, wanted less than num_steps"),
+        ({"betas": (0.9, 1.0)}, "betas is"),
+        ({"kl_weight": 0.1}, "there is no reference"),
+        ({"truncate_ratio": 2.0, "clip_low": 0.2}, "set one of them"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig(**settings)
+
+
+def test_what_is_off_is_none():
+    TrainConfig(max_off_policy_steps=None, max_grad_norm=None, checkpoint_every=None, stall_limit_s=None)

@@ -1,0 +1,62 @@
+"""Run by torchrun: train the tiny model and write the metrics of each rank, for test_ranks.py.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 train_on_ranks.py ROOT OUT ATTEMPT FIRST LAST [FROM]
+
+Steps FIRST to LAST; FROM is ATTEMPT:STEP of the checkpoint to resume from. OUT/rank=R.json.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from conftest import random_model, random_sequences, train
+from torch.optim import SGD
+
+from ludic.errors import StalledError, TrainingError
+from ludic.training.distributed import broadcast_bytes, init_distributed, is_main, rank, run_on_main, shut_down
+from ludic.training.losses import LossConfig
+from ludic.training.model import shard
+from ludic.training.packing import pack
+from ludic.training.step import train_step
+
+
+def error_of_rank_0() -> str:
+    def stall() -> bytes:
+        raise StalledError("nothing arrived: at all")
+
+    try:
+        run_on_main(stall)
+    except StalledError as error:
+        return f"{type(error).__name__}: {error}"
+    raise AssertionError("rank 0 raised, this rank did not")
+
+
+def error_of_a_nan_on_rank_1() -> str:
+    model = random_model()
+    shard(model, init_distributed("cpu"))
+    advantage = float("nan") if rank() == 1 else 1.0
+    batch = pack([replace(s, advantage=advantage) for s in random_sequences(2, seed=0)])
+    settings = {"loss_config": LossConfig(), "num_action_tokens": 1, "num_ranks": 2}
+    try:
+        train_step(model, SGD(model.parameters()), [batch], learning_rate=0.1, max_grad_norm=1.0, **settings)
+    except TrainingError as error:
+        return str(error)
+    raise AssertionError("a step with a nan went through")
+
+
+def main(root: str, out: str, attempt_id: str, first: str, last: str, resume_from: str | None = None) -> None:
+    init_distributed("cpu")
+    start = tuple(int(part) for part in resume_from.split(":")) if resume_from else None
+    seen = {
+        "metrics": train(root, attempt_id=int(attempt_id), steps=range(int(first), int(last) + 1), resume_from=start),
+        "received": broadcast_bytes(b"from rank 0" if is_main() else None).decode(),
+        "error": error_of_rank_0(),
+        "nan": error_of_a_nan_on_rank_1(),
+    }
+    (Path(out) / f"rank={rank()}.json").write_text(json.dumps(seen))
+    shut_down()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
