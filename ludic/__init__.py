@@ -1,0 +1,62 @@
+"""Post-training of language models by reinforcement learning, with storage as the spine.
+
+`import ludic` is light: what is named here is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ludic.records import (
+        AgentStep,
+        EnvironmentStep,
+        Message,
+        Rollout,
+        RolloutBatch,
+        RolloutGroup,
+        RolloutMetadata,
+        ToolCall,
+    )
+    from ludic.sql.connect import connect, scan
+    from ludic.store.root import Root
+    from ludic.store.run import RunConfig
+
+_HOMES = {
+    "AgentStep": "ludic.records",
+    "EnvironmentStep": "ludic.records",
+    "Message": "ludic.records",
+    "Rollout": "ludic.records",
+    "RolloutBatch": "ludic.records",
+    "RolloutGroup": "ludic.records",
+    "RolloutMetadata": "ludic.records",
+    "ToolCall": "ludic.records",
+    "connect": "ludic.sql.connect",
+    "scan": "ludic.sql.connect",
+    "Root": "ludic.store.root",
+    "RunConfig": "ludic.store.run",
+}
+
+__all__ = [
+    "AgentStep",
+    "EnvironmentStep",
+    "Message",
+    "Rollout",
+    "RolloutBatch",
+    "RolloutGroup",
+    "RolloutMetadata",
+    "Root",
+    "RunConfig",
+    "ToolCall",
+    "connect",
+    "scan",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,6 +3,10 @@
 In reasoning_gym 0.1.25 four scorers call eval() and five sympy.parse_expr(), which also evals. So
 "__import__('os')..." runs on the worker and "9**9**9**9" never returns. Here the answer's syntax tree is
 looked at first; what is neither plain data nor plain arithmetic is refused and not scored.
+
+Two consequences: an answer "Integral(f, x)", which intermediate_integration itself gives at times and accepts,
+is refused, while the integral worked out is right; and sympy.simplify, called by that one scorer,
+may still take minutes on a harmless but strange product of functions.
 """
 
 import ast

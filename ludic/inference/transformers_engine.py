@@ -100,7 +100,8 @@ class TransformersEngine:
 
     def _generate_batch(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         rows = make_rows(requests, self._eos_token_ids, self._device)
-        sequences = _Sequences(self._model, [request.prompt_tokens for request in requests], self.max_length)
+        prompts = [np.asarray(request.prompt_tokens, dtype=np.int32) for request in requests]
+        sequences = _Sequences(self._model, prompts, self.max_length)
         tokens = torch.zeros(rows.uniforms.shape, dtype=torch.int64, device=self._device)
         logprobs = torch.zeros(rows.uniforms.shape, device=self._device)
         finished = torch.zeros(len(requests), dtype=torch.bool, device=self._device)
@@ -141,7 +142,7 @@ class _Sequences:
     """(B, V), in the model's dtype."""
 
     def __init__(self, model: PreTrainedModel, prompts: Sequence[np.ndarray], max_length: int) -> None:
-        """Run the prompts; those that occur several times, as in a group of rollouts, once."""
+        """Run the prompts, each int32; those that occur several times, as in a group of rollouts, once."""
         self._model = model
         self._last_position = max_length - 1
         unique = {prompt.tobytes(): prompt for prompt in prompts}

@@ -8,7 +8,7 @@ from ludic.environments.registry import make_environment
 from ludic.inference.engine import SamplingParams
 from ludic.interaction.requests import EpisodeRequest, derive_seed, repeat
 from ludic.interaction.single_step import Agent, run_single_step
-from ludic.records import Purpose, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
+from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
 from ludic.store import RunConfig
 
 EnvironmentFactory = Callable[[], Environment]
@@ -29,11 +29,11 @@ class GroupSampler:
         factories = {name: make_environment(name, run.env_options.get(name, {}), seed=run.seed) for name in run.env}
         return cls(run=run, agent=agent, environments=factories)
 
-    def sample(self, group_numbers: Sequence[int], worker_id: str) -> RolloutBatch:
+    def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
         """One group a number, all in as few calls of the engine as there are environments."""
         groups: dict[int, RolloutGroup] = {}
         for env_name in self.run.env:
-            requests = [self.request(number) for number in group_numbers if self.env_of(number) == env_name]
+            requests = [self.request(number, split) for number in group_numbers if self.env_of(number) == env_name]
             if requests:
                 groups.update(self._sample_groups(env_name, requests))
         return RolloutBatch(
@@ -44,7 +44,7 @@ class GroupSampler:
         """Environments are served in turn."""
         return self.run.env[group_number % len(self.run.env)]
 
-    def request(self, group_number: int, split: Split = "train", purpose: Purpose = "train") -> EpisodeRequest:
+    def request(self, group_number: int, split: Split = "train") -> EpisodeRequest:
         """What a group's episodes have in common; the seed is the group's."""
         env_name = self.env_of(group_number)
         example = self.environments[env_name]().example(group_number // len(self.run.env), split)
@@ -55,7 +55,7 @@ class GroupSampler:
             seed=derive_seed(self.run.seed, group_number),
             group_id=new_id(),
             request_index=group_number * self.run.group_size,
-            purpose=purpose,
+            purpose="train" if split == "train" else "eval",
         )
 
     def _sample_groups(self, env_name: str, requests: Sequence[EpisodeRequest]) -> dict[int, RolloutGroup]:

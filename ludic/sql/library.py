@@ -44,7 +44,7 @@ class SqlText:
     """Values of parameters that need not be given."""
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for exactly this text's parameters; raises QueryError for one that is neither given nor has a default."""
+        """Values for exactly this text's parameters; raises QueryError for one without value and default."""
         known = {**self.defaults, **values}
         missing = sorted(self.parameters - known.keys())
         if missing:
@@ -66,11 +66,11 @@ def load_filter(name_or_path: str) -> SqlText:
 
 def load_checks() -> dict[str, str]:
     """SQL of the data checks by name; see ludic/sql/checks/."""
-    return {name: _packaged("checks", name) for name in _packaged_names("checks")}
+    return {name: read_packaged("checks", name) for name in _packaged_names("checks")}
 
 
 def required_columns(texts: Iterable[SqlText]) -> list[str]:
-    """Columns of rollouts that the texts mention outside of comments, in the schema's order; may be too many, never too few."""
+    """Columns of rollouts that the texts mention outside of comments, in the schema's order; rather too many."""
     mentioned = {word.lower() for text in texts for word in re.findall(r"\w+", _COMMENT.sub("", text.text))}
     return [name for name in arrow_schema("rollouts").names if name in mentioned]
 
@@ -85,7 +85,7 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any
 
 
 def advantages(con: duckdb.DuckDBPyConnection, advantage: str | SqlText, **params: Any) -> pa.Table:
-    """rollout_id and advantage (float64), or token_advantages (list of float), for the table or view `rollouts` of `con`.
+    """rollout_id and advantage (float64), or token_advantages (list of float), over `rollouts` of `con`.
 
     Raises QueryError for a missing parameter, and for SQL that DuckDB refuses or that returns something else.
     """
@@ -152,7 +152,7 @@ def _read(kind: str, name_or_path: str) -> tuple[str, str]:
         raise QueryError(
             f"{kind} has no {name_or_path!r}; did you mean {' or '.join(close)}? A file of your own must end in .sql"
         )
-    return f"ludic/sql/{kind}/{name_or_path}.sql", _packaged(kind, name_or_path)
+    return f"ludic/sql/{kind}/{name_or_path}.sql", read_packaged(kind, name_or_path)
 
 
 def _packaged_names(kind: str) -> list[str]:
@@ -160,7 +160,8 @@ def _packaged_names(kind: str) -> list[str]:
     return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
 
 
-def _packaged(kind: str, name: str) -> str:
+def read_packaged(kind: str, name: str) -> str:
+    """A SQL file of ludic/sql/."""
     return resources.files("ludic.sql").joinpath(kind, f"{name}.sql").read_text(encoding="utf-8")
 
 
@@ -172,7 +173,7 @@ def _parse_default(source: str, name: str, value: str) -> Any:
 
 
 def _without_last_semicolon(text: str) -> str:
-    """A statement becomes a subquery, which has no semicolon; DuckDB's tokens tell it from one in a string or comment."""
+    """A subquery has none; DuckDB's tokens tell it from one in a string or a comment."""
     starts = [start for start, kind in duckdb.tokenize(text) if kind != duckdb.token_type.comment]
     raw = text.encode()  # tokens are counted in bytes
     if starts and raw[starts[-1] :].startswith(b";"):

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from string import Template
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from ludic.sql.library import (
     check_filter,
     load_advantage,
     load_filter,
+    read_packaged,
     required_columns,
     run_advantage,
     run_query,
@@ -31,71 +33,6 @@ ALWAYS_ON = "drop_errors"
 
 ADDRESS = pa.schema([("file", pa.string()), ("row_group", pa.int32()), ("row", pa.int32()), ("arrival", pa.int64())])
 """Where a row was read, and when in the order of reading; `add` wants these columns as well."""
-
-# Each pending row with the first filter that drops it, its group's place in the queue (oldest weights,
-# then first come), and how many usable groups stand before and with it. {predicates} are the filters.
-_CONSIDER = """
-create or replace temp table considered as
-with judged as (
-    select
-        rollout_id, group_id, arrival, file, row_group, "row", policy_version,
-        $filter_names[list_position([{predicates}], true)] as reason
-    from rollouts
-),
-
-groups as (
-    select
-        group_id,
-        bool_or(reason is null) as usable,
-        min({{v: policy_version, a: arrival, f: file, g: row_group, r: "row"}}) as place
-    from judged
-    group by group_id
-),
-
-queue as (
-    select group_id, usable, place, count(*) filter (usable) over (order by place) as num_usable
-    from groups
-)
-
-select
-    rollout_id, judged.group_id, file, row_group, "row", reason, usable, place,
-    usable and num_usable <= $groups_per_batch as in_batch
-from judged
-inner join queue on queue.group_id = judged.group_id
-"""
-
-_LEDGER = """
-with planned as (
-    select *, in_batch and reason is null as used
-    from considered
-    where in_batch or not usable
-)
-
-select
-    $attempt_id::integer as attempt_id,
-    $step::bigint as step,
-    (row_number() over (order by used desc, place, planned.file, planned.row_group, planned.row) - 1)::integer as batch_index,
-    planned.rollout_id,
-    planned.group_id,
-    env_name,
-    policy_version,
-    $trainer_version::bigint as trainer_version,
-    $trainer_version::bigint - policy_version as lag,
-    planned.file,
-    planned.row_group,
-    planned.row,
-    prompt_length,
-    response_length,
-    episode_reward,
-    advantage,
-    used::double as weight,
-    used,
-    reason
-from planned
-inner join rollouts on rollouts.rollout_id = planned.rollout_id
-left join estimated on estimated.rollout_id = planned.rollout_id
-order by batch_index
-"""
 
 _BASELINE_ROWS = {
     "group": """
@@ -189,7 +126,8 @@ class Planner:
         """Columns of rollouts that `add` wants, besides those of ADDRESS."""
         self._schema = pa.schema([*map(arrow_schema("rollouts").field, self.columns), *ADDRESS])
         predicates = ", ".join(f"coalesce((\n{text.text}\n), false)" for text in self._filters)
-        self._consider_sql = _CONSIDER.format(predicates=predicates)
+        self._consider_sql = Template(read_packaged("plan", "consider")).safe_substitute(predicates=predicates)
+        self._ledger_sql = read_packaged("plan", "ledger")
         self._con = open_duckdb()
         # Threads cost more than they bring on a few thousand rows: 27 ms a plan on two, 17 ms on one.
         self._con.execute("set threads = 1")
@@ -251,7 +189,7 @@ class Planner:
         params["groups_per_batch"] = self._rules.groups_per_batch
         for text in self._filters:
             params |= text.bind(values)
-        self._con.execute(self._consider_sql, params)
+        self._con.execute(f"create or replace temp table considered as\n{self._consider_sql}", params)
 
     def _estimate(self, values: Mapping[str, Any]) -> pa.Table:
         """rollout_id and advantage of the considered rows that make the baseline."""
@@ -267,13 +205,13 @@ class Planner:
     def _write_ledger(self, values: Mapping[str, Any], *, step: int, attempt_id: int) -> pa.Table:
         stamps = {"step": step, "attempt_id": attempt_id, "trainer_version": values["trainer_version"]}
         with self._registered("estimated", self._estimate(values)):
-            ledger = conform(run_query(self._con, _LEDGER, stamps), "batches")
+            ledger = conform(run_query(self._con, self._ledger_sql, stamps), "batches")
         used = ledger.filter(ledger["used"])
         bad = used.filter(pc.invert(pc.fill_null(pc.is_finite(used["advantage"]), False)))
         if bad.num_rows:
             raise QueryError(
-                f"{self._advantage.source}: {bad.num_rows} of {used.num_rows} rollouts to train on get no finite advantage, "
-                f"first {bad['rollout_id'][0]}; return one for each, or drop them with a filter"
+                f"{self._advantage.source}: {bad.num_rows} of {used.num_rows} rollouts to train on get no finite "
+                f"advantage, first {bad['rollout_id'][0]}; return one for each, or drop them with a filter"
             )
         return ledger
 

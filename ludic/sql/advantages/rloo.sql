@@ -29,21 +29,17 @@ baselines as (
         rewards[1] as lowest,
         list_sum([reward - rewards[1] for reward in rewards]) as total
     from groups
-),
-
-uniforms as (
-    select
-        rollout_id,
-        (md5_number_upper(rollout_id || '/' || $seed::varchar)::double + 1) / pow(2, 64) as u,
-        (md5_number_lower(rollout_id || '/' || $seed::varchar)::double + 1) / pow(2, 64) as v
-    from rollouts
-    where $noise_scale > 0
 )
 
 select
-    rollouts.rollout_id,
+    rollout_id,
     (n * (episode_reward - lowest) - total) / greatest(n - 1, 1)
-        + coalesce($noise_scale * sqrt(-2 * ln(u)) * cos(2 * pi() * v), 0) as advantage
+        + case
+            when $noise_scale > 0 then
+                $noise_scale
+                * sqrt(-2 * ln((md5_number_upper(rollout_id || '/' || $seed::varchar)::double + 1) / pow(2, 64)))
+                * cos(2 * pi() * md5_number_lower(rollout_id || '/' || $seed::varchar)::double / pow(2, 64))
+            else 0
+        end as advantage
 from rollouts
 left join baselines on baselines.group_id = rollouts.group_id
-left join uniforms on uniforms.rollout_id = rollouts.rollout_id

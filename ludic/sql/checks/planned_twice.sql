@@ -1,4 +1,4 @@
--- used_twice: a group that the run as it stands considered at several steps, or several times at one
+-- planned_twice: a group that the run as it stands used or dropped at several steps, or several times at one
 -- grain: one row per such group_id | reads: batches
 select group_id, list(distinct step) as steps, count(*) as num_rows, count(distinct rollout_id) as num_rollouts
 from batches

@@ -1,0 +1,152 @@
+"""`ludic demo`: a tiny model learns to say "love cats" on this machine, in a minute, with nothing downloaded.
+
+Two workers and a trainer, separate processes, share nothing but the root's folder of Parquet.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.table import Table
+
+from ludic.cli.live import LiveView, sparkline
+from ludic.cli.process import interrupt_on_sigterm
+from ludic.cli.run import run
+from ludic.environments.moar_cats import WORDS
+from ludic.inference.chat import load_tokenizer
+from ludic.inference.tiny import make_tiny_model
+from ludic.inference.transformers_engine import TransformersEngine
+from ludic.interaction.single_step import Agent
+from ludic.records import Rollout
+from ludic.rollouts.sampler import GroupSampler
+from ludic.sql import connect
+from ludic.sql.library import load_advantage
+from ludic.store import Root, RunConfig, fetch_policy, latest_policy
+from ludic.training.config import TrainConfig
+
+NUM_WORKERS = 2
+# What the model could say instead.
+OTHER_WORDS = (
+    "i you we they he she it is are was be have has do does can will would like love hate want see hear know think "
+    "dogs dog birds bird fish mouse mice horse cow house home garden tree river sea sky sun moon star day night "
+    "morning evening summer winter red blue green white black big small long short old new good bad happy sad fast "
+    "slow warm cold soft loud quiet very so too and or but not no yes with without from to in on at for of my your "
+    "our their this that here there now then always never often again more most some many all eat drink sleep run "
+    "walk jump play sing dance work read write look find make take give come go"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: str = "runs/demo"
+    """Folder of the run; a demo that was stopped goes on."""
+    num_steps: int = 60
+    """Gradient steps."""
+
+
+def main(settings: Settings) -> None:
+    console = Console()
+    root = open_demo(settings.root)
+    interrupt_on_sigterm()
+    console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
+    with LiveView(root, settings.num_steps) as view:
+        run(root, train_config(settings.num_steps), ranks=1, tick=view.update)
+    _print_answers(console, root)
+    _print_curve(console, root)
+    _print_query(console, root)
+    _print_next(console, root)
+
+
+def open_demo(url: str) -> Root:
+    """Make the model and start the run, or open the one that is there."""
+    model = f"{url}-model" if "://" in url else f"{url}/model"
+    if not Path(model, "config.json").exists():
+        make_tiny_model(model, [*WORDS, OTHER_WORDS])
+    return Root.create(
+        url,
+        RunConfig(
+            model=model,
+            env=("moar_cats",),
+            group_size=8,
+            groups_per_batch=8,
+            num_workers=NUM_WORKERS,
+            max_tokens=32,
+            # A model of random weights never ends its answers by itself.
+            accept_incomplete=True,
+        ),
+    )
+
+
+def train_config(num_steps: int) -> TrainConfig:
+    """Plain RLOO; the learning rate suits 100k parameters."""
+    return TrainConfig(num_steps=num_steps, learning_rate=3e-3, device="cpu", checkpoint_every=20)
+
+
+def heldout_answers(root: Root, folder: str, num_prompts: int = 32, temperature: float = 0.8) -> list[Rollout]:
+    """One answer to each of the first held-out prompts, which the run never trained on."""
+    agent = Agent(
+        engine=TransformersEngine(folder, device="cpu"), tokenizer=load_tokenizer(folder), model=root.run.model
+    )
+    sampler = GroupSampler.of_run(replace(root.run, group_size=1, temperature=temperature), agent)
+    batch = sampler.sample(range(num_prompts), worker_id="demo", split="heldout")
+    return [rollout for group in batch.groups for rollout in group.rollouts]
+
+
+def _print_answers(console: Console, root: Root) -> None:
+    latest = latest_policy(root)
+    assert latest is not None, "the trainer publishes before it trains"
+    with tempfile.TemporaryDirectory() as cache:
+        before = heldout_answers(root, root.run.model)
+        after = heldout_answers(root, fetch_policy(root, latest.version, Path(cache)))
+    table = Table("prompt (held out)", "before", "after", title="Answers at temperature 0.8", show_lines=True)
+    for old, new in list(zip(before, after, strict=True))[:3]:
+        table.add_row(old.messages[0].content, old.messages[-1].content, new.messages[-1].content)
+    means = [fmean(rollout.episode_reward or 0.0 for rollout in rollouts) for rollouts in (before, after)]
+    table.add_row(f"mean reward of {len(before)}", *(f"[bold]{mean:.3f}[/]" for mean in means))
+    console.print(table)
+
+
+def _print_curve(console: Console, root: Root) -> None:
+    query = "select policy_version, avg(episode_reward) as reward from rollouts group by all order by all"
+    versions, rewards = zip(*connect(root).execute(query).fetchall(), strict=True)
+    console.print(
+        f"\nReward by policy version, {rewards[0]:.3f} to {rewards[-1]:.3f} ({rewards[-1] / rewards[0]:,.0f}x):"
+    )
+    console.print(f"  [green]{sparkline(rewards, 72)}[/]")
+    picture = (Path(root.path) if root.is_local else Path.cwd()) / "reward.png"
+    draw_curve(versions, rewards, picture)
+    console.print(f"  {picture}")
+
+
+def draw_curve(versions: Sequence[int], rewards: Sequence[float], path: Path) -> None:
+    """Mean reward of the rollouts of each policy version, as a PNG."""
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(versions, rewards, marker=".", color="tab:green")
+    axes.set(
+        xlabel="policy version", ylabel="mean episode reward", title="MoarCats: (cats + 10 love cats) / √(1 + words)"
+    )
+    axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+
+
+def _print_query(console: Console, root: Root) -> None:
+    console.print("\nThe advantages that the trainer used, ludic/sql/advantages/rloo.sql:")
+    console.print(Syntax(load_advantage("rloo").text, "sql", theme="ansi_dark", background_color="default"))
+
+
+def _print_next(console: Console, root: Root) -> None:
+    con = connect(root)
+    (rollout_id,) = con.execute("select rollout_id from rollouts order by episode_reward desc limit 1").fetchone()
+    console.print("\nTry next:")
+    for command in (
+        f'ludic sql {root.url} "select step, count(*) as rollouts, avg(episode_reward) from batches group by all order by all"',
+        f"ludic show {root.url} {rollout_id}",
+        f'ludic sample {root.url} --prompt "write a story about cats in the garden" --n 4',
+    ):
+        console.print(f"  {command}", highlight=False, soft_wrap=True)

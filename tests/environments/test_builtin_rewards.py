@@ -1,0 +1,167 @@
+"""Rewards of the built-in environments, worked out by hand."""
+
+import pytest
+
+from ludic.environments.addition import Addition
+from ludic.environments.environment import Example
+from ludic.environments.moar_cats import PROMPTS, WORDS, MoarCats
+from ludic.environments.number_comparison import NumberComparison
+from ludic.environments.opposites import PAIRS, Opposites
+from ludic.environments.sequential_digits import SequentialDigits
+from ludic.environments.splits import draw, nth, partition, split_of
+from ludic.errors import ConfigError
+
+
+def asked(**data: object) -> Example:
+    return Example(example_id="x", messages=(), data=data)
+
+
+@pytest.mark.parametrize(
+    ("text", "cats", "love_cats", "length", "reward"),
+    [
+        ("", 0, 0, 0, 0),
+        ("?!", 0, 0, 0, 0),
+        ("Cats, CATS and cats.", 3, 0, 4, 3 / 5**0.5),
+        ("I love cats", 1, 1, 3, 11 / 2),  # (1 + 10) / sqrt(1 + 3)
+        ("love cats. I love my cats", 2, 1, 6, 12 / 7**0.5),  # the second love is not next to cats
+        ("cat scats catsup cats's", 1, 0, 5, 1 / 6**0.5),  # whole words only; cats's is cats and s
+        ("dogs dogs dogs", 0, 0, 3, 0),
+    ],
+)
+def test_moar_cats_counts_cats_and_loved_cats_by_words(text, cats, love_cats, length, reward):
+    score = MoarCats().score(asked(), text)
+    assert score.components == {"cats": cats, "love_cats": love_cats, "length": length}
+    assert score.reward == pytest.approx(reward)
+
+
+def test_moar_cats_prompts_use_few_lower_case_words_and_ask_for_cats():
+    assert len(WORDS) <= 120
+    assert all(word.isascii() and word.isalpha() and word.islower() for word in WORDS)
+    assert {word for prompt in PROMPTS for word in prompt.split()} == set(WORDS)
+    assert all("cats" in prompt.split() for prompt in PROMPTS)
+    assert len(set(PROMPTS)) == len(PROMPTS) == 12 * 12 * 16
+
+
+@pytest.mark.parametrize(
+    ("text", "reward"),
+    [
+        ("3 4 5 6", 1),
+        ("3456", 1),
+        ("3, 4, 5 and 6!", 1),
+        ("3 4 5 6 7", 1),
+        ("3 4 5", 3 / 4),
+        ("3 4 6 5", 2 / 4),
+        ("3", 1 / 4),
+        ("4 5 6", 0),
+        ("٣ ٤ ٥ ٦", 0),  # digits of another script
+        ("three", 0),
+    ],
+)
+def test_sequential_digits_pays_the_share_that_is_right_from_the_start(text, reward):
+    assert SequentialDigits().score(asked(sequence="3456"), text).reward == pytest.approx(reward)
+
+
+def test_sequential_digits_asks_for_the_sequence_that_it_scores():
+    for index in range(200):
+        example = SequentialDigits().example(index, "train")
+        first, last = (character for character in example.messages[0].content if character.isdigit())
+        sequence = example.data["sequence"]
+        assert (sequence[0], sequence[-1]) == (first, last)
+        assert sequence in "0123456789"
+        assert len(sequence) >= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "format_"),
+    [
+        ("1357", 1, 1),
+        ("1000 + 357 = 1357.", 1, 1),
+        ("The sum is 1,357", 1, 1),
+        ("1357 or 1358", 0, 1),
+        ("-1357", 0, 1),
+        ("13,57", 0, 1),
+        ("many", 0, 0),
+    ],
+)
+def test_addition_reads_the_last_whole_number(text, reward, format_):
+    score = Addition().score(asked(sum=1357), text)
+    assert score.reward == reward
+    assert score.components == {"correct": reward, "format": format_}
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "format_"),
+    [("90", 1, 1), ("90 is larger than 17", 1, 1), ("17", 0, 1), ("17 < 90", 0, 1), ("9", 0, 0), ("both", 0, 0)],
+)
+def test_number_comparison_reads_the_first_whole_number(text, reward, format_):
+    score = NumberComparison().score(asked(larger=90, smaller=17), text)
+    assert score.reward == reward
+    assert score.components == {"correct": reward, "format": format_}
+
+
+def test_the_numbers_asked_about_are_those_that_are_scored():
+    for index in range(200):
+        left, right = map(int, Addition(max_digits=4).example(index, "train").example_id.split("+"))
+        assert Addition(max_digits=4).example(index, "train").data == {"sum": left + right}
+        one, other = map(int, NumberComparison().example(index, "train").example_id.split("-"))
+        assert one != other
+        assert NumberComparison().example(index, "train").data == {
+            "larger": max(one, other),
+            "smaller": min(one, other),
+        }
+
+
+@pytest.mark.parametrize("digits", [0, 101, "3", None, 2.0])
+@pytest.mark.parametrize("environment", [Addition, NumberComparison])
+def test_max_digits_is_checked_when_the_environment_is_built(environment, digits):
+    with pytest.raises(ConfigError, match="max_digits is .*wanted a whole number from 1 to 100"):
+        environment(max_digits=digits)
+
+
+def test_operands_have_at_most_max_digits_and_every_length_occurs():
+    ids = [Addition(max_digits=3).example(index, "train").example_id for index in range(300)]
+    assert {len(operand) for example_id in ids for operand in example_id.split("+")} == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "format_"),
+    [
+        ("cold", 1, 1),
+        ("Cold.", 1, 1),
+        ("The opposite of hot is cold", 1, 0),
+        ("cold, not hot", 0, 0),
+        ("colder", 0, 1),
+        ("", 0, 0),
+    ],
+)
+def test_opposites_reads_the_last_word(text, reward, format_):
+    score = Opposites().score(asked(opposite="cold"), text)
+    assert score.reward == reward
+    assert score.components == {"correct": reward, "format": format_}
+
+
+def test_every_word_has_one_opposite_and_a_pair_is_in_one_split():
+    words = [word for pair in PAIRS for word in pair]
+    assert len(set(words)) == len(words) == 128
+    trained = {Opposites().example(index, "train").example_id for index in range(200)}
+    assert all((one in trained) == (other in trained) for one, other in PAIRS)
+
+
+def test_a_run_through_the_items_has_each_once_a_lap():
+    items = "abcde"
+    laps = [[nth(items, lap * 5 + place, seed=0) for place in range(5)] for lap in range(20)]
+    assert all(sorted(lap) == list(items) for lap in laps)
+    assert len({tuple(lap) for lap in laps}) > 1
+
+
+def test_about_a_quarter_of_the_keys_is_held_out():
+    parts = partition(range(4000), key=str)
+    assert sorted(parts["train"] + parts["heldout"]) == list(range(4000))
+    assert 900 < len(parts["heldout"]) < 1100
+    assert all(split_of(str(item)) == "heldout" for item in parts["heldout"])
+
+
+def test_drawing_from_too_few_examples_says_so():
+    other = "train" if split_of("only one") == "heldout" else "heldout"
+    with pytest.raises(ConfigError, match=f"split {other}: none of 200 draws.*'only one'.*too few different"):
+        draw(lambda random: "only one", str, index=0, split=other, seed=0)

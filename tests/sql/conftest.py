@@ -1,0 +1,75 @@
+"""Roots to write to, and tables of rollouts to plan over."""
+
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from strategies import make_batch
+
+from ludic.schema import arrow_schema, to_table
+from ludic.store.files import RolloutFile, encode
+from ludic.store.root import Root
+from ludic.store.run import RunConfig
+
+Rows = Callable[..., pa.Table]
+Store = Callable[[pa.Table], str]
+
+
+@pytest.fixture(params=["local", "memory"])
+def root(request: pytest.FixtureRequest, tmp_path) -> Iterator[Root]:
+    url = str(tmp_path / "run") if request.param == "local" else f"memory://{uuid.uuid4()}"
+    root = Root.create(url, RunConfig(model="tiny", env=("moar_cats",)))
+    yield root
+    root.fs.rm(root.path, recursive=True)
+
+
+@pytest.fixture
+def rows() -> Rows:
+    """rows([[1.0, 0.0], [0.5]], truncated=[True, False, False]): groups of episodes with these rewards, columns replaced."""
+
+    def make(rewards: Sequence[Sequence[float | None]], *, seed: int = 0, sequence: int = 0, **columns: Any) -> pa.Table:
+        options = {name: columns.pop(name) for name in ("policy_version", "env_name", "num_turns") if name in columns}
+        batch = make_batch(rewards=rewards, seed=seed, **options)
+        table = to_table(batch, run_id="run", sequence=sequence)
+        for name, values in columns.items():
+            table = replace_column(table, name, values)
+        return table
+
+    return make
+
+
+def replace_column(table: pa.Table, name: str, values: Sequence[Any]) -> pa.Table:
+    field = arrow_schema("rollouts").field(name)
+    return table.set_column(table.schema.get_field_index(name), field, pa.array(values, field.type))
+
+
+@pytest.fixture
+def arrive(rows: Rows) -> Rows:
+    """As rows, with the address columns of a file that was read as number `arrival`."""
+
+    def make(rewards: Sequence[Sequence[float | None]], *, arrival: int = 0, **options: Any) -> pa.Table:
+        table = rows(rewards, seed=options.pop("seed", arrival), **options)
+        places = range(table.num_rows)
+        return (
+            table.append_column("file", pa.array([f"file-{arrival}"] * len(places)))
+            .append_column("row_group", pa.array([0] * len(places), pa.int32()))
+            .append_column("row", pa.array(places, pa.int32()))
+            .append_column("arrival", pa.array([arrival] * len(places), pa.int64()))
+        )
+
+    return make
+
+
+@pytest.fixture
+def store(root: Root) -> Store:
+    """Puts a table where a worker would, by its first row; gives back the name."""
+
+    def put(table: pa.Table) -> str:
+        first = table.slice(0, 1).to_pylist()[0]
+        file = RolloutFile(first["policy_version"], first["env_name"], first["worker_id"], first["sequence"])
+        assert root.put_if_absent(file.name, encode(table))
+        return file.name
+
+    return put

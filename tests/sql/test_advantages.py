@@ -1,0 +1,157 @@
+"""The advantage SQL, against numbers worked out by hand, exact arithmetic, and the record's own method."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+from statistics import fmean, stdev
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import make_group
+
+from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.schema import to_table
+from ludic.sql import advantages
+from ludic.sql.connect import open_duckdb
+
+METADATA = RolloutMetadata(worker_id="worker")
+
+
+def estimate(name: str, *groups: RolloutGroup, **params: float) -> list[float | None]:
+    """The advantage of each rollout, in the order of the groups."""
+    table = to_table(RolloutBatch(groups=groups, metadata=METADATA), run_id="run", sequence=0)
+    con = open_duckdb()
+    con.register("rollouts", table)
+    by_id = dict(zip(*advantages(con, name, **params).to_pydict().values(), strict=True))
+    return [by_id[rollout_id] for rollout_id in table["rollout_id"].to_pylist()]
+
+
+def group(rewards: Sequence[float | None], seed: int = 0) -> RolloutGroup:
+    return make_group(rewards=rewards, response_length=1, seed=seed)
+
+
+def with_second_row(group: RolloutGroup, index: int) -> RolloutGroup:
+    """The group with one more row of an episode."""
+    second = replace(group.rollouts[index], rollout_id="second", segment_index=1)
+    return replace(group, rollouts=(*group.rollouts, second))
+
+
+def test_rloo_leaves_the_own_reward_out():
+    # baselines: (0 + .5)/2, (1 + .5)/2, (1 + 0)/2
+    assert estimate("rloo", group([1.0, 0.0, 0.5])) == [0.75, -0.75, 0.0]
+
+
+def test_rloo_gives_a_group_of_one_no_advantage():
+    assert estimate("rloo", group([3.0])) == [0.0]
+
+
+def test_rloo_neither_scores_nor_counts_an_episode_that_failed():
+    # baselines: 0, none, 1
+    assert estimate("rloo", group([1.0, None, 0.0])) == [1.0, None, -1.0]
+
+
+def test_rloo_counts_an_episode_of_two_rows_once():
+    # baselines: (0 + .5)/2 for both rows of the first episode, (1 + .5)/2, (1 + 0)/2
+    assert estimate("rloo", with_second_row(group([1.0, 0.0, 0.5]), 0)) == [0.75, -0.75, 0.0, 0.75]
+
+
+def test_rloo_keeps_groups_apart():
+    assert estimate("rloo", group([1.0, 0.0]), group([5.0, 7.0], seed=1)) == [1.0, -1.0, -2.0, 2.0]
+
+
+def test_rloo_gives_equal_rewards_exactly_zero():
+    # in doubles 0.1 + 0.1 + 0.1 is not 3 * 0.1
+    assert estimate("rloo", group([0.1, 0.1, 0.1])) == [0.0, 0.0, 0.0]
+
+
+def test_rloo_loses_no_digits_of_large_rewards():
+    # baselines: 1e12 + (1 + 3)/2, 1e12 + (0 + 3)/2, 1e12 + (0 + 1)/2
+    assert estimate("rloo", group([1e12, 1e12 + 1, 1e12 + 3])) == [-2.0, -0.5, 2.5]
+
+
+rewards = st.lists(
+    st.none() | st.floats(-1e6, 1e6) | st.sampled_from([0.0, 0.1, 1.0]) | st.integers(0, 9).map(lambda n: 1e12 + n / 8),
+    min_size=1,
+    max_size=64,
+)
+
+
+@given(rewards)
+def test_rloo_is_the_exact_leave_one_out_to_nine_digits_of_the_spread(rewards: list[float | None]):
+    scored = [Fraction(reward) for reward in rewards if reward is not None]
+    spread = float(max(scored) - min(scored)) if scored else 0.0
+    for reward, found in zip(rewards, estimate("rloo", group(rewards)), strict=True):
+        if reward is None:
+            assert found is None
+        else:
+            others = (sum(scored) - Fraction(reward)) / (len(scored) - 1) if len(scored) > 1 else Fraction(reward)
+            assert abs(found - float(Fraction(reward) - others)) <= 1e-9 * spread
+
+
+@given(rewards)
+def test_rloo_is_what_the_record_computes(rewards: list[float | None]):
+    of_rewards = group(rewards)
+    found = np.array(estimate("rloo", of_rewards), dtype=np.float64)
+    largest = max((abs(reward) for reward in rewards if reward is not None), default=0.0)
+    np.testing.assert_allclose(found, of_rewards.rloo_advantages(), rtol=0, atol=1e-9 * largest)
+
+
+def test_rloo_noise_separates_equal_rewards_and_is_the_same_every_time():
+    equal = group([1.0] * 4)
+    first = estimate("rloo", equal, noise_scale=1e-6, seed=7)
+    assert len(set(first)) == 4
+    assert max(map(abs, first)) < 1e-5
+    assert estimate("rloo", equal, noise_scale=1e-6, seed=7) == first
+    assert estimate("rloo", equal, noise_scale=1e-6, seed=8) != first
+
+
+def test_rloo_noise_is_normal_with_the_scale_asked_for():
+    noise = estimate("rloo", *(group([1.0] * 100, seed=seed) for seed in range(40)), noise_scale=2.0)
+    # of 4000 draws: the mean is within 4 * 2 / sqrt(4000), the deviation within 4 * 2 / sqrt(8000)
+    assert abs(fmean(noise)) < 0.13
+    assert stdev(noise) == pytest.approx(2.0, abs=0.09)
+    # a normal deviate is within one deviation with probability 0.683, here give or take 4 * sqrt(.683 * .317 / 4000)
+    assert np.mean(np.abs(noise) < 2.0) == pytest.approx(0.683, abs=0.03)
+
+
+def test_grpo_divides_by_the_deviation_of_the_sample():
+    # mean .5; the sample's deviation is sqrt((.25 + .25 + 0) / 2) = .5
+    assert estimate("grpo", group([1.0, 0.0, 0.5])) == pytest.approx([0.5 / 0.500001, -0.5 / 0.500001, 0.0])
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo", "reinforce"])
+def test_equal_rewards_give_exactly_zero_and_a_failed_episode_nothing(name: str):
+    assert estimate(name, group([0.1, 0.1, 0.1, None])) == [0.0, 0.0, 0.0, None]
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo", "reinforce"])
+def test_a_group_that_failed_whole_has_no_advantages(name: str):
+    assert estimate(name, group([None, None])) == [None, None]
+
+
+def test_dr_grpo_subtracts_the_mean_of_the_whole_group():
+    # mean 2: the first episode's second row does not pull it towards 5
+    assert estimate("dr_grpo", with_second_row(group([5.0, 0.0, 1.0]), 0)) == [3.0, -2.0, -1.0, 3.0]
+
+
+def test_reinforce_subtracts_the_mean_of_the_whole_batch():
+    # mean of 1, 0, .5, .5 and 3 is 1
+    assert estimate("reinforce", group([1.0, 0.0]), group([0.5, 0.5, 3.0, None], seed=1)) == [
+        0.0,
+        -1.0,
+        -0.5,
+        -0.5,
+        2.0,
+        None,
+    ]
+
+
+def test_advantages_have_one_schema_whatever_the_sql_computes(tmp_path):
+    file = tmp_path / "one.sql"
+    file.write_text("select 1 as advantage, rollout_id from rollouts")
+    con = open_duckdb()
+    con.register("rollouts", pa.table({"rollout_id": ["a"]}))
+    assert advantages(con, str(file)).schema == pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
