@@ -4,6 +4,7 @@ No I/O. Arrays are NumPy; `Rollout` holds what one row of `schemas/rollouts.v1.j
 save for the provenance that the store stamps on (worker_id, sequence, created_at, group_key, run_id).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -167,15 +168,13 @@ class RolloutGroup:
         of several rows counts once; a group of one scored episode gets 0; an unscored row, NaN.
         This is the reference that ludic/sql/advantages/rloo.sql is tested against.
         """
-        rewards = {r.episode_id: r.episode_reward for r in self.rollouts if r.episode_reward is not None}
-        total, others = sum(rewards.values()), len(rewards) - 1
-        return np.array([_leave_one_out(r.episode_reward, total, others) for r in self.rollouts], dtype=np.float64)
-
-
-def _leave_one_out(reward: float | None, total: float, others: int) -> float:
-    if reward is None:
-        return float("nan")
-    return reward - (total - reward) / others if others else 0.0
+        scored = {r.episode_id: r.episode_reward for r in self.rollouts if r.episode_reward is not None}
+        rewards = np.array([r.episode_reward for r in self.rollouts], dtype=np.float64)  # None becomes NaN
+        # Above the lowest, so that ties give exactly 0 and large rewards lose no digits:
+        # r - (sum - r) / (n - 1) = (n r - sum) / (n - 1), whatever is subtracted from all.
+        lowest = min(scored.values(), default=0.0)
+        total = math.fsum(reward - lowest for reward in scored.values())
+        return (len(scored) * (rewards - lowest) - total) / max(len(scored) - 1, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,6 +43,8 @@ class LiveView:
     ) -> None:
         self._look()
         self._live.stop()
+        if not self._live.console.is_terminal:
+            self._live.console.print()  # rich leaves the last line open
 
     def update(self) -> None:
         """Look for new metrics, if the last look is old enough."""

@@ -31,6 +31,8 @@ COMMANDS = {
 """Each is a module of ludic.cli with a dataclass `Settings` and a function `main(settings)`; those that
 go on from what is in a root have a function `earlier_settings(root)` as well."""
 
+_MOST_LINES = 4
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit."""
@@ -38,8 +40,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
     for chatty in ("httpx", "botocore", "aiobotocore", "transformers"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+    logging.getLogger("huggingface_hub").propagate = False  # it prints by itself
     try:
-        sys.exit(_dispatch(args))
+        code = _dispatch(args)
+        sys.stdout.flush()  # here, where a closed pipe is understood
+        sys.exit(code)
     except LudicError as error:
         fail(str(error))
     except BrokenPipeError:
@@ -51,9 +56,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def fail(message: str) -> None:
-    """One line to stderr, and exit 1. Of several ranks, which fail alike, one speaks."""
+    """One line to stderr, of the message's first ones, and exit 1. Of several ranks, which fail alike, one speaks."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     if os.environ.get("RANK", "0") == "0":
-        print(f"ludic: {' '.join(message.split())}", file=sys.stderr)
+        print(f"ludic: {' '.join(lines[:_MOST_LINES])}{more}", file=sys.stderr)
     sys.exit(1)
 
 

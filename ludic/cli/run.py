@@ -17,9 +17,12 @@ from ludic.cli.live import LiveView
 from ludic.cli.process import interrupt_on_sigterm
 from ludic.cli.supervisor import Child, supervise
 from ludic.cli.train import train_args
-from ludic.errors import MissingRootError
+from ludic.environments.registry import make_environment
+from ludic.errors import ConfigError, MissingRootError
+from ludic.sql import Planner
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig
+from ludic.training.feed import batch_rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,17 +38,28 @@ class Settings:
 def earlier_settings(root_url: str) -> Mapping[str, Any]:
     """Those that the run was started with, and those of its newest trainer."""
     try:
-        return asdict(Root.open(root_url).run) | train.earlier_settings(root_url)
+        return {**asdict(Root.open(root_url).run), **train.earlier_settings(root_url)}
     except MissingRootError:
         return {}
 
 
 def main(settings: Settings) -> None:
+    check(settings.run, settings.train)
     root = Root.create(settings.root, settings.run)
     interrupt_on_sigterm()
     with LiveView(root, settings.train.num_steps) as view:
         run(root, settings.train, ranks=settings.ranks, tick=view.update)
     print(f"trained to step {settings.train.num_steps} in {root.url}; `ludic stats {root.url}` says what is there")
+
+
+def check(config: RunConfig, train: TrainConfig) -> None:
+    """Find here, at once, what would otherwise fail in every process. Raises ConfigError, QueryError."""
+    Planner(batch_rules(train, config.groups_per_batch))
+    for name in config.env:
+        make_environment(name, config.env_options.get(name, {}), seed=config.seed)
+    is_id = len(config.model.split("/")) <= 2 and not config.model.startswith(("/", ".", "~"))
+    if not is_id and not Path(config.model).expanduser().is_dir():
+        raise ConfigError(f"model {config.model} is no folder; wanted one with config.json and weights, or a Hub id")
 
 
 def run(root: Root, config: TrainConfig, *, ranks: int, tick: Callable[[], None]) -> None:
@@ -60,7 +74,9 @@ def run(root: Root, config: TrainConfig, *, ranks: int, tick: Callable[[], None]
         )
         for slot in range(root.run.num_workers)
     ]
-    supervise(trainer, workers, environment=_threads(ranks + len(workers)), tick=tick)
+    # The same hashes in every life: some of reasoning-gym's generators draw in the order of a set.
+    environment = {"PYTHONHASHSEED": "0", **_threads(ranks + len(workers))}
+    supervise(trainer, workers, environment=environment, tick=tick)
 
 
 def log_folder(root: Root) -> Path:

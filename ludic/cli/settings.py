@@ -10,13 +10,18 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tyro
 
 from ludic.errors import ConfigError
 
 S = TypeVar("S")
+
+RootUrl = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT")]
+"""A field for the run's folder or URL, given by place."""
+
+_POSITIONAL = get_args(tyro.conf.Positional[str])[1]
 
 _registry = tyro.constructors.ConstructorRegistry()
 
@@ -97,10 +102,10 @@ def _read_toml(path: Path, settings: type) -> dict[str, Any]:
 
 
 def field_names(settings: type) -> Iterator[str]:
-    """Names of a dataclass's fields, those of nested ones in their place; the root is given by place, not by name."""
+    """Names of a dataclass's fields, those of nested ones in their place, without those that are given by place."""
     for field in fields(settings):
         nested = getattr(field.type, "__args__", (field.type,))[0]
-        if is_dataclass(nested):
+        if isinstance(nested, type) and is_dataclass(nested):
             yield from field_names(nested)
-        elif field.name != "root":
+        elif _POSITIONAL not in getattr(field.type, "__metadata__", ()):
             yield field.name

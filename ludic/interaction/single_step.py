@@ -5,8 +5,8 @@ the environment and for people. What fails in an environment is stored in the ro
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, SupportsFloat
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from ludic.records import AgentStep, EnvironmentStep, Message, Rollout, new_id
 
 INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
 """What the agent is told in place of the environment's answer."""
+
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,8 @@ class _Opening:
     """An episode after reset, before sampling."""
 
     request: EpisodeRequest
-    environment: Environment
+    environment: Environment | None
+    """None when there was an error."""
     messages: tuple[Message, ...]
     prompt_tokens: np.ndarray
     error: str | None
@@ -54,7 +57,7 @@ def run_single_step(
     A completion that hit max_tokens is refused unless `accept_incomplete`: the environment is not
     stepped, the reward is 0, and the episode is truncated by max_steps.
     """
-    openings = [_open(agent, make_environment(), request) for request in requests]
+    openings = [_open(agent, make_environment, request) for request in requests]
     sampled = iter(
         agent.engine.generate(
             [
@@ -65,19 +68,27 @@ def run_single_step(
         )
     )
     return [
-        _failed(agent, opening) if opening.error else _finish(agent, opening, next(sampled), accept_incomplete)
-        for opening in openings
+        _failed(agent, o) if o.error is not None else _finish(agent, o, next(sampled), accept_incomplete)
+        for o in openings
     ]
 
 
-def _open(agent: Agent, environment: Environment, request: EpisodeRequest) -> _Opening:
+def _open(agent: Agent, make_environment: Callable[[], Environment], request: EpisodeRequest) -> _Opening:
+    environment, messages, error = None, request.example.messages, None
     try:
-        messages = tuple(environment.reset(request.example))
-    except Exception as error:
-        messages = request.example.messages
-        return _Opening(request, environment, messages, render_prompt(agent.tokenizer, messages), _explain(error))
+        environment = make_environment()
+        messages = _checked_messages(environment.reset(request.example))
+    except Exception as raised:
+        error = _explain(raised)
     prompt_tokens = render_prompt(agent.tokenizer, messages)
-    return _Opening(request, environment, messages, prompt_tokens, _too_long(agent, request, len(prompt_tokens)))
+    error = error or _too_long(agent, request, len(prompt_tokens))
+    return _Opening(request, environment, messages, prompt_tokens, error)
+
+
+def _checked_messages(messages: Sequence[Message]) -> tuple[Message, ...]:
+    if not messages:
+        raise ValueError("reset returned no message, wanted at least one")
+    return tuple(messages)
 
 
 def _too_long(agent: Agent, request: EpisodeRequest, prompt_length: int) -> str | None:
@@ -92,7 +103,8 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
     incomplete = completion.finish_reason == "length"
     refused = incomplete and not accept_incomplete
     transition, error = _refuse() if refused else _step(opening.environment, action)
-    truncation_reason = _truncation_reason(transition)
+    # What failed was not cut off.
+    truncation_reason = None if error else _truncation_reason(transition)
     reward = None if error else transition.reward
     token_rewards = np.zeros(len(completion.tokens), dtype=np.float32)
     token_rewards[-1] = reward or 0.0
@@ -114,7 +126,7 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
         reward=reward,
         terminated=transition.terminated,
         truncated=truncation_reason is not None,
-        info=dict(transition.info),
+        info=transition.info,
     )
     return Rollout(
         **_identity(agent, opening),
@@ -124,7 +136,7 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
         response_logprobs=completion.logprobs,
         token_rewards=token_rewards,
         episode_reward=reward,
-        reward_components=dict(transition.reward_components),
+        reward_components=transition.reward_components,
         terminated=transition.terminated,
         truncated=truncation_reason is not None,
         truncation_reason=truncation_reason,
@@ -180,11 +192,35 @@ def _identity(agent: Agent, opening: _Opening) -> dict[str, Any]:
     }
 
 
-def _step(environment: Environment, action: str) -> tuple[Transition, str | None]:
+def _step(environment: Environment | None, action: str) -> tuple[Transition, str | None]:
+    assert environment is not None
     try:
-        return environment.step(action), None
+        return _checked(environment.step(action)), None
     except Exception as error:
         return Transition(observation=None, reward=0.0, terminated=False), _explain(error)
+
+
+def _checked(transition: Transition) -> Transition:
+    """As a row can hold it: True and NumPy's numbers become plain ones, and what is not finite raises ValueError.
+
+    So one slip of an environment costs one rollout; the store would refuse the whole batch.
+    """
+    return replace(
+        transition,
+        reward=_finite("reward", transition.reward),
+        reward_components={name: _finite(name, value) for name, value in transition.reward_components.items()},
+        terminated=bool(transition.terminated),
+        truncated=bool(transition.truncated),
+        info={name: str(value) for name, value in transition.info.items()},
+    )
+
+
+def _finite(name: str, value: SupportsFloat) -> float:
+    number = float(value)
+    # Written as a comparison that NaN fails.
+    if not abs(number) <= _LARGEST_REWARD:
+        raise ValueError(f"{name} is {number}, wanted a finite float32")
+    return number
 
 
 def _refuse() -> tuple[Transition, None]:

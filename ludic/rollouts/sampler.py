@@ -32,7 +32,7 @@ class GroupSampler:
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
         """One group a number, all in as few calls of the engine as there are environments."""
         groups: dict[int, RolloutGroup] = {}
-        for env_name in self.run.env:
+        for env_name in dict.fromkeys(self.run.env):
             requests = [self.request(number, split) for number in group_numbers if self.env_of(number) == env_name]
             if requests:
                 groups.update(self._sample_groups(env_name, requests))
@@ -41,13 +41,13 @@ class GroupSampler:
         )
 
     def env_of(self, group_number: int) -> str:
-        """Environments are served in turn."""
+        """Environments are served in turn; one that is named twice gets twice as many groups."""
         return self.run.env[group_number % len(self.run.env)]
 
     def request(self, group_number: int, split: Split = "train") -> EpisodeRequest:
         """What a group's episodes have in common; the seed is the group's."""
         env_name = self.env_of(group_number)
-        example = self.environments[env_name]().example(group_number // len(self.run.env), split)
+        example = self.environments[env_name]().example(self._example_index(group_number), split)
         return EpisodeRequest(
             env_name=env_name,
             example=example,
@@ -57,6 +57,12 @@ class GroupSampler:
             request_index=group_number * self.run.group_size,
             purpose="train" if split == "train" else "eval",
         )
+
+    def _example_index(self, group_number: int) -> int:
+        """How many groups of the same environment come before, in the whole run's order."""
+        turn, place = divmod(group_number, len(self.run.env))
+        env_name = self.run.env[place]
+        return turn * self.run.env.count(env_name) + self.run.env[:place].count(env_name)
 
     def _sample_groups(self, env_name: str, requests: Sequence[EpisodeRequest]) -> dict[int, RolloutGroup]:
         size = self.run.group_size

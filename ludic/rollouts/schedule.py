@@ -5,7 +5,6 @@ s, s + num_workers, s + 2 num_workers, ...; a worker in a slot beyond that has n
 so that any number of workers may join. request_index = group number x group_size + group_index.
 """
 
-import itertools
 import os
 import re
 import secrets
@@ -27,7 +26,7 @@ _GROUPS_A_SLOT = 2**32
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Group numbers start, start + stride, start + 2 stride, ..."""
+    """Group numbers start, start + stride, start + 2 stride, ..., 2**32 of them."""
 
     start: int
     stride: int
@@ -42,11 +41,11 @@ class Schedule:
     def position(self, group_number: int) -> int | None:
         """Place in this schedule; None for a number of another."""
         place, rest = divmod(group_number - self.start, self.stride)
-        return place if place >= 0 and rest == 0 else None
+        return place if 0 <= place < _GROUPS_A_SLOT and rest == 0 else None
 
     def missing(self, committed: Intervals) -> Iterator[int]:
-        """Group numbers that are not committed, lowest first, without end."""
-        for place in itertools.count():
+        """Group numbers that are not committed, lowest first. committed: their places in this schedule."""
+        for place in range(_GROUPS_A_SLOT):
             if place not in committed:
                 yield self.start + place * self.stride
 

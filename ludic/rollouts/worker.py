@@ -2,9 +2,11 @@
 
 Reads policies/, writes rollouts/ and metrics/. It shares nothing with the trainer but the root, so
 it may start first, die, or be joined by others. On SIGTERM what was sampled is flushed; on SIGKILL
-the groups being sampled are lost, and made first by the next life of the same slot.
+the groups being sampled are lost, and made first by the next life of the same slot. While the
+filesystem fails it waits and tries again.
 """
 
+import contextlib
 import itertools
 import logging
 import tempfile
@@ -13,7 +15,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ludic.errors import ConfigError, ModelError, StoreError
 from ludic.inference.chat import load_tokenizer
@@ -60,8 +64,11 @@ def run_worker(root: Root, config: WorkerConfig, make_engine: MakeEngine, stop: 
     numbers = schedule.missing(lives.positions)
     made = lives.groups_by_version
     num_made = 0
-    with tempfile.TemporaryDirectory(prefix="ludic-weights-") as cache, RolloutWriter(root, worker_id) as writer:
-        log = MetricsLog(root, "worker", worker_id)
+    with (
+        tempfile.TemporaryDirectory(prefix="ludic-weights-") as cache,
+        RolloutWriter(root, worker_id) as writer,
+        contextlib.closing(MetricsLog(root, "worker", worker_id)) as log,
+    ):
         follower = _PolicyFollower(root, Path(cache), make_engine)
         while not stop.is_set() and num_made != config.num_groups:
             waited_since = time.monotonic()
@@ -71,14 +78,31 @@ def run_worker(root: Root, config: WorkerConfig, make_engine: MakeEngine, stop: 
             sampling_since = time.monotonic()
             version = follower.version
             batch = follower.sampler.sample(list(itertools.islice(numbers, num_groups)), worker_id)
-            writer.append(batch)
+            step_s = time.monotonic() - sampling_since
+            _persist(stop, partial(writer.append, batch))
             # Not later: what is sampled should be safe before the next call begins, and the trainer may wait for it.
-            writer.flush(wait=False)
+            _persist(stop, partial(writer.flush, wait=False))
             made[version] += num_groups
             num_made += num_groups
-            _log_batch(log, batch, wait_s=sampling_since - waited_since, step_s=time.monotonic() - sampling_since)
-        log.close()
+            for row in _metrics(batch, wait_s=sampling_since - waited_since, step_s=step_s):
+                _persist(stop, partial(log.write, **row))
+        _persist(stop, writer.flush)
     return num_made
+
+
+def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
+    """Write, and again while the filesystem fails; once told to stop, a last time, and raise what it raises.
+
+    A writer's error is that of an earlier write, which it tries again by itself; it has not taken what it was given.
+    """
+    for wait_s in _back_off():
+        try:
+            return write()
+        except StoreError as error:
+            logger.warning("trying again: %s", error)
+        if stop.wait(wait_s):
+            break
+    return write()
 
 
 def _wait_for_quota(
@@ -154,23 +178,23 @@ class _PolicyFollower:
             logger.warning("policy not loaded, going on with the old weights: %s", error)
 
 
-def _log_batch(log: MetricsLog, batch: RolloutBatch, *, wait_s: float, step_s: float) -> None:
+def _metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterator[dict[str, Any]]:
     """One metrics row an environment, so that rewards of different scales are not mixed."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     for env_name in sorted({rollout.env_name for rollout in rollouts}):
         mine = [rollout for rollout in rollouts if rollout.env_name == env_name]
         rewards = [rollout.episode_reward for rollout in mine if rollout.episode_reward is not None]
         num_tokens = sum(rollout.action_length for rollout in mine)
-        log.write(
-            worker_id=batch.metadata.worker_id,
-            env_name=env_name,
-            policy_version=mine[0].policy_version,
-            num_rollouts=len(mine),
-            num_groups=len({rollout.group_id for rollout in mine}),
-            num_tokens=num_tokens,
-            reward_mean=sum(rewards) / len(rewards) if rewards else None,
-            response_length_mean=sum(rollout.response_length for rollout in mine) / len(mine),
-            step_s=step_s,
-            wait_s=wait_s,
-            tokens_per_s=num_tokens / step_s,
-        )
+        yield {
+            "worker_id": batch.metadata.worker_id,
+            "env_name": env_name,
+            "policy_version": mine[0].policy_version,
+            "num_rollouts": len(mine),
+            "num_groups": len({rollout.group_id for rollout in mine}),
+            "num_tokens": num_tokens,
+            "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+            "response_length_mean": sum(rollout.response_length for rollout in mine) / len(mine),
+            "step_s": step_s,
+            "wait_s": wait_s,
+            "tokens_per_s": num_tokens / step_s,
+        }

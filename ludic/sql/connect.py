@@ -17,6 +17,7 @@ import pyarrow.dataset as ds
 
 from ludic.errors import QueryError
 from ludic.schema import arrow_schema
+from ludic.sql.filesystem import RangedFileSystem
 from ludic.store.root import Root
 
 _JSON_TABLES = {
@@ -27,6 +28,7 @@ _JSON_TABLES = {
             ("parent_step", pa.int64()),
             ("owner", pa.string()),
             ("created_at", pa.timestamp("us", "UTC")),
+            ("config", pa.string()),
         ]
     ),
     "policies": pa.schema(
@@ -65,7 +67,7 @@ def connect(root: str | Root, *, without: Iterable[str] = ()) -> duckdb.DuckDBPy
     url = _duckdb_url(root)
     con = open_duckdb()
     if not root.is_local:
-        con.register_filesystem(root.fs)
+        con.register_filesystem(RangedFileSystem(root.fs))
     con.execute("create schema empty")
     values = {"root": _literal(_escape_glob(url)), "without": _list_literal(f"{url}/{name}" for name in without)}
     for view, table in _VIEWS.items():
@@ -90,14 +92,40 @@ def scan(root: str | Root) -> pl.LazyFrame:
     """
     root = Root.open(root) if isinstance(root, str) else root
     files = [root.at(name) for name in root.list("rollouts") if name.endswith(".parquet")]
+    if not files:
+        return _empty_frame(arrow_schema("rollouts"), _PARTITION).lazy()
+    return _scan_local(root) if root.is_local else _scan_dataset(root, files)
+
+
+def _scan_local(root: Root) -> pl.LazyFrame:
+    """By Polars itself: ten times as fast as through pyarrow, over 2,000 files."""
+    return pl.scan_parquet(
+        root.at("rollouts"),
+        glob=False,
+        schema=_empty_frame(arrow_schema("rollouts")).schema,
+        hive_schema=_empty_frame(_PARTITION).schema,
+        missing_columns="insert",
+        extra_columns="ignore",
+    )
+
+
+def _scan_dataset(root: Root, files: list[str]) -> pl.LazyFrame:
+    """Through pyarrow, which reads from any fsspec filesystem, as Polars does not."""
     dataset = ds.dataset(
         files,
         schema=pa.schema([*arrow_schema("rollouts"), *_PARTITION]),
         format="parquet",
         filesystem=root.fs,
         partitioning=ds.partitioning(_PARTITION, flavor="hive"),
+        partition_base_dir=root.at("rollouts"),
     )
     return pl.scan_pyarrow_dataset(dataset)
+
+
+def _empty_frame(*schemas: pa.Schema) -> pl.DataFrame:
+    frame = pl.from_arrow(pa.schema([field for schema in schemas for field in schema]).empty_table())
+    assert isinstance(frame, pl.DataFrame)
+    return frame
 
 
 def _create_empty_table(con: duckdb.DuckDBPyConnection, table: str) -> dict[str, str]:
@@ -130,7 +158,7 @@ def _column_literals(columns: Mapping[str, str]) -> dict[str, str]:
 def _duckdb_url(root: Root) -> str:
     """A path for local folders, which DuckDB reads itself, else a URL of the registered filesystem."""
     if not root.is_local:
-        return root.fs.unstrip_protocol(root.path)
+        return f"{RangedFileSystem.protocol}://{root.path}"
     if "\\" in root.path:
         raise QueryError(f"{root.path}: DuckDB takes a backslash for a separator; move the run to a folder without one")
     return root.path

@@ -56,12 +56,12 @@ class SqlText:
 
 def load_advantage(name_or_path: str) -> SqlText:
     """rloo, grpo, dr_grpo, reinforce, or the path of a .sql file."""
-    return _load("advantages", name_or_path, _SELECT_ALL, _ADVANTAGE_WANTED)
+    return _load("advantages", name_or_path, "{}", _ADVANTAGE_WANTED)
 
 
 def load_filter(name_or_path: str) -> SqlText:
     """A name in ludic/sql/filters/, or the path of a .sql file."""
-    return _load("filters", name_or_path, "select (\n{}\n) from rollouts", _FILTER_WANTED)
+    return _load("filters", name_or_path, "select\n{}", _FILTER_WANTED)
 
 
 def load_checks() -> dict[str, str]:
@@ -134,7 +134,8 @@ def _load(kind: str, name_or_path: str, template: str, wanted: str) -> SqlText:
     except duckdb.Error as error:
         raise QueryError(f"{source}: {_reason(error)}; {wanted}") from error
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
-        raise QueryError(f"{source}: holds {len(statements)} statements; {wanted}")
+        kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
+        raise QueryError(f"{source}: holds {kinds}; {wanted}")
     parameters = frozenset(statements[0].named_parameters)
     return SqlText(name=Path(name_or_path).stem, source=source, text=text, parameters=parameters, defaults=defaults)
 

@@ -31,7 +31,7 @@ class BackgroundAppender(Generic[Item]):
         flush_age_s: float,
         max_waiting: int = 64,
     ) -> None:
-        """`make_files` runs in the thread, once for each item; its names must be new.
+        """`make_files` runs in the thread, again when it failed; its names must be new.
 
         `is_full` says that the items gathered make a file. More than `max_waiting` items
         make append wait, so that memory stays bounded when the filesystem is slower than the caller.
@@ -39,6 +39,7 @@ class BackgroundAppender(Generic[Item]):
         self._root, self._make_files, self._is_full = root, make_files, is_full
         self._flush_age_s, self._max_waiting = flush_age_s, max_waiting
         self._items: list[Item] = []
+        self._begun: list[Item] = []
         self._oldest = 0.0
         self._unwritten: deque[NamedFile] = deque()
         self._flushing = self._closed = self._busy = False
@@ -48,7 +49,10 @@ class BackgroundAppender(Generic[Item]):
         self._thread.start()
 
     def append(self, item: Item) -> None:
-        """Hand over an item. Raises the error of an earlier write, once; that write is tried again."""
+        """Hand over an item.
+
+        Raises the error of an earlier write, once: then this item was not taken, and that write is tried again.
+        """
         with self._changed:
             assert not self._closed, "append after close"
             self._raise_error()
@@ -62,25 +66,25 @@ class BackgroundAppender(Generic[Item]):
     def flush(self, *, wait: bool = True) -> None:
         """Write what is there now; with `wait`, return when it is committed."""
         with self._changed:
+            assert not self._closed, "flush after close"
             self._raise_error()
-            self._flushing = True
+            self._flushing = bool(self._items)
             self._changed.notify_all()
             if wait:
                 self._changed.wait_for(lambda: self._is_idle() or self._error)
                 self._raise_error()
 
     def close(self) -> None:
-        """Flush and end the thread; raises when something could not be written."""
-        try:
-            self.flush()
-        finally:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
-            self._thread.join()
+        """Write what is left, what failed before included, and end the thread; raises when that fails."""
+        with self._changed:
+            self._closed, self._error = True, None
+            self._changed.notify_all()
+        self._thread.join()
+        with self._changed:
+            self._raise_error()
 
     def _is_idle(self) -> bool:
-        return not (self._items or self._unwritten or self._busy)
+        return not (self._items or self._begun or self._unwritten or self._busy)
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -92,19 +96,23 @@ class BackgroundAppender(Generic[Item]):
         """Something can be written now: never while an error waits to be seen."""
         if self._error is not None:
             return False
-        aged = bool(self._items) and time.monotonic() - self._oldest >= self._flush_age_s
-        return bool(self._unwritten) or aged or self._is_full(self._items) or (self._flushing and bool(self._items))
+        if self._begun or self._unwritten:
+            return True
+        aged = time.monotonic() - self._oldest >= self._flush_age_s
+        return bool(self._items) and (aged or self._flushing or self._closed or self._is_full(self._items))
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 while not (self._is_due() or self._closed):
                     self._changed.wait(self._patience())
-                if self._closed and not self._is_due():
+                if not self._is_due():
                     return
-                items, self._items = self._items, []
-                self._flushing, self._busy = False, True
-            error = self._write(items)
+                if not (self._begun or self._unwritten):
+                    self._begun, self._items = self._items, []
+                    self._flushing = False
+                self._busy = True
+            error = self._write()
             with self._changed:
                 self._busy, self._error = False, error
                 self._changed.notify_all()
@@ -115,9 +123,11 @@ class BackgroundAppender(Generic[Item]):
             return None
         return max(0.0, self._oldest + self._flush_age_s - time.monotonic())
 
-    def _write(self, items: Sequence[Item]) -> Exception | None:
+    def _write(self) -> Exception | None:
         try:
-            self._unwritten.extend(self._make_files(items) if items else ())
+            if self._begun:
+                self._unwritten.extend(self._make_files(self._begun))
+                self._begun = []
             while self._unwritten:
                 name, data = self._unwritten[0]
                 commit(self._root, name, data)

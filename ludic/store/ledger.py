@@ -9,7 +9,7 @@ import re
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.errors import FencedError
+from ludic.errors import FencedError, SchemaError
 from ludic.schema import arrow_schema, check_schema
 from ludic.store.attempts import Attempt, check_not_fenced
 from ludic.store.files import encode_plain
@@ -32,9 +32,13 @@ def write_ledger(root: Root, attempt: Attempt, step: int, rows: pa.Table) -> Non
 
 
 def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
-    """A step's rows, as planned."""
+    """A step's rows, as planned. Raises FileNotFoundError for a step that was not, SchemaError for a broken file."""
     name = ledger_name(attempt_id, step)
-    table = pq.read_table(io.BytesIO(root.read(name)))
+    data = root.read(name)
+    try:
+        table = pq.read_table(io.BytesIO(data))
+    except (pa.ArrowException, OSError) as error:
+        raise SchemaError(f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes") from error
     check_schema(table.schema, "batches", f"{root.url}/{name}")
     return table
 

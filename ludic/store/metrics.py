@@ -60,14 +60,22 @@ class MetricsTail:
         self._seen: set[str] = set()
 
     def poll(self) -> list[dict[str, Any]]:
-        """New rows, in no particular order; a broken file is left out (`ludic verify` lists those)."""
+        """New rows, in no particular order; a broken file is left out (`ludic verify` lists those).
+
+        Raises StoreError when the filesystem fails; the next poll reads those rows again.
+        """
         new = [name for name in self._root.list("metrics") if name not in self._seen]
+        rows = [row for name in new for row in self._read(name)]
         self._seen.update(new)
-        return [row for name in new for row in self._read(name)]
+        return rows
 
     def _read(self, name: str) -> list[dict[str, Any]]:
         try:
-            return conform(pq.read_table(io.BytesIO(self._root.read(name))), "metrics").to_pylist()
+            data = self._root.read(name)
+        except FileNotFoundError:
+            return []
+        try:
+            return conform(pq.read_table(io.BytesIO(data)), "metrics").to_pylist()
         except (pa.ArrowException, OSError, SchemaError):
             return []
 

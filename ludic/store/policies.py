@@ -1,8 +1,8 @@
 """policies/: weights that the trainer publishes and the workers pick up.
 
 policies/version=V/policy.json claims a version, put if absent: no version is ever used twice.
-The Hugging Face folder follows beside it, and policies/LATEST, which names the newest complete
-version, is replaced last. So what LATEST names is complete, and a crash leaves at most a claim.
+The Hugging Face folder follows beside it, its config.json last, and then policies/LATEST, which names
+the newest version, is replaced. So a version with a config.json is complete, and so is what LATEST names.
 """
 
 import json
@@ -72,12 +72,9 @@ def publish_policy(
     version claimed, what LatestPolicy holds.
     """
     version = _claim(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
-    if root.is_local:
-        save(Path(root.at(policy_folder(version))))
-    else:
-        with tempfile.TemporaryDirectory(prefix="ludic-policy-") as folder:
-            save(Path(folder))
-            root.upload(folder, policy_folder(version))
+    with root.scratch_folder() as folder:
+        save(folder)
+        root.upload(folder, policy_folder(version), last="config.json")
     point_latest(root, LatestPolicy(version=version, groups_per_worker=groups_per_worker(version)))
     return version
 
@@ -112,15 +109,23 @@ def fetch_policy(root: Root, version: int, cache: Path) -> str:
         return root.at(name)
     folder = cache / f"version={version}"
     if not folder.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=cache))
-        try:
-            root.download(name, partial)
-            partial.rename(folder)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        _copy(root, name, folder)
     _forget_older(cache, version)
     return str(folder)
+
+
+def _copy(root: Root, name: str, folder: Path) -> None:
+    """Make a local copy that appears whole; several processes may do so at once."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent))
+    try:
+        root.download(name, partial)
+        partial.rename(folder)
+    except OSError:
+        if not folder.exists():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _forget_older(cache: Path, version: int) -> None:

@@ -8,12 +8,13 @@ worker's sequence are looked at again at every poll. A broken file is set aside 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import SchemaError
 from ludic.store.cursor import Cursor
-from ludic.store.files import RolloutFile, list_files, open_parquet
+from ludic.store.files import RolloutFile, list_files, open_parquet, read_row_groups, row_counts
 from ludic.store.root import Root
 
 ADDRESS_COLUMNS = ("file", "row_group", "row", "arrival")
@@ -71,12 +72,16 @@ class RolloutReader:
     def _read(self, file: RolloutFile) -> pa.Table | None:
         """Scalars with address; None for a file that is broken (set aside) or gone (looked for again)."""
         try:
+            where = f"{self._root.url}/{file.name}"
             with open_parquet(self._root, file.name) as parquet:
-                groups = range(parquet.num_row_groups)
-                return pa.concat_tables([_addressed(parquet, group, self._columns, file.name) for group in groups])
+                counts = row_counts(parquet)
+                table = read_row_groups(parquet, range(len(counts)), self._columns, where)
+            if table.num_rows == 0:
+                raise SchemaError(f"{where} holds no rows; no worker writes such a file")
+            return _with_address(table, file.name, counts)
         except FileNotFoundError:
             return None
-        except (SchemaError, pa.ArrowException) as error:
+        except SchemaError as error:
             self.set_aside[file.name] = str(error)
             return None
 
@@ -91,9 +96,9 @@ class RolloutReader:
         return table.append_column("arrival", arrival)
 
 
-def _addressed(parquet: "pa.parquet.ParquetFile", row_group: int, columns: list[str], name: str) -> pa.Table:
-    table = parquet.read_row_group(row_group, columns=columns, use_threads=False)
-    rows = table.num_rows
-    table = table.append_column("file", pa.repeat(pa.scalar(name, pa.string()), rows))
-    table = table.append_column("row_group", pa.repeat(pa.scalar(row_group, pa.int32()), rows))
-    return table.append_column("row", pa.array(range(rows), pa.int32()))
+def _with_address(table: pa.Table, name: str, row_counts: np.ndarray) -> pa.Table:
+    """The rows of a whole file with file, row_group and row. row_counts: (num_row_groups,)."""
+    row_groups = np.repeat(np.arange(len(row_counts), dtype=np.int32), row_counts)
+    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in row_counts])
+    table = table.append_column("file", pa.repeat(pa.scalar(name, pa.string()), table.num_rows))
+    return table.append_column("row_group", pa.array(row_groups)).append_column("row", pa.array(rows))

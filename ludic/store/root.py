@@ -6,12 +6,17 @@ naming root and file; nothing is half-written.
 """
 
 import builtins
+import io
 import os
+import re
+import shutil
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 from uuid import uuid4
 
 import fsspec
@@ -23,6 +28,9 @@ from ludic.records import new_id
 from ludic.store.run import RunConfig, from_json, to_json
 
 RUN_FILE = "run.json"
+_TEMPORARY = ".tmp"
+"""Below a local root: what is not complete yet."""
+_USER_INFO = re.compile(r"://[^/@]*@")
 
 # memory:// checks and stores in two steps; one process has many threads that put.
 _memory_lock = threading.Lock()
@@ -100,6 +108,14 @@ class Root:
         """Content of a file; FileNotFoundError when there is none."""
         return self._storage.read(name)
 
+    def open_file(self, name: str) -> BinaryIO:
+        """A file to read at random, for the caller to close; FileNotFoundError when there is none."""
+        if isinstance(self.fs, MemoryFileSystem):
+            # memory:// would hand the same file, with one position, to every thread.
+            return io.BytesIO(self.read(name))
+        with self.explained(name):
+            return self.fs.open(self.at(name), "rb")
+
     def exists(self, name: str) -> bool:
         with self.explained(name):
             return self.fs.exists(self.at(name))
@@ -140,12 +156,34 @@ class Root:
             except FileNotFoundError:
                 return
 
-    def upload(self, folder: str | Path, name: str) -> None:
-        """Copy the files of a local folder below `name`; visible one by one, so a marker must follow."""
-        with self.explained(name):
+    @contextmanager
+    def scratch_folder(self) -> Iterator[Path]:
+        """An empty local folder, gone at the end; where the root is local, on its disk and out of readers' sight."""
+        parent = Path(self.at(_TEMPORARY)) if self.is_local else None
+        with self.explained(_TEMPORARY):
+            if parent is not None:
+                parent.mkdir(exist_ok=True)
+            folder = tempfile.TemporaryDirectory(prefix="ludic-", dir=parent)
+        with folder as path:
+            yield Path(path)
+
+    def upload(self, folder: str | Path, name: str, *, last: str | None = None) -> None:
+        """Move the files of a local folder below `name`; each appears whole, one after the other.
+
+        last: the file that tells readers that all are there; without it a marker must follow.
+        """
+        files = sorted(Path(folder).iterdir(), key=lambda file: (file.name == last, file.name))
+        with self._storage.explained(name, writing=True):
             self.fs.makedirs(self.at(name), exist_ok=True)
-            for file in sorted(Path(folder).iterdir()):
-                self.fs.put_file(str(file), self.at(f"{name}/{file.name}"))
+            for file in files:
+                self._move_in(file, f"{name}/{file.name}")
+
+    def _move_in(self, file: Path, name: str) -> None:
+        if self.is_local:
+            shutil.move(file, self.at(name))
+        else:
+            self.fs.put_file(str(file), self.at(name))
+            file.unlink()
 
     def download(self, name: str, folder: str | Path) -> None:
         """Copy the files below `name` into a local folder."""
@@ -165,10 +203,15 @@ class _Storage:
 
     @classmethod
     def at(cls, url: str) -> "_Storage":
+        if _USER_INFO.search(str(url)):
+            raise ConfigError(
+                f"{_USER_INFO.sub('://', str(url))} was given with a user or a password, which logs would show; "
+                "put them into the environment or into fsspec's configuration files"
+            )
         try:
             # Listings change under our hands; a cached one would hide new files.
             fs, path = fsspec.core.url_to_fs(str(url), use_listings_cache=False)
-        except (ValueError, ImportError) as error:
+        except (ValueError, ImportError, OSError) as error:
             raise StoreError(f"{url}: {error}") from error
         return cls(str(url).rstrip("/"), fs, path.rstrip("/"))
 
@@ -178,14 +221,14 @@ class _Storage:
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
         try:
-            with self.explained(name):
+            with self.explained(name, writing=True):
                 self._create(name, data)
         except FileExistsError:
             return self.read(name) == data
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        with self.explained(name):
+        with self.explained(name, writing=True):
             if isinstance(self.fs, LocalFileSystem):
                 with self._temporary_file(name, data) as temporary:
                     temporary.replace(f"{self.path}/{name}")
@@ -195,7 +238,7 @@ class _Storage:
     def prove_put_if_absent(self, data: bytes) -> None:
         """Put run.json again, with the bytes that it holds: a filesystem that accepts that would overwrite rollouts."""
         try:
-            with self.explained(RUN_FILE):
+            with self.explained(RUN_FILE, writing=True):
                 self._create(RUN_FILE, data)
         except FileExistsError:
             return
@@ -212,13 +255,18 @@ class _Storage:
                 os.link(temporary, target)
                 _fsync_folder(Path(target).parent)
         else:
-            with _memory_lock if isinstance(self.fs, MemoryFileSystem) else nullcontext():
-                self.fs.pipe_file(target, data, mode="create")
+            try:
+                with _memory_lock if isinstance(self.fs, MemoryFileSystem) else nullcontext():
+                    self.fs.pipe_file(target, data, mode="create")
+            except OSError as error:
+                if _is_refusal(error):
+                    raise FileExistsError(target) from error
+                raise
 
     @contextmanager
     def _temporary_file(self, name: str, data: bytes) -> Iterator[Path]:
         """A complete file on the root's own disk, out of sight of readers; gone at the end."""
-        folder = Path(self.path) / ".tmp"
+        folder = Path(self.path, _TEMPORARY)
         folder.mkdir(parents=True, exist_ok=True)
         Path(self.path, name).parent.mkdir(parents=True, exist_ok=True)
         temporary = folder / uuid4().hex
@@ -232,21 +280,32 @@ class _Storage:
             temporary.unlink(missing_ok=True)
 
     @contextmanager
-    def explained(self, name: str) -> Iterator[None]:
-        """Turn a filesystem's error into a StoreError that names root and file; presence and absence pass through."""
+    def explained(self, name: str, *, writing: bool = False) -> Iterator[None]:
+        """Turn a filesystem's error into a StoreError that names root and file; presence and absence pass through.
+
+        While writing, absence is an error too: that of the bucket or of the folder.
+        """
         try:
             yield
-        except (LudicError, FileNotFoundError, FileExistsError):
+        except (LudicError, FileExistsError):
             raise
         except Exception as error:
-            if not _is_filesystem_error(error):
+            is_absence = isinstance(error, FileNotFoundError) and not writing
+            if is_absence or not _is_filesystem_error(error):
                 raise
             raise StoreError(f"{self.url}/{name}: {type(error).__name__}: {error}") from error
 
 
 def _is_filesystem_error(error: Exception) -> bool:
     # botocore's errors are no OSErrors, and botocore is there only with the s3 extra.
-    return isinstance(error, OSError) or type(error).__module__.split(".")[0] in {"botocore", "aiobotocore", "aiohttp"}
+    known = isinstance(error, OSError | NotImplementedError)
+    return known or type(error).__module__.split(".")[0] in {"botocore", "aiobotocore", "aiohttp"}
+
+
+def _is_refusal(error: OSError) -> bool:
+    # S3's 412; s3fs knows it only from servers that name the condition, and we set no other one.
+    response = getattr(error.__cause__, "response", None) or {}
+    return response.get("Error", {}).get("Code") == "PreconditionFailed"
 
 
 def _fsync_folder(folder: Path) -> None:

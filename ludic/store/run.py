@@ -55,16 +55,19 @@ class RunConfig:
         return self.groups_per_batch * self.steps_per_version
 
     def differences(self, other: "RunConfig") -> str:
-        """Settings that differ, in a sentence; empty when none does."""
-        mine, theirs = asdict(self), asdict(other)
+        """Settings that differ once they are JSON, in a sentence; empty when none does."""
+        mine, theirs = (json.loads(json.dumps(asdict(config))) for config in (self, other))
         names = [name for name in mine if mine[name] != theirs[name]]
         return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)
 
 
 def to_json(config: RunConfig, run_id: str) -> bytes:
-    """Content of run.json."""
+    """Content of run.json. Raises ConfigError for options that JSON can't hold."""
     identity = {"run_id": run_id, "schema_version": SCHEMA_VERSION}
-    return (json.dumps(identity | asdict(config), indent=2) + "\n").encode()
+    try:
+        return (json.dumps(identity | asdict(config), indent=2, allow_nan=False) + "\n").encode()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"env_options can't be written to run.json: {error}; wanted what JSON can hold") from error
 
 
 def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:

@@ -8,13 +8,14 @@ import itertools
 from collections.abc import Sequence
 from types import TracebackType
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.records import RolloutBatch
 from ludic.schema import to_table, validate
 from ludic.store.background import BackgroundAppender, NamedFile
-from ludic.store.files import Folder, RolloutFile, check_worker_id, encode
+from ludic.store.files import Folder, RolloutFile, check_worker_id, encode, group_starts
 from ludic.store.root import Root
 
 
@@ -48,7 +49,7 @@ class RolloutWriter:
         """Take a batch whole, or refuse it whole.
 
         Raises InvalidBatchError naming every bad row, column and reason; and, once, the error of an
-        earlier write (StoreError, NameTakenError), which is then tried again.
+        earlier write (StoreError, NameTakenError): then this batch was not taken, and that write is tried again.
         """
         assert batch.metadata.worker_id == self.worker_id, "a batch of another worker"
         validate(batch)
@@ -56,11 +57,14 @@ class RolloutWriter:
         self._appender.append((len(batch.groups), table))
 
     def flush(self, *, wait: bool = True) -> None:
-        """Commit what was appended; with `wait`, return when readers can see it."""
+        """Commit what was appended; with `wait`, return when readers can see it.
+
+        Raises, once, the error of a write, which is then tried again.
+        """
         self._appender.flush(wait=wait)
 
     def close(self) -> None:
-        """Flush and stop."""
+        """Flush, trying once more what failed before, and stop; raises when something could not be written."""
         self._appender.close()
 
     def __enter__(self) -> "RolloutWriter":
@@ -77,15 +81,25 @@ class RolloutWriter:
 
     def _make_files(self, items: Sequence[tuple[int, pa.Table]]) -> list[NamedFile]:
         table = pa.concat_tables([table for _, table in items])
-        partitions = table.select(["policy_version", "env_name"]).group_by(["policy_version", "env_name"]).aggregate([])
-        return [self._make_file(table, **partition) for partition in partitions.to_pylist()]
+        versions = _group_versions(table)
+        keys = pa.table({"version": versions, "env_name": table.column("env_name")})
+        partitions = keys.group_by(["version", "env_name"], use_threads=False).aggregate([]).to_pylist()
+        return [
+            self._make_file(
+                table.filter(pc.and_(pc.equal(versions, version), pc.equal(table.column("env_name"), env_name))),
+                RolloutFile(version, env_name, self.worker_id, next(self._sequence), self._folder),
+            )
+            for version, env_name in (partition.values() for partition in partitions)
+        ]
 
-    def _make_file(self, table: pa.Table, policy_version: int, env_name: str) -> NamedFile:
-        file = RolloutFile(policy_version, env_name, self.worker_id, next(self._sequence), self._folder)
-        mine = pc.and_(
-            pc.equal(table.column("policy_version"), policy_version), pc.equal(table.column("env_name"), env_name)
-        )
-        rows = table.filter(mine)
+    def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:
         column = rows.schema.get_field_index("sequence")
         sequence = pa.repeat(pa.scalar(file.sequence, pa.int64()), rows.num_rows)
         return file.name, encode(rows.set_column(column, rows.schema.field(column), sequence))
+
+
+def _group_versions(table: pa.Table) -> pa.Array:
+    """(num_rows,) int64: the oldest policy_version of each row's group, so that no group is split between files."""
+    starts = group_starts(table)
+    oldest = np.minimum.reduceat(table.column("policy_version").to_numpy(), starts)
+    return pa.array(np.repeat(oldest, np.diff(starts, append=table.num_rows)))

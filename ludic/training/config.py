@@ -1,13 +1,13 @@
-"""The settings of one trainer process; what workers must agree with it on is in run.json."""
+"""The settings of one trainer process; what workers must agree with it on is in run.json.
+
+Imports no torch, so that the command line answers `--help` at once.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from ludic.errors import ConfigError
-from ludic.training.losses import LossConfig
 
 _AT_LEAST_ONE = (
     "num_steps",
@@ -19,6 +19,30 @@ _AT_LEAST_ONE = (
 )
 _AT_LEAST_ZERO = ("warmup_steps", "weight_decay", "max_off_policy_steps")
 _ABOVE_ZERO = ("learning_rate", "max_grad_norm", "stall_limit_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """How the ratio is bounded, and the pull to a reference. With neither clip nor cap the gradient is unbiased."""
+
+    clip_low: float | None = None
+    """PPO clip: ratios below 1 - clip_low are clipped; None is off."""
+    clip_high: float | None = None
+    """PPO clip: ratios above 1 + clip_high are clipped; None is off."""
+    truncate_ratio: float | None = None
+    """Truncated importance sampling: weigh the gradient of the logprob by at most this; None is off."""
+    kl_weight: float | None = None
+    """Of the KL to the reference model, added to the loss; None is off."""
+
+    def __post_init__(self) -> None:
+        for name in ("clip_low", "clip_high", "truncate_ratio", "kl_weight"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value}, wanted a number above 0, or nothing for off")
+        if self.clip_low is not None and self.clip_low > 1:
+            raise ConfigError(f"clip_low is {self.clip_low}, wanted at most 1: a ratio is never below 0")
+        if self.truncate_ratio is not None and (self.clip_low is not None or self.clip_high is not None):
+            raise ConfigError("truncate_ratio and clip_low or clip_high both bound the ratio; set one of them")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +100,8 @@ class TrainConfig:
     """Steps between two checkpoints; None writes one at the end only."""
     keep_checkpoints: int | None = 3
     """Newest checkpoints to keep; None keeps all."""
-    keep_policies: int | None = None
-    """Newest published versions to keep; None keeps all."""
+    keep_policies: int | None = 4
+    """Newest published versions whose weights to keep; None keeps all."""
     stall_limit_s: float | None = 1800.0
     """Give up when no rollouts arrive for so many seconds; None waits for ever."""
     log_to: Literal["none", "tensorboard", "wandb"] = "none"
@@ -109,8 +133,3 @@ class TrainConfig:
             truncate_ratio=self.truncate_ratio,
             kl_weight=self.kl_weight,
         )
-
-    @property
-    def compute_dtype(self) -> torch.dtype | None:
-        """For `shard`; None leaves the float32 of the weights."""
-        return torch.bfloat16 if self.dtype == "bfloat16" else None

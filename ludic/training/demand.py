@@ -12,7 +12,7 @@ import pyarrow as pa
 from ludic.store import RunConfig
 
 PATIENCE_S = 10.0
-"""After so long without an arrival, a worker that still owes groups is taken for dead."""
+"""After so long without an arrival, a worker that still owes groups is taken for dead; after twice as long, again."""
 _MOST_EAGER = 16
 
 
@@ -25,11 +25,13 @@ class Demand:
         self._workers: defaultdict[int, set[str]] = defaultdict(set)
         self._first_version: int | None = None
         self._eagerness = 1
+        self._patience_s = PATIENCE_S
         self.version = -1
         self.groups_per_worker = 0
 
     def note_arrivals(self, rows: pa.Table) -> None:
         """Count new groups; `rows` has policy_version, worker_id and group_id."""
+        self._patience_s = PATIENCE_S
         by_file = rows.group_by(["policy_version", "worker_id"]).aggregate([("group_id", "count_distinct")])
         for row in by_file.to_pylist():
             self._groups[row["policy_version"]] += row["group_id_count_distinct"]
@@ -43,7 +45,7 @@ class Demand:
         # What the version before still owes is being sampled; should it not come, on_shortage asks again.
         owed = max(0, self._num_asked - self._groups[self.version])
         missing = max(0, batches * self._run.groups_per_batch - num_ready_groups - owed)
-        self.version, self._eagerness = version, 1
+        self.version, self._eagerness, self._patience_s = version, 1, PATIENCE_S
         self.groups_per_worker = math.ceil(missing / self.num_workers)
         return self.groups_per_worker
 
@@ -54,8 +56,9 @@ class Demand:
             self.groups_per_worker += math.ceil(num_missing_groups * self._eagerness / self.num_workers)
             self._eagerness = min(2 * self._eagerness, _MOST_EAGER)
             return self.groups_per_worker
-        if idle_s >= PATIENCE_S:
-            # Any one worker that lives must be able to end the wait.
+        if idle_s >= self._patience_s:
+            # Any one worker that lives must be able to end the wait. One that is only slow is not to run away.
+            self._patience_s = 2 * idle_s
             self.groups_per_worker += num_missing_groups
             return self.groups_per_worker
         return None

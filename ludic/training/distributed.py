@@ -1,12 +1,13 @@
 """The process group of a trainer: started by torchrun, or one rank on its own.
 
-Rank 0 alone talks to the store; what it decides reaches the others as bytes. Bytes travel as
-uint8 tensors, never pickled. An error that rank 0 explains is raised on every rank, because a
-rank that waits for a collective alone hangs.
+What rank 0 decides reaches the others as bytes. Bytes travel as uint8 tensors, never pickled.
+An error that one rank explains is raised on every rank, because a rank that waits for a
+collective alone hangs.
 """
 
 import os
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import ludic.errors
 from ludic.errors import LudicError
+
+T = TypeVar("T")
 
 
 def init_distributed(device: str | None = None) -> DeviceMesh:
@@ -53,15 +56,16 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def broadcast_bytes(data: bytes | None) -> bytes:
-    """What rank 0 passed, on every rank; what the other ranks pass is ignored."""
-    size = torch.tensor([len(data) if is_main() and data is not None else 0])
-    dist.broadcast(size, src=0)
+def broadcast_bytes(data: bytes | None, source: int = 0) -> bytes:
+    """What the rank `source` passed, on every rank; what the other ranks pass is ignored."""
+    is_source = rank() == source
+    size = torch.tensor([len(data) if is_source and data is not None else 0])
+    dist.broadcast(size, src=source)
     buffer = torch.empty(int(size), dtype=torch.uint8)
-    if is_main() and data:
+    if is_source and data:
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     if len(buffer):
-        dist.broadcast(buffer, src=0)
+        dist.broadcast(buffer, src=source)
     return buffer.numpy().tobytes()
 
 
@@ -75,11 +79,35 @@ def run_on_main(function: Callable[[], bytes]) -> bytes:
         try:
             answer = b"+" + function()
         except LudicError as error:
-            failure, answer = error, f"-{type(error).__name__}:{error}".encode()
+            failure, answer = error, b"-" + _describe(error)
     answer = broadcast_bytes(answer)
-    if failure is not None:
-        raise failure
     if answer.startswith(b"-"):
-        name, _, message = answer[1:].decode().partition(":")
-        raise getattr(ludic.errors, name, LudicError)(message)
+        raise failure or _as_described(answer[1:])
     return answer[1:]
+
+
+def run_on_all(function: Callable[[], T]) -> T:
+    """Call `function` on every rank; each gets its own answer, or all get the LudicError of the lowest that raised one.
+
+    Any other exception ends the rank that raises it, and torchrun then ends the rest.
+    """
+    failure, answers = None, []
+    try:
+        answers.append(function())
+    except LudicError as error:
+        failure = error
+    failed = torch.tensor([num_ranks() if failure is None else rank()])
+    dist.all_reduce(failed, op=dist.ReduceOp.MIN)
+    if int(failed) < num_ranks():
+        description = broadcast_bytes(None if failure is None else _describe(failure), source=int(failed))
+        raise failure or _as_described(description)
+    return answers[0]
+
+
+def _describe(error: LudicError) -> bytes:
+    return f"{type(error).__name__}:{error}".encode()
+
+
+def _as_described(description: bytes) -> LudicError:
+    name, _, message = description.decode().partition(":")
+    return getattr(ludic.errors, name, LudicError)(message)

@@ -16,7 +16,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from ludic.errors import StalledError
-from ludic.sql.planner import BatchRules, Planner
+from ludic.sql.planner import BatchRules, Planner, Shortage
 from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
@@ -63,29 +63,34 @@ class PlanFeed:
         root: Root,
         attempt: Attempt,
         config: TrainConfig,
+        planner: Planner,
         publisher: Publisher,
         cursor: Cursor,
         stop: threading.Event,
     ) -> None:
-        """`stop` ends the wait of a plan in the making; `close` sets it."""
-        self._root, self._attempt, self._config, self._publisher = root, attempt, config, publisher
-        self._planner = Planner(batch_rules(config, root.run.groups_per_batch))
-        self._reader = RolloutReader(root, self._planner.columns, cursor)
+        """`planner` has no rows yet; `stop` ends the wait of a plan in the making."""
+        self._root, self._attempt, self._config = root, attempt, config
+        self._planner, self._publisher = planner, publisher
+        self._reader = RolloutReader(root, planner.columns, cursor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-plan")
         self._future: Future[Plan | None] | None = None
+        self._num_ready_groups = 0
         self._is_fresh = True
+        self._is_closed = False
         self._stop = stop
 
     def start(self, step: int, trainer_version: int) -> None:
         """Begin to plan a step that will start from the weights of `trainer_version`."""
         assert self._future is None, "the plan before was not taken"
         self._is_fresh = False
+        self._num_ready_groups = self._planner.num_pending_groups
         self._future = self._thread.submit(self._plan, step, trainer_version)
 
     @property
-    def is_ready(self) -> bool:
-        """Whether `take` answers at once."""
-        return self._future is not None and self._future.done()
+    def has_plan(self) -> bool:
+        """Whether `take` answers at once, and with a plan."""
+        future = self._future
+        return future is not None and future.done() and future.exception() is None and future.result() is not None
 
     def take(self) -> Plan | None:
         """Wait for the plan; None when told to stop. Raises StalledError, FencedError, StoreError, QueryError."""
@@ -94,34 +99,37 @@ class PlanFeed:
         return future.result()
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Groups that wait to be trained on: read and pending, or planned and not yet taken.
+        """Groups that wait to be trained on: read and pending, or planned by the last `start`.
 
         Before the first plan it looks at what an earlier trainer left in the store.
         """
         if self._is_fresh and latest_version is not None:
             self._poll(latest_version)
-        planned = self._root.run.groups_per_batch if self.is_ready else 0
-        return self._planner.num_pending_groups + planned
+        return self._num_ready_groups
 
     def close(self) -> None:
-        self._stop.set()
+        self._is_closed = True
         self._thread.shutdown(wait=True)
 
     def _plan(self, step: int, trainer_version: int) -> Plan | None:
-        wait = _Wait(self._config.stall_limit_s)
-        while not self._stop.is_set():
-            if self._poll(trainer_version):
+        wait, shortage = _Wait(self._config.stall_limit_s), None
+        while not (self._stop.is_set() or self._is_closed):
+            if self._poll(trainer_version) or shortage is None:
                 wait.heard_something()
-            rows = self._planner.plan(step=step, attempt_id=self._attempt.attempt_id, trainer_version=trainer_version)
-            if rows is not None:
-                return self._commit(step, rows)
-            self._wait_for_groups(step, trainer_version, wait)
+                rows = self._planner.plan(
+                    step=step, attempt_id=self._attempt.attempt_id, trainer_version=trainer_version
+                )
+                if rows is not None:
+                    return self._commit(step, rows)
+                shortage = self._planner.shortage(trainer_version)
+            self._wait_for_groups(step, trainer_version, shortage, wait)
         return None
 
     def _poll(self, trainer_version: int) -> bool:
         rows = self._reader.poll(self._window(trainer_version))
         if rows is not None:
             self._planner.add(rows)
+            self._num_ready_groups = self._planner.num_pending_groups
             self._publisher.note_arrivals(rows)
         return rows is not None
 
@@ -133,17 +141,19 @@ class PlanFeed:
     def _commit(self, step: int, rows: pa.Table) -> Plan:
         write_ledger(self._root, self._attempt, step, rows)
         self._reader.consume(rows)
+        num_pending_groups = self._planner.num_pending_groups
+        self._num_ready_groups = num_pending_groups + self._root.run.groups_per_batch
         return Plan(
             step=step,
             rows=rows,
             cursor=self._reader.cursor.to_dict(),
-            num_pending_groups=self._planner.num_pending_groups,
+            num_pending_groups=num_pending_groups,
             num_unreadable_files=len(self._reader.set_aside),
         )
 
-    def _wait_for_groups(self, step: int, trainer_version: int, wait: "_Wait") -> None:
-        shortage = self._planner.shortage(trainer_version)
-        self._publisher.ask_for_more(shortage.wanted_groups - shortage.usable_groups, wait.idle_s)
+    def _wait_for_groups(self, step: int, trainer_version: int, shortage: Shortage, wait: "_Wait") -> None:
+        num_missing_groups = shortage.wanted_groups - shortage.usable_groups
+        self._publisher.ask_for_more(num_missing_groups, wait.idle_s, version=trainer_version)
         if wait.is_over:
             raise StalledError(
                 f"{self._root.url}: step {step} waited {wait.idle_s:.0f} s without new rollouts; "

@@ -6,41 +6,15 @@ rollouts were sampled with: no second forward pass stands in for the sampler.
 
 # Shapes: A = response tokens of a micro-batch, V = vocabulary. Logprobs and KLs are in nats.
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ludic.errors import ConfigError
+from ludic.training.config import LossConfig
 from ludic.training.packing import MicroBatch
 
 # Rows of logits turned to float32 at once: 150 MB at a vocabulary of 150,000.
 _ROWS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
-    """How the ratio is bounded, and the pull to a reference. With neither clip nor cap the gradient is unbiased."""
-
-    clip_low: float | None = None
-    """PPO clip: ratios below 1 - clip_low are clipped; None is off."""
-    clip_high: float | None = None
-    """PPO clip: ratios above 1 + clip_high are clipped; None is off."""
-    truncate_ratio: float | None = None
-    """Truncated importance sampling: weigh the gradient of the logprob by at most this; None is off."""
-    kl_weight: float | None = None
-    """Of the KL to the reference model, added to the loss; None is off."""
-
-    def __post_init__(self) -> None:
-        for name in ("clip_low", "clip_high", "truncate_ratio", "kl_weight"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} is {value}, wanted a number above 0, or nothing for off")
-        if self.clip_low is not None and self.clip_low > 1:
-            raise ConfigError(f"clip_low is {self.clip_low}, wanted at most 1: a ratio is never below 0")
-        if self.truncate_ratio is not None and (self.clip_low is not None or self.clip_high is not None):
-            raise ConfigError("truncate_ratio and clip_low or clip_high both bound the ratio; set one of them")
 
 
 def token_logprobs_and_entropy(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:

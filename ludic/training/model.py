@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ludic.errors import ModelError
+from ludic.training.config import TrainConfig
 from ludic.training.packing import MicroBatch
 
 TOKENIZER_FILES = (
@@ -95,6 +96,11 @@ def shard(
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # Tied embeddings live in the root's unit together, so FSDP2 shards them as one parameter.
     fully_shard(model, mesh=mesh, mp_policy=policy)
+
+
+def compute_dtype(config: TrainConfig) -> torch.dtype | None:
+    """What `shard` and `save_weights` are told; None leaves the float32 of the weights."""
+    return torch.bfloat16 if config.dtype == "bfloat16" else None
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

@@ -55,9 +55,14 @@ class Publisher:
         with self._lock:
             self._demand.note_arrivals(rows)
 
-    def ask_for_more(self, num_missing_groups: int, idle_s: float) -> None:
-        """Raise what LATEST asks of each worker, if nothing else would end the wait."""
+    def ask_for_more(self, num_missing_groups: int, idle_s: float, *, version: int) -> None:
+        """Raise what LATEST asks of each worker, if nothing else would end the wait.
+
+        Something else does while `version` is not yet published: it will ask for what it needs.
+        """
         with self._lock:
+            if self.version is None or self.version < version:
+                return
             more = self._demand.on_shortage(num_missing_groups, idle_s)
             if more is not None:
                 check_not_fenced(self._root, self._attempt)

@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import TrainingError
-from ludic.training.losses import LossConfig, policy_gradient_loss, token_logprobs_and_entropy
+from ludic.training.config import LossConfig
+from ludic.training.losses import policy_gradient_loss, token_logprobs_and_entropy
 from ludic.training.model import micro_batch_logits
 from ludic.training.packing import MicroBatch
 

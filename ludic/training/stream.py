@@ -5,19 +5,20 @@ the row groups of its own sequences. Planning overlaps with the training step, r
 follows it. At no time are more tokens in memory than two batches hold.
 """
 
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
 
+from ludic.errors import StoreError
 from ludic.schema import column_values
 from ludic.store import Root, read_rows
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import num_ranks, rank, run_on_main
+from ludic.training.distributed import num_ranks, rank, run_on_all, run_on_main
 from ludic.training.feed import Plan, PlanFeed
 from ludic.training.packing import MicroBatch, TrainingSequence, assign, cap, pack
 
@@ -64,13 +65,13 @@ class BatchStream:
     def next_batch(self) -> TrainingBatch | None:
         """The next step's batch, as soon as there are groups enough; None when rank 0 was told to stop.
 
-        Raises, on every rank, what the feed raises on rank 0.
+        Raises, on every rank, what the feed raises on rank 0, and StoreError, SchemaError or InvalidBatchError
+        for rollouts that one of the ranks can't read or train on.
         """
-        plan, reading = self._reading or self._begin_reading(wait=True)
-        self._reading = None
-        if plan is None:
+        begun, self._reading = self._reading or self._begin_reading(wait=True), None
+        if begun is None:
             return None
-        share = reading.result()
+        plan, share = begun[0], run_on_all(begun[1].result)
         counts = torch.tensor([share.num_action_tokens, share.num_tokens, share.num_truncated])
         dist.all_reduce(counts)
         num_action_tokens, num_tokens, num_truncated = counts.tolist()
@@ -88,25 +89,24 @@ class BatchStream:
             self._feed.start(step, trainer_version)
 
     def prefetch(self) -> None:
-        """Begin to read the next batch if its plan is there already; never waits."""
-        plan, reading = self._begin_reading(wait=False)
-        self._reading = None if plan is None else (plan, reading)
+        """Begin to read the next batch if its plan is there already; never waits, and leaves errors to next_batch."""
+        self._reading = self._reading or self._begin_reading(wait=False)
 
     def close(self) -> None:
         if self._feed is not None:
             self._feed.close()
         self._reader.shutdown(wait=True)
 
-    def _begin_reading(self, *, wait: bool) -> tuple[Plan | None, Future[_Share]]:
+    def _begin_reading(self, *, wait: bool) -> tuple[Plan, Future[_Share]] | None:
         data = run_on_main(lambda: self._take_plan(wait))
         if not data:
-            return None, Future()
+            return None
         plan = Plan.from_bytes(data)
         return plan, self._reader.submit(read_share, self._root, self._config, plan, rank(), num_ranks())
 
     def _take_plan(self, wait: bool) -> bytes:
         assert self._feed is not None
-        plan = self._feed.take() if wait or self._feed.is_ready else None
+        plan = self._feed.take() if wait or self._feed.has_plan else None
         return plan.to_bytes() if plan else b""
 
 
@@ -138,13 +138,18 @@ def read_sequences(root: Root, rows: pa.Table) -> list[TrainingSequence]:
         places.setdefault(name, []).append(place)
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         tables = pool.map(lambda name: _read_file(root, name, rows.take(places[name])), places)
-        sequences = dict(zip((p for mine in places.values() for p in mine), _flatten(tables), strict=True))
+        sequences = dict(zip(chain(*places.values()), chain(*tables), strict=True))
     return [sequences[place] for place in range(rows.num_rows)]
 
 
 def _read_file(root: Root, name: str, rows: pa.Table) -> list[TrainingSequence]:
     addresses = list(zip(rows.column("row_group").to_pylist(), rows.column("row").to_pylist(), strict=True))
-    table = read_rows(root, name, addresses, _COLUMNS)
+    try:
+        table = read_rows(root, name, addresses, _COLUMNS)
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{root.url}/{name} was planned for a step and is gone; start the trainer again, it plans anew"
+        ) from error
     assert table.column("rollout_id").to_pylist() == rows.column("rollout_id").to_pylist(), (
         f"{name} is not what was planned"
     )
@@ -154,10 +159,6 @@ def _read_file(root: Root, name: str, rows: pa.Table) -> list[TrainingSequence]:
     return [
         TrainingSequence(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
     ]
-
-
-def _flatten(parts: Sequence) -> list:
-    return [item for part in parts for item in part]
 
 
 def _cap(sequence: TrainingSequence, max_seq_len: int | None) -> tuple[TrainingSequence, bool]:

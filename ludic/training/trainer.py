@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.errors import StoreError
+from ludic.errors import StalledError, StoreError
+from ludic.sql.planner import Planner
 from ludic.store import (
     Attempt,
     Cursor,
@@ -38,9 +40,9 @@ from ludic.training.checkpoint import (
 )
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, is_main, num_ranks, run_on_main, shut_down
-from ludic.training.feed import PlanFeed
+from ludic.training.feed import PlanFeed, batch_rules
 from ludic.training.metrics import step_metrics
-from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights, shard
+from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, load_model, save_weights, shard
 from ludic.training.optimizer import build_optimizer, learning_rate
 from ludic.training.publisher import Publisher
 from ludic.training.step import train_step
@@ -54,34 +56,49 @@ Report = Callable[[int, Mapping[str, Any]], None]
 def train(root: Root, config: TrainConfig, stop: threading.Event, report: Report | None = None) -> int:
     """Train up to step num_steps, or until `stop` is set on rank 0; returns the last step trained.
 
-    Goes on from the newest checkpoint of the chain of attempts. The last step is checkpointed
-    either way. Raises, on every rank, StalledError, FencedError, StoreError, QueryError,
-    ModelError or TrainingError.
+    Goes on from the newest checkpoint of the chain of attempts; a run that was trained so far already
+    is left as it is. The last step is checkpointed, also when the rollouts stop coming. Raises, on
+    every rank, StalledError, FencedError, StoreError, QueryError, ModelError or TrainingError.
     """
-    with _open_trainer(root, config, stop, report) as trainer:
-        step = trainer.first_step - 1
-        while step < config.num_steps:
-            waiting_since = time.monotonic()
-            batch = trainer.stream.next_batch()
-            if batch is None:
-                break
-            step += 1
-            stepping_since = time.monotonic()
-            trainer.start_next_plan(step)
-            metrics = trainer.step(step, batch)
-            trainer.stream.prefetch()
-            publishing_since = time.monotonic()
-            trainer.publish_if_due(step)
-            trainer.checkpoint_if_due(step, batch.plan.cursor)
-            trainer.log(
-                step,
-                batch,
-                metrics,
-                wait_s=stepping_since - waiting_since,
-                step_s=publishing_since - stepping_since,
-                publish_s=time.monotonic() - publishing_since,
-            )
-        trainer.checkpoint_last()
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    with _process_group(device) as mesh:
+        resumed = _agree_on_checkpoint(root)
+        if resumed is not None and resumed.step >= config.num_steps:
+            return resumed.step
+        with _open_trainer(root, config, mesh, resumed, stop, report) as trainer:
+            try:
+                return _train_steps(trainer, config.num_steps)
+            except StalledError:
+                trainer.checkpoint_last()
+                raise
+
+
+def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
+    """The main loop; returns the last step trained."""
+    step = trainer.first_step - 1
+    while step < num_steps:
+        waiting_since = time.monotonic()
+        batch = trainer.stream.next_batch()
+        if batch is None:
+            break
+        step += 1
+        stepping_since = time.monotonic()
+        trainer.start_next_plan(step)
+        metrics = trainer.step(step, batch)
+        publishing_since = time.monotonic()
+        trainer.stream.prefetch()
+        trainer.publish_if_due(step)
+        published = time.monotonic()
+        trainer.checkpoint_if_due(step, batch.plan.cursor)
+        trainer.log(
+            step,
+            batch,
+            metrics,
+            wait_s=stepping_since - waiting_since,
+            step_s=publishing_since - stepping_since,
+            publish_s=published - publishing_since,
+        )
+    trainer.checkpoint_last()
     return step
 
 
@@ -111,29 +128,40 @@ def checkpoint_to_resume(root: Root) -> CheckpointInfo | None:
 
 
 @contextmanager
+def _process_group(device: str) -> Iterator[DeviceMesh]:
+    """The ranks that train together; a group that the caller had joined stays."""
+    was_there = dist.is_initialized()
+    try:
+        yield init_distributed(device)
+    finally:
+        if not was_there:
+            shut_down()
+
+
+@contextmanager
 def _open_trainer(
-    root: Root, config: TrainConfig, stop: threading.Event, report: Report | None
+    root: Root,
+    config: TrainConfig,
+    mesh: DeviceMesh,
+    resumed: CheckpointInfo | None,
+    stop: threading.Event,
+    report: Report | None,
 ) -> Iterator["_Trainer"]:
     """Load, resume, take ownership, publish; and let go of everything at the end."""
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     with ExitStack() as stack:
-        mesh = init_distributed(device)
-        stack.callback(shut_down)
-        resumed = _agree_on_checkpoint(root)
-        model, optimizer = _load(root, config, mesh, device, resumed)
+        model, optimizer = _load(root, config, mesh, resumed)
         reference = None
         if config.reference is not None:
-            reference = load_model(config.reference, device=device)
-            shard(reference, mesh, compute_dtype=config.compute_dtype)
+            reference = load_model(config.reference, device=mesh.device_type)
+            shard(reference, mesh, compute_dtype=compute_dtype(config))
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
         trainer.first_step = resumed.step + 1 if resumed else 1
         if is_main():
             trainer.main = stack.enter_context(_open_main(root, config, resumed, stop, report))
         trainer.stream = BatchStream(root, config, trainer.main.feed if trainer.main else None)
         stack.callback(trainer.stream.close)
-        if trainer.first_step <= config.num_steps:
-            trainer.publish(trainer.first_step - 1)
-            trainer.stream.start_plan(trainer.first_step, trainer.version)
+        trainer.publish(trainer.first_step - 1)
+        trainer.stream.start_plan(trainer.first_step, trainer.version)
         yield trainer
 
 
@@ -147,10 +175,10 @@ def _agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
 
 
 def _load(
-    root: Root, config: TrainConfig, mesh: DeviceMesh, device: str, resumed: CheckpointInfo | None
+    root: Root, config: TrainConfig, mesh: DeviceMesh, resumed: CheckpointInfo | None
 ) -> tuple[PreTrainedModel, Optimizer]:
-    model = load_model(root.run.model, device=device)
-    shard(model, mesh, compute_dtype=config.compute_dtype, activation_checkpointing=config.activation_checkpointing)
+    model = load_model(root.run.model, device=mesh.device_type)
+    shard(model, mesh, compute_dtype=compute_dtype(config), activation_checkpointing=config.activation_checkpointing)
     optimizer = build_optimizer(model, config)
     if resumed is not None:
         load_checkpoint(root, resumed, model, optimizer)
@@ -171,13 +199,16 @@ class _Main:
 def _open_main(
     root: Root, config: TrainConfig, resumed: CheckpointInfo | None, stop: threading.Event, report: Report | None
 ) -> Iterator[_Main]:
-    parent_attempt, parent_step = (resumed.attempt_id, resumed.step) if resumed else (None, None)
-    attempt = start_attempt(root, parent_attempt=parent_attempt, parent_step=parent_step, config=asdict(config))
-    publisher = Publisher(root, attempt, config.keep_policies)
-    cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
-    log = MetricsLog(root, "train", str(attempt.attempt_id))
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
     with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
+        # Before the attempt, so that a SQL text that can't run fences nobody.
+        planner = Planner(batch_rules(config, root.run.groups_per_batch))
+        parent_attempt, parent_step = (resumed.attempt_id, resumed.step) if resumed else (None, None)
+        attempt = start_attempt(root, parent_attempt=parent_attempt, parent_step=parent_step, config=asdict(config))
+        publisher = Publisher(root, attempt, config.keep_policies)
+        cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
+        feed = PlanFeed(root, attempt, config, planner, publisher, cursor, stop)
+        log = MetricsLog(root, "train", str(attempt.attempt_id))
 
         def write_metrics(step: int, row: Mapping[str, Any]) -> None:
             log.write(attempt_id=attempt.attempt_id, step=step, **row)
@@ -185,11 +216,9 @@ def _open_main(
             if report is not None:
                 report(step, row)
 
-        feed = PlanFeed(root, attempt, config, publisher, cursor, stop)
         try:
             yield _Main(attempt=attempt, feed=feed, publisher=publisher, write_metrics=write_metrics)
         finally:
-            feed.close()
             log.close()
 
 
@@ -242,7 +271,7 @@ class _Trainer:
         weights = full_state_dict(self._model)
 
         def save(folder: Path) -> None:
-            save_weights(self._model, weights, folder, dtype=self._config.compute_dtype)
+            save_weights(self._model, weights, folder, dtype=compute_dtype(self._config))
             copy_tokenizer(self._root.run.model, folder)
 
         def publish() -> bytes:

@@ -114,7 +114,7 @@ def test_the_numbers_asked_about_are_those_that_are_scored():
 @pytest.mark.parametrize("digits", [0, 101, "3", None, 2.0])
 @pytest.mark.parametrize("environment", [Addition, NumberComparison])
 def test_max_digits_is_checked_when_the_environment_is_built(environment, digits):
-    with pytest.raises(ConfigError, match="max_digits is .*wanted a whole number from 1 to 100"):
+    with pytest.raises(ConfigError, match=r"max_digits is .*wanted a whole number from 1 to 100"):
         environment(max_digits=digits)
 
 

@@ -11,7 +11,7 @@ import pytest
 from ludic.environments.environment import Environment, Example, Split
 from ludic.environments.registry import BUILT_IN, make_environment
 
-GYM = ("leg_counting", "chain_sum", "coin_flip", "acre", "countdown", "prime_factorization")
+GYM = ("leg_counting", "chain_sum", "coin_flip", "acre", "spiral_matrix", "prime_factorization")
 NAMES = (*sorted(BUILT_IN), *(f"reasoning_gym/{name}" for name in GYM))
 INDEXES = range(2000)
 

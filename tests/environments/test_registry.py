@@ -75,17 +75,21 @@ def test_an_option_named_seed_goes_before_the_seed_of_the_run(users_file):
     assert environment.example(0, "train").messages[0].content == "shout 1!"
 
 
-def test_episodes_at_the_same_time_do_not_share_state(users_file):
-    for name in (f"{users_file}:Countdown", "addition"):
-        make = make_environment(name)
-        one, other = make(), make()
-        one.reset(one.example(0, "train"))
-        other.reset(other.example(0, "train"))
-        one.step("")
-        other.step("")
+def test_episodes_at_the_same_time_do_not_share_the_state_of_an_environment(users_file):
     make = make_environment(f"{users_file}:Countdown", {"start": 2})
     one, other = make(), make()
-    assert [one.step("").terminated, one.step("").terminated, other.step("").terminated] == [False, True, False]
+    ends = [episode.step("").terminated for episode in (one, other, one, other)]
+    assert ends == [False, False, True, True]
+
+
+def test_episodes_at_the_same_time_do_not_share_a_single_turn():
+    make = make_environment("sequential_digits")
+    one, other = make(), make()
+    for episode, index in ((one, 0), (other, 1)):
+        episode.reset(episode.example(index, "train"))
+    answers = [make().example(index, "train").data["sequence"] for index in (0, 1)]
+    assert answers[0] != answers[1]
+    assert [one.step(answers[0]).reward, other.step(answers[1]).reward] == [1, 1]
 
 
 def test_a_file_is_run_once_for_all_episodes(tmp_path):

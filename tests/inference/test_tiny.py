@@ -11,11 +11,12 @@ from ludic.inference.tiny import make_tiny_model
 
 
 def test_the_default_sizes_have_as_many_parameters_as_the_docs_say(tmp_path: Path) -> None:
-    # 256 entries; 46 of them are there whatever the words.
-    make_tiny_model(str(tmp_path), (f"w{a}{b}" for a in "abcdefghijklm" for b in "abcdefghijklmnopq"))
+    # 200 words and 40 entries that are always there: 256 rows, the next multiple of 64.
+    make_tiny_model(str(tmp_path), (f"{a}{b}" for a in "abcdefghij" for b in "abcdefghijklmnopqrst"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.vocab_size == 256
     # A layer: 4 x 64 x 64 attention, 3 x 64 x 128 MLP, 4 x 64 norms. Then one last norm, and the tied embedding.
-    assert model.num_parameters() == 2 * (4 * 64 * 64 + 3 * 64 * 128 + 4 * 64) + 64 + model.config.vocab_size * 64
+    assert model.num_parameters() == 2 * (16_384 + 24_576 + 256) + 64 + 256 * 64 == 98_880
     assert model.config.max_position_embeddings == 512
 
 

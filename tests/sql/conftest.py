@@ -27,9 +27,11 @@ def root(request: pytest.FixtureRequest, tmp_path) -> Iterator[Root]:
 
 @pytest.fixture
 def rows() -> Rows:
-    """rows([[1.0, 0.0], [0.5]], truncated=[True, False, False]): groups of episodes with these rewards, columns replaced."""
+    """rows([[1.0, 0.0], [0.5]], truncated=[True, False, False]): two groups with these rewards, a column replaced."""
 
-    def make(rewards: Sequence[Sequence[float | None]], *, seed: int = 0, sequence: int = 0, **columns: Any) -> pa.Table:
+    def make(
+        rewards: Sequence[Sequence[float | None]], *, seed: int = 0, sequence: int = 0, **columns: Any
+    ) -> pa.Table:
         options = {name: columns.pop(name) for name in ("policy_version", "env_name", "num_turns") if name in columns}
         batch = make_batch(rewards=rewards, seed=seed, **options)
         table = to_table(batch, run_id="run", sequence=sequence)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_runs import create_root, make_model
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -137,3 +138,15 @@ def model_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def run_root(tmp_path: Path, model_folder: Path) -> Root:
     return Root.create(str(tmp_path / "run"), RunConfig(model=str(model_folder), env=("moar_cats",)))
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tiny model with its tokenizer, for whole runs."""
+    return make_model(tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture
+def new_root(tmp_path: Path, tiny_folder: str) -> Callable[..., Root]:
+    """new_root("name", group_size=8): a run on this machine without rollouts."""
+    return lambda name="root", **settings: create_root(str(tmp_path / name), tiny_folder, **settings)

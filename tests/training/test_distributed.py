@@ -1,7 +1,15 @@
 import pytest
 
 from ludic.errors import StalledError
-from ludic.training.distributed import broadcast_bytes, init_distributed, is_main, num_ranks, rank, run_on_main
+from ludic.training.distributed import (
+    broadcast_bytes,
+    init_distributed,
+    is_main,
+    num_ranks,
+    rank,
+    run_on_all,
+    run_on_main,
+)
 
 
 def test_one_process_is_a_group_of_one_without_torchrun(mesh):
@@ -19,8 +27,16 @@ def test_bytes_arrive_as_they_were_sent(mesh, data):
 
 
 def test_an_error_of_rank_0_is_raised_as_it_is(mesh):
-    def stall():
-        raise StalledError("nothing arrived")
-
     with pytest.raises(StalledError, match="nothing arrived"):
         run_on_main(stall)
+
+
+def test_each_rank_gets_its_own_answer_or_the_error(mesh):
+    assert run_on_all(lambda: {"rank": rank()}) == {"rank": 0}
+    assert run_on_all(lambda: None) is None
+    with pytest.raises(StalledError, match="nothing arrived"):
+        run_on_all(stall)
+
+
+def stall():
+    raise StalledError("nothing arrived")

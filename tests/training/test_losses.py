@@ -7,7 +7,8 @@ import torch
 
 from ludic.errors import ConfigError
 from ludic.training import losses
-from ludic.training.losses import LossConfig, policy_gradient_loss, token_logprobs_and_entropy
+from ludic.training.config import LossConfig
+from ludic.training.losses import policy_gradient_loss, token_logprobs_and_entropy
 from ludic.training.packing import TrainingSequence, pack
 
 

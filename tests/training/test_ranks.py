@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("train_on_ranks.py")
 def train_on_two_ranks(root, out, *arguments):
     out.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
     command += [root.url, str(out), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -60,6 +60,8 @@ def test_two_ranks_train_as_one_does_and_each_resumes_the_other(tmp_path, run_ro
     # what rank 0 decides, and what it fails with, reaches rank 1
     assert [seen["received"] for seen in ranks] == ["from rank 0"] * 2
     assert [seen["error"] for seen in ranks] == ["StalledError: nothing arrived: at all"] * 2
+    # what one rank alone fails with stops both
+    assert [seen["error_of_rank_1"] for seen in ranks] == ["nothing arrived: here"] * 2
     # a nan that only rank 1 saw stops both, with the same words
     assert ranks[0]["nan"] == ranks[1]["nan"]
     assert ranks[0]["nan"].startswith("loss and grad_norm not finite")

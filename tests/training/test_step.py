@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from ludic.errors import TrainingError
-from ludic.training.losses import LossConfig, policy_gradient_loss
+from ludic.training.config import LossConfig
+from ludic.training.losses import policy_gradient_loss
 from ludic.training.model import shard
 from ludic.training.packing import assign, pack
 from ludic.training.step import reference_logprobs, train_step

@@ -1,9 +1,12 @@
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from ludic.errors import ConfigError
-from ludic.training.config import TrainConfig
-from ludic.training.losses import LossConfig
+from ludic.training.config import LossConfig, TrainConfig
+from ludic.training.model import compute_dtype
 
 
 def test_the_loss_takes_its_settings_from_the_trainer():
@@ -12,8 +15,13 @@ def test_the_loss_takes_its_settings_from_the_trainer():
 
 
 def test_bfloat16_is_for_computing_only():
-    assert TrainConfig(dtype="bfloat16").compute_dtype == torch.bfloat16
-    assert TrainConfig().compute_dtype is None
+    assert compute_dtype(TrainConfig(dtype="bfloat16")) == torch.bfloat16
+    assert compute_dtype(TrainConfig()) is None
+
+
+def test_settings_are_there_before_torch_is():
+    code = "import sys, ludic.training.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

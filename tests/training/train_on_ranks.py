@@ -14,8 +14,16 @@ from conftest import random_model, random_sequences, train
 from torch.optim import SGD
 
 from ludic.errors import StalledError, TrainingError
-from ludic.training.distributed import broadcast_bytes, init_distributed, is_main, rank, run_on_main, shut_down
-from ludic.training.losses import LossConfig
+from ludic.training.config import LossConfig
+from ludic.training.distributed import (
+    broadcast_bytes,
+    init_distributed,
+    is_main,
+    rank,
+    run_on_all,
+    run_on_main,
+    shut_down,
+)
 from ludic.training.model import shard
 from ludic.training.packing import pack
 from ludic.training.step import train_step
@@ -30,6 +38,19 @@ def error_of_rank_0() -> str:
     except StalledError as error:
         return f"{type(error).__name__}: {error}"
     raise AssertionError("rank 0 raised, this rank did not")
+
+
+def error_of_rank_1() -> str:
+    def fail() -> int:
+        if rank() == 1:
+            raise StalledError("nothing arrived: here")
+        return rank()
+
+    try:
+        run_on_all(fail)
+    except StalledError as error:
+        return str(error)
+    raise AssertionError("rank 1 raised, this rank did not")
 
 
 def error_of_a_nan_on_rank_1() -> str:
@@ -52,6 +73,7 @@ def main(root: str, out: str, attempt_id: str, first: str, last: str, resume_fro
         "metrics": train(root, attempt_id=int(attempt_id), steps=range(int(first), int(last) + 1), resume_from=start),
         "received": broadcast_bytes(b"from rank 0" if is_main() else None).decode(),
         "error": error_of_rank_0(),
+        "error_of_rank_1": error_of_rank_1(),
         "nan": error_of_a_nan_on_rank_1(),
     }
     (Path(out) / f"rank={rank()}.json").write_text(json.dumps(seen))

@@ -1,5 +1,6 @@
 -- attempts: each start of a trainer, with the checkpoint that it went on from
 -- grain: one row per attempt_id | reads: attempts/ of the root
+-- config is JSON text: the settings of the trainer
 -- NULL: parent_attempt and parent_step of a trainer that started from the run's first weights
 select $columns
 from (

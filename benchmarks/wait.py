@@ -1,0 +1,106 @@
+"""The part of a trainer's time that it waits for data, when all rollouts are there: the price of planning and reading.
+
+    python -m benchmarks.wait
+
+A worker first fills a root; then the real trainer runs, alone, one rank on the CPU. Plans and reads run in threads
+while it steps, so their time, measured apart by doing the same again, should not show up as waiting.
+"""
+
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from statistics import median
+from typing import Any
+
+import tyro
+
+from benchmarks.measure import print_table
+from ludic.environments.moar_cats import WORDS
+from ludic.inference.tiny import make_tiny_model
+from ludic.inference.transformers_engine import TransformersEngine
+from ludic.rollouts.worker import WorkerConfig, run_worker
+from ludic.sql import BatchRules, Planner, connect
+from ludic.store import RolloutReader, Root, RunConfig
+from ludic.training.config import TrainConfig
+from ludic.training.packing import pack
+from ludic.training.stream import read_sequences
+from ludic.training.trainer import train
+from pipelines.collect import publish_first
+
+TIMES = """
+select
+    count(*) as num_steps,
+    median(step_s) as step_s,
+    median(wait_s) as wait_s,
+    median(publish_s) as publish_s,
+    sum(wait_s) / sum(step_s + wait_s + publish_s) as waiting
+from metrics
+where kind = 'train' and step > 1 -- the first has nothing to overlap with
+"""
+
+
+def main(quick: bool = False) -> None:
+    """Print a table with a row for each size of model.
+
+    Args:
+        quick: One small model and three steps, to see that all works.
+    """
+    sizes, num_steps = ((64,), 3) if quick else ((64, 256), 25)
+    rows = []
+    for size in sizes:
+        times = _measure(size, num_steps)
+        names = ("step_s", "plan_s", "read_s", "publish_s", "wait_s")
+        rows.append([str(size), *(f"{times[name] * 1e3:.1f} ms" for name in names), f"{times['waiting']:.1%}"])
+    columns = [
+        "width",
+        "step",
+        "plan (in a thread)",
+        "read (in a thread)",
+        "publish",
+        "wait",
+        "of the time spent waiting",
+    ]
+    print_table("A trainer whose rollouts are all there, 64 rollouts a step (medians)", columns, rows)
+
+
+def _measure(hidden_size: int, num_steps: int) -> Mapping[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        root = _fill(folder, hidden_size, num_steps)
+        config = TrainConfig(num_steps=num_steps, learning_rate=1e-4, max_off_policy_steps=None, device="cpu")
+        train(root, config, threading.Event())
+        (times,) = connect(root).sql(TIMES).to_arrow_table().to_pylist()
+        assert times["num_steps"] == num_steps - 1
+        return times | _plan_and_read_again(root, num_steps)
+
+
+def _fill(folder: str, hidden_size: int, num_steps: int) -> Root:
+    make_tiny_model(f"{folder}/model", WORDS, hidden_size=hidden_size)
+    run = RunConfig(model=f"{folder}/model", env=("moar_cats",), max_tokens=32, accept_incomplete=True)
+    root = Root.create(f"{folder}/run", run)
+    publish_first(root)
+    config = WorkerConfig(slot=0, num_groups=num_steps * run.groups_per_batch, follow_quota=False)
+    run_worker(
+        root, config, lambda path, version: TransformersEngine(path, device="cpu", version=version), threading.Event()
+    )
+    return root
+
+
+def _plan_and_read_again(root: Root, num_steps: int) -> dict[str, float]:
+    """Median seconds of the calls that the trainer's threads made."""
+    planner = Planner(BatchRules(groups_per_batch=root.run.groups_per_batch))
+    planner.add(RolloutReader(root, planner.columns).poll(None))
+    seconds: dict[str, list[float]] = {"plan_s": [], "read_s": []}
+    for step in range(1, num_steps + 1):
+        start = time.perf_counter()
+        plan = planner.plan(step=step, attempt_id=1, trainer_version=step)
+        planned = time.perf_counter()
+        assert plan is not None
+        pack(read_sequences(root, plan.filter(plan["used"])))
+        seconds["plan_s"].append(planned - start)
+        seconds["read_s"].append(time.perf_counter() - planned)
+    return {name: median(values) for name, values in seconds.items()}
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)

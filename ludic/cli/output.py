@@ -1,0 +1,142 @@
+"""What the commands that answer share: tables and JSON on stdout, progress on stderr.
+
+Whatever a run holds is shown as text: never as markup, and never as a terminal's escape codes, which a
+model could write.
+"""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from decimal import Decimal
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
+"""Passes on the items of an iterable of known length, showing how many went by under a description."""
+
+SHOWN_ITEMS = 6
+"""Of a list in a cell."""
+
+# Line breaks and tabs are layout; the rest of C0 and C1 could move the cursor or rename the window.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def stdout_console() -> Console:
+    """For results. Text is taken as it is; colours go to terminals only, and NO_COLOR turns them off."""
+    return Console(highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def progress_bar() -> Iterator[Track]:
+    """A bar on stderr while something takes time; gone at the end, and absent where stderr is no terminal."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield lambda items, total, description: progress.track(items, total=total, description=description)
+
+
+def untracked(items: Iterable[Any], total: int, description: str) -> Iterable[Any]:
+    """A Track that shows nothing."""
+    return items
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on stdout."""
+    json.dump(to_plain(value), sys.stdout, indent=2, ensure_ascii=False)
+    sys.stdout.write("\n")
+
+
+def to_plain(value: Any) -> Any:
+    """A value of a table as JSON knows it: times as ISO 8601, NaN and infinity as null, anything foreign as text."""
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else None
+        case Decimal():
+            return int(value) if value == value.to_integral_value() else float(value)
+        case datetime():
+            return value.isoformat()
+        case Mapping():
+            return {str(key): to_plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [to_plain(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def printable(text: str) -> str:
+    """The text with control characters spelt out."""
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+def cell(value: Any, most: int = 60) -> Text:
+    """A value on one line of at most `most` characters; lists and maps are shown by their first items."""
+    if value is None:
+        return Text("null", style="dim")
+    shown = printable(_in_short(value).replace("\n", "\\n"))
+    return Text(shown if len(shown) <= most else f"{shown[: most - 1]}…")
+
+
+def _in_short(value: Any) -> str:
+    match value:
+        case None | bool():
+            return json.dumps(value)
+        case float() | Decimal():
+            return number(float(value))
+        case datetime():
+            return f"{value:%Y-%m-%d %H:%M:%S}"
+        case Mapping():
+            return f"{{{_items([f'{key}: {_in_short(item)}' for key, item in value.items()])}}}"
+        case list() | tuple():
+            return f"[{_items([_in_short(item) for item in value[:SHOWN_ITEMS]], len(value))}]"
+    return str(value)
+
+
+def _items(texts: Sequence[str], total: int | None = None) -> str:
+    total = len(texts) if total is None else total
+    more = [f"… {total} in all"] if total > SHOWN_ITEMS else []
+    return ", ".join([*texts[:SHOWN_ITEMS], *more])
+
+
+def number(value: float | None, digits: int = 6) -> str:
+    """So many significant digits at most; a dash for what is not known."""
+    return "-" if value is None else f"{value:.{digits}g}"
+
+
+def plain_table(*titles: str) -> Table:
+    """Columns without a frame; a title that begins with > stands over numbers, to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(Text(printable(title.removeprefix(">"))), justify="right" if title[:1] == ">" else "left")
+    return table
+
+
+def pairs(values: Mapping[str, str]) -> Table:
+    """Names and what they say, a line each."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in values.items():
+        table.add_row(Text(printable(name), style="bold"), Text(printable(value), overflow="fold"))
+    return table
+
+
+def plural(count: int, noun: str) -> str:
+    """1 turn, 2 turns"""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def size(num_bytes: float) -> str:
+    """1,234 B, 12.3 kB, 45.6 MB, ..."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 10_000 or unit == "GB":
+            break
+        num_bytes /= 1000
+    return f"{num_bytes:,.0f} {unit}" if unit == "B" else f"{num_bytes:,.1f} {unit}"

@@ -1,0 +1,184 @@
+"""`ludic sample ROOT|MODEL --prompt TEXT`: ask a run's policy, or any model, a question.
+
+Reads policies/ of a root, or a Hugging Face folder or id; writes nothing to either.
+"""
+
+import logging
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.text import Text
+
+from ludic.cli.output import number, print_json, printable, stdout_console
+from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.inference.engine import Completion, GenerationRequest, SamplingParams
+from ludic.interaction.requests import derive_seed
+from ludic.records import Message
+from ludic.store import Root, fetch_policy, latest_policy
+
+logger = logging.getLogger(__name__)
+
+_MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT|MODEL")]
+    """Folder or URL of a run, or folder or Hugging Face id of a model."""
+    prompt: str
+    """What the user says."""
+    system: str | None = None
+    """What stands before it, in the role system."""
+    n: int = 1
+    """Answers to sample."""
+    temperature: float | None = None
+    """Divides the logits; 0 takes the likeliest tokens. None: as the run samples, else 1."""
+    top_p: float | None = None
+    """Nucleus. None: as the run samples, else off."""
+    top_k: int | None = None
+    """Only the k likeliest tokens. None: as the run samples, else off."""
+    max_tokens: int | None = None
+    """Most tokens of an answer. None: as the run samples, else 256, or what the model holds."""
+    seed: int = 0
+    """The same seed gives the same answers."""
+    version: int | None = None
+    """Policy version of the run. None: the latest."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Where to sample; None takes CUDA when there is one."""
+    json: bool = False
+    """Print JSON: text, tokens and logprobs of each answer."""
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise ConfigError(f"n is {self.n}, wanted at least 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A completion with its text."""
+
+    text: str
+    completion: Completion
+
+    @property
+    def mean_logprob(self) -> float:
+        """Nats a token."""
+        return float(self.completion.logprobs.mean(dtype="float64"))
+
+
+def main(settings: Settings) -> None:
+    root = _open_root(settings.source)
+    if root is None and settings.version is not None:
+        raise ConfigError(f"{settings.source} is a model, not a run, so it has no version {settings.version}")
+    with _policy_folder(root, settings) as (folder, version):
+        with Console(stderr=True).status(f"sampling {settings.n} from {folder}"):
+            answers = sample(folder, version or 0, settings, root)
+    if settings.json:
+        print_json({"source": settings.source, "policy_version": version, "answers": [_plain(a) for a in answers]})
+    else:
+        _print(stdout_console(), answers)
+
+
+def sample(folder: str, version: int, settings: Settings, root: Root | None) -> list[Answer]:
+    """n answers of the model in a folder. Raises ModelError, ConfigError."""
+    from ludic.inference.chat import decode, load_tokenizer, render_prompt
+    from ludic.inference.transformers_engine import TransformersEngine
+
+    tokenizer = load_tokenizer(folder)
+    engine = TransformersEngine(folder, device=settings.device, version=version)
+    messages = [Message(role="user", content=settings.prompt)]
+    if settings.system is not None:
+        messages.insert(0, Message(role="system", content=settings.system))
+    prompt_tokens = render_prompt(tokenizer, messages)
+    params = _params(settings, root, room=engine.max_length - len(prompt_tokens))
+    seeds = [derive_seed(settings.seed, place) for place in range(settings.n)]
+    completions = engine.generate(
+        [GenerationRequest(prompt_tokens=prompt_tokens, params=params, seed=seed) for seed in seeds]
+    )
+    return [Answer(text=decode(tokenizer, c.tokens), completion=c) for c in completions]
+
+
+def _params(settings: Settings, root: Root | None, room: int) -> SamplingParams:
+    """What was asked for, else what the run does, else the engine's defaults. room: tokens left in the model."""
+    run = {name: getattr(root.run, name) for name in ("temperature", "top_p", "top_k", "max_tokens")} if root else {}
+    asked = {name: getattr(settings, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
+    values: dict[str, Any] = run | {name: value for name, value in asked.items() if value is not None}
+    if settings.max_tokens is None:
+        values["max_tokens"] = max(1, min(values.get("max_tokens", _DEFAULT_MAX_TOKENS), room))
+    return SamplingParams(**values)
+
+
+def _open_root(source: str) -> Root | None:
+    """The run, or None for what may be a model. Raises MissingRootError for what can be neither."""
+    try:
+        return Root.open(source)
+    except (MissingRootError, StoreError) as error:
+        if Path(source, "config.json").is_file():
+            return None
+        if _MODEL_ID.fullmatch(source) and not Path(source).exists():
+            logger.info("there is no folder %s here; asking Hugging Face for a model of that name", source)
+            return None
+        if isinstance(error, StoreError):
+            raise
+        raise MissingRootError(f"{source} holds neither a run (run.json) nor a model (config.json)") from None
+
+
+@contextmanager
+def _policy_folder(root: Root | None, settings: Settings) -> Iterator[tuple[str, int | None]]:
+    """A local folder of weights, or a Hugging Face id; and the version, of a run."""
+    if root is None:
+        yield settings.source, None
+        return
+    version = _version(root, settings.version)
+    with tempfile.TemporaryDirectory(prefix="ludic-policy-") as cache:
+        try:
+            folder = fetch_policy(root, version, Path(cache))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{root.url} holds no weights of version {version}; it has {_stored_versions(root)}"
+            ) from None
+        yield folder, version
+
+
+def _version(root: Root, asked: int | None) -> int:
+    if asked is not None:
+        return asked
+    latest = latest_policy(root)
+    if latest is None:
+        raise ConfigError(
+            f"{root.url} has published no policy yet; `ludic sample {root.run.model}` asks its first model"
+        )
+    return latest.version
+
+
+def _stored_versions(root: Root) -> str:
+    names = [name.split("/")[1] for name in root.list("policies") if name.endswith("/config.json")]
+    versions = sorted(int(name.removeprefix("version=")) for name in names)
+    return f"{len(versions)} from {versions[0]} to {versions[-1]}" if versions else "none"
+
+
+def _plain(answer: Answer) -> dict[str, Any]:
+    completion = answer.completion
+    return {
+        "text": answer.text,
+        "finish_reason": completion.finish_reason,
+        "mean_logprob": answer.mean_logprob,
+        "tokens": completion.tokens.tolist(),
+        "logprobs": completion.logprobs.tolist(),
+    }
+
+
+def _print(console: Console, answers: list[Answer]) -> None:
+    for place, answer in enumerate(answers):
+        completion = answer.completion
+        facts = f"{place + 1}: {len(completion.tokens)} tokens, finish_reason {completion.finish_reason}"
+        console.print(Text(f"{facts}, mean logprob {number(answer.mean_logprob, 4)}", style="dim"))
+        console.print(Text(printable(answer.text)), soft_wrap=True)

@@ -1,0 +1,310 @@
+"""`ludic show ROOT ID`: one rollout, or one group, as a person reads it.
+
+Reads the views of `ludic.connect`, the rollout's own file for its place, and tokenizer.json of a published
+policy. Raises UnknownIdError for an id that is not there or stands for several.
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import duckdb
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ludic.cli.fsck import TABLES, read_footers
+from ludic.cli.output import cell, number, pairs, plain_table, plural, print_json, printable, stdout_console
+from ludic.cli.query import ask
+from ludic.cli.settings import RootUrl
+from ludic.cli.tokens import TokenRow, colour_legend, coloured, load_token_reader, token_table
+from ludic.errors import LudicError, QueryError
+from ludic.sql import connect
+from ludic.store import RolloutFile, Root
+from ludic.store.files import open_parquet
+
+logger = logging.getLogger(__name__)
+
+_MOST_CANDIDATES = 4
+_EXCERPT = 300
+
+_FIND = """
+with seen as (
+    select rollout_id, group_id, version from rollouts
+    union all
+    select rollout_id, group_id, version from evals
+),
+
+ids as (
+    select rollout_id as id, 'rollout' as kind, version from seen
+    union
+    select group_id as id, 'group' as kind, version from seen
+)
+
+select id, kind, id = $id as exact, min(version) as first, max(version) as last
+from ids
+where starts_with(id, $id) or ends_with(id, $id)
+group by id, kind
+order by exact desc, id
+"""
+# The versions let DuckDB skip the other partitions.
+_ROWS = """
+select *, 'rollouts' as folder
+from rollouts
+where version between $first and $last and (rollout_id = $id or group_id = $id)
+union all
+select *, 'evals' as folder
+from evals
+where version between $first and $last and (rollout_id = $id or group_id = $id)
+order by group_index, segment_index
+"""
+_USES = """
+select attempt_id, step, used, reason, advantage, weight, lag, superseded, rollout_id
+from all_batches
+where rollout_id = $id or group_id = $id
+order by superseded, attempt_id, step
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """What an id stands for; also what --json prints."""
+
+    kind: Literal["rollout", "group"]
+    rows: list[dict[str, Any]]
+    """Of the rollouts table: one, or those of the group."""
+    uses: list[dict[str, Any]]
+    """Of the ledger, those that still count first."""
+
+
+class UnknownIdError(LudicError, LookupError):
+    """An id that names no rollout and no group, or several."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run."""
+    id: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ID")]
+    """rollout_id or group_id; its beginning or its end will do where that names one only."""
+    color: Literal["logprob", "advantage", "none"] = "logprob"
+    """Of the response's tokens: how likely the policy found them, or how training weighed them."""
+    tokens: bool = False
+    """List the tokens one a line, with ids, logprobs and rewards."""
+    json: bool = False
+    """Print JSON: the rows, and their uses in training."""
+
+
+def main(settings: Settings) -> None:
+    root = Root.open(settings.root)
+    found = look_up(root, settings.id)
+    if settings.json:
+        print_json(asdict(found))
+    elif found.kind == "rollout":
+        _print_rollout(stdout_console(), root, found.rows[0], found.uses, settings)
+    else:
+        _print_group(stdout_console(), found.rows, found.uses)
+
+
+def look_up(root: Root, part: str) -> Found:
+    """What `part` names. Broken files are left out, with a warning."""
+    try:
+        return _look_up(connect(root), root, part)
+    except QueryError:
+        broken = [footer.name for folder in TABLES for footer in read_footers(root, folder) if footer.problem]
+        if not broken:
+            raise
+        logger.warning("left out what can't be read: %s", ", ".join(broken))
+        return _look_up(connect(root, without=broken), root, part)
+
+
+def _look_up(con: duckdb.DuckDBPyConnection, root: Root, part: str) -> Found:
+    match = _find(con, root, part)
+    place = {name: match[name] for name in ("id", "first", "last")}
+    rows, uses = ask(con, root, _ROWS, place), ask(con, root, _USES, {"id": match["id"]})
+    return Found(kind=match["kind"], rows=rows, uses=uses)
+
+
+def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str) -> dict[str, Any]:
+    """The only id that is, begins with or ends with `part`, its kind, and its first and last version."""
+    found = ask(con, root, _FIND, {"id": part}) if part else []
+    if not found:
+        query = "select rollout_id, group_id from rollouts"
+        raise UnknownIdError(
+            f'{root.url} has no rollout or group {part!r}; `ludic sql {root.url} "{query}"` lists them'
+        )
+    if len(found) > 1 and not found[0]["exact"]:
+        some = ", ".join(f"{row['kind']} {row['id']}" for row in found[:_MOST_CANDIDATES])
+        more = f" and {len(found) - _MOST_CANDIDATES:,} more" if len(found) > _MOST_CANDIDATES else ""
+        raise UnknownIdError(f"{part!r} stands for {some}{more}; give more of it (ids differ most at their end)")
+    return found[0]
+
+
+def _print_rollout(
+    console: Console, root: Root, row: dict[str, Any], uses: list[dict[str, Any]], settings: Settings
+) -> None:
+    console.print(pairs(_identity(root, row)))
+    console.rule("conversation", align="left", style="dim")
+    _print_conversation(console, row["messages"])
+    use = uses[0] if uses else None
+    console.rule(f"response, {row['response_length']} tokens", align="left", style="dim")
+    tokens = _token_rows(row, load_token_reader(root))
+    console.print(coloured(tokens, settings.color, use["advantage"] if use else None))
+    if console.color_system and tokens:
+        console.print(colour_legend(settings.color, use["advantage"] if use else None))
+    if settings.tokens:
+        console.print(token_table(tokens))
+    console.rule("outcome", align="left", style="dim")
+    console.print(pairs(_outcome(row)))
+    if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
+        console.print(_agent_steps(row["agent_steps"]))
+    console.rule("training", align="left", style="dim")
+    _print_uses(console, uses)
+
+
+def _identity(root: Root, row: dict[str, Any]) -> dict[str, str]:
+    file = RolloutFile(row["version"], row["env"], row["worker_id"], row["sequence"], row["folder"])
+    top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
+    last = row["policy_version_last"]
+    versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
+    lines = {
+        "rollout": row["rollout_id"],
+        "group": f"{row['group_id']}, {row['group_index'] + 1} of {row['group_size']}",
+        "delegated by": f"{row['parent_rollout_id']}, depth {row['depth']}" if row["parent_rollout_id"] else None,
+        "segment": str(row["segment_index"]) if row["segment_index"] else None,
+        "example": f"{row['env_name']} {row['env_example_id']} ({row['purpose']})",
+        "policy": f"version {versions} of {row['model']}",
+        "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
+        f"seed {row['seed']}",
+        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC, request {row['request_index']}",
+        "file": f"{file.name}, {_place(root, file, row['rollout_id'])}",
+    }
+    return {name: value for name, value in lines.items() if value is not None}
+
+
+def _place(root: Root, file: RolloutFile, rollout_id: str) -> str:
+    """Where the row is in its file; the file may have another name when somebody moved it."""
+    try:
+        with open_parquet(root, file.name) as parquet:
+            for row_group in range(parquet.num_row_groups):
+                ids = parquet.read_row_group(row_group, columns=["rollout_id"])["rollout_id"].to_pylist()
+                if rollout_id in ids:
+                    return f"row group {row_group}, row {ids.index(rollout_id)}"
+    except FileNotFoundError:
+        pass
+    return f"where it is not; `ludic verify {root.url}` says more"
+
+
+def _print_conversation(console: Console, messages: list[dict[str, Any]]) -> None:
+    for message in messages:
+        name = f" {printable(message['name'])}" if message["name"] else ""
+        text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
+        console.print(text.append(printable(message["content"]), style="not bold default"))
+        for call in message["tool_calls"]:
+            console.print(Text(f"  {_call_text(call)}", style="magenta"))
+
+
+def _call_text(call: dict[str, Any]) -> str:
+    answer = f"error: {call['error']}" if call["error"] else call["result"]
+    return printable(f"{call['name']}({call['arguments']}) -> {answer}")
+
+
+def _token_rows(row: dict[str, Any], reader: Any) -> list[TokenRow]:
+    length = row["response_length"]
+    columns = (
+        row["response_tokens"],
+        reader(row["response_tokens"]),
+        row["response_logprobs"],
+        row["token_rewards"],
+        row["action_mask"] or [True] * length,
+    )
+    return [TokenRow(*values) for values in zip(*columns, strict=True)]
+
+
+def _outcome(row: dict[str, Any]) -> dict[str, str]:
+    components = ", ".join(f"{name} {number(value)}" for name, value in row["reward_components"].items())
+    reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
+    flags = [name for name in ("terminated", "truncated", "incomplete_completion", "parse_error") if row[name]]
+    reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
+    metadata = ", ".join(f"{name} {value}" for name, value in row["metadata"].items())
+    lines = {
+        "reward": f"{reward}  ({components})" if components else reward,
+        "end": ", ".join([*flags, *reasons]),
+        "length": f"{plural(row['num_turns'], 'turn')}, {row['prompt_length']} prompt tokens, "
+        f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
+        "error": row["error"],
+        "metadata": metadata,
+    }
+    return {name: value for name, value in lines.items() if value}
+
+
+def _agent_steps(steps: list[dict[str, Any]]) -> Table:
+    table = plain_table("turn", "target", "tokens", "finish", "action")
+    for step in steps:
+        action = "parse error" if step["parse_error"] else step["action"]
+        calls = "".join(f"\n{_call_text(call)}" for call in step["tool_calls"])
+        table.add_row(
+            str(step["turn"]),
+            step["action_target"],
+            f"{step['start']}-{step['end']}",
+            cell(step["finish_reason"]),
+            Text(printable(f"{action}{calls}")),
+        )
+    return table
+
+
+def _print_uses(console: Console, uses: list[dict[str, Any]]) -> None:
+    if not uses:
+        console.print("no gradient step has considered it yet")
+    for use in uses:
+        console.print(Text(_use_text(use), style="dim" if use["superseded"] else ""))
+
+
+def _use_text(use: dict[str, Any]) -> str:
+    verdict = "used" if use["used"] else f"dropped by {use['reason']}"
+    advantage = (
+        "" if use["advantage"] is None else f", advantage {use['advantage']:+.6g}, weight {number(use['weight'])}"
+    )
+    superseded = " (superseded by a later attempt)" if use["superseded"] else ""
+    return f"{verdict} at step {use['step']} of attempt {use['attempt_id']}{advantage}, lag {use['lag']}{superseded}"
+
+
+def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]]) -> None:
+    first = rows[0]
+    console.print(
+        pairs(
+            {
+                "group": first["group_id"],
+                "example": f"{first['env_name']} {first['env_example_id']} ({first['purpose']})",
+                "policy": f"version {first['policy_version']} of {first['model']}",
+            }
+        )
+    )
+    _print_conversation(console, first["messages"][:1])
+    use_of = {use["rollout_id"]: use for use in reversed(uses)}
+    table = plain_table("", "rollout (its end)", ">reward", ">advantage", ">tokens", "finish", "training")
+    for row in rows:
+        table.add_row(*_group_line(row, use_of.get(row["rollout_id"])))
+    console.print(table)
+    scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
+    for title, row in (("best", scored[-1]), ("worst", scored[0])) if len(scored) > 1 else ():
+        console.rule(f"{title}, {number(row['episode_reward'])}", align="left", style="dim")
+        text = row["messages"][-1]["content"] if row["messages"] else ""
+        console.print(Text(printable(text[:_EXCERPT]) + ("…" if len(text) > _EXCERPT else "")))
+
+
+def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
+    ends = row["error"] or row["truncation_reason"] or row["finish_reason"]
+    training = "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
+    advantage = use["advantage"] if use else None
+    values = [
+        str(row["group_index"]),
+        row["rollout_id"][-12:],
+        number(row["episode_reward"], 4),
+        "-" if advantage is None else f"{advantage:+.4g}",
+        str(row["response_length"]),
+        ends or "-",
+        training,
+    ]
+    return [cell(value, most=30) for value in values]

@@ -1,0 +1,214 @@
+"""`ludic sql ROOT "SELECT ..."`: a query over a run, as a table, JSON, CSV or Parquet.
+
+Tables are for people and show the first rows; the other formats stream the whole result to stdout or a
+file. Raises QueryError with DuckDB's reason, ConfigError for a file that can't be written.
+"""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ludic.cli.output import cell, pairs, printable, stdout_console, to_plain
+from ludic.cli.query import explain
+from ludic.cli.settings import RootUrl
+from ludic.errors import ConfigError, QueryError
+from ludic.sql import connect
+from ludic.store import Root
+
+Format = Literal["table", "json", "csv", "parquet"]
+
+_ROWS_A_BATCH = 10_000
+# A column narrower than this says nothing; a table that would need such ones is shown row by row.
+_NARROWEST = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run."""
+    query: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUERY")]
+    """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, policies and metrics."""
+    format: Format | None = None
+    """How to print; None takes it from the name of --out, else table."""
+    out: Path | None = None
+    """File to write instead of stdout."""
+    max_rows: int = 40
+    """Rows that a table shows."""
+
+    def __post_init__(self) -> None:
+        if self.max_rows < 1:
+            raise ConfigError(f"max_rows is {self.max_rows}, wanted at least 1")
+
+    @property
+    def chosen_format(self) -> Format:
+        suffixes: dict[str, Format] = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
+        return self.format or suffixes.get(self.out.suffix if self.out else "", "table")
+
+
+def main(settings: Settings) -> None:
+    if settings.chosen_format == "parquet" and settings.out is None and sys.stdout.isatty():
+        raise ConfigError("Parquet is not for a terminal; add --out FILE.parquet, or pipe it")
+    root = Root.open(settings.root)
+    with open_result(root, settings.query) as result, _open_sink(settings.out) as sink:
+        if settings.chosen_format == "table":
+            text = io.TextIOWrapper(sink, encoding="utf-8", write_through=True) if settings.out else None
+            print_table(result, Console(file=text, width=200) if text else stdout_console(), settings.max_rows)
+        else:
+            _WRITERS[settings.chosen_format](result, sink)
+
+
+@contextmanager
+def open_result(root: Root, query: str) -> Iterator[pa.RecordBatchReader]:
+    """The result as a stream; it is open while the connection is. Raises QueryError, also from within."""
+    if not query.strip():
+        raise QueryError('the query is empty, wanted SQL such as "select count(*) from rollouts"')
+    try:
+        relation = connect(root).sql(query)
+        if relation is None:
+            yield pa.table({}).to_reader()
+        else:
+            yield _with_unique_names(relation.to_arrow_reader(_ROWS_A_BATCH))
+    except (duckdb.Error, pa.ArrowException) as error:
+        raise QueryError(explain(error, root)) from error
+
+
+def _with_unique_names(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """SQL may call two columns alike; JSON and Parquet may not: a, a_1, ..."""
+    names: list[str] = []
+    for name in reader.schema.names:
+        candidate, place = name, 0
+        while candidate in names:
+            place += 1
+            candidate = f"{name}_{place}"
+        names.append(candidate)
+    if names == reader.schema.names:
+        return reader
+    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
+    return pa.RecordBatchReader.from_batches(schema, (batch.rename_columns(names) for batch in reader))
+
+
+@contextmanager
+def _open_sink(path: Path | None) -> Iterator[BinaryIO]:
+    """Stdout, or a file that appears when it is complete."""
+    if path is None:
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("wb") as file:
+            yield file
+        partial.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _write_json(result: pa.RecordBatchReader, sink: BinaryIO) -> None:
+    """One array, an object a row."""
+    before = b"[\n"
+    for row in _rows(result):
+        sink.write(before + json.dumps(dict(zip(result.schema.names, row, strict=True)), ensure_ascii=False).encode())
+        before = b",\n"
+    sink.write(b"\n]\n" if before == b",\n" else b"[]\n")
+
+
+def _write_csv(result: pa.RecordBatchReader, sink: BinaryIO) -> None:
+    """A header, then a line a row; null is empty, and lists and maps are JSON text."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(result.schema.names)
+    for row in _rows(result):
+        writer.writerow([value if isinstance(value, str | None) else json.dumps(value) for value in row])
+        sink.write(buffer.getvalue().encode())
+        buffer.seek(0)
+        buffer.truncate()
+    sink.write(buffer.getvalue().encode())
+
+
+def _write_parquet(result: pa.RecordBatchReader, sink: BinaryIO) -> None:
+    with pq.ParquetWriter(sink, result.schema, compression="zstd") as writer:
+        for batch in result:
+            writer.write_batch(batch)
+
+
+_WRITERS: dict[str, Callable[[pa.RecordBatchReader, BinaryIO], None]] = {
+    "json": _write_json,
+    "csv": _write_csv,
+    "parquet": _write_parquet,
+}
+
+
+def _rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
+    """Plain values, as JSON knows them."""
+    for batch in result:
+        for row in zip(*(column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns), strict=True):
+            yield [to_plain(value) for value in row]
+
+
+def print_table(result: pa.RecordBatchReader, console: Console, max_rows: int) -> None:
+    """The first rows, and how many more there are; row by row where the columns do not fit side by side."""
+    first, num_rows = _take_first(result, max_rows)
+    rows = [list(row.values()) for row in first.to_pylist(maps_as_pydicts="lossy")]
+    if not result.schema.names:
+        return
+    width = console.width if console.is_terminal else sys.maxsize
+    if _narrowest_width(result.schema.names, rows) <= width:
+        _print_side_by_side(console, result.schema, rows)
+    else:
+        _print_row_by_row(console, result.schema.names, rows)
+    if num_rows > len(rows):
+        console.print(f"{len(rows)} of {num_rows:,} rows; --max-rows shows more, --format csv, json or parquet all")
+
+
+def _take_first(result: pa.RecordBatchReader, max_rows: int) -> tuple[pa.Table, int]:
+    """The first rows, and the number of all."""
+    first, num_rows = [], 0
+    for batch in result:
+        first.append(batch.slice(0, max(0, max_rows - num_rows)))
+        num_rows += batch.num_rows
+    return pa.Table.from_batches(first, result.schema), num_rows
+
+
+def _narrowest_width(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> int:
+    columns = [max([len(name), *(len(cell(row[place])) for row in rows)]) for place, name in enumerate(names)]
+    return sum(min(column, _NARROWEST) + 2 for column in columns)
+
+
+def _print_side_by_side(console: Console, schema: pa.Schema, rows: Sequence[Sequence[Any]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for field in schema:
+        is_number = (
+            pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_decimal(field.type)
+        )
+        table.add_column(
+            Text(printable(field.name)), justify="right" if is_number else "left", no_wrap=True, overflow="ellipsis"
+        )
+    for row in rows:
+        table.add_row(*map(cell, row))
+    if not console.is_terminal:
+        console.width = max(80, console.measure(table, options=console.options.update(max_width=100_000)).maximum)
+    console.print(table)
+
+
+def _print_row_by_row(console: Console, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    for place, row in enumerate(rows):
+        console.rule(f"row {place + 1}", align="left", style="dim")
+        console.print(pairs({name: cell(value, most=200).plain for name, value in zip(names, row, strict=True)}))

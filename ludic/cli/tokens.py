@@ -1,0 +1,120 @@
+"""Tokens as text a person can read, coloured by how likely they were or how training weighed them.
+
+Reads tokenizer.json of the newest published policy that has one; without one, tokens are shown as ids.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from ludic.cli.output import cell, number, plain_table, printable
+from ludic.store import Root
+
+Color = Literal["logprob", "advantage", "none"]
+TokenReader = Callable[[Sequence[int]], list[str]]
+"""The text that each token adds."""
+
+_TOKENIZER = re.compile(r"policies/version=(\d+)/tokenizer\.json")
+# Probability at least, style, from sure to surprised.
+_SHADES = ((0.9, "green"), (0.5, "bright_green"), (0.1, "yellow"), (0.01, "bright_red"), (0.0, "bold red"))
+_MASKED = "dim italic"
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    """One token of a response."""
+
+    token_id: int
+    text: str
+    logprob: float
+    reward: float
+    sampled: bool
+    """False for what the environment or a tool put in."""
+
+
+def load_token_reader(root: Root) -> TokenReader:
+    """By the newest tokenizer of the run, or by numbers."""
+    matches = [match for match in map(_TOKENIZER.fullmatch, root.list("policies")) if match]
+    if not matches:
+        return lambda token_ids: [f" {token_id}" for token_id in token_ids]
+    newest = max(matches, key=lambda match: int(match[1]))
+    tokenizer = Tokenizer.from_str(root.read(newest[0]).decode())
+    return lambda token_ids: token_texts(lambda ids: tokenizer.decode(ids, skip_special_tokens=False), token_ids)
+
+
+def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) -> list[str]:
+    """What each token adds to the text; their sum is the text of all.
+
+    Decoding tokens one by one would lose the spaces between words, and the characters that are spread
+    over several tokens: those are given to the last of them.
+    """
+    texts: list[str] = []
+    start = read = 0
+    for end in range(1, len(token_ids) + 1):
+        before, now = decode(list(token_ids[start:read])), decode(list(token_ids[start:end]))
+        if len(now) <= len(before) or (now.endswith(_UNFINISHED) and end < len(token_ids)):
+            texts.append("")
+            continue
+        texts.append(now[len(before) :])
+        start, read = read, end
+    return texts
+
+
+def coloured(tokens: Sequence[TokenRow], color: Color, advantage: float | None) -> Text:
+    """The response as text, a style a token."""
+    text = Text()
+    for token in tokens:
+        text.append(printable(token.text), style=_style(token, color, advantage))
+    return text
+
+
+def colour_legend(color: Color, advantage: float | None) -> Text:
+    """What the colours say."""
+    text = Text("")
+    match color:
+        case "logprob":
+            text.append("probability ")
+            for least, style in _SHADES:
+                text.append(f" ≥ {least:g} " if least else " less ", style=style)
+        case "advantage" if advantage is not None:
+            text.append(f"advantage {advantage:+.6g}", style=_advantage_style(advantage))
+        case "advantage":
+            text.append("without an advantage")
+    return text.append("  not sampled", style=_MASKED) if color != "none" else text
+
+
+def token_table(tokens: Sequence[TokenRow]) -> Table:
+    """A line a token."""
+    table = plain_table(">place", ">id", "text", ">logprob", ">probability", ">reward", "sampled")
+    for place, token in enumerate(tokens):
+        table.add_row(
+            str(place),
+            str(token.token_id),
+            cell(repr(token.text)),
+            number(token.logprob, 4) if token.sampled else "-",
+            number(math.exp(token.logprob), 3) if token.sampled else "-",
+            number(token.reward, 4),
+            "yes" if token.sampled else "no",
+        )
+    return table
+
+
+def _style(token: TokenRow, color: Color, advantage: float | None) -> str:
+    if color == "none":
+        return ""
+    if not token.sampled:
+        return _MASKED
+    if color == "advantage":
+        return "" if advantage is None else _advantage_style(advantage)
+    return next(style for least, style in _SHADES if math.exp(token.logprob) >= least)
+
+
+def _advantage_style(advantage: float) -> str:
+    return "green" if advantage > 0 else "red" if advantage < 0 else "dim"

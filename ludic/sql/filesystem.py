@@ -1,0 +1,74 @@
+"""Any fsspec filesystem, read by DuckDB's threads without getting in each other's way.
+
+DuckDB moves one Python file object to a place and reads it in two steps, from several threads: another thread
+in between, and a query gives wrong rows or none (DuckDB 2.0, 1 query of 50 on memory://). Here each thread
+has its own place, and a read is one ranged request. Read-only; raises what the filesystem raises.
+"""
+
+import threading
+from datetime import UTC, datetime
+from typing import Any
+
+from fsspec import AbstractFileSystem
+
+_NEVER = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class RangedFileSystem(AbstractFileSystem):
+    """The files of another filesystem, as ludic://PATH, for DuckDB's register_filesystem."""
+
+    protocol = "ludic"
+    cachable = False
+
+    def __init__(self, fs: AbstractFileSystem) -> None:
+        super().__init__()
+        self._fs = fs
+        self._sizes: dict[str, int] = {}
+
+    def glob(self, path: str, **_: Any) -> list[str]:
+        """Paths that match, listed anew; their sizes come with the listing and save a request for each file."""
+        found = self._fs.glob(self._strip_protocol(path), detail=True)
+        self._sizes |= {name: info["size"] for name, info in found.items()}
+        return sorted(found)
+
+    def open(self, path: str, mode: str = "rb", **_: Any) -> "RangedFile":
+        assert mode == "rb", f"{path} is only read"
+        return RangedFile(self._fs, self._strip_protocol(path), self.size(path))
+
+    def size(self, path: str) -> int:
+        path = self._strip_protocol(path)
+        return self._sizes[path] if path in self._sizes else self._fs.size(path)
+
+    def modified(self, path: str) -> datetime:
+        """Files of a root never change, so what DuckDB holds of them stays good."""
+        return _NEVER
+
+    def exists(self, path: str, **_: Any) -> bool:
+        return self._fs.exists(self._strip_protocol(path))
+
+
+class RangedFile:
+    """A file that threads share: a read goes on where this thread's seek left off, else where the last read ended."""
+
+    def __init__(self, fs: AbstractFileSystem, path: str, size: int) -> None:
+        self._fs, self._path, self._size = fs, path, size
+        self._place = 0
+        self._own = threading.local()
+
+    def seek(self, place: int) -> int:
+        self._place = self._own.place = place
+        return place
+
+    def tell(self) -> int:
+        return self._own.__dict__.get("place", self._place)
+
+    def read(self, num_bytes: int) -> bytes:
+        start = self._own.__dict__.pop("place", self._place)
+        self._place = end = min(start + num_bytes, self._size)
+        return self._fs.cat_file(self._path, start=start, end=end) if start < end else b""
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Nothing is open between reads."""

@@ -1,0 +1,99 @@
+"""The whole ring in one process, sampling and training in turns. Read this first.
+
+A tiny model of random weights learns MoarCats on a CPU in half a minute: cats pay, loved cats pay more.
+
+    python pipelines/minimal.py --root runs/minimal
+    ludic sql runs/minimal "select step, avg(episode_reward) from batches group by all order by all"
+
+Run again on the same root, it starts over from the first weights, as the root's next attempt.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from itertools import count, islice
+from pathlib import Path
+
+import pyarrow.compute as pc
+import tyro
+from transformers import PreTrainedModel
+
+from ludic import store
+from ludic.environments.moar_cats import WORDS
+from ludic.inference.chat import load_tokenizer
+from ludic.inference.tiny import make_tiny_model
+from ludic.inference.transformers_engine import TransformersEngine
+from ludic.interaction.single_step import Agent
+from ludic.rollouts.sampler import GroupSampler
+from ludic.rollouts.schedule import new_worker_id
+from ludic.sql import BatchRules, Planner
+from ludic.training.config import TrainConfig
+from ludic.training.distributed import init_distributed, shut_down
+from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
+from ludic.training.optimizer import build_optimizer, learning_rate
+from ludic.training.packing import pack
+from ludic.training.publisher import Publisher
+from ludic.training.step import train_step
+from ludic.training.stream import read_sequences
+
+
+def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_steps: int = 50) -> None:
+    """Make what is missing, then learn.
+
+    Args:
+        root: Folder or URL of the run, such as memory://minimal.
+        model: Folder of the first weights; a tiny model is made where there is none.
+        num_steps: Gradient steps.
+    """
+    if not Path(model).exists():
+        make_tiny_model(model, WORDS)
+    run = store.RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
+    config = TrainConfig(num_steps=num_steps, learning_rate=4e-3, schedule="linear")
+    with tempfile.TemporaryDirectory() as cache:
+        for step, metrics in enumerate(learn(store.Root.create(root, run), config, Path(cache)), start=1):
+            print(f"step {step:3}  reward {metrics['reward']:7.3f}  entropy {metrics['entropy']:.2f} nats", flush=True)
+
+
+def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[str, float]]:
+    """Yields the metrics of each step. cache: where copies of weights go, if the root is not itself a local folder."""
+    init_distributed("cpu")  # a group of this process alone, for train_step's sums over ranks
+    model, attempt, worker_id = load_model(root.run.model), store.start_attempt(root), new_worker_id(slot=0)
+    optimizer = build_optimizer(model, config)
+    publisher, save = Publisher(root, attempt, keep=config.keep_policies), partial(save_policy, root, model)
+    version = publisher.publish(save, step=0, num_ready_groups=0)
+    engine = TransformersEngine(store.fetch_policy(root, version, cache), device="cpu", version=version)
+    agent = Agent(engine=engine, tokenizer=load_tokenizer(root.run.model), model=root.run.model)
+    sampler, group_numbers = GroupSampler.of_run(root.run, agent), count()
+    planner = Planner(BatchRules(advantage="rloo", groups_per_batch=root.run.groups_per_batch))
+    reader = store.RolloutReader(root, planner.columns)
+    with store.RolloutWriter(root, worker_id) as writer:
+        for step in range(1, config.num_steps + 1):
+            while (plan := planner.plan(step=step, attempt_id=attempt.attempt_id, trainer_version=version)) is None:
+                writer.append(sampler.sample(list(islice(group_numbers, root.run.groups_per_batch)), worker_id))
+                writer.flush()
+                planner.add(reader.poll(range(version, version + 1)))
+            store.write_ledger(root, attempt, step, plan)
+            sequences = read_sequences(root, plan.filter(plan["used"]))
+            metrics = train_step(
+                model,
+                optimizer,
+                [pack(sequences)],
+                loss_config=config.loss,
+                num_action_tokens=sum(sequence.num_action_tokens for sequence in sequences),
+                num_ranks=1,
+                learning_rate=learning_rate(step, config),
+                max_grad_norm=config.max_grad_norm,
+            )
+            version = publisher.publish(save, step=step, num_ready_groups=0)
+            engine.load_weights(store.fetch_policy(root, version, cache), version)
+            yield metrics | {"reward": pc.mean(plan["episode_reward"]).as_py()}
+    shut_down()
+
+
+def save_policy(root: store.Root, model: PreTrainedModel, folder: Path) -> None:
+    save_weights(model, full_state_dict(model), folder)
+    copy_tokenizer(root.run.model, folder)
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)

@@ -1,0 +1,72 @@
+"""All benchmarks run at a tiny size, and what they compare does the same work; no figure is checked."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _benchmarks_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no part of the package, and importable from the repository only."""
+    monkeypatch.syspath_prepend(REPOSITORY)
+
+
+def run_python(*args: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *args],
+        cwd=REPOSITORY,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_all_benchmarks_run_and_print_ratios():
+    printed = run_python("-m", "benchmarks", "--quick")
+    titles = (
+        "Bytes a response token",
+        "Million tokens a second",
+        "Planning a batch",
+        "A trainer whose rollouts",
+        "The whole ring",
+    )
+    places = [printed.index(title) for title in titles]
+    assert places == sorted(places)
+    assert "1.00x" in printed
+
+
+def test_every_format_gives_the_same_tokens_back():
+    """Else the table would compare formats that do different work."""
+    from benchmarks.rollouts import make_batch
+    from benchmarks.store_size import all_formats
+
+    batch = make_batch(2, mean_length=20)
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    for name, form in all_formats(batch).items():
+        tokens, logprobs = form.read(form.write())
+        for rollout, found_tokens, found_logprobs in zip(rollouts, tokens, logprobs, strict=True):
+            np.testing.assert_array_equal(found_tokens, rollout.response_tokens, err_msg=name)
+            np.testing.assert_array_equal(found_logprobs, rollout.response_logprobs, err_msg=name)
+
+
+def test_sql_and_plain_python_plan_the_same_batch():
+    from benchmarks.planner import RULES, pending_rows, plan_in_python
+    from ludic.sql import Planner
+
+    rows, planner = pending_rows(20), Planner(RULES)
+    planner.add(rows)
+    by_sql = planner.plan(step=1, attempt_id=1, trainer_version=8)
+    by_python = plan_in_python(rows.to_pylist(), trainer_version=8)
+    assert by_sql is not None
+    assert by_sql["rollout_id"].to_pylist() == [row["rollout_id"] for row in by_python]
+    assert by_sql["advantage"].to_pylist() == pytest.approx([row["advantage"] for row in by_python])

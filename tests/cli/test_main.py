@@ -1,0 +1,123 @@
+"""The `ludic` command: help, wrong usage, explained failures, and what goes where."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ludic.cli.main import COMMANDS, fail
+from ludic.store import Root
+
+READ_ONLY = {"sql": ["select 1"], "stats": [], "show": ["x"], "verify": []}
+
+# Runs a command, and says on stderr whether torch was imported.
+TORCH_PROBE = """
+import sys
+from ludic.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print("torch" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_help_lists_every_command(ludic) -> None:
+    result = ludic("--help")
+    assert result.code == 0
+    assert result.err == ""
+    for name in COMMANDS:
+        assert f"  {name} " in result.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(ludic, command: str) -> None:
+    result = ludic(command, "--help")
+    assert result.code == 0
+    assert result.out.startswith(f"usage: ludic {command}")
+
+
+def test_a_misspelt_command_is_wrong_usage_and_gets_a_hint(ludic) -> None:
+    result = ludic("stat", "somewhere")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "ludic: there is no command 'stat'; did you mean `ludic stats`?\n"
+
+
+def test_a_command_like_no_other_points_to_the_help(ludic) -> None:
+    assert ludic("xyzzy").err == "ludic: there is no command 'xyzzy'; `ludic --help` lists them\n"
+
+
+@pytest.mark.parametrize("command", READ_ONLY)
+def test_a_wrong_flag_is_wrong_usage(ludic, trained: Root, command: str) -> None:
+    result = ludic(command, trained.url, *READ_ONLY[command], "--no-such-flag")
+    assert (result.code, result.out) == (2, "")
+    assert "no-such-flag" in result.err
+
+
+def test_a_value_out_of_range_is_wrong_usage(ludic, trained: Root) -> None:
+    result = ludic("sql", trained.url, "select 1", "--max-rows", "0")
+    assert result.code == 2
+    assert "max_rows is 0, wanted at least 1" in result.err
+
+
+@pytest.mark.parametrize("command", READ_ONLY)
+def test_a_missing_root_is_explained_in_one_line(ludic, tmp_path: Path, command: str) -> None:
+    result = ludic(command, tmp_path, *READ_ONLY[command])
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` starts one\n"
+
+
+def test_a_root_on_no_filesystem_is_explained_in_one_line(ludic) -> None:
+    assert ludic("stats", "nowhere://run").err == "ludic: nowhere://run: Protocol not known: nowhere\n"
+
+
+def test_a_run_of_another_format_is_explained_in_one_line(ludic, breakable: Path) -> None:
+    (breakable / "run.json").write_text("{")
+    result = ludic("stats", breakable)
+    assert result.code == 1
+    assert result.err.startswith(f"ludic: {breakable}/run.json is not a run.json that ludic can read")
+    assert result.err.count("\n") == 1
+
+
+def test_of_a_long_message_the_first_lines_are_joined(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        fail("6 bad rows:\n" + "\n".join(f"  row {number}" for number in range(6)))
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "ludic: 6 bad rows: row 0 row 1 row 2 (and 3 more)\n"
+
+
+def test_of_several_ranks_only_the_first_explains(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as ended:
+        fail("all ranks fail alike")
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    "args", [["--help"], ["stats", "ROOT"], ["sql", "ROOT", "select 1"], ["show", "ROOT", "x"], ["verify", "ROOT"]]
+)
+def test_what_only_looks_does_not_wait_for_torch(trained: Root, args: list[str]) -> None:
+    command = [sys.executable, "-c", TORCH_PROBE, *(trained.url if arg == "ROOT" else arg for arg in args)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert result.stderr.splitlines()[-1] == "False"
+
+
+def test_a_reader_that_goes_away_is_no_error(trained: Root) -> None:
+    query = "select * from range(1000000)"
+    ludic = subprocess.Popen(
+        [sys.executable, "-m", "ludic", "sql", trained.url, query, "--format", "csv"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert ludic.stdout is not None
+    assert ludic.stderr is not None
+    assert [ludic.stdout.readline() for _ in range(2)] == ["range\n", "0\n"]
+    ludic.stdout.close()
+    assert ludic.stderr.read() == ""
+    assert ludic.wait(60) == 1
+    ludic.stderr.close()

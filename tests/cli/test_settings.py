@@ -1,0 +1,143 @@
+"""Settings from flags, a TOML file, and an earlier start, in that order of say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tyro
+
+from ludic.cli.settings import RootUrl, field_names, parse, to_flags
+from ludic.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Nested:
+    learning_rate: float = 0.1
+    filters: tuple[str, ...] = ()
+    max_lag: int | None = 8
+    options: Mapping[str, Any] = field(default_factory=dict)
+    resume: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    root: RootUrl
+    nested: tyro.conf.OmitArgPrefixes[Nested] = field(default_factory=Nested)
+    ranks: int = 1
+
+
+def parsed(*args: str, earlier: Mapping[str, Any] | None = None) -> Example:
+    return parse(Example, args, program="ludic example", description="An example", earlier=earlier)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "example.toml"
+    path.write_text(
+        'learning_rate = 0.5\nfilters = ["a", "b"]\nresume = true\nranks = 3\noptions = { moar_cats = { n = 2 } }\n'
+    )
+    return path
+
+
+def test_a_file_sets_options_nested_ones_too(config: Path) -> None:
+    settings = parsed("here", "--config", str(config))
+    options = {"moar_cats": {"n": 2}}
+    nested = Nested(learning_rate=0.5, filters=("a", "b"), resume=True, options=options)
+    assert settings == Example(root="here", nested=nested, ranks=3)
+
+
+def test_flags_overrule_the_file_wherever_they_stand(config: Path) -> None:
+    args = ["--ranks", "2", "--config", str(config), "--filters", "c", "--no-resume"]
+    settings = parsed("here", *args)
+    assert (settings.ranks, settings.nested.filters, settings.nested.resume) == (2, ("c",), False)
+    assert settings.nested.learning_rate == 0.5
+
+
+def test_an_earlier_start_is_overruled_by_the_file_and_the_file_by_flags(config: Path) -> None:
+    earlier = {"learning_rate": 0.25, "max_lag": None, "ranks": 7}
+    settings = parsed("here", "--config", str(config), "--ranks", "2", earlier=earlier)
+    assert settings.nested.learning_rate == 0.5
+    assert settings.nested.max_lag is None
+    assert settings.ranks == 2
+
+
+def test_an_unknown_key_names_the_file_and_the_likely_one(tmp_path: Path) -> None:
+    path = tmp_path / "typo.toml"
+    path.write_text("learing_rate = 0.5")
+    with pytest.raises(
+        ConfigError, match=r"typo\.toml: no setting is called 'learing_rate'; did you mean 'learning_rate'\?"
+    ):
+        parsed("here", "--config", str(path))
+
+
+def test_a_key_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "odd.toml"
+    path.write_text("zzz = 1")
+    with pytest.raises(ConfigError, match="'zzz'; there are learning_rate, filters, max_lag, options, resume, ranks"):
+        parsed("here", "--config", str(path))
+
+
+def test_what_is_given_by_place_is_no_key(tmp_path: Path) -> None:
+    path = tmp_path / "root.toml"
+    path.write_text('root = "elsewhere"')
+    with pytest.raises(ConfigError, match="no setting is called 'root'"):
+        parsed("here", "--config", str(path))
+
+
+@pytest.mark.parametrize("content", [b"ranks = ", b"\xff\xfe", b"ranks = 1\nranks = 2"])
+def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"broken\.toml: "):
+        parsed("here", "--config", str(path))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.toml: .*No such file"):
+        parsed("here", "--config", str(tmp_path / "none.toml"))
+
+
+def test_config_without_a_file_is_explained() -> None:
+    with pytest.raises(ConfigError, match="--config wants a TOML file after it"):
+        parsed("here", "--config")
+
+
+def test_a_value_of_the_wrong_type_in_a_file_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "type.toml"
+    path.write_text('ranks = "many"')
+    with pytest.raises(SystemExit) as ended:
+        parsed("here", "--config", str(path))
+    assert ended.value.code == 2
+    assert "many" in capsys.readouterr().err
+
+
+def test_settings_survive_the_way_through_flags() -> None:
+    values = {"learning_rate": 1e-06, "filters": ("a",), "max_lag": None, "options": {"a": {"b": [1]}}, "resume": True}
+    assert to_flags(values)[:2] == ["--learning-rate", "1e-06"]
+    assert parsed("here", *to_flags(values)).nested == Nested(**values)
+
+
+def test_names_are_those_of_the_flags() -> None:
+    assert [*field_names(Example)] == ["learning_rate", "filters", "max_lag", "options", "resume", "ranks"]
+
+
+@pytest.mark.parametrize("command", ["stats", "verify"])
+def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path, command: str) -> None:
+    path = tmp_path / "json.toml"
+    path.write_text("json = true")
+    assert ludic(command, trained.url, "--config", path).out.startswith("{")
+    assert not ludic(command, trained.url, "--config", path, "--no-json").out.startswith("{")
+
+
+def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
+    from ludic.cli import train
+
+    earlier = train.earlier_settings(trained.url)
+    settings = parse(
+        train.Settings, [trained.url, "--num-steps", "9"], program="ludic train", description="", earlier=earlier
+    )
+    assert settings.train.num_steps == 9
+    assert settings.train.filters == ("drop_zero_variance_groups",)
+    assert settings.train.learning_rate == 1e-3

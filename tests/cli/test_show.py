@@ -1,0 +1,146 @@
+"""`ludic show`: a rollout or a group by its id, or by a part of it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from strategies import make_group
+
+from ludic.cli.show import look_up
+from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
+from ludic.store import RolloutWriter, Root, list_files
+
+Ids = Callable[[int, int], str]
+
+
+@pytest.fixture
+def rollout_id(first_batch: RolloutBatch) -> Ids:
+    """rollout_id(group, place): of a rollout of version 0."""
+    return lambda group, place: first_batch.groups[group].rollouts[place].rollout_id
+
+
+@pytest.fixture
+def group_id(first_batch: RolloutBatch) -> str:
+    return first_batch.groups[0].rollouts[0].group_id
+
+
+def test_a_rollout_is_shown_with_what_training_made_of_it(ludic, trained: Root, rollout_id: Ids) -> None:
+    result = ludic("show", trained.url, rollout_id(0, 0))
+    assert (result.code, result.err) == (0, "")
+    lines = [" ".join(line.split()) for line in result.out.splitlines()]
+    assert f"rollout {rollout_id(0, 0)}" in lines
+    assert "user Say something about cats." in lines
+    assert "reward 1 (num_cats 1)" in lines
+    assert "end terminated, finish_reason stop" in lines
+    # 1 - (0 + .5 + .5) / 3; version 0 trained on at version 0
+    assert "used at step 1 of attempt 1, advantage +0.666667, weight 1, lag 0" in lines
+    assert "w0-test-0.parquet, row group 0, row 0" in " ".join(lines)
+
+
+def test_a_dropped_rollout_says_which_filter_dropped_it(ludic, trained: Root, rollout_id: Ids) -> None:
+    out = ludic("show", trained.url, rollout_id(1, 2)).out
+    assert "dropped by drop_zero_variance_groups at step 1 of attempt 1" in out
+
+
+def test_the_response_is_text_by_the_newest_tokenizer(ludic, trained: Root, rollout_id: Ids) -> None:
+    shown = ludic("show", trained.url, rollout_id(0, 0), "--tokens", "--color", "none").out
+    tokens = look_up(trained, rollout_id(0, 0)).rows[0]["response_tokens"]
+    lines = [line.split() for line in shown.splitlines()]
+    table = [line for line in lines if line[:1] and line[0].isdigit()]
+    assert [int(line[1]) for line in table if line[-1] == "yes"] == tokens
+    assert all("'" in "".join(line) for line in table)
+
+
+def test_without_a_tokenizer_the_response_is_ids(ludic, breakable: Path, rollout_id: Ids) -> None:
+    for path in breakable.glob("policies/*/tokenizer.json"):
+        path.unlink()
+    out = ludic("show", breakable, rollout_id(0, 0)).out
+    tokens = look_up(Root.open(str(breakable)), rollout_id(0, 0)).rows[0]["response_tokens"]
+    assert " ".join(map(str, tokens)) in " ".join(out.split())
+
+
+def test_the_beginning_or_the_end_of_an_id_will_do(ludic, trained: Root, rollout_id: Ids) -> None:
+    whole = ludic("show", trained.url, rollout_id(0, 1)).out
+    assert ludic("show", trained.url, rollout_id(0, 1)[:8]).out == whole
+    assert ludic("show", trained.url, rollout_id(0, 1)[-8:]).out == whole
+
+
+def test_a_part_of_several_ids_lists_some(ludic, trained: Root) -> None:
+    # Every id of the run is a uuid4 here, so 4 begins or ends many of 20.
+    result = ludic("show", trained.url, "4")
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("ludic: '4' stands for ")
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("unknown", ["no-such-id", ""])
+def test_an_unknown_id_is_explained_in_one_line(ludic, trained: Root, unknown: str) -> None:
+    result = ludic("show", trained.url, unknown)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(f"ludic: {trained.url} has no rollout or group {unknown!r}; ")
+    assert result.err.count("\n") == 1
+
+
+def test_a_group_is_a_table_of_its_rollouts(ludic, trained: Root, group_id: str, rollout_id: Ids) -> None:
+    result = ludic("show", trained.url, group_id)
+    assert (result.code, result.err) == (0, "")
+    lines = [line.split() for line in result.out.splitlines()]
+    # rewards 1, 0, .5, .5; advantages 1 - 1/3, 0 - 2/3, 0, 0
+    assert [line[2:4] for line in lines if line[:1] and line[0] in "0123" and len(line) > 5] == [
+        ["1", "+0.6667"],
+        ["0", "-0.6667"],
+        ["0.5", "+0"],
+        ["0.5", "+0"],
+    ]
+    assert rollout_id(0, 0)[-12:] in result.out
+    assert "best, 1 " in result.out
+    assert "worst, 0 " in result.out
+
+
+def test_json_holds_rows_and_uses(ludic, trained: Root, rollout_id: Ids, group_id: str) -> None:
+    shown = json.loads(ludic("show", trained.url, rollout_id(0, 0), "--json").out)
+    assert (shown["kind"], len(shown["rows"])) == ("rollout", 1)
+    assert shown["rows"][0]["messages"][0]["content"] == "Say something about cats."
+    assert [use["step"] for use in shown["uses"]] == [1]
+    assert len(json.loads(ludic("show", trained.url, group_id, "--json").out)["rows"]) == 4
+
+
+def test_a_broken_file_hides_no_other(ludic, breakable: Path, rollout_id: Ids) -> None:
+    torn = list_files(Root.open(str(breakable)))[1].name
+    (breakable / torn).write_bytes(b"torn")
+    assert ludic("show", breakable, rollout_id(0, 0)).code == 0
+
+
+def test_a_damaged_page_hides_no_rollout_of_another_version(ludic, breakable: Path, rollout_id: Ids) -> None:
+    path = breakable / list_files(Root.open(str(breakable)))[1].name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert ludic("show", breakable, rollout_id(0, 0)).code == 0
+
+
+def write_group(root: Root, group: RolloutGroup) -> None:
+    with RolloutWriter(root, "w0") as writer:
+        writer.append(RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id="w0")))
+
+
+def test_tools_turns_and_errors_are_shown(ludic, started: Root) -> None:
+    call = ToolCall(id="c1", name="add", arguments='{"a": 1}', result=None, error="no such [red]tool[/]")
+    group = make_group(rewards=[None], num_turns=2, response_length=9)
+    first, second = group.rollouts[0].agent_steps
+    rollout = replace(
+        group.rollouts[0],
+        agent_steps=(replace(first, tool_calls=(call,), action_target="internal"), second),
+        messages=(Message(role="assistant", content="\x1b[2Jhello", tool_calls=(call,)),),
+    )
+    write_group(started, replace(group, rollouts=(rollout,)))
+    out = ludic("show", started.url, rollout.rollout_id, "--tokens").out
+    assert 'add({"a": 1}) -> error: no such [red]tool[/]' in out
+    assert "\\x1b[2Jhello" in out
+    assert "not scored" in out
+    assert "the environment failed" in out
+    assert "no gradient step has considered it yet" in out
+    # Nine tokens, of which the one between two turns was not sampled.
+    assert [line.split()[-1] for line in out.splitlines() if line.split()[-1:] in (["yes"], ["no"])].count("no") == 1

@@ -1,0 +1,161 @@
+"""`ludic sql`: tables for people, and formats that hold the whole result."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from ludic.store import Root, list_files
+
+REWARDS = "select version, count(*) as n, avg(episode_reward) as reward from rollouts group by all order by all"
+
+
+def test_a_table_has_a_header_and_a_line_a_row(ludic, trained: Root) -> None:
+    result = ludic("sql", trained.url, REWARDS)
+    assert (result.code, result.err) == (0, "")
+    header, _, *rows = (line.split() for line in result.out.splitlines())
+    assert header == ["version", "n", "reward"]
+    # (1 + 0 + .5 + .5 + 4 * .25) / 8; (2 + 1) / 7, since one is not scored
+    assert rows == [["0", "8", "0.375"], ["1", "8", "0.428571"]]
+
+
+def test_a_table_shows_so_many_rows_and_says_how_many_there_are(ludic, trained: Root) -> None:
+    result = ludic("sql", trained.url, "select * from range(25000)", "--max-rows", "2")
+    assert [line.strip() for line in result.out.splitlines()[2:4]] == ["0", "1"]
+    assert result.out.splitlines()[4].startswith("2 of 25,000 rows; ")
+
+
+def test_piped_tables_are_as_wide_as_they_need_and_without_colours(ludic, trained: Root) -> None:
+    result = ludic("sql", trained.url, "select * from rollouts")
+    assert "\x1b" not in result.out
+    header = result.out.splitlines()[0].split()
+    assert (header[0], header[-1]) == ("rollout_id", "env")
+
+
+def test_long_lists_are_shown_by_their_first_items(ludic, trained: Root) -> None:
+    out = ludic("sql", trained.url, "select range(100) as many, {'a': null, 'b': true} as both").out
+    assert "[0, 1, 2, 3, 4, 5, … 100 in all]" in out
+    assert "{a: null, b: true}" in out
+
+
+def test_what_a_model_wrote_is_shown_as_text_and_never_obeyed(ludic, trained: Root) -> None:
+    out = ludic(
+        "sql", trained.url, "select '[bold]x[/bold] :smile: ' || chr(27) || '[2J' || chr(10) || 'y' as text"
+    ).out
+    assert "[bold]x[/bold] :smile: \\x1b[2J\\ny" in out
+
+
+def test_json_holds_every_row_with_its_nested_values(ludic, trained: Root) -> None:
+    query = (
+        "select rollout_id, response_tokens, reward_components, created_at, episode_reward, action_mask from rollouts"
+    )
+    rows = json.loads(ludic("sql", trained.url, query, "--format", "json").out)
+    assert len(rows) == 16
+    assert rows[0]["reward_components"] == {"num_cats": 1.0}
+    assert len(rows[0]["response_tokens"]) == 16
+    assert rows[0]["created_at"] == "2026-01-02T03:04:05.678901+00:00"
+    assert rows[0]["action_mask"] is None
+    assert [row["episode_reward"] for row in rows[12:]] == [None, 1.0, 0.0, 0.0]
+
+
+def test_json_knows_no_nan_and_keeps_big_integers(ludic, trained: Root) -> None:
+    query = "select 'nan'::double as nan, sum(9007199254740993::bigint) as big, 1.5::decimal(4, 2) as half"
+    assert json.loads(ludic("sql", trained.url, query, "--format", "json").out) == [
+        {"nan": None, "big": 9007199254740993, "half": 1.5}
+    ]
+
+
+def test_columns_of_one_name_are_told_apart(ludic, trained: Root) -> None:
+    out = ludic("sql", trained.url, "select 1 as a, 2 as a, 3 as a_1", "--format", "json").out
+    assert json.loads(out) == [{"a": 1, "a_1": 2, "a_1_1": 3}]
+
+
+def test_no_rows_are_an_empty_document(ludic, trained: Root) -> None:
+    query = "select 1 as a where false"
+    assert json.loads(ludic("sql", trained.url, query, "--format", "json").out) == []
+    assert ludic("sql", trained.url, query, "--format", "csv").out == "a\n"
+
+
+def test_csv_keeps_text_and_writes_lists_as_json(ludic, trained: Root) -> None:
+    query = "select 'a,\"b\"\nc' as text, [1, null] as list, null as nothing, true as yes"
+    out = ludic("sql", trained.url, query, "--format", "csv").out
+    assert list(csv.reader(io.StringIO(out))) == [
+        ["text", "list", "nothing", "yes"],
+        ['a,"b"\nc', "[1, null]", "", "true"],
+    ]
+
+
+def test_parquet_goes_through_a_pipe(trained: Root) -> None:
+    args = [sys.executable, "-m", "ludic", "sql", trained.url, "select * from rollouts", "--format", "parquet"]
+    result = subprocess.run(args, capture_output=True, timeout=120, check=True)
+    table = pq.read_table(io.BytesIO(result.stdout))
+    assert table.num_rows == 16
+    assert table.column_names[-2:] == ["version", "env"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "beginning"), [("json", b'[\n{"version": 0,'), ("csv", b"version,n,reward\n"), ("parquet", b"PAR1")]
+)
+def test_the_name_of_the_file_says_the_format(
+    ludic, trained: Root, tmp_path: Path, suffix: str, beginning: bytes
+) -> None:
+    path = tmp_path / f"out.{suffix}"
+    result = ludic("sql", trained.url, REWARDS, "--out", path)
+    assert (result.code, result.out, result.err) == (0, "", "")
+    assert path.read_bytes().startswith(beginning)
+
+
+def test_a_failing_query_leaves_no_file(ludic, trained: Root, tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    # Fails late, after many batches were written.
+    query = "select if(range = 900000, error('late'), range) from range(1000000)"
+    result = ludic("sql", trained.url, query, "--out", path)
+    assert result.code == 1
+    assert "late" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_not_there_is_explained(ludic, trained: Root, tmp_path: Path) -> None:
+    result = ludic("sql", trained.url, "select 1", "--out", tmp_path / "none" / "x.csv")
+    assert result.code == 1
+    assert result.err == f"ludic: {tmp_path}/none/x.csv can't be written: No such file or directory\n"
+
+
+@pytest.mark.parametrize(
+    ("query", "reason"),
+    [
+        ("selec", 'Parser Error: syntax error at or near "selec"'),
+        ("select * from rolouts", "Table with name rolouts does not exist"),
+        ("select rewrd from rollouts", 'Referenced column "rewrd" not found'),
+        ("select 'a'::int", "Could not convert string 'a' to INT32"),
+        ("select * from rollouts where rollout_id = $id", "Values were not provided for the following parameters: id"),
+        ("  ", "the query is empty"),
+    ],
+)
+def test_bad_sql_is_explained_in_one_line(ludic, trained: Root, query: str, reason: str) -> None:
+    result = ludic("sql", trained.url, query)
+    assert (result.code, result.out) == (1, "")
+    assert reason in result.err
+    assert result.err.startswith("ludic: ")
+    assert result.err.count("\n") == 1
+    assert "ludic verify" not in result.err
+
+
+def test_a_broken_file_is_named_with_the_way_to_find_all(ludic, breakable: Path) -> None:
+    name = list_files(Root.open(str(breakable)))[0].name
+    (breakable / name).write_bytes(b"PAR1 torn")
+    result = ludic("sql", breakable, "select count(*) from rollouts")
+    assert result.code == 1
+    assert name in result.err
+    assert f"`ludic verify {breakable}` names it" in result.err
+    assert result.err.count("\n") == 1
+
+
+def test_a_root_anywhere_can_be_asked(ludic, root: Root) -> None:
+    out = ludic("sql", root.url, "select count(*) as n from rollouts", "--format", "json").out
+    assert json.loads(out) == [{"n": 0}]

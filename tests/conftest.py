@@ -1,0 +1,70 @@
+"""Roots on three filesystems: a folder, memory://, and s3:// from a real S3 server on this machine.
+
+The server's address and keys are in the environment for the whole session, so that a plain
+s3:// URL works here and in every process that a test starts.
+"""
+
+import uuid
+from collections.abc import Iterator
+
+import boto3
+import fsspec
+import pytest
+from moto.server import ThreadedMotoServer
+
+from ludic.store.root import Root
+from ludic.store.run import RunConfig
+
+S3_ENVIRONMENT = {
+    "AWS_ACCESS_KEY_ID": "testing",
+    "AWS_SECRET_ACCESS_KEY": "testing",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+}
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[str]:
+    """The address of an S3 server on a free port; AWS_ENDPOINT_URL names it until the session ends."""
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    address = f"http://{host}:{port}"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {**S3_ENVIRONMENT, "AWS_ENDPOINT_URL": address}.items():
+            patch.setenv(name, value)
+        patch.delenv("AWS_PROFILE", raising=False)
+        yield address
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(s3_server: str) -> str:
+    """A bucket that is there; its s3:// URL."""
+    boto3.client("s3", endpoint_url=s3_server).create_bucket(Bucket="ludic-tests")
+    return "s3://ludic-tests"
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def root_url(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a root that nobody has used."""
+    if request.param == "local":
+        yield str(request.getfixturevalue("tmp_path") / "run")
+        return
+    parent = "memory://" if request.param == "memory" else f"{request.getfixturevalue('s3_bucket')}/"
+    url = f"{parent}{uuid.uuid4()}"
+    yield url
+    fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+
+
+@pytest.fixture
+def run_config() -> RunConfig:
+    return RunConfig(model="tiny-qwen2", env=("moar_cats",), group_size=4, groups_per_batch=2)
+
+
+@pytest.fixture
+def root(root_url: str, run_config: RunConfig) -> Root:
+    """A run that was just started."""
+    return Root.create(root_url, run_config)

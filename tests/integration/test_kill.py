@@ -1,0 +1,192 @@
+"""SIGKILL in the middle of everything: at the end every group was used at most once, and none was skipped."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tiny_runs import create_root, cursor_of_ledger, groups_left, query
+
+import ludic
+from ludic.cli.train import train_args
+from ludic.environments.moar_cats import WORDS
+from ludic.inference.tiny import make_tiny_model
+from ludic.sql import run_checks
+from ludic.store import Root, latest_policy, ledger_steps, list_files, newest_attempt_id
+from ludic.training.checkpoint import complete_checkpoints
+from ludic.training.config import TrainConfig
+
+NUM_WORKERS = 2
+NUM_TRAINER_KILLS, NUM_WORKER_KILLS = 10, 4
+# A life plans at most 4 steps and some before it dies, so 10 of them never reach the end.
+NUM_STEPS = 60
+CONFIG = TrainConfig(
+    num_steps=NUM_STEPS, learning_rate=1e-3, checkpoint_every=2, keep_checkpoints=2, stall_limit_s=120.0, device="cpu"
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+class Processes:
+    """What runs on the root; each logs to a file of its own name."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._running: dict[str, subprocess.Popen] = {}
+
+    def start(self, name: str, args: Sequence[str]) -> subprocess.Popen:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *args],
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        self._running[name] = process
+        return process
+
+    def kill(self, name: str) -> None:
+        process = self._running.pop(name)
+        assert process.poll() is None, f"{name} ended by itself: {self.log(name)}"
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+
+    def stop_all(self) -> None:
+        """As a supervisor does: SIGTERM, so that what was sampled is flushed."""
+        for process in self._running.values():
+            process.terminate()
+        for name, process in self._running.items():
+            assert process.wait(60) == 0, self.log(name)
+        self._running.clear()
+
+    def kill_all(self) -> None:
+        for process in self._running.values():
+            process.kill()
+            process.wait()
+
+    def log(self, name: str) -> str:
+        return (self._folder / f"{name}.log").read_text()[-3000:]
+
+
+@contextmanager
+def processes(folder: Path) -> Iterator[Processes]:
+    running = Processes(folder)
+    try:
+        yield running
+    finally:
+        running.kill_all()
+
+
+def wait_until(is_so: Callable[[], bool], trainer: subprocess.Popen) -> None:
+    """Poll often: what is worth interrupting takes milliseconds."""
+    while not is_so():
+        assert trainer.poll() is None, "the trainer ended by itself"
+        time.sleep(0.002)
+
+
+def start_worker(running: Processes, root: Root, slot: int) -> None:
+    running.start(f"worker-{slot}", ["ludic", "worker", root.url, "--slot", str(slot)])
+
+
+def run_with_kills(root: Root, running: Processes, rng: random.Random) -> None:
+    """Kill the trainer at random moments, and some workers; start each again; let the last trainer finish."""
+    for slot in range(NUM_WORKERS):
+        start_worker(running, root, slot)
+    worker_kills = set(rng.sample(range(NUM_TRAINER_KILLS), NUM_WORKER_KILLS))
+    for life in range(1, NUM_TRAINER_KILLS + 1):
+        trainer = running.start("trainer", train_args(root.url, CONFIG, ranks=1))
+        wait_until(lambda life=life: newest_attempt_id(root) == life, trainer)
+        # From the first publication to the middle of the fifth step.
+        num_planned = rng.randrange(5)
+        wait_until(lambda life=life, n=num_planned: len(ledger_steps(root, life)) >= n, trainer)
+        time.sleep(rng.uniform(0, 0.1))
+        running.kill("trainer")
+        if life - 1 in worker_kills:
+            slot = rng.randrange(NUM_WORKERS)
+            running.kill(f"worker-{slot}")
+            start_worker(running, root, slot)
+    trainer = running.start("trainer", train_args(root.url, CONFIG, ranks=1))
+    assert trainer.wait(120) == 0, running.log("trainer")
+    running.stop_all()
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
+    """A run whose trainer was killed ten times, and its workers four times."""
+    folder = tmp_path_factory.mktemp("kill")
+    make_tiny_model(str(folder / "model"), WORDS)
+    root = create_root(str(folder / "run"), str(folder / "model"), num_workers=NUM_WORKERS, max_tokens=16)
+    with processes(folder) as running:
+        run_with_kills(root, running, random.Random(2026))
+    return root
+
+
+def test_there_was_something_to_recover_from(root):
+    parents = query(root, "select attempt_id, parent_step from attempts order by attempt_id")
+    assert len(parents) == NUM_TRAINER_KILLS + 1
+    assert query(root, "select count(*) > 0 from all_batches where superseded") == [(True,)]
+    assert len({step for _, step in parents}) > 3
+    assert len({file.worker_id for file in list_files(root)}) > NUM_WORKERS
+
+
+def test_steps_are_without_gaps_and_train_on_whole_batches(root):
+    steps = query(root, "select step, count(distinct group_id) from batches where used group by step order by step")
+    assert steps == [(step, root.run.groups_per_batch) for step in range(1, NUM_STEPS + 1)]
+
+
+def test_no_group_is_used_or_dropped_twice(root):
+    assert query(root, "from batches select group_id group by group_id having count(distinct step) > 1") == []
+    assert query(root, "from batches select rollout_id group by rollout_id having count(*) > 1") == []
+
+
+def test_every_group_is_in_the_ledger_or_still_to_come(root):
+    newest = latest_policy(root).version
+    window = range(max(0, newest - CONFIG.max_off_policy_steps), newest + 1)
+    committed = {g for (g,) in ludic.connect(root).execute(IN_WINDOW, [window.start]).fetchall()}
+    in_ledger = {g for (g,) in query(root, "select distinct group_id from batches")}
+    to_come = groups_left(root, complete_checkpoints(root)[-1].cursor, window)
+    assert to_come == committed - in_ledger
+
+
+IN_WINDOW = "select distinct group_id from rollouts where policy_version >= ?"
+
+
+def test_nothing_was_dropped_but_for_its_age(root):
+    dropped = query(root, "select distinct reason, lag > 8 from batches where not used")
+    assert set(dropped) <= {("max_off_policy_steps", True)}
+    assert query(root, "select max(lag) <= 8 from batches where used") == [(True,)]
+
+
+def test_the_cursor_of_the_last_checkpoint_is_the_ledger(root):
+    last = complete_checkpoints(root)[-1]
+    assert last.step == NUM_STEPS
+    expected = cursor_of_ledger(root)
+    assert last.cursor["groups"] == expected["groups"]
+    assert {w: [tuple(pair) for pair in pairs] for w, pairs in last.cursor["files"].items()} == expected["files"]
+
+
+def test_no_file_is_broken_and_no_request_was_committed_twice(root):
+    # The checks read every column of every file; among them are duplicate_rollouts and sequence_gaps.
+    assert {name for name, rows in run_checks(ludic.connect(root)).items() if rows.num_rows} == set()
+    assert query(root, "from rollouts select request_index group by request_index having count(*) > 1") == []
+    assert query(root, "select max(num_unreadable_files) from metrics") == [(0,)]
+
+
+def test_each_worker_made_first_what_its_killed_life_owed(root):
+    # Group numbers of a slot count up by two. Nothing is missing but what was being sampled at the very end.
+    numbers = query(root, "select distinct request_index // group_size from rollouts order by 1")
+    for slot in range(NUM_WORKERS):
+        places = [number // NUM_WORKERS for (number,) in numbers if number % NUM_WORKERS == slot]
+        assert places == list(range(len(places)))
+
+
+def test_no_version_was_published_twice(root):
+    published = query(root, "select version from policies order by version")
+    assert published == [(version,) for version in range(len(published))]
+    assert latest_policy(root).version == published[-1][0]

@@ -1,0 +1,54 @@
+"""The main job, as `make demo` runs it: real processes that share a folder of Parquet teach a tiny model."""
+
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import ludic
+from ludic.cli.demo import heldout_answers
+from ludic.store import Root, fetch_policy, latest_policy
+
+
+def mean_reward(root: Root, policy_version: int) -> float:
+    query = "select avg(episode_reward) from rollouts where policy_version = ?"
+    (reward,) = ludic.connect(root).execute(query, [policy_version]).fetchone()
+    return reward
+
+
+def test_full_integration_moar_cats(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    demo = subprocess.run([sys.executable, "-m", "ludic", "demo", "--root", url], capture_output=True, text=True)
+    assert demo.returncode == 0, demo.stderr
+    assert (tmp_path / "run" / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+    root = Root.open(url)
+    latest = latest_policy(root)
+    assert latest.version == 60
+    # The last version's rollouts may be few; the one before is full.
+    assert mean_reward(root, latest.version - 1) >= 20 * mean_reward(root, 0)
+
+    before = heldout_answers(root, root.run.model, temperature=0.8)
+    after = heldout_answers(root, fetch_policy(root, latest.version, tmp_path), temperature=0.8)
+    trained_on = ludic.connect(root).execute("select distinct env_example_id from rollouts").fetchall()
+    assert {rollout.env_example_id for rollout in after}.isdisjoint(example for (example,) in trained_on)
+    assert fmean(r.episode_reward for r in after) >= 20 * fmean(r.episode_reward for r in before)
+    assert all("love cats" in rollout.messages[-1].content for rollout in after)
+
+
+def test_every_step_trained_on_eight_groups_whose_advantages_follow_from_their_rewards(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    demo = [sys.executable, "-m", "ludic", "demo", "--root", url, "--num-steps", "4"]
+    subprocess.run(demo, check=True, capture_output=True)
+    con = ludic.connect(url)
+    steps = con.execute("select step, count(distinct group_id) from batches where used group by step order by step")
+    assert steps.fetchall() == [(1, 8), (2, 8), (3, 8), (4, 8)]
+    # Leave-one-out by hand: r - (sum - r) / 7 for groups of eight.
+    off = con.execute("""
+        select max(abs(advantage - (r.episode_reward - (g.total - r.episode_reward) / 7)))
+        from batches
+        join rollouts r using (rollout_id)
+        join (select group_id, sum(episode_reward) as total from rollouts group by group_id) g on g.group_id = r.group_id
+        where used
+    """).fetchone()
+    assert off[0] < 1e-9

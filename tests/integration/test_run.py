@@ -1,0 +1,101 @@
+"""`ludic run`: what it starts it restarts, and what Ctrl-C left it goes on with."""
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+import ludic
+from ludic.cli.demo import open_demo
+from ludic.store import Root, ledger_steps, list_files, newest_attempt_id
+
+RUN = [sys.executable, "-m", "ludic", "run"]
+SETTINGS = ["--learning-rate", "0.003", "--micro-token-budget", "512", "--checkpoint-every", "2"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return open_demo(str(tmp_path / "run"))
+
+
+def start(root: Root, *args: str) -> subprocess.Popen:
+    return subprocess.Popen([*RUN, root.url, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen, limit_s: float = 90) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def used_steps(root: Root) -> list[int]:
+    query = "select step, count(distinct group_id) from batches where used group by step order by step"
+    steps = ludic.connect(root).execute(query).fetchall()
+    assert {groups for _, groups in steps} == {8}
+    return [step for step, _ in steps]
+
+
+def test_ctrl_c_stops_every_process_and_the_same_command_goes_on(root: Root) -> None:
+    first = start(root, *SETTINGS, "--num-steps", "9")
+    wait_until(lambda: len(ledger_steps(root, 1)) >= 4, first)
+    children = psutil.Process(first.pid).children(recursive=True)
+    assert len(children) == 3
+    first.send_signal(signal.SIGINT)
+    output, errors = first.communicate(timeout=60)
+    assert first.returncode == 1
+    assert errors.rstrip().endswith("ludic: interrupted")
+    assert "Traceback" not in errors
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in children)
+
+    # No flags: what is in the root says how it was started.
+    second = start(root)
+    output, errors = second.communicate(timeout=120)
+    assert second.returncode == 0, errors
+    assert "trained to step 9" in output
+    assert newest_attempt_id(root) == 2
+    assert used_steps(root) == list(range(1, 10))
+    (twice,) = (
+        ludic.connect(root)
+        .execute("""
+        select count(*) from (select group_id from batches group by group_id having count(distinct step) > 1)
+    """)
+        .fetchone()
+    )
+    assert twice == 0
+
+
+def test_a_killed_worker_and_a_killed_trainer_are_started_again(root: Root) -> None:
+    run = start(root, *SETTINGS, "--num-steps", "8")
+    wait_until(lambda: len(ledger_steps(root, 1)) >= 3, run)
+    by_command = {child.cmdline()[3]: child for child in psutil.Process(run.pid).children()}
+    by_command["worker"].kill()
+    by_command["train"].kill()
+    _, errors = run.communicate(timeout=150)
+    assert run.returncode == 0, errors
+    assert "trainer ended with -9; started again" in errors
+    assert used_steps(root) == list(range(1, 9))
+    assert len({file.worker_id for file in list_files(root)}) >= 3
+
+
+def test_what_always_fails_is_given_up_with_its_last_words(root: Root) -> None:
+    (Path(root.run.model) / "model.safetensors").write_bytes(b"half a file")
+    broken = start(root, *SETTINGS, "--num-steps", "2")
+    _, errors = broken.communicate(timeout=120)
+    assert broken.returncode == 1
+    assert errors.rstrip().splitlines()[-1].startswith("ludic: trainer died 3 times soon after its start: ")
+    assert "not a model that transformers can load" in errors
+
+
+def test_an_unknown_name_is_found_before_anything_starts(root: Root) -> None:
+    refused = start(root, *SETTINGS, "--num-steps", "2", "--advantage", "rlo")
+    _, errors = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert errors.startswith("ludic: advantages has no 'rlo'; did you mean rloo?")
+    assert newest_attempt_id(root) == 0

@@ -1,0 +1,59 @@
+"""`ludic train --ranks 2` on a root that holds its rollouts already: the same run as on one rank."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from tiny_runs import create_root, fill, final_weights, ledger, make_model, query, train_config
+
+from ludic.cli.train import train_args
+from ludic.store import Root
+from ludic.training.checkpoint import complete_checkpoints
+
+pytestmark = pytest.mark.slow
+
+# Rollouts of tokens drawn at random and a learning rate at which weights move by some 4e-3 in four steps.
+CONFIG = train_config(num_steps=4, micro_token_budget=100, max_seq_len=30)
+
+
+def run(root: Root, *args: str) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-m", *args], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout == f"trained to step 4 of 4 in {root.url}\n"
+
+
+@pytest.fixture
+def roots(tmp_path) -> list[Root]:
+    """Two runs with the same rollouts, of 9 to 40 tokens, some of them masked, some dropped."""
+    model = make_model(tmp_path / "model")
+    found = [create_root(str(tmp_path / name), model, groups_per_batch=3) for name in ("one", "two")]
+    for root in found:
+        for seed, (length, num_turns) in enumerate([(1, 1), (32, 3), (20, 2), (7, 1)]):
+            fill(root, num_files=1, seed=seed, worker_id=f"w{seed}-test", response_length=length, num_turns=num_turns)
+        fill(root, num_files=1, seed=9, worker_id="w9-test", rewards=[[0.5, None, 1.0, 0.0]], num_groups=1)
+    return found
+
+
+def test_two_ranks_write_the_ledger_losses_and_weights_of_one(roots):
+    one, two = roots
+    run(one, *train_args(one.url, CONFIG, ranks=1))
+    # As a user types it: one process, which starts the ranks.
+    single = train_args(two.url, CONFIG, ranks=1)
+    run(two, *single[:-1], "2")
+    assert complete_checkpoints(two)[-1].num_ranks == 2
+    assert ledger(two) == ledger(one)
+    assert len(ledger(one)) == 4 * 3 * 4
+
+    columns = "step, num_tokens, num_seq_len_truncated, loss, entropy, sampler_kl, grad_norm"
+    of_one, of_two = (query(root, f"select {columns} from metrics order by step") for root in roots)  # noqa: S608
+    assert [row[:3] for row in of_two] == [row[:3] for row in of_one]
+    np.testing.assert_allclose([row[3:] for row in of_two], [row[3:] for row in of_one], rtol=1e-4, atol=1e-7)
+
+    before, expected = load_file(f"{one.run.model}/model.safetensors"), final_weights(one)
+    for name, tensor in final_weights(two).items():
+        np.testing.assert_allclose(tensor, expected[name], rtol=0, atol=1e-5, err_msg=name)
+    assert max(np.abs(expected[name] - before[name]).max() for name in expected) > 1e-3

@@ -1,0 +1,114 @@
+"""Each script is run as its user would, in its own process, with warnings as errors; its root is then asked in SQL."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+import ludic
+from ludic.environments.moar_cats import WORDS
+from ludic.inference.tiny import make_tiny_model
+
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("models") / "tiny")
+    make_tiny_model(folder, WORDS)
+    return folder
+
+
+def run_pipeline(name: str, **options: object) -> str:
+    """What it printed; its own errors and warnings are shown when it fails."""
+    flags = [
+        part for option, value in options.items() for part in (f"--{option.replace('_', '-')}", *str(value).split())
+    ]
+    done = subprocess.run(
+        [sys.executable, "-W", "error", REPOSITORY / "pipelines" / name, *flags],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ask(root: Path, query: str) -> list[tuple]:
+    return ludic.connect(str(root)).execute(query).fetchall()
+
+
+def test_minimal_learns_moar_cats(tmp_path: Path):
+    printed = run_pipeline("minimal.py", root=tmp_path / "run", model=tmp_path / "model", num_steps=30)
+    rewards = [
+        reward
+        for _, reward in ask(
+            tmp_path / "run", "select step, avg(episode_reward) from batches group by all order by all"
+        )
+    ]
+    assert len(rewards) == len(printed.splitlines()) == 30
+    assert fmean(rewards[-3:]) >= 5 * fmean(rewards[:3])
+
+
+def test_minimal_starts_over_on_its_own_root_as_a_new_attempt(tmp_path: Path, model: str):
+    for _ in range(2):
+        run_pipeline("minimal.py", root=tmp_path / "run", model=model, num_steps=2)
+    # Versions: 0 to 2 by the first attempt, 3 to 5 by the second; step 1 starts from the first of each.
+    assert ask(tmp_path / "run", "select distinct attempt_id, step, trainer_version from all_batches order by all") == [
+        (1, 1, 0),
+        (1, 2, 1),
+        (2, 1, 3),
+        (2, 2, 4),
+    ]
+    assert ask(tmp_path / "run", "select distinct attempt_id from batches") == [(2,)]
+
+
+def test_minimal_needs_no_folder(tmp_path: Path, model: str):
+    printed = run_pipeline("minimal.py", root="memory://minimal", model=model, num_steps=2)
+    assert [line.split()[:3:2] for line in printed.splitlines()] == [["step", "reward"]] * 2
+
+
+def test_what_collect_samples_train_uses_once(tmp_path: Path, model: str):
+    root = tmp_path / "run"
+    collect = {"root": root, "model": model, "env": "moar_cats addition", "group_size": 2, "groups_per_batch": 3}
+    for num_groups in (4, 5):
+        run_pipeline("collect.py", **collect, num_groups=num_groups, max_tokens=8)
+    # Groups 0 to 8 of the schedule take turns, beginning with moar_cats.
+    assert ask(
+        root,
+        "select env_name, count(*), min(policy_version), max(policy_version) from groups group by all order by all",
+    ) == [
+        ("addition", 4, 0, 0),
+        ("moar_cats", 5, 0, 0),
+    ]
+    assert ask(root, "select list(request_index order by request_index) from rollouts") == [(list(range(18)),)]
+
+    run_pipeline("train.py", root=root)
+    # 9 groups are enough for 3 steps of 3 groups of 2 episodes; publication 1 is version 0's weights again.
+    assert ask(
+        root, "select step, count(distinct rollout_id), max(lag) from batches where used group by all order by all"
+    ) == [
+        (1, 6, 1),
+        (2, 6, 2),
+        (3, 6, 3),
+    ]
+    assert ask(root, "select count(distinct rollout_id) from batches") == [(18,)]
+
+
+def test_async_rloo_trains_on_what_two_workers_sample(tmp_path: Path, model: str):
+    printed = run_pipeline("async_rloo.py", root=tmp_path / "run", model=model, num_steps=3)
+    assert [line.split()[:2] for line in printed.splitlines()] == [["step", "1"], ["step", "2"], ["step", "3"]]
+    # Slot 0 and slot 1, as their ids begin.
+    query = "select distinct worker_id[:3] from rollouts order by all"
+    assert ask(tmp_path / "run", query) == [("w0-",), ("w1-",)]
+    assert ask(tmp_path / "run", "select step, count(*) from batches where used group by all order by all") == [
+        (1, 64),
+        (2, 64),
+        (3, 64),
+    ]

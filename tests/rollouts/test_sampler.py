@@ -1,0 +1,186 @@
+"""From group numbers to groups: the same in every life of every worker."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from ludic.errors import ConfigError
+from ludic.inference.chat import load_tokenizer
+from ludic.inference.engine import Completion, Engine, GenerationRequest
+from ludic.inference.transformers_engine import TransformersEngine
+from ludic.interaction.single_step import Agent
+from ludic.records import RolloutGroup
+from ludic.rollouts.sampler import GroupSampler
+from ludic.schema import validate
+from ludic.store import RunConfig
+
+MakeSampler = Callable[..., GroupSampler]
+
+
+@pytest.fixture(scope="module")
+def agent(folder: str) -> Agent:
+    engine = TransformersEngine(folder, device="cpu")
+    return Agent(engine=engine, tokenizer=load_tokenizer(folder), model=folder)
+
+
+@pytest.fixture
+def make_sampler(agent: Agent, run_config: Callable[..., RunConfig]) -> MakeSampler:
+    return lambda **options: GroupSampler.of_run(run_config(**options), agent)
+
+
+def sample(sampler: GroupSampler, *numbers: int) -> tuple[RolloutGroup, ...]:
+    batch = sampler.sample(numbers, "w0-test")
+    validate(batch)
+    return batch.groups
+
+
+def envs_of(groups: Sequence[RolloutGroup]) -> list[str]:
+    return [group.rollouts[0].env_name for group in groups]
+
+
+def tokens_of(group: RolloutGroup) -> list[list[int]]:
+    return [[*rollout.prompt_tokens.tolist(), *rollout.response_tokens.tolist()] for rollout in group.rollouts]
+
+
+def test_environments_are_served_in_turn(make_sampler: MakeSampler) -> None:
+    groups = sample(make_sampler(env=("addition", "opposites")), *range(4))
+    assert envs_of(groups) == ["addition", "opposites", "addition", "opposites"]
+
+
+def test_each_environment_goes_through_its_examples_one_by_one(make_sampler: MakeSampler) -> None:
+    sampler = make_sampler(env=("addition", "opposites"))
+    addition = sampler.environments["addition"]()
+    expected = [addition.example(index, "train").example_id for index in range(4)]
+    groups = sample(sampler, *range(8))
+    assert [group.rollouts[0].env_example_id for group in groups[::2]] == expected
+
+
+def test_an_environment_named_twice_gets_twice_as_many_groups_and_still_one_example_each(
+    make_sampler: MakeSampler,
+) -> None:
+    sampler = make_sampler(env=("addition", "opposites", "addition"))
+    addition = sampler.environments["addition"]()
+    groups = sample(sampler, *range(6))
+    assert envs_of(groups) == ["addition", "opposites", "addition"] * 2
+    examples = [groups[number].rollouts[0].env_example_id for number in (0, 2, 3, 5)]
+    assert examples == [addition.example(index, "train").example_id for index in range(4)]
+
+
+@dataclass
+class Counting:
+    """An engine that counts what it is asked for."""
+
+    engine: Engine
+    num_requests: list[int] = field(default_factory=list)
+
+    @property
+    def policy_version(self) -> int:
+        return self.engine.policy_version
+
+    @property
+    def max_length(self) -> int:
+        return self.engine.max_length
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
+        self.num_requests.append(len(requests))
+        return self.engine.generate(requests)
+
+
+def test_the_engine_is_called_once_an_environment_and_samples_nothing_twice(
+    agent: Agent, run_config: Callable[..., RunConfig]
+) -> None:
+    engine = Counting(agent.engine)
+    run = run_config(env=("addition", "opposites", "addition"), group_size=2)
+    sample(GroupSampler.of_run(run, replace(agent, engine=engine)), *range(6))
+    # Four groups of addition and two of opposites.
+    assert engine.num_requests == [8, 4]
+
+
+def test_groups_come_in_the_order_of_their_numbers(make_sampler: MakeSampler) -> None:
+    groups = sample(make_sampler(env=("addition", "opposites"), group_size=3), 7, 2, 5)
+    assert [[rollout.request_index for rollout in group.rollouts] for group in groups] == [
+        [21, 22, 23],
+        [6, 7, 8],
+        [15, 16, 17],
+    ]
+
+
+def test_a_group_is_one_example_sampled_with_as_many_seeds(make_sampler: MakeSampler) -> None:
+    (group,) = sample(make_sampler(group_size=4), 3)
+    assert {rollout.env_example_id for rollout in group.rollouts} == {group.rollouts[0].env_example_id}
+    assert len({tuple(rollout.prompt_tokens.tolist()) for rollout in group.rollouts}) == 1
+    assert len({rollout.seed for rollout in group.rollouts}) == 4
+    assert len({tuple(tokens) for tokens in tokens_of(group)}) == 4
+    assert [rollout.group_index for rollout in group.rollouts] == [0, 1, 2, 3]
+
+
+def test_a_groups_key_names_environment_and_example(make_sampler: MakeSampler) -> None:
+    sampler = make_sampler()
+    (group,) = sample(sampler, 0)
+    assert group.key == f"addition/{sampler.environments['addition']().example(0, 'train').example_id}"
+
+
+def test_a_group_number_means_the_same_tokens_in_every_life_and_in_any_company(make_sampler: MakeSampler) -> None:
+    one_life, another = make_sampler(), make_sampler()
+    together = sample(one_life, 4, 5, 6)
+    (alone,) = sample(another, 5)
+    assert tokens_of(together[1]) == tokens_of(alone)
+    for first, second in zip(together[1].rollouts, alone.rollouts, strict=True):
+        assert first.response_logprobs == pytest.approx(second.response_logprobs, abs=1e-5)
+
+
+def test_lives_never_share_ids(make_sampler: MakeSampler) -> None:
+    (one,), (another,) = sample(make_sampler(), 5), sample(make_sampler(), 5)
+    assert one.rollouts[0].group_id != another.rollouts[0].group_id
+    assert one.rollouts[0].rollout_id != another.rollouts[0].rollout_id
+
+
+def test_another_seed_of_the_run_gives_other_examples_and_other_answers(make_sampler: MakeSampler) -> None:
+    (one,), (other,) = sample(make_sampler(), 0), sample(make_sampler(seed=1), 0)
+    assert one.key != other.key
+    assert {rollout.seed for rollout in one.rollouts}.isdisjoint(rollout.seed for rollout in other.rollouts)
+
+
+def test_the_runs_sampling_parameters_are_used_and_stored(make_sampler: MakeSampler) -> None:
+    (group,) = sample(make_sampler(temperature=0.5, top_p=0.9, top_k=1, max_tokens=3), 0)
+    first, second = group.rollouts
+    assert (first.temperature, first.top_p, first.top_k, first.max_tokens) == (0.5, 0.9, 1, 3)
+    # With one token to choose from, both are sure of it.
+    assert tokens_of(group)[0] == tokens_of(group)[1]
+    assert np.array_equal(second.response_logprobs, np.zeros(second.response_length))
+
+
+def test_whether_incomplete_answers_are_accepted_is_up_to_the_run(make_sampler: MakeSampler) -> None:
+    (refused,) = sample(make_sampler(max_tokens=1), 0)
+    (accepted,) = sample(make_sampler(max_tokens=1, accept_incomplete=True), 0)
+    assert [rollout.parse_error for rollout in refused.rollouts] == [True, True]
+    assert [rollout.parse_error for rollout in accepted.rollouts] == [False, False]
+
+
+def test_environment_options_reach_the_environment_that_they_name(make_sampler: MakeSampler) -> None:
+    sampler = make_sampler(env=("addition", "opposites"), env_options={"addition": {"max_digits": 1}})
+    operands = [
+        int(text) for group in sample(sampler, 0, 2, 4, 6) for text in group.key.removeprefix("addition/").split("+")
+    ]
+    assert all(0 <= operand <= 9 for operand in operands)
+
+
+def test_evaluation_samples_held_out_examples_and_says_so(make_sampler: MakeSampler) -> None:
+    sampler = make_sampler()
+    heldout = sampler.sample(range(30), "w0-test", split="heldout").groups
+    train = {sampler.request(number).example.example_id for number in range(200)}
+    assert train.isdisjoint(rollout.env_example_id for group in heldout for rollout in group.rollouts)
+    assert {rollout.purpose for group in heldout for rollout in group.rollouts} == {"eval"}
+
+
+def test_numbers_of_a_slot_far_beyond_the_run_are_sampled_like_any_other(make_sampler: MakeSampler) -> None:
+    number = 2**52
+    (group,) = sample(make_sampler(env=("addition", "opposites")), number)
+    assert [rollout.request_index for rollout in group.rollouts] == [2 * number, 2 * number + 1]
+
+
+def test_an_unknown_environment_is_an_error_before_anything_is_sampled(make_sampler: MakeSampler) -> None:
+    with pytest.raises(ConfigError, match="did you mean addition"):
+        make_sampler(env=("adition",))

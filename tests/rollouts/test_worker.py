@@ -1,0 +1,347 @@
+"""The worker follows the policies, keeps to its quota, and loses nothing; all in one process."""
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from tiny_models import committed_rows, forward_logprobs, publish
+
+from ludic.errors import ConfigError, StoreError
+from ludic.rollouts.worker import WorkerConfig
+from ludic.store import LatestPolicy, MetricsTail, Root, RunConfig, fetch_policy, list_files, point_latest
+
+WaitUntil = Callable[[Callable[[], bool]], None]
+Working = Callable[..., AbstractContextManager[WaitUntil]]
+Work = Callable[..., int]
+
+LARGE = 10**6
+"""A quota that no test fills."""
+TOKENS = ("prompt_tokens", "response_tokens", "response_logprobs", "policy_version")
+
+
+def groups_by_version(root: Root) -> Counter[int]:
+    groups = {row["group_id"]: row["policy_version"] for row in committed_rows(root, "group_id", "policy_version")}
+    return Counter(groups.values())
+
+
+def group_numbers(root: Root) -> list[int]:
+    """In order; a group that is there twice is listed twice."""
+    rows = committed_rows(root, "group_id", "group_size")
+    return sorted({row["group_id"]: row["request_index"] // row["group_size"] for row in rows}.values())
+
+
+def has(root: Root, **groups: int) -> Callable[[], bool]:
+    """Whether so many groups of each version are there: has(root, v0=3)."""
+    return lambda: all(groups_by_version(root)[int(name[1:])] >= count for name, count in groups.items())
+
+
+# --- Versions --------------------------------------------------------------------------------------------
+
+
+def test_the_worker_follows_latest_and_samples_with_the_weights_that_it_says(
+    root: Root, working: Working, folder: str, other_folder: str, tmp_path: Path
+) -> None:
+    with working(root) as wait_until:
+        publish(root, folder, groups_per_worker=3)
+        wait_until(has(root, v0=3))
+        publish(root, other_folder, groups_per_worker=2)
+        wait_until(has(root, v1=2))
+    assert groups_by_version(root) == {0: 3, 1: 2}
+    assert group_numbers(root) == [0, 1, 2, 3, 4]
+    for row in committed_rows(root, *TOKENS):
+        weights = fetch_policy(root, row["policy_version"], tmp_path)
+        expected = forward_logprobs(weights, row["prompt_tokens"], row["response_tokens"])
+        assert row["response_logprobs"] == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("groups_per_call", [1, 2, 8])
+def test_the_worker_stays_on_its_quota_until_that_is_raised(
+    root: Root, working: Working, folder: str, groups_per_call: int
+) -> None:
+    publish(root, folder, groups_per_worker=3)
+    with working(root, groups_per_call=groups_per_call) as wait_until:
+        wait_until(has(root, v0=3))
+        point_latest(root, LatestPolicy(version=0, groups_per_worker=5))
+        wait_until(has(root, v0=5))
+        publish(root, folder, groups_per_worker=1)
+        wait_until(has(root, v1=1))
+    assert groups_by_version(root) == {0: 5, 1: 1}
+
+
+def test_without_a_quota_the_worker_goes_on(root: Root, working: Working, folder: str) -> None:
+    publish(root, folder, groups_per_worker=1)
+    with working(root, follow_quota=False, groups_per_call=2) as wait_until:
+        wait_until(has(root, v0=9))
+
+
+def test_a_worker_that_starts_before_the_first_policy_can_be_stopped(root: Root, working: Working) -> None:
+    with working(root):
+        pass
+    assert list_files(root) == []
+
+
+def test_the_worker_never_goes_back_to_a_lower_version(
+    root: Root, working: Working, folder: str, other_folder: str
+) -> None:
+    publish(root, folder, groups_per_worker=0)
+    publish(root, other_folder, groups_per_worker=2)
+    with working(root) as wait_until:
+        wait_until(has(root, v1=2))
+        # A trainer that was replaced may still write this.
+        point_latest(root, LatestPolicy(version=0, groups_per_worker=4))
+        wait_until(has(root, v1=4))
+    assert groups_by_version(root) == {1: 4}
+
+
+# --- Policies that can't be loaded -----------------------------------------------------------------------
+
+
+def break_weights(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def break_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": ')
+
+
+@pytest.mark.parametrize("damage", [None, break_weights, remove_weights, break_config])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_policy_that_cannot_be_loaded_is_survived_and_the_next_one_taken(
+    root: Root,
+    working: Working,
+    folder: str,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None] | None,
+    is_first: bool,
+) -> None:
+    if not is_first:
+        publish(root, folder, groups_per_worker=2)
+    bad = 0 if is_first else 1
+    with working(root) as wait_until:
+        if not is_first:
+            wait_until(has(root, v0=2))
+        if damage is not None:
+            source = Path(root.at("damaged"))
+            shutil.copytree(folder, source)
+            damage(source)
+            publish(root, str(source), groups_per_worker=2)
+        else:
+            # LATEST names what never came.
+            root.put_if_absent(f"policies/version={bad}/policy.json", b"{}")
+            point_latest(root, LatestPolicy(version=bad, groups_per_worker=2))
+        wait_until(lambda: f"policies/version={bad}" in caplog.text)
+        publish(root, folder, groups_per_worker=2)
+        wait_until(lambda: groups_by_version(root)[bad + 1] == 2)
+    assert set(groups_by_version(root)) == ({1} if is_first else {0, 2})
+
+
+def test_a_policy_that_becomes_whole_after_all_is_taken(
+    root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(root, folder, groups_per_worker=2)
+    weights = Path(root.at("policies/version=0/model.safetensors"))
+    data = weights.read_bytes()
+    weights.write_bytes(data[:500])
+    with working(root) as wait_until:
+        wait_until(lambda: "policy not loaded" in caplog.text)
+        weights.write_bytes(data)
+        wait_until(has(root, v0=2))
+
+
+# --- Ends and lives --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("groups_per_call", [2, 8])
+def test_the_worker_stops_after_num_groups(root: Root, work: Work, folder: str, groups_per_call: int) -> None:
+    publish(root, folder, groups_per_worker=LARGE)
+    assert work(root, num_groups=5, groups_per_call=groups_per_call) == 5
+    assert group_numbers(root) == [0, 1, 2, 3, 4]
+
+
+def test_all_that_was_sampled_is_committed_when_the_worker_is_stopped(
+    root: Root, working: Working, folder: str
+) -> None:
+    publish(root, folder, groups_per_worker=LARGE)
+    with working(root, groups_per_call=2) as wait_until:
+        wait_until(has(root, v0=6))
+    sampled = sum(row["num_groups"] for row in MetricsTail(root).poll())
+    assert sampled == len(group_numbers(root)) >= 6
+
+
+def lose_file(file: Path) -> None:
+    file.unlink()
+
+
+def lose_end_of_file(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+@pytest.mark.parametrize("lose", [lose_file, lose_end_of_file])
+def test_the_next_life_makes_first_what_was_never_committed_and_nothing_twice(
+    root: Root, work: Work, folder: str, lose: Callable[[Path], None]
+) -> None:
+    publish(root, folder, groups_per_worker=LARGE)
+    work(root, num_groups=6, groups_per_call=2)
+    before = committed_rows(root, *TOKENS)
+    second_file = Path(root.at(list_files(root)[1].name))
+    lose(second_file)
+    work(root, num_groups=2, groups_per_call=2)
+    if second_file.exists():
+        second_file.unlink()
+    # Files 0, 1 and 2 held the groups 0 and 1, 2 and 3, 4 and 5. The same weights give the same tokens.
+    after = committed_rows(root, *TOKENS)
+    assert [row["response_tokens"] for row in after] == [row["response_tokens"] for row in before]
+    work(root, num_groups=3, groups_per_call=2)
+    assert group_numbers(root) == list(range(9))
+
+
+def test_what_earlier_lives_committed_counts_towards_the_quota(root: Root, working: Working, folder: str) -> None:
+    publish(root, folder, groups_per_worker=4)
+    with working(root) as wait_until:
+        wait_until(has(root, v0=4))
+    with working(root) as wait_until:
+        publish(root, folder, groups_per_worker=1)
+        wait_until(has(root, v1=1))
+    assert groups_by_version(root) == {0: 4, 1: 1}
+
+
+def test_workers_in_the_runs_slots_share_its_schedule_and_others_have_numbers_of_their_own(
+    tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str
+) -> None:
+    root = Root.create(str(tmp_path), run_config(num_workers=2))
+    publish(root, folder, groups_per_worker=LARGE)
+    work(root, slot=0, num_groups=3)
+    work(root, slot=1, num_groups=3)
+    assert group_numbers(root) == [0, 1, 2, 3, 4, 5]
+    work(root, slot=None, num_groups=2)
+    work(root, slot=None, num_groups=2)
+    assert group_numbers(root)[:6] == [0, 1, 2, 3, 4, 5]
+    assert len(set(group_numbers(root))) == 10
+
+
+# --- What goes wrong outside -----------------------------------------------------------------------------
+
+FAILING_ENVIRONMENT = '''
+from ludic.environments.environment import Example, Score
+from ludic.records import Message
+
+
+class EveryOther:
+    """Scores the questions with an even number and fails at the others."""
+
+    def example(self, index, split):
+        return Example(example_id=str(index), messages=(Message(role="user", content="what is 2"),))
+
+    def score(self, example, answer):
+        if int(example.example_id) % 2:
+            raise ConnectionError("the judge is away")
+        return Score(reward=1.0)
+'''
+
+
+def test_an_environment_that_fails_is_stored_with_its_error_and_stops_nobody(
+    tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str
+) -> None:
+    file = tmp_path / "every_other.py"
+    file.write_text(FAILING_ENVIRONMENT)
+    root = Root.create(str(tmp_path / "run"), run_config(env=(f"{file}:EveryOther",), accept_incomplete=True))
+    publish(root, folder, groups_per_worker=LARGE)
+    work(root, num_groups=4)
+    rows = committed_rows(root, "env_example_id", "episode_reward", "error")
+    outcomes = {(row["env_example_id"], row["episode_reward"], row["error"]) for row in rows}
+    fault = "ConnectionError: the judge is away"
+    assert outcomes == {("0", 1.0, None), ("1", None, fault), ("2", 1.0, None), ("3", None, fault)}
+
+
+class Unsteady(MemoryFileSystem):
+    """memory:// that fails at some of its writes below rollouts/."""
+
+    def __init__(self, fails: Iterator[bool]) -> None:
+        super().__init__()
+        self.fails = fails
+        self.num_failures = 0
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        if "/rollouts/" in path and next(self.fails, False):
+            self.num_failures += 1
+            raise OSError("503 Slow Down")
+        super().pipe_file(path, value, mode=mode, **options)
+
+
+def memory_root(run: RunConfig) -> Root:
+    return Root.create(f"memory://{uuid4().hex}", run)
+
+
+def unsteady(root: Root, fails: Sequence[bool]) -> Root:
+    # Not cached by fsspec, which would hand out the same one to every test.
+    return replace(root, fs=Unsteady(iter(fails), skip_instance_cache=True))
+
+
+def test_the_worker_runs_on_a_root_in_memory(run_config: Callable[..., RunConfig], work: Work, folder: str) -> None:
+    root = memory_root(run_config())
+    publish(root, folder, groups_per_worker=LARGE)
+    assert work(root, num_groups=5, groups_per_call=2) == 5
+    assert group_numbers(root) == [0, 1, 2, 3, 4]
+
+
+def test_a_filesystem_that_fails_now_and_then_costs_no_group(
+    run_config: Callable[..., RunConfig], work: Work, folder: str
+) -> None:
+    root = memory_root(run_config())
+    publish(root, folder, groups_per_worker=LARGE)
+    flaky = unsteady(root, [True, False, True, True, False] * 4)
+    assert work(flaky, num_groups=8, groups_per_call=1) == 8
+    assert flaky.fs.num_failures > 0
+    assert group_numbers(root) == list(range(8))
+
+
+def test_a_filesystem_that_fails_for_good_is_an_error_once_the_worker_is_stopped(
+    run_config: Callable[..., RunConfig], working: Working, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = memory_root(run_config())
+    publish(root, folder, groups_per_worker=LARGE)
+    with pytest.raises(StoreError, match="503 Slow Down"):
+        with working(unsteady(root, [True] * LARGE), groups_per_call=1) as wait_until:
+            wait_until(lambda: "trying again" in caplog.text)
+
+
+# --- Metrics and settings --------------------------------------------------------------------------------
+
+
+def test_each_call_of_the_engine_logs_a_row_an_environment(
+    tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str
+) -> None:
+    root = Root.create(str(tmp_path), run_config(env=("addition", "opposites")))
+    publish(root, folder, groups_per_worker=LARGE)
+    work(root, num_groups=6, groups_per_call=3)
+    # Groups 0, 1, 2 are addition, opposites, addition; 3, 4, 5 the other way round.
+    metrics = MetricsTail(root).poll()
+    counts = Counter((row["env_name"], row["num_groups"], row["num_rollouts"]) for row in metrics)
+    assert counts == {(env, n, 2 * n): 1 for env in ("addition", "opposites") for n in (1, 2)}
+    rows = committed_rows(root, "episode_reward", "response_length", "env_name")
+    for env_name in ("addition", "opposites"):
+        logged = [row for row in metrics if row["env_name"] == env_name]
+        stored = [row for row in rows if row["env_name"] == env_name]
+        assert sum(row["num_tokens"] for row in logged) == sum(row["response_length"] for row in stored)
+        rewards = sum(row["reward_mean"] * row["num_rollouts"] for row in logged) / 6
+        assert rewards == pytest.approx(fmean(row["episode_reward"] for row in stored))
+    assert {(row["kind"], row["policy_version"]) for row in metrics} == {("worker", 0)}
+
+
+@pytest.mark.parametrize("name", ["groups_per_call", "num_groups"])
+def test_settings_out_of_range_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is 0, wanted at least 1"):
+        WorkerConfig(**{name: 0})

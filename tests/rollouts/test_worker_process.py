@@ -1,0 +1,116 @@
+"""`python -m ludic worker` as a process of its own, stopped politely and not."""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tiny_models import committed_rows, forward_logprobs, publish
+
+from ludic.cli.process import SUPERVISED
+from ludic.store import MetricsTail, Root, RunConfig, list_files
+
+pytestmark = pytest.mark.slow
+
+Worker = subprocess.Popen
+
+
+@contextmanager
+def worker_process(root: Root, *options: str, **environment: str) -> Iterator[Worker]:
+    """A worker in slot 0, killed at the end if it still runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ludic", "worker", root.url, "--slot", "0", "--device", "cpu", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def wait_until(process: Worker, holds: Callable[[], bool]) -> None:
+    while not holds():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+
+
+def group_numbers(root: Root) -> list[int]:
+    """Of every group in the store, in order; a group that is there twice is listed twice."""
+    rows = committed_rows(root, "group_id", "group_size")
+    return sorted({row["group_id"]: row["request_index"] // row["group_size"] for row in rows}.values())
+
+
+def stop(process: Worker) -> int:
+    """Ask it to stop; returns how many groups it says to have committed."""
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return int(re.match(r"(\d+) groups committed to ", output)[1])
+
+
+@pytest.fixture
+def root(tmp_path: Path, run_config: Callable[..., RunConfig], folder: str) -> Root:
+    """Two environments, so that each call of the engine makes two files."""
+    root = Root.create(str(tmp_path / "run"), run_config(env=("addition", "opposites")))
+    publish(root, folder, groups_per_worker=10**6)
+    return root
+
+
+def test_on_sigterm_all_that_was_sampled_is_committed(root: Root, folder: str) -> None:
+    with worker_process(root) as process:
+        wait_until(process, lambda: len(group_numbers(root)) >= 16)
+        said = stop(process)
+    numbers = group_numbers(root)
+    assert numbers == list(range(said))
+    assert said == sum(row["num_groups"] for row in MetricsTail(root).poll())
+    for row in committed_rows(root, "prompt_tokens", "response_tokens", "response_logprobs")[:8]:
+        expected = forward_logprobs(folder, row["prompt_tokens"], row["response_tokens"])
+        assert row["response_logprobs"] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_supervised_worker_stops_when_the_process_that_started_it_is_gone(root: Root) -> None:
+    with worker_process(root, **{SUPERVISED: "1"}) as process:
+        wait_until(process, lambda: len(group_numbers(root)) >= 8)
+        process.stdin.close()
+        assert process.wait() == 0, process.stderr.read()
+        said = int(process.stdout.read().split()[0])
+    assert group_numbers(root) == list(range(said))
+
+
+def test_a_worker_on_a_folder_without_a_run_says_so_in_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ludic", "worker", str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` starts one\n"
+
+
+def test_workers_killed_at_random_moments_lose_nothing_that_they_had_committed_and_repeat_nothing(root: Root) -> None:
+    chance = random.Random(0)
+    for life in range(8):
+        num_files = len(list_files(root))
+        with worker_process(root, "--groups-per-call", "4") as process:
+            # Every fourth life is killed while it starts, the others among their commits.
+            if life % 4:
+                wait_until(process, lambda before=num_files: len(list_files(root)) > before)
+            time.sleep(chance.uniform(0, 0.5))
+            process.send_signal(signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+        # committed_rows reads every file whole: none is broken.
+        numbers = group_numbers(root)
+        assert len(set(numbers)) == len(numbers)
+    gaps = set(range(max(numbers) + 1)) - set(numbers)
+    with worker_process(root, "--num-groups", str(len(gaps) + 1)) as process:
+        assert process.wait() == 0, process.stderr.read()
+    assert group_numbers(root) == list(range(max(numbers) + 2))

@@ -1,0 +1,257 @@
+"""What the views and the scan say about the files of a root."""
+
+import json
+import sys
+from subprocess import run
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import ludic
+from ludic.errors import MissingRootError
+from ludic.schema import arrow_schema
+from ludic.sql import run_query
+from ludic.store.attempts import start_attempt
+from ludic.store.files import encode, encode_plain
+from ludic.store.ledger import ledger_name
+from ludic.store.root import Root
+from ludic.store.run import RunConfig
+
+VIEWS = (
+    "rollouts",
+    "groups",
+    "steps",
+    "evals",
+    "batches",
+    "all_batches",
+    "attempts",
+    "attempt_chain",
+    "policies",
+    "metrics",
+)
+
+
+def put_steps(root: Root, attempt_id: int, steps: range) -> None:
+    """A ledger of one row for each step."""
+    for step in steps:
+        row = {
+            "attempt_id": attempt_id,
+            "step": step,
+            "batch_index": 0,
+            "rollout_id": f"rollout-{attempt_id}-{step}",
+            "group_id": f"group-{attempt_id}-{step}",
+            "env_name": "moar_cats",
+            "policy_version": step,
+            "trainer_version": step,
+            "lag": 0,
+            "file": "file",
+            "row_group": 0,
+            "row": 0,
+            "prompt_length": 1,
+            "response_length": 1,
+            "advantage": 1.0,
+            "weight": 1.0,
+            "used": True,
+        }
+        table = pa.Table.from_pylist([row], schema=arrow_schema("batches"))
+        assert root.put_if_absent(ledger_name(attempt_id, step), encode_plain(table))
+
+
+def steps_of(root: Root, sql: str) -> list[tuple]:
+    return ludic.connect(root).sql(sql).fetchall()
+
+
+def test_a_missing_root_is_explained(tmp_path):
+    for read in (ludic.connect, ludic.scan):
+        with pytest.raises(MissingRootError, match="holds no run"):
+            read(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_an_empty_root_has_every_view_without_rows(root: Root, view: str):
+    relation = ludic.connect(root.url).sql(f"from {view}")
+    assert relation.fetchall() == []
+
+
+def test_views_of_an_empty_root_have_the_types_of_a_full_one(root: Root, store, rows):
+    con = ludic.connect(root)
+    empty = {view: con.sql(f"from {view}").types for view in VIEWS}
+    assert (
+        run_query(con, "select * exclude (version, env) from rollouts").schema.names == arrow_schema("rollouts").names
+    )
+    store(rows([[1.0]]))
+    put_steps(root, 1, range(1, 2))
+    start_attempt(root)
+    root.put(
+        "policies/version=1/policy.json", json.dumps({"version": 1, "created_at": "2026-01-01T00:00:00Z"}).encode()
+    )
+    assert {view: con.sql(f"from {view}").types for view in VIEWS} == empty
+    assert con.sql("select version, step from policies").fetchall() == [(1, None)]
+
+
+def test_rollouts_come_back_as_written_with_their_partition(root: Root, store, rows):
+    table = rows([[1.0, None, 0.5]], policy_version=12, env_name="reasoning_gym/leg counting")
+    store(table)
+    found = run_query(ludic.connect(root), "from rollouts order by group_index")
+    names = table.schema.names
+    assert found.select(names).to_pylist() == table.to_pylist()
+    assert found.select(["version", "env"]).to_pylist() == [{"version": 12, "env": "reasoning_gym/leg counting"}] * 3
+
+
+def test_queries_see_files_written_after_connecting(root: Root, store, rows):
+    con = ludic.connect(root)
+    counts = []
+    for sequence in range(3):
+        counts.append(con.sql("select count(*) from rollouts").fetchall()[0][0])
+        store(rows([[1.0, 0.0]], sequence=sequence, seed=sequence))
+    assert counts == [0, 2, 4]
+
+
+def test_a_filter_on_version_reads_no_other_version(root: Root, store, rows):
+    store(rows([[1.0, 0.0]], policy_version=1))
+    root.put("rollouts/version=2/env=moar_cats/worker-0.parquet", b"no Parquet at all")
+    con = ludic.connect(root)
+    for view, num_rows in {"rollouts": 2, "groups": 1, "steps": 4}.items():
+        assert con.table(view).filter("version = 1").count("*").fetchall() == [(num_rows,)]
+    assert ludic.scan(root).filter(pl.col("version") == 1).select("rollout_id").collect().height == 2
+
+
+def test_a_file_that_can_not_be_read_can_be_left_out(root: Root, store, rows):
+    store(rows([[1.0, 0.0]]))
+    name = "rollouts/version=0/env=moar_cats/broken-0.parquet"
+    root.put(name, b"no Parquet at all")
+    with pytest.raises(ludic.errors.QueryError, match=r"broken-0\.parquet"):
+        run_query(ludic.connect(root), "from rollouts")
+    assert run_query(ludic.connect(root, without=[name]), "from rollouts").num_rows == 2
+
+
+@pytest.mark.parametrize("folder", ["it's [1]", "a*b?", "version=7/env=x", "{a,b} é"])
+def test_folders_may_have_any_name(tmp_path, rows, folder: str):
+    for url in (f"{tmp_path}/{folder}", f"memory://{tmp_path}/{folder}"):
+        root = Root.create(url, RunConfig(model="tiny", env=("moar_cats",)))
+        root.put("rollouts/version=3/env=moar_cats/worker-0.parquet", encode(rows([[1.0, 0.0]], policy_version=3)))
+        assert ludic.connect(url).sql("select version, env, num_episodes from groups").fetchall() == [
+            (3, "moar_cats", 2)
+        ]
+        assert ludic.scan(url).select("version", "env").unique().collect().rows() == [(3, "moar_cats")]
+
+
+def test_columns_that_older_files_lack_are_null_and_newer_ones_are_left_out(root: Root, store, rows):
+    full = rows([[1.0]])
+    old = full.drop_columns(["truncation_reason", "environment_steps"]).append_column("future", pa.array([1]))
+    root.put("rollouts/version=0/env=moar_cats/a-0.parquet", encode(old))
+    store(full)
+    found = run_query(ludic.connect(root), "select finish_reason, truncation_reason, environment_steps from rollouts")
+    assert [row["environment_steps"] is None for row in found.to_pylist()] == [True, False]
+    assert found["finish_reason"].to_pylist() == ["stop", "stop"]
+    assert ludic.scan(root).select(pl.col("environment_steps").is_null()).collect().to_series().to_list() == [
+        True,
+        False,
+    ]
+
+
+def test_groups_count_episodes_once(root: Root, store, rows):
+    # three episodes of rewards 1, 0 and none; the first has two rows
+    table = rows(
+        [[1.0, 1.0, 0.0, None]],
+        episode_id=["a", "a", "b", "c"],
+        group_size=[3] * 4,
+        response_length=[10, 20, 30, 40],
+        truncated=[True, True, False, False],
+        parse_error=[False, False, True, False],
+    )
+    store(table)
+    found = run_query(ludic.connect(root), "from groups").to_pylist()[0]
+    assert {name: found[name] for name in ("num_rollouts", "num_episodes", "num_scored", "group_size")} == {
+        "num_rollouts": 4,
+        "num_episodes": 3,
+        "num_scored": 2,
+        "group_size": 3,
+    }
+    assert (found["reward_mean"], found["reward_min"], found["reward_max"]) == (0.5, 0.0, 1.0)
+    assert found["reward_std"] == pytest.approx(0.5**0.5)  # sqrt((.25 + .25) / 1)
+    assert found["response_length_mean"] == 25.0
+    assert (found["num_truncated"], found["num_parse_errors"], found["num_errors"]) == (2, 1, 1)
+    assert found["num_incomplete_completions"] == 0
+
+
+def test_steps_are_agent_and_environment_steps(root: Root, store, rows):
+    store(rows([[1.0]], num_turns=2))
+    con = ludic.connect(root)
+    query = 'select kind, step_index, turn, "start", "end", agent_steps, reward from steps order by kind, step_index'
+    # 16 tokens: a turn of 7, an observation of one, a turn of 8
+    assert con.sql(query).fetchall() == [
+        ("agent", 0, 0, 0, 7, None, None),
+        ("agent", 1, 1, 8, 16, None, None),
+        ("environment", 0, 0, None, None, [0], 0.0),
+        ("environment", 1, 1, None, None, [1], 1.0),
+    ]
+
+
+def test_evals_are_apart_from_rollouts(root: Root, rows):
+    root.put("evals/version=4/env=moar_cats/worker-0.parquet", encode(rows([[1.0, 0.0]], policy_version=4)))
+    con = ludic.connect(root)
+    assert con.sql("select version, count(*) from evals group by all").fetchall() == [(4, 2)]
+    assert con.sql("select count(*) from rollouts").fetchall() == [(0,)]
+
+
+def test_the_ledger_is_the_chain_of_parents_from_the_newest_attempt(root: Root):
+    start_attempt(root)
+    put_steps(root, 1, range(1, 11))
+    start_attempt(root, parent_attempt=1, parent_step=6)  # resumed from the checkpoint of step 6
+    put_steps(root, 2, range(7, 13))
+    start_attempt(root, parent_attempt=1, parent_step=4)  # a branch from an older one
+    put_steps(root, 3, range(5, 8))
+    assert steps_of(root, "select attempt_id, step from batches order by step") == [
+        *[(1, step) for step in (1, 2, 3, 4)],
+        *[(3, step) for step in (5, 6, 7)],
+    ]
+    start_attempt(root, parent_attempt=2, parent_step=9)  # attempt 2's checkpoint turns out to be the better one
+    put_steps(root, 4, range(10, 11))
+    assert steps_of(root, "select attempt_id, step from batches order by step") == [
+        *[(1, step) for step in (1, 2, 3, 4, 5, 6)],
+        *[(2, step) for step in (7, 8, 9)],
+        (4, 10),
+    ]
+    assert steps_of(root, "select attempt_id, first_step, last_step from attempt_chain order by attempt_id") == [
+        (1, 1, 6),
+        (2, 7, 9),
+        (4, 10, None),
+    ]
+
+
+def test_what_a_fenced_trainer_still_writes_is_superseded(root: Root):
+    start_attempt(root)
+    put_steps(root, 1, range(1, 4))
+    start_attempt(root, parent_attempt=1, parent_step=2)
+    con = ludic.connect(root)
+    put_steps(root, 2, range(3, 4))
+    put_steps(root, 1, range(4, 5))  # late, by the attempt that was fenced
+    assert con.sql("select attempt_id, step from batches order by step").fetchall() == [(1, 1), (1, 2), (2, 3)]
+    assert con.sql("select attempt_id, step from all_batches where superseded order by step").fetchall() == [
+        (1, 3),
+        (1, 4),
+    ]
+
+
+def test_a_scan_has_the_columns_of_the_view(root: Root, store, rows):
+    empty = ludic.scan(root)
+    assert empty.collect().height == 0
+    store(rows([[1.0, 0.0]], policy_version=5))
+    full = ludic.scan(root)
+    assert full.collect_schema() == empty.collect_schema()
+    assert full.collect_schema().names() == ludic.connect(root).sql("from rollouts").columns
+    assert full.select("version", pl.col("episode_reward").mean()).unique().collect().rows() == [(5, 0.5)]
+
+
+def test_importing_ludic_is_light():
+    code = "import sys, ludic; print(sorted({'duckdb', 'polars', 'pyarrow', 'torch', 'numpy'} & set(sys.modules)))"
+    assert run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_ludic_has_what_it_says():
+    for name in ludic.__all__:
+        assert getattr(ludic, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ludic.nothing  # noqa: B018

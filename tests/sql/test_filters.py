@@ -1,0 +1,63 @@
+"""Each filter, on rows that it drops and rows that it leaves."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from ludic.sql import load_filter, run_query
+from ludic.sql.connect import open_duckdb
+
+
+@pytest.fixture
+def dropped(rows):
+    """Places of the rows that a filter drops."""
+
+    def run(name: str, rewards: list[list[float | None]], params: dict[str, Any] | None = None, **columns: Any):
+        text = load_filter(name)
+        con = open_duckdb()
+        con.register("stored", rows(rewards, **columns))
+        con.execute("create table rollouts as select *, row_number() over () - 1 as place from stored")
+        query = f"select place, (\n{text.text}\n) as hit from rollouts order by place"  # noqa: S608
+        hits = run_query(con, query, text.bind(params or {})).to_pylist()
+        return [row["place"] for row in hits if row["hit"]]
+
+    return run
+
+
+def test_drop_errors_drops_what_failed_and_what_was_not_scored(dropped):
+    rewards = [[1.0, None, 0.0, 0.5]]
+    assert dropped("drop_errors", rewards, error=[None, None, "tool failed", None]) == [1, 2]
+
+
+def test_truncated_episodes_and_incomplete_completions_are_two_things(dropped):
+    flags = {
+        "truncated": [True, True, False, False],
+        "truncation_reason": ["max_steps", "env", None, None],
+        "incomplete_completion": [False, True, True, False],
+        "finish_reason": ["stop", "length", "length", "stop"],
+    }
+    assert dropped("drop_truncated", [[0.0] * 4], **flags) == [0, 1]
+    assert dropped("drop_incomplete_completions", [[0.0] * 4], **flags) == [1, 2]
+
+
+def test_drop_parse_errors(dropped):
+    assert dropped("drop_parse_errors", [[0.0] * 3], parse_error=[False, True, False]) == [1]
+
+
+def test_drop_zero_variance_groups_drops_groups_whole(dropped):
+    # the second group has one reward, the third one scored episode; what was not scored says nothing
+    assert dropped("drop_zero_variance_groups", [[1.0, 0.0], [0.5, 0.5], [1.0, None]]) == [2, 3, 4, 5]
+
+
+def test_max_off_policy_steps_leaves_the_limit_itself(dropped):
+    limits = {"max_off_policy_steps": 2, "trainer_version": 5}
+    assert dropped("max_off_policy_steps", [[0.0]], limits, policy_version=2) == [0]
+    assert dropped("max_off_policy_steps", [[0.0]], limits, policy_version=3) == []
+
+
+def test_max_age_counts_seconds_to_now(dropped):
+    times = [datetime(2026, 1, 1, 12, 0, second, tzinfo=UTC) for second in (0, 10, 11)]
+    now = datetime(2026, 1, 1, 12, 1, 10, tzinfo=UTC)
+    # ages 70, 60 and 59 s
+    assert dropped("max_age", [[0.0] * 3], {"max_age_s": 60, "now": now}, created_at=times) == [0]

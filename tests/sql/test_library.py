@@ -1,0 +1,145 @@
+"""Loading advantage and filter SQL, and what is said about files that can't work."""
+
+import pytest
+
+from ludic.errors import QueryError
+from ludic.sql import advantages, load_advantage, load_filter, required_columns, run_query
+from ludic.sql.connect import open_duckdb
+
+
+@pytest.fixture
+def con(rows):
+    con = open_duckdb()
+    con.register("rollouts", rows([[1.0, 0.0, 0.5]]))
+    return con
+
+
+@pytest.fixture
+def sql_file(tmp_path):
+    def write(text: str) -> str:
+        path = tmp_path / "mine.sql"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_an_unknown_name_is_answered_with_close_ones():
+    with pytest.raises(QueryError, match="advantages has no 'rlo'; did you mean rloo"):
+        load_advantage("rlo")
+    with pytest.raises(QueryError, match="filters has no 'drop_truncate'; did you mean drop_truncated"):
+        load_filter("drop_truncate")
+
+
+def test_a_missing_file_is_named():
+    with pytest.raises(QueryError, match=r"nowhere/mine\.sql: .*No such file"):
+        load_advantage("nowhere/mine.sql")
+
+
+def test_a_users_file_runs_like_a_packaged_one(con, sql_file):
+    path = sql_file(
+        "-- é; twice the reward\nselect rollout_id, 2 * episode_reward as advantage from rollouts; -- done;\n"
+    )
+    assert load_advantage(path).name == "mine"
+    assert advantages(con, path)["advantage"].to_pylist() == [2.0, 0.0, 1.0]
+
+
+def test_a_semicolon_in_a_string_is_no_end(con, sql_file):
+    path = sql_file("select rollout_id, length('a;b') as advantage from rollouts where 'x' <> ';'")
+    assert advantages(con, path)["advantage"].to_pylist() == [3.0, 3.0, 3.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("selec rollout_id from rollouts", "syntax error at or near"),
+        ("select 1; select 2", "holds SELECT, SELECT"),
+        ("drop table rollouts", "holds DROP"),
+        ("-- nothing", "holds nothing"),
+        ("select rollout_id, 1 as advantage from rollouts) union (select 1, 2", "syntax error at or near"),
+    ],
+)
+def test_what_is_not_one_select_is_refused_with_the_file_and_the_reason(sql_file, text: str, reason: str):
+    path = sql_file(text)
+    with pytest.raises(QueryError) as caught:
+        load_advantage(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert reason in str(caught.value)
+    assert "wanted one SELECT over rollouts" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_column_that_is_not_there_is_named_with_duckdbs_reason(con, sql_file):
+    path = sql_file("select rollout_id, rewrad as advantage from rollouts")
+    with pytest.raises(
+        QueryError, match=r'mine\.sql: Binder Error: Referenced column "rewrad" not found.*wanted one SELECT'
+    ):
+        advantages(con, path)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    ["rollout_id", "rollout_id, 1 as adv", "rollout_id, 'high' as advantage", "rollout_id, 1 as advantage, 2 as b"],
+)
+def test_other_columns_than_rollout_id_and_advantage_are_refused(con, sql_file, columns: str):
+    path = sql_file(f"select {columns} from rollouts")  # noqa: S608
+    with pytest.raises(QueryError, match=r"mine\.sql: returns rollout_id .*wanted one SELECT"):
+        advantages(con, path)
+
+
+def test_token_advantages_are_a_list_of_numbers(con, sql_file):
+    path = sql_file("select rollout_id, [episode_reward, 0] as token_advantages from rollouts")
+    assert advantages(con, path)["token_advantages"].to_pylist() == [[1.0, 0.0], [0.0, 0.0], [0.5, 0.0]]
+
+
+def test_parameters_are_bound_by_name_and_others_are_left_out(con, sql_file):
+    path = sql_file("select rollout_id, episode_reward * $scale as advantage from rollouts")
+    assert advantages(con, path, scale=3, other="x")["advantage"].to_pylist() == [3.0, 0.0, 1.5]
+
+
+def test_a_parameter_without_value_is_named(con, sql_file):
+    path = sql_file("select rollout_id, $scale * $shift as advantage from rollouts")
+    with pytest.raises(QueryError, match=r"mine\.sql: no value for \$shift; give it as a parameter"):
+        advantages(con, path, scale=3)
+
+
+def test_a_header_line_gives_a_parameter_its_default(con, sql_file):
+    path = sql_file("-- default: scale = 2\nselect rollout_id, episode_reward * $scale as advantage from rollouts")
+    assert advantages(con, path)["advantage"].to_pylist() == [2.0, 0.0, 1.0]
+    assert advantages(con, path, scale=4)["advantage"].to_pylist() == [4.0, 0.0, 2.0]
+
+
+def test_a_default_that_is_no_json_is_refused(sql_file):
+    with pytest.raises(QueryError, match="default of scale is 2x, wanted JSON"):
+        load_advantage(sql_file("-- default: scale = 2x\nselect rollout_id, $scale as advantage from rollouts"))
+
+
+@pytest.mark.parametrize(
+    "text", ["truncated) from rollouts; drop table rollouts; --", "truncated), (parse_error", "-- none"]
+)
+def test_a_filter_is_an_expression_and_nothing_else(sql_file, text: str):
+    with pytest.raises(QueryError, match=r"mine\.sql: .*wanted one predicate"):
+        load_filter(sql_file(text))
+
+
+def test_required_columns_are_those_named_outside_of_comments(sql_file):
+    path = sql_file(
+        "-- messages would be heavy\nselect rollout_id, len(Response_Tokens) - my_metadata as advantage from rollouts"
+    )
+    assert required_columns([load_advantage(path)]) == ["rollout_id", "response_tokens"]
+    assert required_columns([load_filter("drop_errors")]) == ["episode_reward", "error"]
+
+
+def test_run_query_gives_the_rows_or_one_line(con):
+    assert run_query(con, "select $a + 1 as b", {"a": 1}).to_pylist() == [{"b": 2}]
+    with pytest.raises(QueryError) as caught:
+        run_query(con, "select nothing\nfrom rollouts")
+    assert str(caught.value).startswith('Binder Error: Referenced column "nothing" not found')
+    assert "\n" not in str(caught.value)
+
+
+def test_a_python_variable_is_never_taken_for_a_table(con, rows):
+    hidden = rows([[1.0]])
+    assert hidden.num_rows == 1
+    with pytest.raises(QueryError, match="hidden does not exist"):
+        run_query(con, "from hidden")

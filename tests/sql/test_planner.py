@@ -1,0 +1,266 @@
+"""Which groups make a batch, which rows are dropped for which reason, and what waits."""
+
+from datetime import UTC, datetime
+from itertools import permutations
+
+import pyarrow as pa
+import pytest
+
+from ludic.errors import ConfigError, QueryError
+from ludic.schema import SCALAR_COLUMNS, arrow_schema
+from ludic.sql import BatchRules, Planner, advantages, connect
+from ludic.store.root import Root
+
+
+def plan(planner: Planner, *, step: int = 1, trainer_version: int = 0, **options) -> list[dict] | None:
+    ledger = planner.plan(step=step, attempt_id=3, trainer_version=trainer_version, **options)
+    return None if ledger is None else ledger.to_pylist()
+
+
+def used(ledger: list[dict], column: str) -> list:
+    return [row[column] for row in ledger if row["used"]]
+
+
+def dropped(ledger: list[dict], column: str) -> list:
+    return [row[column] for row in ledger if not row["used"]]
+
+
+def test_a_plan_is_exactly_a_ledger(arrive):
+    planner = Planner(BatchRules(groups_per_batch=1))
+    table = arrive([[1.0, 0.0, 0.5]], arrival=4, policy_version=2)
+    planner.add(table)
+    ledger = planner.plan(step=120, attempt_id=3, trainer_version=5)
+    assert ledger.schema.equals(arrow_schema("batches"))
+    first = table.slice(0, 1).to_pylist()[0]
+    assert ledger.slice(0, 1).to_pylist()[0] == {
+        "attempt_id": 3,
+        "step": 120,
+        "batch_index": 0,
+        "rollout_id": first["rollout_id"],
+        "group_id": first["group_id"],
+        "env_name": "moar_cats",
+        "policy_version": 2,
+        "trainer_version": 5,
+        "lag": 3,
+        "file": "file-4",
+        "row_group": 0,
+        "row": 0,
+        "prompt_length": 8,
+        "response_length": 16,
+        "episode_reward": 1.0,
+        "advantage": 0.75,  # 1 - (0 + .5)/2
+        "weight": 1.0,
+        "used": True,
+        "reason": None,
+    }
+
+
+def test_oldest_weights_go_first_then_first_come(arrive):
+    planner = Planner(BatchRules(groups_per_batch=2))
+    for arrival, version in enumerate([1, 0, 1, 0]):
+        planner.add(arrive([[1.0, 0.0], [1.0, 0.0]], arrival=arrival, policy_version=version))
+    files = [used(plan(planner, step=step, trainer_version=1), "file")[::2] for step in (1, 2, 3, 4)]
+    assert files == [["file-1"] * 2, ["file-3"] * 2, ["file-0"] * 2, ["file-2"] * 2]
+    assert planner.num_pending_groups == 0
+    assert plan(planner, step=5) is None
+
+
+def test_dropped_rows_stand_after_used_ones_with_the_first_filter_that_hit(arrive):
+    rules = BatchRules(groups_per_batch=1, filters=("drop_truncated", "drop_parse_errors"))
+    planner = Planner(rules)
+    planner.add(
+        arrive(
+            [[1.0, 0.0, None, 0.5, 0.5]],
+            truncated=[False, True, True, False, False],
+            parse_error=[True, True, True, False, False],
+        )
+    )
+    ledger = plan(planner)
+    assert [row["batch_index"] for row in ledger] == [0, 1, 2, 3, 4]
+    assert [row["row"] for row in ledger] == [3, 4, 0, 1, 2]
+    assert [row["reason"] for row in ledger] == [
+        None,
+        None,
+        "drop_parse_errors",
+        "drop_truncated",
+        "drop_errors",
+    ]
+    assert [row["weight"] for row in ledger] == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_the_baseline_is_of_the_whole_group_unless_asked_otherwise(arrive):
+    table = arrive([[1.0, 0.0, 0.5]], truncated=[True, False, False])
+    for baseline_over, expected in [
+        # (1 + .5)/2 and (1 + 0)/2 are the baselines of the second and the third
+        ("group", [-0.75, 0.0]),
+        # .5 and 0
+        ("kept", [-0.5, 0.5]),
+    ]:
+        rules = BatchRules(groups_per_batch=1, filters=("drop_truncated",), baseline_over=baseline_over)
+        planner = Planner(rules)
+        planner.add(table)
+        ledger = plan(planner)
+        assert used(ledger, "advantage") == expected
+        assert dropped(ledger, "advantage") == ([0.75] if baseline_over == "group" else [None])
+
+
+def test_the_batch_mean_of_reinforce_is_of_the_batch_not_of_all_that_waits(arrive):
+    planner = Planner(BatchRules(groups_per_batch=1, advantage="reinforce"))
+    planner.add(arrive([[1.0, 0.0], [100.0, 100.0]]))
+    assert used(plan(planner), "advantage") == [0.5, -0.5]
+    assert used(plan(planner), "advantage") == [0.0, 0.0]
+
+
+def test_a_group_that_lost_every_row_is_recorded_and_does_not_count(arrive):
+    planner = Planner(BatchRules(groups_per_batch=2, filters=("drop_zero_variance_groups",)))
+    planner.add(arrive([[1.0, 1.0], [1.0, 0.0], [None, None], [0.0, 1.0], [0.5, 0.5], [3.0, 0.0]]))
+    ledger = plan(planner)
+    assert used(ledger, "row") == [2, 3, 6, 7]
+    assert dropped(ledger, "row") == [0, 1, 4, 5, 8, 9]
+    assert dropped(ledger, "reason") == [
+        *["drop_zero_variance_groups"] * 2,
+        *["drop_errors"] * 2,
+        *["drop_zero_variance_groups"] * 2,
+    ]
+    assert dropped(ledger, "advantage") == [None] * 6
+    assert planner.num_pending_groups == 1
+
+
+def test_groups_wait_until_there_are_enough(arrive):
+    planner = Planner(BatchRules(groups_per_batch=2, filters=("drop_truncated",)))
+    planner.add(arrive([[1.0, 0.0], [1.0, 0.0]], truncated=[True, True, False, False]))
+    assert plan(planner) is None
+    assert planner.num_pending_groups == 2
+    shortage = planner.shortage(trainer_version=0)
+    assert (shortage.usable_groups, shortage.wanted_groups, shortage.drops) == (1, 2, {"drop_truncated": 2})
+    assert shortage.describe() == ("1 of 2 groups are ready; filters drop 2 of 4 rollouts, drop_truncated most (2)")
+    planner.add(arrive([[1.0, 0.0]], arrival=1))
+    ledger = plan(planner)
+    assert used(ledger, "file") == ["file-0"] * 2 + ["file-1"] * 2
+    assert dropped(ledger, "row") == [0, 1]
+
+
+def test_a_shortage_without_drops_says_only_what_is_missing(arrive):
+    planner = Planner(BatchRules(groups_per_batch=2))
+    planner.add(arrive([[1.0, 0.0]]))
+    assert planner.shortage(trainer_version=0).describe() == "1 of 2 groups are ready"
+
+
+def test_stale_and_old_groups_are_dropped_by_what_the_trainer_knows(arrive):
+    rules = BatchRules(
+        groups_per_batch=1,
+        filters=("max_off_policy_steps", "max_age"),
+        params={"max_off_policy_steps": 2, "max_age_s": 60.0},
+    )
+    planner = Planner(rules)
+    hour = {"year": 2026, "month": 1, "day": 1, "hour": 12, "tzinfo": UTC}
+    written = [[datetime(**hour, minute=minute)] * 2 for minute in (0, 9, 9)]
+    for arrival, (version, times) in enumerate(zip([3, 0, 3], written, strict=True)):
+        planner.add(arrive([[1.0, 0.0]], arrival=arrival, policy_version=version, created_at=times))
+    ledger = plan(planner, trainer_version=5, now=datetime(**hour, minute=10))
+    assert used(ledger, "file") == ["file-2"] * 2
+    assert used(ledger, "lag") == [2, 2]
+    # queued by version: file-1 is stale, file-0 is old
+    assert dropped(ledger, "reason") == ["max_off_policy_steps"] * 2 + ["max_age"] * 2
+
+
+def test_the_order_of_adding_does_not_change_the_plan(arrive):
+    tables = [arrive([[0.1, 0.2, 0.7], [0.3, 0.3, 0.9]], arrival=0, seed=seed) for seed in range(3)]
+    tables = [
+        table.set_column(table.schema.get_field_index("file"), "file", pa.array([f"file-{seed}"] * 6))
+        for seed, table in enumerate(tables)
+    ]
+    plans = []
+    for order in permutations(tables):
+        planner = Planner(BatchRules(groups_per_batch=4, filters=("drop_zero_variance_groups",)))
+        for table in order:
+            planner.add(table)
+        plans.append(planner.plan(step=1, attempt_id=1, trainer_version=0))
+    assert all(other.equals(plans[0]) for other in plans)
+
+
+def test_only_columns_that_the_sql_reads_are_wanted(tmp_path, arrive):
+    assert Planner(BatchRules(groups_per_batch=1)).columns == list(SCALAR_COLUMNS)
+    file = tmp_path / "by_length.sql"
+    file.write_text("select rollout_id, len(response_tokens) as advantage from rollouts")
+    planner = Planner(BatchRules(groups_per_batch=1, advantage=str(file)))
+    assert set(planner.columns) - set(SCALAR_COLUMNS) == {"response_tokens"}
+    planner.add(arrive([[1.0, 0.0]]))
+    assert used(plan(planner), "advantage") == [16.0, 16.0]
+
+
+def test_a_users_filter_stands_in_the_ledger_by_its_name(tmp_path, arrive):
+    file = tmp_path / "it's long.sql"
+    file.write_text("group_id in (select group_id from rollouts where episode_reward > $most)")
+    planner = Planner(BatchRules(groups_per_batch=1, filters=(str(file),), params={"most": 2}))
+    planner.add(arrive([[3.0, 0.0], [1.0, 0.0]]))
+    assert dropped(plan(planner), "reason") == ["it's long"] * 2
+
+
+@pytest.mark.parametrize(
+    ("advantage", "reason"),
+    [
+        ("select rollout_id, rewrad as advantage from rollouts", 'column "rewrad" not found'),
+        ("select rollout_id, $scale as advantage from rollouts", r"no value for \$scale"),
+        ("select rollout_id, [0.0] as token_advantages from rollouts", "one advantage a rollout"),
+    ],
+)
+def test_advantages_that_can_not_work_are_refused_before_training(tmp_path, advantage: str, reason: str):
+    file = tmp_path / "mine.sql"
+    file.write_text(advantage)
+    with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
+        Planner(BatchRules(groups_per_batch=1, advantage=str(file)))
+
+
+@pytest.mark.parametrize(
+    ("predicate", "reason"),
+    [("truncatd", 'column "truncatd" not found'), ("response_length", "int32, not true or false")],
+)
+def test_filters_that_can_not_work_are_refused_before_training(tmp_path, predicate: str, reason: str):
+    file = tmp_path / "mine.sql"
+    file.write_text(predicate)
+    with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
+        Planner(BatchRules(groups_per_batch=1, filters=(str(file),)))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "reason"),
+    [
+        (
+            "select rollout_id, null::double as advantage from rollouts",
+            "2 of 2 rollouts to train on get no finite advantage",
+        ),
+        ("select rollout_id, ln(episode_reward - 1e-9) as advantage from rollouts where episode_reward > 0", "1 of 2"),
+        ("select rollout_id, 'nan'::double as advantage from rollouts", "2 of 2"),
+        (
+            "select rollout_id, 1 as advantage from rollouts union all select rollout_id, 2 from rollouts",
+            "more than once",
+        ),
+    ],
+)
+def test_rows_are_not_trained_on_without_one_finite_advantage(tmp_path, arrive, advantage: str, reason: str):
+    file = tmp_path / "mine.sql"
+    file.write_text(advantage)
+    planner = Planner(BatchRules(groups_per_batch=1, advantage=str(file)))
+    planner.add(arrive([[1.0, 0.0]]))
+    with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
+        plan(planner)
+    assert planner.num_pending_groups == 1
+
+
+def test_rules_are_checked_when_they_are_built():
+    with pytest.raises(ConfigError, match="groups_per_batch is 0"):
+        BatchRules(groups_per_batch=0)
+    with pytest.raises(ConfigError, match="baseline_over is 'rows'"):
+        BatchRules(groups_per_batch=1, baseline_over="rows")
+
+
+@pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo", "reinforce"])
+def test_the_same_sql_gives_the_same_advantages_on_the_views(root: Root, store, arrive, name: str):
+    table = arrive([[0.1, 0.2, 0.7], [0.3, None, 0.9]])
+    store(table.select(arrow_schema("rollouts").names))
+    planner = Planner(BatchRules(groups_per_batch=2, advantage=name))
+    planner.add(table)
+    planned = {row["rollout_id"]: row["advantage"] for row in plan(planner)}
+    of_views = {row["rollout_id"]: row["advantage"] for row in advantages(connect(root), name).to_pylist()}
+    assert of_views == planned

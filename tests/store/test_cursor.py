@@ -1,0 +1,70 @@
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludic.store.cursor import Cursor, Intervals
+
+numbers = st.integers(0, 12) | st.integers(0, 2**62)
+steps = st.lists(
+    st.tuples(st.sampled_from(["w0", "w1-2"]), st.integers(0, 4), st.lists(st.sampled_from("abc")), st.booleans())
+)
+
+
+@given(st.lists(numbers))
+def test_intervals_hold_what_was_added(added):
+    intervals = Intervals()
+    for number in added:
+        intervals.add(number)
+    assert len(intervals) == len(set(added))
+    assert all(number in intervals for number in added)
+    assert not any(number in intervals for other in added for number in (other - 1, other + 1) if number not in added)
+
+
+@given(st.lists(numbers))
+def test_intervals_are_disjoint_apart_and_in_order(added):
+    intervals = Intervals()
+    for number in added:
+        intervals.add(number)
+    bounds = [bound for pair in intervals.pairs for bound in pair]
+    assert bounds == sorted(set(bounds))
+    assert Intervals(intervals.pairs).pairs == intervals.pairs
+
+
+def test_intervals_join_what_touches():
+    intervals = Intervals()
+    for number, pairs in [(5, [(5, 6)]), (3, [(3, 4), (5, 6)]), (6, [(3, 4), (5, 7)]), (4, [(3, 7)]), (2, [(2, 7)])]:
+        intervals.add(number)
+        assert intervals.pairs == pairs
+
+
+def test_a_million_files_in_order_are_one_interval():
+    intervals = Intervals([(0, 1_000_000)])
+    intervals.add(1_000_000)
+    assert intervals.pairs == [(0, 1_000_001)]
+
+
+@given(steps, st.data())
+def test_a_cursor_is_a_set_of_files_and_of_groups_of_the_others(consumed, data):
+    cursor, files, groups = Cursor(), set(), {}
+    for worker_id, sequence, group_ids, whole in consumed:
+        if data.draw(st.booleans()):
+            cursor = Cursor.from_dict(json.loads(json.dumps(cursor.to_dict())))
+        cursor.consume(worker_id, sequence, group_ids, whole=whole)
+        if whole:
+            files.add((worker_id, sequence))
+            groups.pop((worker_id, sequence), None)
+        else:
+            groups.setdefault((worker_id, sequence), set()).update(group_ids)
+    for worker_id in ("w0", "w1-2", "never"):
+        for sequence in range(6):
+            assert cursor.has_file(worker_id, sequence) == ((worker_id, sequence) in files)
+            assert cursor.groups_of(worker_id, sequence) == groups.get((worker_id, sequence), set())
+
+
+def test_a_cursor_as_json_is_short():
+    cursor = Cursor()
+    for sequence in range(1000):
+        cursor.consume("w0", sequence, ["a"], whole=True)
+    cursor.consume("w0", 1001, ["b", "a"], whole=False)
+    assert cursor.to_dict() == {"files": {"w0": [(0, 1000)]}, "groups": [["w0", 1001, ["a", "b"]]]}

@@ -1,0 +1,93 @@
+import math
+
+import pytest
+
+from ludic.errors import ConfigError, StoreError
+from ludic.store import MetricsLog, MetricsTail
+
+
+def test_rows_come_back_with_their_kind_run_and_time(root):
+    log = MetricsLog(root, "train", "attempt-1")
+    log.write(step=1, policy_version=0, loss=0.5, drops={"drop_truncated": 2})
+    log.close()
+    (row,) = MetricsTail(root).poll()
+    assert (row["kind"], row["run_id"], row["step"], row["loss"]) == ("train", root.run_id, 1, 0.5)
+    assert row["drops"] == [("drop_truncated", 2)]
+    assert row["created_at"].tzinfo is not None
+    assert row["grad_norm"] is None
+
+
+def test_numbers_that_are_not_finite_are_null(root):
+    log = MetricsLog(root, "train", "t")
+    log.write(policy_version=0, loss=math.nan, grad_norm=math.inf, entropy=-math.inf, ratio_mean=1.0)
+    log.close()
+    (row,) = MetricsTail(root).poll()
+    assert [row[name] for name in ("loss", "grad_norm", "entropy", "ratio_mean")] == [None, None, None, 1.0]
+
+
+def test_a_metric_that_is_not_in_the_schema_is_our_mistake(root):
+    log = MetricsLog(root, "train", "t")
+    with pytest.raises(AssertionError, match="no such metrics"):
+        log.write(policy_version=0, accuracy=1.0)
+    log.close()
+    assert root.list("metrics") == []
+
+
+def test_each_row_is_seen_once_by_a_tail(root):
+    tail = MetricsTail(root)
+    assert tail.poll() == []
+    logs = [MetricsLog(root, "train", "t"), MetricsLog(root, "worker", "w0")]
+    for log in logs:
+        for step in range(3):
+            log.write(policy_version=step, step=step)
+        log.close()
+    assert sorted((row["kind"], row["step"]) for row in tail.poll()) == [
+        *(("train", step) for step in range(3)),
+        *(("worker", step) for step in range(3)),
+    ]
+    assert tail.poll() == []
+
+
+def test_many_rows_make_files_in_order(root):
+    log = MetricsLog(root, "train", "t")
+    for step in range(100):
+        log.write(policy_version=0, step=step)
+    log.close()
+    rows = MetricsTail(root).poll()
+    assert sorted(row["step"] for row in rows) == list(range(100))
+
+
+def test_a_broken_file_is_left_out(root):
+    log = MetricsLog(root, "train", "t")
+    log.write(policy_version=0, step=1)
+    log.close()
+    root.put("metrics/train-x-0.parquet", b"PAR1 and no more")
+    root.put("metrics/notes.txt", b"")
+    tail = MetricsTail(root)
+    assert [row["step"] for row in tail.poll()] == [1]
+    assert tail.poll() == []
+
+
+def test_a_failing_filesystem_hides_no_row(unreliable_root):
+    log = MetricsLog(unreliable_root, "train", "t")
+    log.write(policy_version=0, step=1)
+    log.close()
+    tail = MetricsTail(unreliable_root)
+    unreliable_root.fs.failures_of_reads.append(ConnectionError("down"))
+    with pytest.raises(StoreError, match="down"):
+        tail.poll()
+    assert [row["step"] for row in tail.poll()] == [1]
+
+
+def test_two_logs_of_one_name_lose_nothing_unnoticed(root):
+    first, second = MetricsLog(root, "train", "t"), MetricsLog(root, "train", "t")
+    first.write(policy_version=0, step=1)
+    first.close()
+    second.write(policy_version=0, step=2)
+    with pytest.raises(FileExistsError, match="exists with other content"):
+        second.close()
+
+
+def test_a_writer_id_that_is_no_file_name_is_refused(root):
+    with pytest.raises(ConfigError, match="is no file name"):
+        MetricsLog(root, "train", "a/b")

@@ -1,0 +1,380 @@
+import io
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from fsspec import AbstractFileSystem
+from strategies import make_batch
+
+from ludic.errors import SchemaError, StoreError
+from ludic.schema import arrow_schema, to_table
+from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, list_files, read_columns
+from ludic.store.files import encode, read_rows
+
+
+def reader_of(root, cursor=None) -> RolloutReader:
+    return RolloutReader(root, ["rollout_id", "episode_reward"], cursor)
+
+
+def ids(rows: pa.Table | None) -> list[str]:
+    """group_ids in order, each once."""
+    return [] if rows is None else list(dict.fromkeys(rows.column("group_id").to_pylist()))
+
+
+def of_groups(rows: pa.Table, group_ids) -> pa.Table:
+    return rows.filter(pc.is_in(rows.column("group_id"), value_set=pa.array(list(group_ids), pa.string())))
+
+
+def through_json(cursor: Cursor) -> Cursor:
+    return Cursor.from_dict(json.loads(json.dumps(cursor.to_dict())))
+
+
+# --- Once ---------------------------------------------------------------------------------------------------
+
+
+def test_each_group_is_delivered_once(root, put_file):
+    first = put_file(root, "w0", 0)
+    reader = reader_of(root)
+    assert ids(reader.poll(None)) == first
+    assert reader.poll(None) is None
+    second = [*put_file(root, "w0", 1), *put_file(root, "w1", 0)]
+    assert sorted(ids(reader.poll(None))) == sorted(second)
+    assert reader.poll(None) is None
+
+
+def test_rows_come_with_the_columns_asked_for_and_their_address(root, next_batch):
+    batch = next_batch(num_groups=40)
+    with RolloutWriter(root, "w0", flush_groups=40) as writer:
+        writer.append(batch)
+    rows = reader_of(root).poll(None)
+    assert rows.column_names == [
+        *("rollout_id", "episode_reward", "worker_id", "sequence", "group_id"),
+        *("file", "row_group", "row", "arrival"),
+    ]
+    # 80 rows of groups of 2: row groups of 64 and 16.
+    assert rows.column("row_group").to_pylist() == [0] * 64 + [1] * 16
+    assert rows.column("row").to_pylist() == [*range(64), *range(16)]
+    assert set(rows.column("file").to_pylist()) == {"rollouts/version=0/env=moar_cats/w0-0.parquet"}
+    table = read_rows(root, rows.column("file")[70].as_py(), [(1, 6)], ["rollout_id"])
+    assert table.column(0).to_pylist() == [rows.column("rollout_id")[70].as_py()]
+
+
+def test_arrival_counts_files_as_they_were_read(root, put_file):
+    reader = reader_of(root)
+    put_file(root, "w1", 0)
+    assert set(reader.poll(None).column("arrival").to_pylist()) == {0}
+    put_file(root, "w0", 0)
+    put_file(root, "w2", 0)
+    assert set(reader.poll(None).column("arrival").to_pylist()) == {1, 2}
+
+
+def test_a_new_reader_without_a_cursor_sees_everything_again(root, put_file):
+    groups = put_file(root)
+    assert ids(reader_of(root).poll(None)) == groups
+    assert ids(reader_of(root).poll(None)) == groups
+
+
+# --- The cursor ---------------------------------------------------------------------------------------------
+
+
+def test_what_was_read_but_not_consumed_comes_again_after_a_crash(root, put_file):
+    groups = put_file(root)
+    reader = reader_of(root)
+    reader.poll(None)
+    assert ids(reader_of(root, through_json(reader.cursor)).poll(None)) == groups
+
+
+def test_what_was_consumed_never_comes_again(root, put_file):
+    put_file(root, "w0", 0)
+    reader = reader_of(root)
+    reader.consume(reader.poll(None))
+    resumed = reader_of(root, through_json(reader.cursor))
+    assert resumed.poll(None) is None
+    later = put_file(root, "w0", 1)
+    assert ids(resumed.poll(None)) == later
+
+
+@pytest.mark.parametrize("num_consumed", [0, 1, 2, 3, 4, 5])
+def test_a_half_used_file_is_resumed_at_any_point(root, put_file, num_consumed):
+    groups = put_file(root, "w0", 0, num_groups=5)
+    reader = reader_of(root)
+    rows = reader.poll(None)
+    # From the end, and one at a time: the order of use is not that of the file.
+    for group_id in groups[5 - num_consumed :]:
+        reader.consume(of_groups(rows, [group_id]))
+    resumed = reader_of(root, through_json(reader.cursor))
+    rest = resumed.poll(None)
+    assert ids(rest) == groups[: 5 - num_consumed]
+    if rest is not None:
+        resumed.consume(rest)
+    assert reader_of(root, through_json(resumed.cursor)).poll(None) is None
+    assert resumed.cursor.to_dict() == {"files": {"w0": [(0, 1)]}, "groups": []}
+
+
+def test_groups_of_several_files_are_consumed_at_once(root, put_file):
+    first, second = put_file(root, "w0", 0), put_file(root, "w1", 0)
+    reader = reader_of(root)
+    rows = reader.poll(None)
+    reader.consume(of_groups(rows, [*first, second[0]]))
+    assert ids(reader_of(root, through_json(reader.cursor)).poll(None)) == [second[1]]
+
+
+# --- What is listed when ------------------------------------------------------------------------------------
+
+
+def test_files_that_appear_out_of_order_are_all_delivered(root, put_file):
+    reader = reader_of(root)
+    for sequence in (4, 1, 0, 3, 2):
+        groups = put_file(root, "w0", sequence)
+        rows = reader.poll(None)
+        assert ids(rows) == groups
+        reader.consume(rows)
+    assert reader.cursor.to_dict()["files"] == {"w0": [(0, 5)]}
+
+
+def test_a_gap_is_looked_at_again_after_a_restart(root, put_file):
+    put_file(root, "w0", 0)
+    put_file(root, "w0", 2)
+    reader = reader_of(root)
+    reader.consume(reader.poll(None))
+    resumed = reader_of(root, through_json(reader.cursor))
+    assert resumed.poll(None) is None
+    late = put_file(root, "w0", 1)
+    assert ids(resumed.poll(None)) == late
+
+
+def test_only_versions_in_the_window_are_delivered(root, put_file):
+    groups = {version: put_file(root, "w0", version, version=version) for version in (0, 1, 2, 10)}
+    reader = reader_of(root)
+    assert ids(reader.poll(range(1, 3))) == [*groups[1], *groups[2]]
+    assert reader.poll(range(1, 3)) is None
+    assert ids(reader.poll(range(2, 11))) == groups[10]
+    assert ids(reader.poll(None)) == groups[0]
+
+
+def test_evaluations_are_not_delivered(root, next_batch):
+    with RolloutWriter(root, "w0", folder="evals") as writer:
+        writer.append(next_batch())
+    assert reader_of(root).poll(None) is None
+
+
+# --- What cannot be read ------------------------------------------------------------------------------------
+
+NAME = RolloutFile(0, "moar_cats", "bad", 0).name
+
+
+def a_file(**options) -> bytes:
+    return encode(to_table(make_batch(worker_id="bad", **options), run_id="run", sequence=0))
+
+
+def corrupt(data: bytes) -> bytes:
+    """The footer is sound, the pages are not."""
+    return data[:4] + bytes(len(data[4:-20_000])) + data[-20_000:]
+
+
+def parquet_of(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(table, sink)
+    return sink.getvalue()
+
+
+def without_group_id() -> bytes:
+    return parquet_of(to_table(make_batch(), run_id="run", sequence=0).drop_columns(["group_id"]))
+
+
+def with_null_group_id() -> bytes:
+    table = to_table(make_batch(), run_id="run", sequence=0)
+    nulls = pa.nulls(table.num_rows, pa.string())
+    return parquet_of(
+        table.set_column(table.schema.get_field_index("group_id"), pa.field("group_id", pa.string()), nulls)
+    )
+
+
+def of_version(version: bytes) -> bytes:
+    table = to_table(make_batch(), run_id="run", sequence=0)
+    return parquet_of(table.replace_schema_metadata({**table.schema.metadata, b"ludic.schema_version": version}))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: b"", "no Parquet file, or a broken one, of 0 bytes"),
+        (lambda: b"PAR1", "no Parquet file, or a broken one, of 4 bytes"),
+        (lambda: b"this is some text, and not short", "no Parquet file, or a broken one, of 32 bytes"),
+        (lambda: a_file()[:-1], "no Parquet file, or a broken one"),
+        (lambda: a_file()[: len(a_file()) // 2], "no Parquet file, or a broken one"),
+        (lambda: corrupt(a_file(response_length=2000)), "no Parquet file, or a broken one"),
+        (lambda: parquet_of(pa.table({"x": [1]})), "no ludic.table in its metadata"),
+        (lambda: of_version(b"2.0"), "rollouts schema 2.0 is newer than this ludic"),
+        (without_group_id, "column 'group_id' is missing"),
+        (with_null_group_id, "column 'group_id' has 8 nulls, wanted none"),
+        (lambda: parquet_of(arrow_schema("rollouts").empty_table()), "holds no rows"),
+    ],
+    ids=[
+        *("empty", "magic_only", "text", "byte_missing", "half", "corrupt_pages"),
+        *("foreign", "newer", "column_missing", "null_ids", "no_rows"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_set_aside_with_its_reason(root, put_file, make, reason):
+    before = put_file(root, "a", 0)
+    root.put(NAME, make())
+    after = put_file(root, "z", 0)
+    reader = reader_of(root)
+    assert ids(reader.poll(None)) == [*before, *after]
+    assert list(reader.set_aside) == [NAME]
+    assert reader.set_aside[NAME].startswith(f"{root.url}/{NAME}")
+    assert reason in reader.set_aside[NAME]
+    later = put_file(root, "z", 1)
+    assert ids(reader.poll(None)) == later
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "w0.parquet", "w0-0.parquet.tmp"])
+def test_files_with_other_names_are_not_ours(root, put_file, name):
+    root.put(f"rollouts/version=0/{name}", b"whatever")
+    groups = put_file(root)
+    reader = reader_of(root)
+    assert ids(reader.poll(None)) == groups
+    assert reader.set_aside == {}
+    assert [file.worker_id for file in list_files(root)] == ["w0"]
+
+
+def test_columns_that_an_older_file_lacks_are_null(root):
+    table = to_table(make_batch(num_groups=1, group_size=2), run_id="run", sequence=0)
+    older = table.drop_columns(["truncation_reason", "action_mask"])
+    root.put(RolloutFile(0, "moar_cats", "old", 0).name, parquet_of(older))
+    root.put(RolloutFile(0, "moar_cats", "new", 0).name, encode(table))
+    rows = RolloutReader(root, ["truncation_reason", "rollout_id"]).poll(None)
+    assert rows.num_rows == 4
+    assert read_columns(root, RolloutFile(0, "moar_cats", "old", 0).name, ["action_mask"]).column(0).null_count == 2
+
+
+def test_files_that_other_tools_rewrote_are_read_beside_our_own(root, put_file):
+    """Other order of columns, large strings and one more column, as Polars and DuckDB would write."""
+    groups = put_file(root, "w0", 0)
+    table = to_table(make_batch(worker_id="other", seed=77), run_id="run", sequence=0)
+    table = table.select(table.column_names[::-1]).append_column("extra", pa.array([1] * table.num_rows))
+    for name in ("rollout_id", "group_id", "worker_id"):
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, name, table.column(name).cast(pa.large_string()))
+    root.put(RolloutFile(0, "moar_cats", "other", 0).name, parquet_of(table))
+    reader = reader_of(root)
+    rows = reader.poll(None)
+    assert reader.set_aside == {}
+    assert sorted(ids(rows)) == sorted({*groups, *table.column("group_id").to_pylist()})
+
+
+def test_a_file_that_vanishes_after_the_listing_is_no_error(unreliable_root, put_file):
+    put_file(unreliable_root, "w0", 0)
+    groups = put_file(unreliable_root, "w1", 0)
+    unreliable_root.fs.failures_of_reads.append(FileNotFoundError("compacted"))
+    reader = reader_of(unreliable_root)
+    rows = [*ids(reader.poll(None)), *ids(reader.poll(None))]
+    assert reader.set_aside == {}
+    assert len(rows) == 4
+    assert set(groups) < set(rows)
+
+
+def test_a_failing_filesystem_raises_and_the_next_poll_goes_on(unreliable_root, put_file):
+    first = put_file(unreliable_root, "w0", 0)
+    reader = reader_of(unreliable_root)
+    assert ids(reader.poll(None)) == first
+    groups = [group for worker in ("a", "b", "c") for group in put_file(unreliable_root, worker, 0)]
+    unreliable_root.fs.failures_of_reads.append(ConnectionResetError("reset by peer"))
+    with pytest.raises(StoreError, match="reset by peer"):
+        reader.poll(None)
+    assert ids(reader.poll(None)) == groups
+    assert reader.set_aside == {}
+
+
+class BreakingFile(io.BytesIO):
+    """A sound file, through a connection that breaks after some reads."""
+
+    def __init__(self, data: bytes, num_reads: int) -> None:
+        super().__init__(data)
+        self._num_reads = num_reads
+
+    def read(self, size: int | None = -1) -> bytes:
+        if self._num_reads == 0:
+            raise OSError("connection lost while reading")
+        self._num_reads -= 1
+        return super().read(size)
+
+
+class BreakingFileSystem(AbstractFileSystem):
+    """Lists well and reads files as a whole; what is opened breaks."""
+
+    cachable = False
+
+    def __init__(self, files: dict[str, bytes], num_reads: int) -> None:
+        super().__init__()
+        self._files, self._num_reads = files, num_reads
+
+    def find(self, path, **_):
+        return sorted(name for name in self._files if name.startswith(path))
+
+    def cat_file(self, path, **_):
+        return self._files[path]
+
+    def open(self, path, mode="rb", **_):
+        return BreakingFile(self._files[path], self._num_reads)
+
+
+@pytest.mark.parametrize("num_reads", [0, 1])
+def test_a_connection_that_breaks_while_a_sound_file_is_read_is_no_broken_file(unreliable_root, num_reads):
+    """The first read is that of the footer."""
+    fs = BreakingFileSystem({unreliable_root.at(NAME): a_file()}, num_reads)
+    reader = reader_of(replace(unreliable_root, fs=fs))
+    with pytest.raises(StoreError, match=r"bad-0\.parquet: OSError: connection lost while reading"):
+        reader.poll(None)
+    assert reader.set_aside == {}
+
+
+def test_reading_tokens_of_a_broken_file_names_it(root):
+    root.put(NAME, corrupt(a_file(response_length=2000)))
+    with pytest.raises(SchemaError, match=r"bad-0\.parquet: no Parquet file, or a broken one"):
+        read_rows(root, NAME, [(0, 0)], ["response_tokens"])
+
+
+def test_no_file_is_left_open(root, put_file):
+    put_file(root)
+    root.put(NAME, b"broken")
+    for _ in range(3):
+        reader_of(root).poll(None)
+    if root.is_local and Path("/proc/self/fd").is_dir():
+        targets = [str(Path(f"/proc/self/fd/{fd.name}").resolve()) for fd in Path("/proc/self/fd").iterdir()]
+        assert not [target for target in targets if target.startswith(root.path)]
+
+
+# --- All at once --------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_polls_while_eight_workers_write_gets_all_once(root):
+    num_batches = 6
+    committed: list[str] = []
+
+    def write(number: int) -> None:
+        with RolloutWriter(root, f"w{number}", flush_groups=2) as writer:
+            for seed in range(num_batches):
+                batch = make_batch(worker_id=f"w{number}", num_groups=1, group_size=2, seed=100 * number + seed)
+                writer.append(batch)
+                committed.append(batch.groups[0].rollouts[0].group_id)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    reader, delivered = reader_of(root), []
+    for thread in threads:
+        thread.start()
+    while len(delivered) < 8 * num_batches:
+        rows = reader.poll(None)
+        if rows is not None:
+            delivered += ids(rows)
+            reader.consume(rows)
+    for thread in threads:
+        thread.join()
+    assert sorted(delivered) == sorted(committed)
+    assert reader.poll(None) is None
+    assert all(pairs == [(0, pairs[0][1])] for pairs in reader.cursor.to_dict()["files"].values())

@@ -1,0 +1,228 @@
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+
+import fsspec
+import pytest
+from filesystems import OverwritingFileSystem
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.store.root import RUN_FILE, Root
+from ludic.store.run import RunConfig, from_json, to_json
+
+
+def test_a_created_root_opens_with_the_same_run(root_url, run_config):
+    created = Root.create(root_url, run_config)
+    opened = Root.open(root_url)
+    assert (opened.run, opened.run_id, opened.url) == (run_config, created.run_id, root_url)
+
+
+def test_creating_again_with_the_same_settings_resumes_the_run(root_url, run_config):
+    assert Root.create(root_url, run_config).run_id == Root.create(f"{root_url}/", run_config).run_id
+
+
+def test_creating_again_with_other_settings_names_each_that_differs(root, root_url, run_config):
+    other = replace(run_config, group_size=5, seed=9)
+    with pytest.raises(ConfigError, match=r"group_size is 4 there, 5 was asked for, seed is 0 there, 9") as caught:
+        Root.create(root_url, other)
+    assert "model" not in str(caught.value)
+    assert Root.open(root_url).run == run_config
+
+
+def test_opening_where_no_run_is_says_so(root_url):
+    with pytest.raises(MissingRootError, match=r"holds no run: run\.json is missing"):
+        Root.open(root_url)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run_id": "x", "schema_version": "1.0"}', "\x00"])
+def test_a_run_json_that_is_none_is_named(root, root_url, text):
+    root.put(RUN_FILE, text.encode())
+    with pytest.raises(ConfigError, match=r"run\.json is not a run\.json that ludic can read"):
+        Root.open(root_url)
+
+
+def test_a_run_of_a_newer_ludic_is_refused_by_version(root, root_url):
+    root.put(RUN_FILE, json.dumps({**json.loads(root.read(RUN_FILE)), "schema_version": "2.0"}).encode())
+    with pytest.raises(ConfigError, match=r"has schema 2\.0, this ludic reads 1\."):
+        Root.open(root_url)
+
+
+def test_put_if_absent_creates_once(root):
+    assert root.put_if_absent("a/b.bin", b"first")
+    assert not root.put_if_absent("a/b.bin", b"second")
+    assert root.read("a/b.bin") == b"first"
+
+
+def test_put_if_absent_of_the_same_bytes_is_a_retry(root):
+    assert root.put_if_absent("a/b.bin", b"first")
+    assert root.put_if_absent("a/b.bin", b"first")
+
+
+def test_a_put_whose_answer_was_lost_is_retried_without_harm(unreliable_root):
+    unreliable_root.fs.failures_after.append(ConnectionResetError("the answer was lost"))
+    with pytest.raises(StoreError, match="the answer was lost"):
+        unreliable_root.put_if_absent("a.bin", b"mine")
+    assert unreliable_root.put_if_absent("a.bin", b"mine")
+    assert not unreliable_root.put_if_absent("a.bin", b"another's")
+
+
+def test_of_many_that_create_one_file_one_succeeds(root):
+    start = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        start.wait()
+        return root.put_if_absent("contended.bin", b"%d" % number)
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(create, range(8)))
+    assert won.count(True) == 1
+    assert root.read("contended.bin") == b"%d" % won.index(True)
+
+
+def test_put_replaces(root):
+    root.put("policies/LATEST", b"1")
+    root.put("policies/LATEST", b"22")
+    assert root.read("policies/LATEST") == b"22"
+
+
+def test_what_another_process_changed_is_seen_at_once(root, root_url):
+    """No listing and no content is remembered between two looks."""
+    other = Root.open(root_url)
+    assert root.list("a") == root.folders("a") == []
+    assert not root.exists("a/x.bin")
+    other.put("a/x.bin", b"1")
+    assert root.list("a") == ["a/x.bin"]
+    assert root.exists("a/x.bin")
+    assert root.read("a/x.bin") == b"1"
+    other.put("a/b/y.bin", b"2")
+    other.put("a/x.bin", b"longer")
+    assert root.list("a") == ["a/b/y.bin", "a/x.bin"]
+    assert root.folders("a") == ["a/b"]
+    with root.open_file("a/x.bin") as file:
+        assert file.read() == b"longer"
+    other.delete("a/x.bin")
+    assert not root.exists("a/x.bin")
+    assert root.list("a") == ["a/b/y.bin"]
+
+
+def test_a_missing_file_is_a_file_not_found(root):
+    with pytest.raises(FileNotFoundError):
+        root.read("nowhere.bin")
+    with pytest.raises(FileNotFoundError):
+        root.open_file("nowhere.bin")
+
+
+def test_delete_takes_a_file_or_a_folder_or_nothing(root):
+    for name in ("a/x.bin", "a/y.bin", "b/x.bin", "ab.bin"):
+        root.put(name, b"")
+    root.delete("b/x.bin")
+    root.delete("a")
+    root.delete("nowhere")
+    assert root.list("a") == root.list("b") == []
+    assert root.exists("ab.bin")
+
+
+def test_two_threads_may_read_one_file(root):
+    root.put("a.bin", bytes(range(256)) * 4096)
+    with root.open_file("a.bin") as one, root.open_file("a.bin") as other:
+        one.seek(256)
+        assert other.read(3) == bytes([0, 1, 2])
+        assert one.read(3) == bytes([0, 1, 2])
+        one.seek(1000 * 256 + 7)
+        assert other.read(2) == bytes([3, 4])
+        assert one.read(1) == bytes([7])
+
+
+def test_a_folder_is_uploaded_and_comes_back(root, tmp_path):
+    with root.scratch_folder() as folder:
+        for name in ("config.json", "a.safetensors", "z.json"):
+            (folder / name).write_text(f"content of {name}")
+        root.upload(folder, "policies/version=0", last="config.json")
+    assert root.list("policies") == [
+        f"policies/version=0/{name}" for name in ("a.safetensors", "config.json", "z.json")
+    ]
+    root.download("policies/version=0", tmp_path / "copy")
+    assert {file.name: file.read_text() for file in (tmp_path / "copy").iterdir()} == {
+        name: f"content of {name}" for name in ("config.json", "a.safetensors", "z.json")
+    }
+
+
+def test_an_upload_that_breaks_off_leaves_no_marker(unreliable_root, tmp_path):
+    (tmp_path / "broken.link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "a.safetensors").write_text("weights")
+    with pytest.raises(StoreError, match=r"policies/version=0: FileNotFoundError: .*broken\.link"):
+        unreliable_root.upload(tmp_path, "policies/version=0", last="config.json")
+    assert unreliable_root.list("policies") == ["policies/version=0/a.safetensors"]
+
+
+def test_nothing_temporary_is_left_or_seen(root):
+    root.put_if_absent("a.bin", b"1")
+    root.put_if_absent("a.bin", b"2")
+    root.put("b.bin", b"1")
+    with root.scratch_folder():
+        pass
+    assert root.list("") == ["a.bin", "b.bin", "run.json"]
+
+
+def test_a_filesystem_that_overwrites_is_refused_when_a_run_starts(run_config):
+    fsspec.register_implementation("overwriting", OverwritingFileSystem, clobber=True)
+    with pytest.raises(StoreError, match="OverwritingFileSystem overwrites files although it was asked to create only"):
+        Root.create("overwriting://start", run_config)
+
+
+def test_a_filesystem_that_overwrites_is_refused_when_a_writer_opens(run_config):
+    fsspec.register_implementation("overwriting", OverwritingFileSystem, clobber=True)
+    Root.create("memory://resumed", run_config)
+    with pytest.raises(StoreError, match="ludic needs put-if-absent"):
+        Root.open("overwriting://resumed", writable=True)
+    assert Root.open("overwriting://resumed").run == run_config
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda values: st.lists(values, max_size=3).map(tuple) | st.dictionaries(st.text(), values, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.dictionaries(st.text(), st.dictionaries(st.text(), json_values, max_size=2), max_size=2))
+def test_options_never_differ_from_themselves_after_storage(options):
+    config = RunConfig(model="m", env=("e",), env_options=options)
+    stored, run_id = from_json(to_json(config, "an-id"), "run.json")
+    assert run_id == "an-id"
+    assert config.differences(stored) == ""
+    assert json.loads(json.dumps(asdict(stored))) == json.loads(json.dumps(asdict(config)))
+
+
+@pytest.mark.parametrize("option", [float("nan"), object(), b"bytes"])
+def test_options_that_json_cannot_hold_are_refused(option):
+    config = RunConfig(model="m", env=("e",), env_options={"e": {"x": option}})
+    with pytest.raises(ConfigError, match=r"env_options can't be written to run\.json"):
+        to_json(config, "an-id")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("group_size", 0),
+        ("groups_per_batch", 0),
+        ("steps_per_version", -1),
+        ("num_workers", 0),
+        ("max_tokens", 0),
+        ("batches_ahead", -1),
+        ("temperature", 0.0),
+        ("temperature", float("nan")),
+        ("env", ()),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name(setting, value):
+    with pytest.raises(ConfigError, match=setting):
+        RunConfig(**{"model": "m", "env": ("e",), setting: value})
+
+
+def test_groups_per_version_covers_all_its_steps():
+    assert RunConfig(model="m", env=("e",), groups_per_batch=3, steps_per_version=4).groups_per_version == 12

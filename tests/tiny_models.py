@@ -1,0 +1,56 @@
+"""A tiny chat model on disk, runs that sample with it, and a plain look at what it believes and what they stored."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from ludic.inference.tiny import make_tiny_model
+from ludic.store import Root, list_files, publish_policy, read_columns
+
+WORDS = "what is the sum of two end with a b c d"
+"""All that Addition's prompts say, and little more: with a vocabulary of 64 an answer ends within some 60 tokens."""
+
+
+def make_model(folder: Path, *, seed: int) -> str:
+    """Qwen3 of 64 entries. Its last norm is random, so that logits spread by some 1.6 instead of 0.16."""
+    make_tiny_model(str(folder), [WORDS], seed=seed, max_position_embeddings=256)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.model.norm.weight.normal_(std=10, generator=torch.Generator().manual_seed(seed))
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+def forward_logprobs(
+    folder: str, prompt_tokens: np.ndarray, response_tokens: np.ndarray, *, temperature: float = 1.0
+) -> np.ndarray:
+    """(response_length,) nats: what one plain forward pass gives to each token of the response."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    tokens = torch.from_numpy(np.concatenate([prompt_tokens, response_tokens]).astype(np.int64))[None]
+    with torch.inference_mode():
+        logprobs = (model(tokens).logits[0].float() / temperature).log_softmax(dim=-1)
+    # The logits after token i are of token i + 1.
+    places = torch.arange(len(prompt_tokens) - 1, tokens.shape[1] - 1)
+    return logprobs[places, tokens[0, 1:][places]].numpy()
+
+
+def publish(root: Root, folder: str, *, groups_per_worker: int) -> int:
+    """Publish a model folder as the next version, as a trainer would; returns the version."""
+
+    def save(target: Path) -> None:
+        shutil.copytree(folder, target, dirs_exist_ok=True)
+
+    return publish_policy(
+        root, save, step=0, attempt_id=1, parent_version=None, groups_per_worker=lambda version: groups_per_worker
+    )
+
+
+def committed_rows(root: Root, *columns: str) -> list[dict[str, Any]]:
+    """Columns of all rows in the store, by request_index; raises for a file that can't be read."""
+    names = ["request_index", *columns]
+    rows = [row for file in list_files(root) for row in read_columns(root, file.name, names).to_pylist()]
+    return sorted(rows, key=lambda row: row["request_index"])

@@ -1,0 +1,115 @@
+"""Runs for tests: a tiny model, roots filled with the rollouts of `make_batch`, and what a trainer did with them."""
+
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from string import ascii_lowercase
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load
+from strategies import make_batch
+
+import ludic
+from ludic.inference.tiny import make_tiny_model
+from ludic.records import RolloutGroup
+from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, RunConfig
+from ludic.training.checkpoint import complete_checkpoints
+from ludic.training.config import TrainConfig
+from ludic.training.trainer import train
+
+GROUP_SIZE, GROUPS_PER_BATCH = 4, 2
+
+
+def make_model(folder: Path) -> str:
+    """A tiny model whose vocabulary holds every token that `make_batch` draws."""
+    make_tiny_model(str(folder), (first + second for first in ascii_lowercase for second in "abcdefghi"))
+    return str(folder)
+
+
+def create_root(url: str, model: str, **settings: Any) -> Root:
+    sizes = {"group_size": GROUP_SIZE, "groups_per_batch": GROUPS_PER_BATCH}
+    return Root.create(url, RunConfig(model=model, env=("moar_cats",), **(sizes | settings)))
+
+
+def fill(
+    root: Root, *, num_files: int, groups_per_file: int = 4, worker_id: str = "w0-test", seed: int = 0, **options: Any
+) -> dict[str, RolloutGroup]:
+    """Append groups, a file a call, and return them by group_id; the same for the same arguments."""
+    groups: dict[str, RolloutGroup] = {}
+    with RolloutWriter(root, worker_id) as writer:
+        for number in range(num_files):
+            sizes = {"num_groups": groups_per_file, "group_size": root.run.group_size}
+            batch = make_batch(worker_id=worker_id, seed=seed + number, **(sizes | options))
+            writer.append(batch)
+            writer.flush()
+            groups |= {group.rollouts[0].group_id: group for group in batch.groups}
+    return groups
+
+
+def train_config(**settings: Any) -> TrainConfig:
+    """Settings under which the plans follow from the store alone: no rollout gets too old."""
+    defaults = {"learning_rate": 1e-3, "max_off_policy_steps": None, "checkpoint_every": 3, "stall_limit_s": 0.5}
+    return TrainConfig(**(defaults | {"device": "cpu"} | settings))
+
+
+def train_here(root: Root, *, report: Callable[[int, Mapping[str, Any]], None] | None = None, **settings: Any) -> int:
+    """Train in this process; the last step."""
+    return train(root, train_config(**settings), threading.Event(), report)
+
+
+class KilledError(Exception):
+    """Ends a trainer in the middle of everything."""
+
+
+def train_until_killed(root: Root, *, at_step: int, **settings: Any) -> None:
+    """Train, and die after the gradient step `at_step`, without any farewell."""
+
+    def die(step: int, row: Mapping[str, Any]) -> None:
+        if step == at_step:
+            raise KilledError
+
+    try:
+        train_here(root, report=die, **settings)
+    except KilledError:
+        return
+    raise AssertionError(f"trained to the end without passing step {at_step}")
+
+
+def query(root: Root, sql: str) -> list[tuple]:
+    return ludic.connect(root).execute(sql).fetchall()
+
+
+def ledger(root: Root) -> list[tuple]:
+    """What each step trained on and dropped, apart from versions and attempts, which a restart changes."""
+    return query(
+        root,
+        """
+        select step, batch_index, rollout_id, group_id, file, row_group, row, advantage, weight, used, reason
+        from batches
+        order by step, batch_index
+        """,
+    )
+
+
+def final_weights(root: Root) -> dict[str, np.ndarray]:
+    """Those of the newest checkpoint."""
+    return load(root.read(f"{complete_checkpoints(root)[-1].name}/model.safetensors"))
+
+
+def cursor_of_ledger(root: Root) -> dict[str, Any]:
+    """The reader's position that the effective ledger amounts to."""
+    stored = query(root, "select distinct worker_id, sequence, group_id from rollouts")
+    in_ledger = {group_id for (group_id,) in query(root, "select distinct group_id from batches")}
+    cursor = Cursor()
+    for worker_id, sequence in sorted({(worker_id, sequence) for worker_id, sequence, _ in stored}):
+        groups = {group_id for worker, number, group_id in stored if (worker, number) == (worker_id, sequence)}
+        if groups & in_ledger:
+            cursor.consume(worker_id, sequence, groups & in_ledger, whole=groups <= in_ledger)
+    return cursor.to_dict()
+
+
+def groups_left(root: Root, cursor: Mapping[str, Any], versions: range | None) -> set[str]:
+    """What a reader delivers that goes on from a position."""
+    rows = RolloutReader(root, [], Cursor.from_dict(dict(cursor))).poll(versions)
+    return set() if rows is None else set(rows.column("group_id").to_pylist())

@@ -1,0 +1,145 @@
+"""A trainer that was killed goes on as if nothing had happened: no group twice, none skipped, the same weights."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+from tiny_runs import (
+    create_root,
+    cursor_of_ledger,
+    fill,
+    final_weights,
+    groups_left,
+    ledger,
+    query,
+    train_config,
+    train_here,
+    train_until_killed,
+)
+
+from ludic.errors import StoreError
+from ludic.store import latest_policy, newest_attempt_id, start_attempt
+from ludic.training.checkpoint import complete_checkpoints
+from ludic.training.trainer import checkpoint_to_resume, train
+
+
+@pytest.fixture
+def straight(new_root):
+    """A root that was trained for six steps without a pause."""
+    root = new_root("straight")
+    fill(root, num_files=4)
+    train_here(root, num_steps=6)
+    return root
+
+
+def assert_same_run(root, expected):
+    assert ledger(root) == ledger(expected)
+    weights = final_weights(expected)
+    assert all((tensor == weights[name]).all() for name, tensor in final_weights(root).items())
+
+
+@pytest.mark.parametrize("at_step", [4, 5])
+def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(root_url, tiny_folder, straight, at_step):
+    root = create_root(root_url, tiny_folder)
+    fill(root, num_files=4)
+    train_until_killed(root, at_step=at_step, num_steps=6)
+    assert [info.step for info in complete_checkpoints(root)] == [3]
+    assert train_here(root, num_steps=6) == 6
+    assert query(root, "select attempt_id, parent_attempt, parent_step from attempts order by all") == [
+        (1, None, None),
+        (2, 1, 3),
+    ]
+    assert_same_run(root, straight)
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_anew(new_root, straight):
+    root = new_root()
+    fill(root, num_files=4)
+    train_until_killed(root, at_step=2, num_steps=6)
+    assert train_here(root, num_steps=6) == 6
+    assert_same_run(root, straight)
+
+
+def test_a_run_killed_again_and_again_uses_each_group_once(new_root, straight):
+    root = new_root()
+    fill(root, num_files=4)
+    for at_step in (1, 2, 3, 4, 5):
+        train_until_killed(root, at_step=at_step, num_steps=6, checkpoint_every=2)
+    train_here(root, num_steps=6, checkpoint_every=2)
+    assert_same_run(root, straight)
+
+
+def test_a_clean_stop_and_a_longer_run_are_one_run(new_root, straight):
+    root, stop = new_root(), threading.Event()
+    fill(root, num_files=4)
+    train(root, train_config(num_steps=6), stop, lambda step, row: stop.set())
+    assert train_here(root, num_steps=4) == 4
+    assert train_here(root, num_steps=6) == 6
+    assert_same_run(root, straight)
+
+
+def test_steps_that_were_not_checkpointed_are_superseded_and_their_groups_are_free(new_root):
+    root = new_root()
+    fill(root, num_files=4)
+    train_until_killed(root, at_step=4, num_steps=6)
+    # Step 4 was trained and step 5 perhaps planned; the next attempt begins from step 3.
+    start_attempt(root, parent_attempt=1, parent_step=3)
+    assert query(root, "select distinct step from batches order by step") == [(1,), (2,), (3,)]
+    superseded = query(root, "select distinct group_id from all_batches where superseded")
+    free = groups_left(root, complete_checkpoints(root)[-1].cursor, None)
+    assert {group_id for (group_id,) in superseded} <= free
+
+
+def test_the_cursor_of_a_checkpoint_is_what_the_ledger_holds(new_root):
+    root = new_root()
+    groups = fill(root, num_files=4, groups_per_file=3)  # 12 groups; 5 steps take 10, and end within a file
+    train_until_killed(root, at_step=3, num_steps=5, checkpoint_every=2)
+    train_here(root, num_steps=5, checkpoint_every=2)
+    cursor = complete_checkpoints(root)[-1].cursor
+    assert {name: list(map(list, pairs)) for name, pairs in cursor_of_ledger(root)["files"].items()} == cursor["files"]
+    assert cursor_of_ledger(root)["groups"] == cursor["groups"]
+    used = {group_id for (group_id,) in query(root, "select distinct group_id from batches")}
+    assert groups_left(root, cursor, None) == set(groups) - used
+    assert len(used) == 10
+
+
+def test_a_resumed_trainer_publishes_its_weights_at_once_as_a_version_never_used_before(new_root):
+    root = new_root()
+    fill(root, num_files=4)
+    train_until_killed(root, at_step=4, num_steps=6)
+    version = latest_policy(root).version
+    train_here(root, num_steps=6)
+    published = query(root, "select version, step, attempt_id, parent_version from policies order by version")
+    assert next(row for row in published if row[0] > version) == (version + 1, 3, 2, version)
+    assert all(after[0] == before[0] + 1 for before, after in pairwise(published))
+
+
+def test_a_finished_run_is_left_as_it_is(straight):
+    before = straight.list("")
+    assert train_here(straight, num_steps=6) == 6
+    assert straight.list("") == before
+
+
+def test_a_finished_run_can_be_trained_further(straight):
+    assert train_here(straight, num_steps=8) == 8
+    assert query(straight, "select distinct step from batches order by step") == [(step,) for step in range(1, 9)]
+    assert query(straight, "select count(distinct group_id) from batches") == [(16,)]
+
+
+def test_a_checkpoint_of_a_replaced_trainer_is_not_resumed(new_root):
+    root = new_root()
+    fill(root, num_files=4)
+    train_here(root, num_steps=3)
+    start_attempt(root)  # somebody begins anew
+    assert checkpoint_to_resume(root) is None
+    start_attempt(root, parent_attempt=1, parent_step=3)
+    assert checkpoint_to_resume(root).step == 3
+    assert newest_attempt_id(root) == 3
+
+
+def test_a_checkpoint_that_is_gone_is_named(new_root):
+    root = new_root()
+    start_attempt(root)
+    start_attempt(root, parent_attempt=1, parent_step=3)
+    with pytest.raises(StoreError, match=r"attempt 2 began from checkpoints/attempt=1/step=3, which is gone"):
+        train_here(root, num_steps=6)

@@ -1,0 +1,241 @@
+"""From a plan to packed micro-batches: exactly the stored tokens, each once, and no more of a file than was planned."""
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tiny_runs import fill, train_config
+
+from ludic.errors import StalledError, StoreError
+from ludic.sql.planner import Planner
+from ludic.store import Cursor, start_attempt
+from ludic.training.feed import Plan, PlanFeed, batch_rules
+from ludic.training.publisher import Publisher
+from ludic.training.stream import BatchStream, read_sequences, read_share
+
+
+@pytest.fixture
+def open_stream(mesh):
+    """open_stream(root): a stream of one rank whose first plan was begun."""
+    streams = []
+
+    def open_(root, *, stop=None, **settings):
+        config, attempt = train_config(**settings), start_attempt(root)
+        publisher = Publisher(root, attempt, keep=None)
+        publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
+        planner = Planner(batch_rules(config, root.run.groups_per_batch))
+        feed = PlanFeed(root, attempt, config, planner, publisher, Cursor(), stop or threading.Event())
+        streams.append(BatchStream(root, config, feed))
+        streams[-1].start_plan(1, 0)
+        return streams[-1]
+
+    yield open_
+    for stream in streams:
+        stream.close()
+
+
+@pytest.fixture
+def plan_of(open_stream):
+    """plan_of(root): the plan of step 1."""
+    return lambda root, **settings: open_stream(root, **settings).next_batch().plan
+
+
+def used_rows(plan: Plan):
+    return plan.rows.filter(plan.rows["used"])
+
+
+def by_id(groups):
+    return {rollout.rollout_id: rollout for group in groups.values() for rollout in group.rollouts}
+
+
+def tokens_of(micro_batch):
+    """Response tokens with their sampler's logprobs, advantages and mask, as they go into the loss; sorted."""
+    columns = (micro_batch.targets, micro_batch.sampler_logprobs, micro_batch.advantages, micro_batch.action_mask)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def test_sequences_are_what_was_stored_in_the_order_of_the_plan(new_root, plan_of):
+    root = new_root(groups_per_batch=5)
+    # Two files, so that the plan crosses a border; three turns, so that there is a mask.
+    groups = fill(root, num_files=2, groups_per_file=3, num_turns=3)
+    stored, rows = by_id(groups), used_rows(plan_of(root))
+    advantages = {
+        rollout.rollout_id: advantage
+        for group in groups.values()
+        for rollout, advantage in zip(group.rollouts, group.rloo_advantages(), strict=True)
+    }
+    sequences = read_sequences(root, rows)
+    assert [sequence.rollout_id for sequence in sequences] == rows["rollout_id"].to_pylist()
+    assert len(sequences) == 5 * 4
+    for sequence in sequences:
+        rollout = stored[sequence.rollout_id]
+        assert_same(sequence.prompt_tokens, rollout.prompt_tokens)
+        assert_same(sequence.response_tokens, rollout.response_tokens)
+        assert_same(sequence.sampler_logprobs, rollout.response_logprobs)
+        assert_same(sequence.action_mask, rollout.action_mask)
+        assert sequence.advantage == pytest.approx(advantages[sequence.rollout_id], abs=1e-12)
+        assert (sequence.weight, sequence.temperature) == (1.0, rollout.temperature)
+
+
+def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
+    assert found.dtype == expected.dtype
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_mask_of_ones_is_stored_as_none_and_comes_back_as_none(new_root, plan_of):
+    root = new_root()
+    fill(root, num_files=1)
+    assert {sequence.action_mask is None for sequence in read_sequences(root, used_rows(plan_of(root)))} == {True}
+
+
+def test_no_rows_are_no_sequences(new_root, plan_of):
+    root = new_root()
+    fill(root, num_files=1)
+    assert read_sequences(root, used_rows(plan_of(root)).slice(0, 0)) == []
+
+
+def test_what_the_filters_dropped_is_not_read(new_root, plan_of):
+    root = new_root()
+    groups = fill(root, num_files=1, rewards=[[1.0, 0.0, None, 0.5], [1.0, 0.5, 0.5, 0.0]], num_groups=2)
+    plan = plan_of(root)
+    config = train_config()
+    share = read_share(root, config, plan, 0, 1)
+    failed = [rollout for rollout in by_id(groups).values() if rollout.episode_reward is None]
+    assert used_rows(plan).num_rows == 7
+    assert share.num_action_tokens == 7 * 16
+    assert failed[0].rollout_id not in [s.rollout_id for s in read_sequences(root, used_rows(plan))]
+
+
+def test_two_ranks_share_the_sequences_of_one(new_root, plan_of):
+    root = new_root()
+    fill(root, num_files=1, num_turns=2)
+    plan, config = plan_of(root), train_config(micro_token_budget=64)
+    whole = read_share(root, config, plan, 0, 1)
+    shares = [read_share(root, config, plan, rank, 2) for rank in (0, 1)]
+    expected = sorted(token for micro_batch in whole.micro_batches for token in tokens_of(micro_batch))
+    found = [token for share in shares for micro_batch in share.micro_batches for token in tokens_of(micro_batch)]
+    assert sorted(found) == expected
+    assert len(expected) == 2 * 4 * 16  # groups x episodes x response
+    assert {len(share.micro_batches) for share in shares} == {2}  # 4 sequences of 24 tokens each, 2 in 64 tokens
+    for name in ("num_action_tokens", "num_tokens"):
+        assert [getattr(share, name) for share in shares] == [getattr(whole, name) / 2] * 2
+
+
+def test_sequences_over_the_limit_are_cut_and_counted(new_root, open_stream):
+    root = new_root()
+    # Prompts of 8: responses of 16 keep 10 of 18 tokens' room, and those of 4 fit.
+    fill(root, num_files=1, groups_per_file=1, response_length=16)
+    fill(root, num_files=1, groups_per_file=1, response_length=4, worker_id="w1-test", seed=1)
+    batch = open_stream(root, max_seq_len=18).next_batch()
+    assert batch.num_truncated == 4
+    assert batch.num_action_tokens == 4 * 10 + 4 * 4
+    assert batch.num_tokens == 4 * 18 + 4 * 12
+
+
+def test_a_limit_that_the_prompt_fills_leaves_a_batch_without_action_tokens(new_root, open_stream):
+    root = new_root()
+    fill(root, num_files=1)
+    batch = open_stream(root, max_seq_len=8).next_batch()
+    assert (batch.num_truncated, batch.num_action_tokens, batch.num_tokens) == (8, 0, 0)
+    assert len(batch.micro_batches) == 1
+
+
+@dataclass(frozen=True)
+class Reads:
+    """Which bytes of which files were read through a filesystem: (path, start, stop)."""
+
+    ranges: list[tuple[str, int, int]] = field(default_factory=list)
+
+    def watch(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Note what every file that `fs` opens from now on is asked for."""
+        open_file = fs.open
+
+        def open_watched(path: str, mode: str = "rb", **options: Any) -> Any:
+            file = open_file(path, mode, **options)
+            read = file.read
+
+            def note(length: int = -1) -> bytes:
+                data = read(length)
+                self.ranges.append((path, file.tell() - len(data), file.tell()))
+                return data
+
+            monkeypatch.setattr(file, "read", note, raising=False)
+            return file
+
+        monkeypatch.setattr(fs, "open", open_watched)
+
+
+def byte_range(metadata: pq.FileMetaData, row_group: int) -> tuple[int, int]:
+    """Where a row group begins and ends in its file."""
+    columns = [metadata.row_group(row_group).column(index) for index in range(metadata.num_columns)]
+    starts = [column.dictionary_page_offset or column.data_page_offset for column in columns]
+    stops = [start + column.total_compressed_size for start, column in zip(starts, columns, strict=True)]
+    return min(starts), max(stops)
+
+
+def test_only_the_row_groups_of_the_plan_are_read(new_root, plan_of, monkeypatch):
+    # 64 rows make a row group, here a group each: 4 a file, of which the plan needs the first file's first two.
+    root = new_root(group_size=64)
+    fill(root, num_files=2, groups_per_file=4, response_length=200)
+    rows = used_rows(plan_of(root))
+    name = "rollouts/version=0/env=moar_cats/w0-test-0.parquet"
+    assert set(zip(rows["file"].to_pylist(), rows["row_group"].to_pylist(), strict=True)) == {(name, 0), (name, 1)}
+    metadata = pq.read_metadata(root.at(name))
+    reads = Reads()
+    reads.watch(root.fs, monkeypatch)
+    assert len(read_sequences(root, rows)) == 2 * 64
+    # pyarrow finds the footer by reading the last 64 kB at once.
+    size = root.fs.size(root.at(name))
+    data_reads = [(path, start, stop) for path, start, stop in reads.ranges if stop < size]
+
+    def is_read(row_group: int) -> bool:
+        start, stop = byte_range(metadata, row_group)
+        return any(first < stop and last > start for _, first, last in data_reads)
+
+    assert [is_read(row_group) for row_group in range(4)] == [True, True, False, False]
+    assert {path for path, _, _ in reads.ranges} == {root.at(name)}
+
+
+def test_the_next_batch_is_read_before_it_is_asked_for(new_root, open_stream, monkeypatch):
+    root = new_root()
+    fill(root, num_files=1)
+    stream = open_stream(root)
+    stream.next_batch()
+    reads = Reads()
+    reads.watch(root.fs, monkeypatch)
+    stream.start_plan(2, 0)
+    while not reads.ranges:  # until the plan is there
+        stream.prefetch()
+    assert stream.next_batch().plan.step == 2
+
+
+def test_reading_ahead_never_waits_and_never_raises(new_root, open_stream):
+    root, stop = new_root(), threading.Event()
+    stream = open_stream(root, stop=stop, stall_limit_s=0.1)
+    stream.prefetch()
+    while not stream._feed._future.done():
+        threading.Event().wait(0.01)
+    stream.prefetch()  # the plan has failed by now: that is for next_batch to say
+    with pytest.raises(StalledError):
+        stream.next_batch()
+
+
+def test_a_stop_is_seen_by_next_batch_even_after_reading_ahead(new_root, open_stream):
+    root, stop = new_root(), threading.Event()
+    stream = open_stream(root, stop=stop)
+    stop.set()
+    stream._feed._future.exception()  # wait until it has seen the stop
+    stream.prefetch()
+    assert stream.next_batch() is None
+
+
+def test_a_planned_file_that_is_gone_is_named(new_root, plan_of):
+    root = new_root()
+    fill(root, num_files=1)
+    rows = used_rows(plan_of(root))
+    root.delete("rollouts")
+    with pytest.raises(StoreError, match=r"w0-test-0\.parquet was planned for a step and is gone"):
+        read_sequences(root, rows)
