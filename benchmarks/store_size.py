@@ -16,7 +16,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq

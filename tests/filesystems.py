@@ -26,6 +26,8 @@ class UnreliableFileSystem(MemoryFileSystem):
         self.failures_after: list[Exception] = []
         """Each raised by one write after it stored everything: the answer is lost."""
         self.failures_of_reads: list[Exception] = []
+        self.written: list[str] = []
+        """Names of the files stored, without folders, in order."""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         if not self.is_up.is_set():
@@ -34,6 +36,7 @@ class UnreliableFileSystem(MemoryFileSystem):
         if self.failures_before:
             raise self.failures_before.pop(0)
         super().pipe_file(path, value, mode=mode, **options)
+        self.written.append(path.rpartition("/")[2])
         if self.failures_after:
             raise self.failures_after.pop(0)
 

@@ -83,11 +83,11 @@ def open_demo(url: str) -> Root:
 
 
 def train_config(num_steps: int) -> TrainConfig:
-    """Plain RLOO; the learning rate suits 100k parameters, and falls so that the last steps don't overshoot."""
+    """RLOO with truncated importance sampling; the learning rate suits 100k parameters."""
     return TrainConfig(
         num_steps=num_steps,
-        learning_rate=4e-3,
-        schedule="linear",
+        learning_rate=3e-3,
+        truncate_ratio=2.0,
         # Attention over packed tokens costs their square: on a CPU, small micro-batches are faster.
         micro_token_budget=512,
         device="cpu",

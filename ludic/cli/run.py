@@ -15,6 +15,7 @@ import tyro
 from ludic.cli import train
 from ludic.cli.live import LiveView
 from ludic.cli.process import interrupt_on_sigterm
+from ludic.cli.settings import RootUrl
 from ludic.cli.supervisor import Child, supervise
 from ludic.cli.train import train_args
 from ludic.environments.registry import make_environment
@@ -27,7 +28,7 @@ from ludic.training.feed import batch_rules
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    root: tyro.conf.Positional[str]
+    root: RootUrl
     """Folder or URL of the run; made when it is not there."""
     run: tyro.conf.OmitArgPrefixes[RunConfig]
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)

@@ -151,7 +151,7 @@ def _print_rollout(
     console.rule(f"response, {row['response_length']} tokens", align="left", style="dim")
     tokens = _token_rows(row, load_token_reader(root))
     console.print(coloured(tokens, settings.color, use["advantage"] if use else None))
-    if console.color_system and tokens:
+    if console.color_system and not console.no_color and tokens:
         console.print(colour_legend(settings.color, use["advantage"] if use else None))
     if settings.tokens:
         console.print(token_table(tokens))

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ludic.cli.process import stop_on_signals
-from ludic.cli.settings import to_flags
+from ludic.cli.settings import RootUrl, to_flags
 from ludic.errors import ConfigError
 from ludic.store import Root, newest_attempt_id, read_attempt
 from ludic.training.config import TrainConfig
@@ -19,7 +19,7 @@ from ludic.training.config import TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    root: tyro.conf.Positional[str]
+    root: RootUrl
     """Folder or URL of the run. A run that was trained before goes on from its last checkpoint."""
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     ranks: int = 1

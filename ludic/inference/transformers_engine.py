@@ -49,6 +49,8 @@ class TransformersEngine:
         if max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch}, wanted at least 1")
         self._device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if self._device.type == "cuda" and not torch.cuda.is_available():
+            raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
         if dtype is None and self._device.type == "cpu":
             dtype = torch.float32
         self._model = _load_model(folder, dtype).to(self._device)

@@ -9,21 +9,22 @@ filesystem fails it waits and tries again.
 import contextlib
 import itertools
 import logging
+import shutil
 import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ludic.errors import ConfigError, ModelError, StoreError
+from ludic.errors import ConfigError, ModelError, SchemaError, StoreError
 from ludic.inference.chat import load_tokenizer
 from ludic.inference.engine import Engine
 from ludic.interaction.single_step import Agent
-from ludic.records import RolloutBatch
+from ludic.records import Rollout, RolloutBatch
 from ludic.rollouts.sampler import GroupSampler
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
@@ -56,8 +57,17 @@ class WorkerConfig:
             raise ConfigError(f"num_groups is {self.num_groups}, wanted at least 1, or nothing for no end")
 
 
-def run_worker(root: Root, config: WorkerConfig, make_engine: MakeEngine, stop: threading.Event) -> int:
-    """Sample until `stop` is set or num_groups are committed; returns the groups committed."""
+def run_worker(
+    root: Root,
+    config: WorkerConfig,
+    make_engine: MakeEngine,
+    stop: threading.Event,
+    report: Callable[[RolloutBatch], None] | None = None,
+) -> int:
+    """Sample until `stop` is set or num_groups are committed; returns the groups committed.
+
+    `report` is told of each batch after it was handed to the writer.
+    """
     slot = new_slot() if config.slot is None else config.slot
     worker_id = new_worker_id(slot)
     schedule, lives = Schedule.of_slot(root.run, slot), read_earlier_lives(root, slot)
@@ -86,6 +96,8 @@ def run_worker(root: Root, config: WorkerConfig, make_engine: MakeEngine, stop: 
             num_made += num_groups
             for row in _metrics(batch, wait_s=sampling_since - waited_since, step_s=step_s):
                 _persist(stop, partial(log.write, **row))
+            if report is not None:
+                report(batch)
         _persist(stop, writer.flush)
     return num_made
 
@@ -148,19 +160,26 @@ class _PolicyFollower:
     def follow(self) -> LatestPolicy | None:
         """Load the newest policy if it is newer; None while there is none that could be loaded.
 
-        A policy that is missing or half-written leaves the old weights in use and is tried again.
+        A policy that is missing or half-written leaves the old weights in place and is tried again.
         """
         try:
             latest = latest_policy(self._root)
             if latest is not None and (self._sampler is None or latest.version > self.version):
                 self._load(latest.version)
-        except (FileNotFoundError, ModelError, StoreError) as error:
+        except (FileNotFoundError, ModelError, SchemaError, StoreError) as error:
             self._complain(error)
             latest = None
         return None if self._sampler is None else latest
 
     def _load(self, version: int) -> None:
-        folder = fetch_policy(self._root, version, self._cache)
+        try:
+            self._use(fetch_policy(self._root, version, self._cache), version)
+        except ModelError:
+            # The copy may be what is broken: the next look fetches it again.
+            shutil.rmtree(self._cache, ignore_errors=True)
+            raise
+
+    def _use(self, folder: str, version: int) -> None:
         if self._sampler is None:
             agent = Agent(
                 engine=self._make_engine(folder, version),
@@ -175,7 +194,7 @@ class _PolicyFollower:
         """Once a policy, not at every look."""
         if str(error) != self._complained:
             self._complained = str(error)
-            logger.warning("policy not loaded, going on with the old weights: %s", error)
+            logger.warning("waiting for a policy that can be loaded: %s", error)
 
 
 def _metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterator[dict[str, Any]]:
@@ -183,7 +202,6 @@ def _metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterator[d
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     for env_name in sorted({rollout.env_name for rollout in rollouts}):
         mine = [rollout for rollout in rollouts if rollout.env_name == env_name]
-        rewards = [rollout.episode_reward for rollout in mine if rollout.episode_reward is not None]
         num_tokens = sum(rollout.action_length for rollout in mine)
         yield {
             "worker_id": batch.metadata.worker_id,
@@ -192,9 +210,15 @@ def _metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterator[d
             "num_rollouts": len(mine),
             "num_groups": len({rollout.group_id for rollout in mine}),
             "num_tokens": num_tokens,
-            "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+            "reward_mean": mean_reward(mine),
             "response_length_mean": sum(rollout.response_length for rollout in mine) / len(mine),
             "step_s": step_s,
             "wait_s": wait_s,
             "tokens_per_s": num_tokens / step_s,
         }
+
+
+def mean_reward(rollouts: Sequence[Rollout]) -> float | None:
+    """Over the scored ones; None when none was."""
+    rewards = [rollout.episode_reward for rollout in rollouts if rollout.episode_reward is not None]
+    return sum(rewards) / len(rewards) if rewards else None

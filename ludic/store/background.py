@@ -77,6 +77,7 @@ class BackgroundAppender(Generic[Item]):
     def close(self) -> None:
         """Write what is left, what failed before included, and end the thread; raises when that fails."""
         with self._changed:
+            self._changed.wait_for(lambda: not self._busy)
             self._closed, self._error = True, None
             self._changed.notify_all()
         self._thread.join()

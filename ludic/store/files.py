@@ -104,7 +104,7 @@ def encode_plain(table: pa.Table) -> bytes:
 
 
 def _writer_options(schema: pa.Schema) -> dict:
-    """zstd level 1; token ids and logprobs as byte streams, 5.2 bytes a token together (benchmarks/store_size.py)."""
+    """zstd level 1; token ids and logprobs as byte streams, 5.4 bytes a token together (benchmarks/store_size.py)."""
     return {
         "compression": "zstd",
         "compression_level": 1,

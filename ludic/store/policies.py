@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ludic.errors import SchemaError
 from ludic.store.root import Root
 
 LATEST = "policies/LATEST"
@@ -45,11 +46,15 @@ def policy_folder(version: int) -> str:
 
 
 def latest_policy(root: Root) -> LatestPolicy | None:
-    """None before the first publication."""
+    """None before the first publication. Raises SchemaError for a file that is no such pointer."""
     try:
         return LatestPolicy(**json.loads(root.read(LATEST)))
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError) as error:
+        raise SchemaError(
+            f"{root.url}/{LATEST} does not name a policy: {error}; the next publication mends it"
+        ) from error
 
 
 def point_latest(root: Root, latest: LatestPolicy) -> None:

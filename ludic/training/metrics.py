@@ -16,6 +16,7 @@ def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, n
     dropped = plan.rows.filter(pc.invert(plan.rows.column("used")))
     return {
         **metrics,
+        "policy_version": plan.rows.column("trainer_version")[0].as_py(),
         "num_rollouts": used.num_rows,
         "num_groups": len(used.column("group_id").unique()),
         "num_tokens": num_tokens,

@@ -5,6 +5,7 @@ A killed trainer goes on from its last checkpoint: no group is used twice or ski
 trainer on the same root fences this one, which then raises FencedError at its next write.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -19,13 +20,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.errors import StalledError, StoreError
+from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.sql.planner import Planner
 from ludic.store import (
     Attempt,
     Cursor,
     MetricsLog,
     Root,
+    RunConfig,
     check_not_fenced,
     newest_attempt_id,
     read_attempt,
@@ -49,6 +51,8 @@ from ludic.training.step import train_step
 from ludic.training.stream import BatchStream, TrainingBatch
 from ludic.training.telemetry import open_log
 
+logger = logging.getLogger(__name__)
+
 Report = Callable[[int, Mapping[str, Any]], None]
 """Called on rank 0 after each step, with the row of the metrics table."""
 
@@ -61,6 +65,8 @@ def train(root: Root, config: TrainConfig, stop: threading.Event, report: Report
     every rank, StalledError, FencedError, StoreError, QueryError, ModelError or TrainingError.
     """
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         resumed = _agree_on_checkpoint(root)
         if resumed is not None and resumed.step >= config.num_steps:
@@ -203,6 +209,7 @@ def _open_main(
     with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
         # Before the attempt, so that a SQL text that can't run fences nobody.
         planner = Planner(batch_rules(config, root.run.groups_per_batch))
+        _warn_of_bias(root.run)
         parent_attempt, parent_step = (resumed.attempt_id, resumed.step) if resumed else (None, None)
         attempt = start_attempt(root, parent_attempt=parent_attempt, parent_step=parent_step, config=asdict(config))
         publisher = Publisher(root, attempt, config.keep_policies)
@@ -220,6 +227,15 @@ def _open_main(
             yield _Main(attempt=attempt, feed=feed, publisher=publisher, write_metrics=write_metrics)
         finally:
             log.close()
+
+
+def _warn_of_bias(run: RunConfig) -> None:
+    """The trainer divides by the temperature, but cannot know what top_p and top_k cut away."""
+    for name, value in (("top_p", run.top_p if run.top_p < 1 else None), ("top_k", run.top_k)):
+        if value is not None:
+            logger.warning(
+                "%s is %s: importance ratios are biased below 1, since the sampler left tokens out", name, value
+            )
 
 
 class _Trainer:
@@ -309,7 +325,7 @@ class _Trainer:
     def log(self, step: int, batch: TrainingBatch, metrics: Mapping[str, float], **seconds: float) -> None:
         if self.main is not None:
             row = step_metrics(batch.plan, metrics, num_tokens=batch.num_tokens, num_truncated=batch.num_truncated)
-            row |= seconds | {"tokens_per_s": batch.num_tokens / seconds["step_s"], "policy_version": self.version}
+            row |= seconds | {"tokens_per_s": batch.num_tokens / seconds["step_s"]}
             self.main.write_metrics(step, row)
 
     def _is_publishing(self, step: int) -> bool:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
 
+from ludic.cli.sql import open_result, print_table
 from ludic.store import Root, list_files
 
 REWARDS = "select version, count(*) as n, avg(episode_reward) as reward from rollouts group by all order by all"
@@ -37,6 +39,21 @@ def test_piped_tables_are_as_wide_as_they_need_and_without_colours(ludic, traine
     assert (header[0], header[-1]) == ("rollout_id", "env")
 
 
+@pytest.mark.parametrize(
+    ("query", "beginning"), [("select * from rollouts", "row 1 ─"), ("select version from rollouts", "version")]
+)
+def test_on_a_terminal_rows_too_wide_for_it_stand_one_below_the_other(
+    trained: Root, query: str, beginning: str
+) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
+    with open_result(trained, query) as result:
+        print_table(result, console, max_rows=3)
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert lines[0].startswith(beginning)
+    assert max(map(len, lines)) <= 80
+
+
 def test_long_lists_are_shown_by_their_first_items(ludic, trained: Root) -> None:
     out = ludic("sql", trained.url, "select range(100) as many, {'a': null, 'b': true} as both").out
     assert "[0, 1, 2, 3, 4, 5, … 100 in all]" in out
@@ -51,10 +68,8 @@ def test_what_a_model_wrote_is_shown_as_text_and_never_obeyed(ludic, trained: Ro
 
 
 def test_json_holds_every_row_with_its_nested_values(ludic, trained: Root) -> None:
-    query = (
-        "select rollout_id, response_tokens, reward_components, created_at, episode_reward, action_mask from rollouts"
-    )
-    rows = json.loads(ludic("sql", trained.url, query, "--format", "json").out)
+    result = ludic("sql", trained.url, "select * from rollouts order by request_index", "--format", "json")
+    rows = json.loads(result.out)
     assert len(rows) == 16
     assert rows[0]["reward_components"] == {"num_cats": 1.0}
     assert len(rows[0]["response_tokens"]) == 16

@@ -83,16 +83,16 @@ class Delivery(RuleBasedStateMachine):
             self.pending[group_id] = rows.filter(pc.equal(rows.column("group_id"), group_id))
             assert self.pending[group_id].num_rows == 2, "a group in pieces"
 
-    @precondition(lambda self: self.pending)
-    @rule(data=st.data())
-    def use(self, data: st.DataObject) -> None:
-        used = data.draw(st.lists(st.sampled_from(sorted(self.pending)), min_size=1, unique=True))
-        self.reader.consume(pa.concat_tables([self.pending.pop(group_id) for group_id in used]))
+    @rule(data=st.data(), is_checkpointed=st.booleans())
+    def use(self, data: st.DataObject, is_checkpointed: bool) -> None:
+        """Some groups of what is there, in any order, perhaps in part of a file."""
+        self.poll(None)
+        used = data.draw(st.lists(st.sampled_from(sorted(self.pending)), unique=True)) if self.pending else []
+        if used:
+            self.reader.consume(pa.concat_tables([self.pending.pop(group_id) for group_id in used]))
         self.history += used
-
-    @rule()
-    def checkpoint(self) -> None:
-        self.checkpoint_state = json.dumps(self.reader.cursor.to_dict()), list(self.history)
+        if is_checkpointed:
+            self.checkpoint_state = json.dumps(self.reader.cursor.to_dict()), list(self.history)
 
     @rule()
     def crash(self) -> None:

@@ -19,7 +19,8 @@ SCRIPT = Path(__file__).parent / "append_until_killed.py"
 def start_worker(root: Root, number: int) -> subprocess.Popen[str]:
     """Its groups are those of seeds that no other worker has."""
     args = [sys.executable, str(SCRIPT), root.url, f"w{number}", str(number * 100_000)]
-    environment = {**os.environ, "PYTHONPATH": str(SCRIPT.parents[1]), "OMP_NUM_THREADS": "1"}
+    path = [str(SCRIPT.parents[1]), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path)), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=environment)
 
 

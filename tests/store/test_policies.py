@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ludic.errors import StoreError
 from ludic.store import LatestPolicy, fetch_policy, latest_policy, point_latest, prune_policies, publish_policy
 from ludic.store.policies import policy_folder, policy_versions
 
@@ -98,6 +99,18 @@ def test_a_claim_of_a_trainer_that_died_is_never_used_again_nor_seen(root, tmp_p
     assert weights_of(root, 2, tmp_path) == "c"
 
 
+def test_weights_that_were_published_in_part_are_no_policy(unreliable_root, tmp_path):
+    def save(folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+        (folder / "model.safetensors").symlink_to(tmp_path / "nowhere")
+
+    with pytest.raises(StoreError, match=r"model\.safetensors"):
+        publish(unreliable_root, save=save)
+    assert latest_policy(unreliable_root) is None
+    with pytest.raises(FileNotFoundError, match="policies/version=0 holds no weights"):
+        fetch_policy(unreliable_root, 0, tmp_path)
+
+
 def test_a_version_is_not_used_again_when_latest_is_lost(root):
     publish(root)
     publish(root)
@@ -150,10 +163,9 @@ def test_weights_of_a_far_root_are_copied_once_and_only_two_versions_kept(root, 
         assert weights_of(root, 2, tmp_path) == "c"
 
 
+@pytest.mark.parametrize("root_url", ["memory", "s3"], indirect=True)
 def test_a_copy_that_breaks_off_is_made_anew(root, tmp_path):
     publish(root, "weights")
-    if root.is_local:
-        pytest.skip("a local root is not copied")
     data = root.read("policies/version=0/model.safetensors")
     shutil.rmtree(tmp_path)
     tmp_path.write_text("a file where the cache should be")

@@ -44,6 +44,8 @@ def use_endpoint(monkeypatch, url: str) -> None:
 
 def _serve(answer: Answer) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
         def reply(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             status, code = answer(self.command, self.path)

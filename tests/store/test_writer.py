@@ -358,6 +358,30 @@ def test_close_tries_once_more_what_failed(unreliable_root, next_batch):
     assert stored_groups(unreliable_root, "w0") == [as_plain(batch.groups[0]) for batch in batches]
 
 
+def test_close_tries_once_more_what_failed_unseen(unreliable_root, next_batch):
+    fs = unreliable_root.fs
+    fs.failures_before.append(ConnectionError("down"))
+    writer = never_by_itself(unreliable_root)
+    writer.append(next_batch())
+    writer.flush(wait=False)
+    while fs.failures_before:
+        time.sleep(0.001)
+    writer.close()
+    assert fs.written == ["w0-0.parquet"]
+
+
+def test_files_appear_in_the_order_of_their_sequence(unreliable_root, next_batch):
+    fs = unreliable_root.fs
+    fs.failures_before.append(ConnectionError("down"))
+    with never_by_itself(unreliable_root) as writer:
+        for version in (2, 0, 1):
+            writer.append(next_batch(policy_version=version))
+        with pytest.raises(StoreError):
+            writer.flush()
+        writer.append(next_batch(policy_version=0))
+    assert fs.written == ["w0-0.parquet", "w0-1.parquet", "w0-2.parquet", "w0-3.parquet"]
+
+
 def test_close_says_when_something_could_not_be_written(unreliable_root, next_batch):
     unreliable_root.fs.failures_before += [ConnectionError("down for good")] * 5
     writer = never_by_itself(unreliable_root)

@@ -29,7 +29,8 @@ def arrivals(version: int, worker_id: str, num_groups: int, start: int = 0) -> p
     """Two rows a group."""
     groups = [f"{worker_id}/{version}/{start + place // 2}" for place in range(2 * num_groups)]
     rows = len(groups)
-    return pa.table({"policy_version": [version] * rows, "worker_id": [worker_id] * rows, "group_id": groups})
+    columns = {"policy_version": version, "worker_id": worker_id, "sequence": start}
+    return pa.table({name: [value] * rows for name, value in columns.items()} | {"group_id": groups})
 
 
 # --- Single answers, worked out by hand ------------------------------------------------------------------
@@ -91,13 +92,23 @@ def test_workers_that_are_only_slow_are_asked_again_a_few_times_and_not_at_every
     assert raised_at == [PATIENCE_S * 2**k for k in range(7)]
 
 
-def test_an_arrival_brings_the_patience_back_to_what_it_was() -> None:
+def test_an_arrival_brings_the_patience_back_to_thrice_the_slowest_answer() -> None:
     demand = Demand(run_of(groups_per_batch=8, batches_ahead=0))
     demand.on_publish(0, 0)
     assert demand.on_shortage(8, idle_s=PATIENCE_S) == 16
-    assert demand.on_shortage(8, idle_s=PATIENCE_S) is None
+    assert demand.on_shortage(8, idle_s=1.5 * PATIENCE_S) is None
+    # Half of PATIENCE_S after it was asked, a worker answers.
     demand.note_arrivals(arrivals(0, "w0-host-1-a", 1))
-    assert demand.on_shortage(7, idle_s=PATIENCE_S) == 16 + 7
+    assert demand.on_shortage(7, idle_s=1.4 * PATIENCE_S) is None
+    assert demand.on_shortage(7, idle_s=1.5 * PATIENCE_S) == 16 + 7
+
+
+def test_no_more_is_taken_to_be_in_flight_than_one_call_of_each_worker() -> None:
+    demand = Demand(run_of(groups_per_batch=32, batches_ahead=0, num_workers=2))
+    assert demand.on_publish(0, 0) == 16
+    demand.note_arrivals(arrivals(0, "w0-host-1-a", 4))
+    # 28 are owed; at the new version the two workers finish a call of 4 each and drop the rest: 32 - 8, by two.
+    assert demand.on_publish(1, 0) == 12
 
 
 def test_lives_of_one_slot_are_one_worker_and_those_that_deliver_are_counted_after_three_versions() -> None:
@@ -242,7 +253,8 @@ def test_workers_do_not_run_ahead_when_nothing_is_dropped(
 ) -> None:
     workers = [Worker(slot, groups_per_call, call_ticks) for slot in range(run.num_workers)]
     simulation = Simulation(run, workers, step_ticks=step_ticks)
-    simulation.train(num_steps=12, max_ticks_a_step=5000)
+    # Twenty groups, one a call of 400 ticks, and a step of 100.
+    simulation.train(num_steps=12, max_ticks_a_step=10_000)
     # A version asks for this, with a share rounded up for each worker; and each may be in a call of the version before.
     wanted = (run.steps_per_version + run.batches_ahead) * run.groups_per_batch
     calls = run.num_workers * groups_per_call
