@@ -13,7 +13,6 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import safetensors.torch
@@ -105,10 +104,10 @@ def save_checkpoint(
     random_states = _gather_random_states()
 
     def write() -> bytes:
-        with TemporaryDirectory(prefix="ludic-checkpoint-") as folder:
+        with root.scratch_folder() as folder:
             save_weights(model, weights, folder)
-            safetensors.torch.save_file(moments, Path(folder) / "optimizer.safetensors")
-            safetensors.torch.save_file(random_states, Path(folder) / "random.safetensors")
+            safetensors.torch.save_file(moments, folder / "optimizer.safetensors")
+            safetensors.torch.save_file(random_states, folder / "random.safetensors")
             root.upload(folder, info.name)
         if not root.put_if_absent(f"{info.name}/{MARKER}", info.to_json()):
             raise NameTakenError(
@@ -135,13 +134,13 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
 
     def read() -> bytes:
         where = f"{root.url}/{info.name}"
-        with TemporaryDirectory(prefix="ludic-checkpoint-") as folder:
+        with root.scratch_folder() as folder:
             root.download(info.name, folder)
             weights.update(load_model(folder, dtype=model.dtype, strict=True).state_dict())
-            moments.update(_read_tensors(Path(folder) / "optimizer.safetensors", where))
+            moments.update(_read_tensors(folder / "optimizer.safetensors", where))
             _check_fit(_shapes(weights), wanted_weights, f"{where}/model.safetensors")
             _check_fit(_shapes(moments), wanted_moments, f"{where}/optimizer.safetensors")
-            return (Path(folder) / "random.safetensors").read_bytes()
+            return (folder / "random.safetensors").read_bytes()
 
     random_states = run_on_main(read)
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)

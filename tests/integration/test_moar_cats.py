@@ -48,7 +48,8 @@ def test_every_step_trained_on_eight_groups_whose_advantages_follow_from_their_r
         select max(abs(advantage - (r.episode_reward - (g.total - r.episode_reward) / 7)))
         from batches
         join rollouts r using (rollout_id)
-        join (select group_id, sum(episode_reward) as total from rollouts group by group_id) g on g.group_id = r.group_id
+        join (select group_id, sum(episode_reward) as total from rollouts group by group_id) g
+            on g.group_id = r.group_id
         where used
     """).fetchone()
     assert off[0] < 1e-9

@@ -156,7 +156,7 @@ def test_a_policy_that_becomes_whole_after_all_is_taken(
     data = weights.read_bytes()
     weights.write_bytes(data[:500])
     with working(root) as wait_until:
-        wait_until(lambda: "policy not loaded" in caplog.text)
+        wait_until(lambda: "waiting for a policy" in caplog.text)
         weights.write_bytes(data)
         wait_until(has(root, v0=2))
 

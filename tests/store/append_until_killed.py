@@ -15,7 +15,9 @@ def main(url: str, worker_id: str, first_seed: str) -> None:
     writer = RolloutWriter(Root.open(url, writable=True), worker_id, flush_groups=2, flush_age_s=0.001)
     appended: list[str] = []
     for seed in itertools.count(int(first_seed)):
-        batch = make_batch(worker_id=worker_id, num_groups=1 + seed % 3, group_size=3, response_length=200, seed=seed)
+        batch = make_batch(
+            worker_id=worker_id, num_groups=1 + seed % 3, group_size=3, response_length=10_000, seed=seed
+        )
         writer.append(batch)
         appended += [group.rollouts[0].group_id for group in batch.groups]
         if seed % 2 == 0:

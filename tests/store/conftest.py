@@ -40,7 +40,7 @@ def next_batch() -> Callable[..., RolloutBatch]:
 
 @pytest.fixture
 def put_file(next_batch: Callable[..., RolloutBatch]) -> PutFile:
-    """put_file(root, worker_id, sequence): commit one file of new groups, whatever came before; returns the group_ids."""
+    """put_file(root, worker_id, sequence): commit one file of new groups, in any order; returns the group_ids."""
 
     def put(
         root: Root, worker_id: str = "w0", sequence: int = 0, *, num_groups: int = 2, version: int = 0

@@ -100,7 +100,10 @@ def test_lists_and_structs_are_read_by_other_tools(folder):
     frame = pl.scan_parquet(folder / "version=0/env=moar_cats/*.parquet").collect()
     assert frame["response_tokens"].list.len().to_list() == frame["response_length"].to_list()
     with duckdb.connect() as con:
-        query = "select sum(len(response_logprobs)), sum(len(agent_steps)), any_value(messages[1].role) from read_parquet($f)"
+        query = (
+            "select sum(len(response_logprobs)), sum(len(agent_steps)), any_value(messages[1].role) "
+            "from read_parquet($f)"
+        )
         files = {"f": str(folder / "version=0/env=moar_cats/*.parquet")}
         assert con.execute(query, files).fetchone() == (6 * 16, 6, "user")
 

@@ -9,7 +9,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from ludic.errors import ConfigError, StoreError
-from ludic.store import Root, RolloutWriter
+from ludic.store import RolloutWriter, Root
 
 SECRET = "sesame-open-up"
 
@@ -56,7 +56,7 @@ def _serve(answer: Answer) -> ThreadingHTTPServer:
             if self.command != "HEAD":
                 self.wfile.write(body)
 
-        do_GET = do_PUT = do_HEAD = do_POST = reply
+        do_GET = do_PUT = do_HEAD = reply  # noqa: N815 (the names that http.server calls)
 
         def log_message(self, *_) -> None:
             """Quiet."""
