@@ -136,7 +136,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
         where = f"{root.url}/{info.name}"
         with root.scratch_folder() as folder:
             root.download(info.name, folder)
-            weights.update(load_model(folder, dtype=model.dtype, strict=True).state_dict())
+            weights.update(load_model(str(folder), dtype=model.dtype, strict=True).state_dict())
             moments.update(_read_tensors(folder / "optimizer.safetensors", where))
             _check_fit(_shapes(weights), wanted_weights, f"{where}/model.safetensors")
             _check_fit(_shapes(moments), wanted_moments, f"{where}/optimizer.safetensors")
