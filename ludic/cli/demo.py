@@ -3,6 +3,8 @@
 Two workers and a trainer, separate processes, share nothing but the root's folder of Parquet.
 """
 
+import shutil
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -75,6 +77,8 @@ def open_demo(url: str) -> Root:
             group_size=8,
             groups_per_batch=8,
             num_workers=NUM_WORKERS,
+            # One batch is planned while another trains; a second keeps the trainer from waiting.
+            batches_ahead=2,
             max_tokens=32,
             # A model of random weights never ends its answers by itself.
             accept_incomplete=True,
@@ -83,10 +87,11 @@ def open_demo(url: str) -> Root:
 
 
 def train_config(num_steps: int) -> TrainConfig:
-    """RLOO with truncated importance sampling; the learning rate suits 100k parameters."""
+    """RLOO with truncated importance sampling; the learning rate suits 100k parameters, and falls, or the end overshoots."""
     return TrainConfig(
         num_steps=num_steps,
-        learning_rate=3e-3,
+        learning_rate=4e-3,
+        schedule="linear",
         truncate_ratio=2.0,
         # Attention over packed tokens costs their square: on a CPU, small micro-batches are faster.
         micro_token_budget=512,
@@ -150,14 +155,23 @@ def _print_query(console: Console, root: Root) -> None:
     )
 
 
+def program() -> str:
+    """What the user types for this command: `ludic` only where the shell finds it."""
+    called = Path(sys.argv[0])
+    if called.name != "ludic":
+        return "python -m ludic"
+    return "ludic" if shutil.which("ludic") == str(called.absolute()) else str(called)
+
+
 def _print_next(console: Console, root: Root) -> None:
     best = run_query(connect(root), "select rollout_id from rollouts order by episode_reward desc limit 1")
     (rollout_id,) = best.column("rollout_id").to_pylist()
     query = "select step, count(*), avg(episode_reward), avg(lag) from batches group by all order by all"
+    ludic = program()
     console.print("\nTry next:")
     for command in (
-        f'ludic sql {root.url} "{query}"',
-        f"ludic show {root.url} {rollout_id}",
-        f'ludic sample {root.url} --prompt "write a story about cats in the garden" --n 4',
+        f'{ludic} sql {root.url} "{query}"',
+        f"{ludic} show {root.url} {rollout_id}",
+        f'{ludic} sample {root.url} --prompt "write a story about cats in the garden" --n 4',
     ):
         console.print(f"  {command}", highlight=False, soft_wrap=True)
