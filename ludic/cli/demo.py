@@ -87,7 +87,7 @@ def open_demo(url: str) -> Root:
 
 
 def train_config(num_steps: int) -> TrainConfig:
-    """RLOO with truncated importance sampling; the learning rate suits 100k parameters, and falls, or the end overshoots."""
+    """RLOO with truncated importance sampling, at a rate for 100k parameters that falls, or the end overshoots."""
     return TrainConfig(
         num_steps=num_steps,
         learning_rate=4e-3,
