@@ -1,4 +1,4 @@
-.PHONY: help demo test check format bench notebooks docs clean
+.PHONY: help demo test check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
