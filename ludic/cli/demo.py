@@ -91,7 +91,7 @@ def train_config(num_steps: int) -> TrainConfig:
     return TrainConfig(
         num_steps=num_steps,
         learning_rate=4e-3,
-        schedule="linear",
+        schedule="cosine",
         truncate_ratio=2.0,
         # Attention over packed tokens costs their square: on a CPU, small micro-batches are faster.
         micro_token_budget=512,
