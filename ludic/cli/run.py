@@ -18,8 +18,8 @@ from ludic.cli.process import interrupt_on_sigterm
 from ludic.cli.settings import RootUrl
 from ludic.cli.supervisor import Child, supervise
 from ludic.cli.train import train_args
-from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError, MissingRootError
+from ludic.rollouts.sampler import make_environments
 from ludic.sql import Planner
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig
@@ -56,8 +56,7 @@ def main(settings: Settings) -> None:
 def check(config: RunConfig, train: TrainConfig) -> None:
     """Find here, at once, what would otherwise fail in every process. Raises ConfigError, QueryError."""
     Planner(batch_rules(train, config.groups_per_batch))
-    for name in config.env:
-        make_environment(name, config.env_options.get(name, {}), seed=config.seed)
+    make_environments(config)
     is_id = len(config.model.split("/")) <= 2 and not config.model.startswith(("/", ".", "~"))
     if not is_id and not Path(config.model).expanduser().is_dir():
         raise ConfigError(f"model {config.model} is no folder; wanted one with config.json and weights, or a Hub id")

@@ -26,8 +26,7 @@ class GroupSampler:
     @classmethod
     def of_run(cls, run: RunConfig, agent: Agent) -> "GroupSampler":
         """Raises ConfigError for an environment that can't be made."""
-        factories = {name: make_environment(name, run.env_options.get(name, {}), seed=run.seed) for name in run.env}
-        return cls(run=run, agent=agent, environments=factories)
+        return cls(run=run, agent=agent, environments=make_environments(run))
 
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
         """One group a number, all in as few calls of the engine as there are environments."""
@@ -74,6 +73,11 @@ class GroupSampler:
             request.request_index // size: _group(request, rollouts[place * size : (place + 1) * size])
             for place, request in enumerate(requests)
         }
+
+
+def make_environments(run: RunConfig) -> dict[str, EnvironmentFactory]:
+    """By the names of `run.env`; raises ConfigError for one that can't be made."""
+    return {name: make_environment(name, run.env_options.get(name, {}), seed=run.seed) for name in run.env}
 
 
 def sampling_params(run: RunConfig) -> SamplingParams:
