@@ -6,6 +6,7 @@ Results go to stdout, progress and logs to stderr. Exit 0; 1 for a failure that 
 
 import difflib
 import importlib
+import keyword
 import logging
 import os
 import sys
@@ -26,10 +27,14 @@ COMMANDS = {
     "sql": "Ask a run's rollouts, batches and metrics in SQL",
     "stats": "What is in a root",
     "show": "One rollout or group, readable",
-    "verify": "Check a root's files and data",
+    "verify": "Check a root's files and data; with --repair, set broken files aside",
+    "compact": "Rewrite the many small files of finished versions into few large ones",
+    "expire": "Delete what is no longer needed",
+    "export": "Register a run's files as a Delta or Iceberg table, or write JSONL or CSV",
+    "import": "Bring in rollouts that other programs wrote",
 }
-"""Each is a module of ludic.cli with a dataclass `Settings` and a function `main(settings)`; those that
-go on from what is in a root have a function `earlier_settings(root)` as well."""
+"""Each is a module of ludic.cli (`import` is import_.py) with a dataclass `Settings` and a function `main(settings)`;
+those that go on from what is in a root have a function `earlier_settings(root)` as well."""
 
 _MOST_LINES = 4
 
@@ -74,7 +79,7 @@ def _dispatch(args: list[str]) -> int:
         hint = f"did you mean `ludic {close[0]}`?" if close else "`ludic --help` lists them"
         print(f"ludic: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"ludic.cli.{name}")
+    module = importlib.import_module(f"ludic.cli.{name}{'_' if keyword.iskeyword(name) else ''}")
     texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
     earlier = {}
     if len(args) > 1 and not args[1].startswith("-") and hasattr(module, "earlier_settings"):

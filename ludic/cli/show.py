@@ -22,7 +22,7 @@ from ludic.cli.tokens import TokenRow, colour_legend, coloured, load_token_reade
 from ludic.errors import LudicError, QueryError
 from ludic.sql import connect
 from ludic.store import RolloutFile, Root
-from ludic.store.files import open_parquet
+from ludic.store.parquet import open_parquet
 
 logger = logging.getLogger(__name__)
 

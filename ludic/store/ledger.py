@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from ludic.errors import FencedError, SchemaError
 from ludic.schema import arrow_schema, check_schema
 from ludic.store.attempts import Attempt, check_not_fenced
-from ludic.store.files import encode_plain
+from ludic.store.parquet import encode_plain
 from ludic.store.root import Root
 
 _NAME = re.compile(r"batches/attempt=(\d+)/step=(\d+)\.parquet")

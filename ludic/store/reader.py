@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 
 from ludic.errors import SchemaError
 from ludic.store.cursor import Cursor
-from ludic.store.files import RolloutFile, list_files, open_parquet, read_row_groups, row_counts
+from ludic.store.files import RolloutFile, list_files
+from ludic.store.parquet import open_parquet, read_row_groups, row_counts
 from ludic.store.root import Root
 
 ADDRESS_COLUMNS = ("file", "row_group", "row", "arrival")

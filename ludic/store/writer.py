@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from ludic.records import RolloutBatch
 from ludic.schema import to_table, validate
 from ludic.store.background import BackgroundAppender, NamedFile
-from ludic.store.files import Folder, RolloutFile, check_worker_id, encode, group_starts
+from ludic.store.files import Folder, RolloutFile, check_worker_id
+from ludic.store.parquet import encode, group_starts
 from ludic.store.root import Root
 
 

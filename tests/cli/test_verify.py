@@ -13,7 +13,7 @@ from ludic.cli.fsck import Finding, check_root, meaning_of
 from ludic.schema import to_table
 from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, Root, list_files
-from ludic.store.files import encode
+from ludic.store.parquet import encode
 
 Break = Callable[[Path], None]
 

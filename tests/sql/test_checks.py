@@ -9,8 +9,8 @@ from ludic.errors import QueryError
 from ludic.schema import arrow_schema
 from ludic.sql import BatchRules, Planner, connect, run_checks
 from ludic.store.attempts import start_attempt
-from ludic.store.files import encode, encode_plain
 from ludic.store.ledger import ledger_name
+from ludic.store.parquet import encode, encode_plain
 from ludic.store.root import Root
 
 

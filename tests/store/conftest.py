@@ -11,7 +11,8 @@ from strategies import make_batch
 
 from ludic.records import RolloutBatch
 from ludic.schema import to_table
-from ludic.store.files import RolloutFile, encode
+from ludic.store.files import RolloutFile
+from ludic.store.parquet import encode
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
 

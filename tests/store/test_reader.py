@@ -14,7 +14,7 @@ from strategies import make_batch
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import arrow_schema, to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, list_files, read_columns
-from ludic.store.files import encode, read_rows
+from ludic.store.parquet import encode, read_rows
 
 
 def reader_of(root, cursor=None) -> RolloutReader:

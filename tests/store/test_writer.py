@@ -15,7 +15,7 @@ from ludic.errors import ConfigError, InvalidBatchError, NameTakenError, StoreEr
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import arrow_schema, from_table, to_table
 from ludic.store import RolloutFile, RolloutWriter, Root, RunConfig, list_files, read_columns
-from ludic.store.files import group_starts, read_rows
+from ludic.store.parquet import group_starts, read_rows
 
 on_one_root = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 
