@@ -1,4 +1,4 @@
-.PHONY: help demo test check format bench notebooks clean
+.PHONY: help demo test faults interop soak check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -9,8 +9,17 @@ help:  ## list the targets
 demo: .venv/installed  ## teach a tiny model on this machine, in a minute
 	$(BIN)/ludic demo
 
-test: .venv/installed  ## run all tests
-	$(BIN)/python -m pytest
+test: .venv/installed  ## run the tests
+	$(BIN)/python -m pytest --ignore=tests/faults --ignore=tests/interop
+
+faults: .venv/installed  ## a thousand injected crashes and a hundred real kills
+	$(BIN)/python -m pytest tests/faults
+
+soak: .venv/installed  ## the state machine of the store, for an hour
+	LUDIC_SOAK=1 $(BIN)/python -m pytest tests/faults --timeout=7200
+
+interop: .venv/interop  ## read a root with pandas, datasets, Ray and Spark
+	$(BIN)/python -m pytest tests/interop
 
 check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff format --check .
@@ -24,7 +33,7 @@ format: .venv/installed  ## format the code, write the generated docs
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m ludic.schema --write docs/schemas.md
 
-bench: .venv/installed  ## measure against what a user would pick instead
+bench: .venv/interop  ## measure against what a user would pick instead
 	$(BIN)/python -m benchmarks
 
 notebooks: .venv/installed  ## execute the notebooks on a store that a run really made
@@ -32,6 +41,10 @@ notebooks: .venv/installed  ## execute the notebooks on a store that a run reall
 
 clean:  ## remove what the other targets made
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+.venv/interop: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[interop,bench]'
+	touch $@
 
 # constraints.txt pins every package, so that two machines install the same.
 .venv/installed: pyproject.toml constraints.txt
