@@ -23,6 +23,14 @@ S3_ENVIRONMENT = {
 }
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What ludic.connect remembers of files stays out of the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LUDIC_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of an S3 server on a free port; AWS_ENDPOINT_URL names it until the session ends."""

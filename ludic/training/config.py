@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ludic.errors import ConfigError
+from ludic.store.lease import LEASE_S
 
 _AT_LEAST_ONE = (
     "num_steps",
@@ -18,7 +19,7 @@ _AT_LEAST_ONE = (
     "keep_policies",
 )
 _AT_LEAST_ZERO = ("warmup_steps", "weight_decay", "max_off_policy_steps")
-_ABOVE_ZERO = ("learning_rate", "max_grad_norm", "stall_limit_s")
+_ABOVE_ZERO = ("learning_rate", "max_grad_norm", "stall_limit_s", "lease_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +105,8 @@ class TrainConfig:
     """Newest published versions whose weights to keep; None keeps all."""
     stall_limit_s: float | None = 1800.0
     """Give up when no rollouts arrive for so many seconds; None waits for ever."""
+    lease_s: float = LEASE_S
+    """Seconds without a sign of life after which another trainer may take over; thrice as many signs are given."""
     log_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where metrics go besides the root."""
 

@@ -128,17 +128,27 @@ def test_numbers_a_token_are_byte_streams_without_a_dictionary():
     assert columns["env_name"].has_dictionary_page
 
 
-def test_statistics_are_kept_of_three_columns_only():
+def test_statistics_are_kept_of_what_prunes_and_of_nothing_else():
     columns = chunks(make_batch())
     assert {name for name, column in columns.items() if column.is_stats_set} == {
         "group_id",
+        "rollout_id",
         "policy_version",
         "env_name",
+        "created_at",
     }
 
 
-def test_every_column_is_compressed_with_zstd():
-    assert {column.compression for column in chunks(make_batch()).values()} == {"ZSTD"}
+def test_lists_and_texts_are_compressed_with_zstd_and_short_columns_are_not():
+    columns = chunks(make_batch())
+    long = (
+        "response_tokens.list.element",
+        "response_logprobs.list.element",
+        "messages.list.element.content",
+        "env_name",
+    )
+    assert {columns[name].compression for name in long} == {"ZSTD"}
+    assert {columns[name].compression for name in ("episode_reward", "num_turns", "truncated")} == {"UNCOMPRESSED"}
 
 
 def test_one_group_is_found_by_its_statistics_alone(folder):
