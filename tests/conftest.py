@@ -9,11 +9,16 @@ from collections.abc import Iterator
 
 import boto3
 import fsspec
+import hypothesis
 import pytest
 from moto.server import ThreadedMotoServer
 
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("ludic", deadline=None)
+hypothesis.settings.load_profile("ludic")
 
 S3_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",

@@ -82,7 +82,7 @@ class OverwritingFileSystem(MemoryFileSystem):
 
 
 class Fault(Enum):
-    """What may go wrong at one storage call; where it makes no sense, nothing does."""
+    """What may go wrong at one storage call."""
 
     ERROR_BEFORE = auto()
     """An error; nothing was done."""
@@ -141,7 +141,9 @@ class SharedStorage:
 
 
 class FaultyFileSystem(AbstractFileSystem):
-    """One process's connection to a storage; `faults` has an entry for each of its next calls.
+    """One process's connection to a storage.
+
+    `faults` has an entry for each of its next calls; a fault that only some calls can have waits for such a one.
 
     Behaves as object stores do, over memory:// too: a file is put whole, or refused; a folder is deleted file by
     file; listings are in any order.
@@ -161,25 +163,24 @@ class FaultyFileSystem(AbstractFileSystem):
         with self._lock:
             if self.is_dead:
                 raise ProcessDied
-            fault = self.faults.popleft() if self.faults else None
-            special = {
+            outcomes = {
+                None: call,
                 Fault.ERROR_BEFORE: self._fail,
                 Fault.ERROR_AFTER: lambda: self._fail(call()),
-                Fault.MEANWHILE: lambda: self._wait_for_others() or call(),
+                Fault.MEANWHILE: lambda: self.storage.meanwhile() or call(),
                 Fault.DIE_BEFORE: self._die,
                 Fault.DIE_AFTER: lambda: self._die(call()),
                 **(special or {}),
             }
-            if fault not in special:
+            if not self.faults or self.faults[0] not in outcomes:
                 return call()
-            self.storage.injected[fault] += 1
-            return special[fault]()
+            fault = self.faults.popleft()
+            if fault is not None:
+                self.storage.injected[fault] += 1
+            return outcomes[fault]()
 
     def _fail(self, *done: object) -> NoReturn:
         raise ConnectionResetError(errno.ECONNRESET, "the connection broke")
-
-    def _wait_for_others(self) -> None:
-        self.storage.meanwhile()
 
     def _die(self, *done: object) -> NoReturn:
         self.is_dead = True

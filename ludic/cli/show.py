@@ -116,6 +116,8 @@ def _look_up(con: duckdb.DuckDBPyConnection, root: Root, part: str, addresses: l
     if not addresses:
         match = _find(con, root, part)
         id_, addresses = match["id"], find_rows(root, match["id"], match["version"])
+    if not addresses:  # deleted since the view of rollouts was made
+        raise _unknown(root, part)
     rows = _read(root, addresses)
     uses = ask(con, root, _USES, {"id": id_})
     return Found(kind="rollout" if rows[0]["rollout_id"] == id_ else "group", rows=rows, uses=uses)
@@ -143,15 +145,17 @@ def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str) -> dict[str, An
     """The only id that is, begins with or ends with `part`, its kind and its version."""
     found = ask(con, root, _FIND, {"id": part}) if part else []
     if not found:
-        query = "select rollout_id, group_id from rollouts"
-        raise UnknownIdError(
-            f'{root.url} has no rollout or group {part!r}; `ludic sql {root.url} "{query}"` lists them'
-        )
+        raise _unknown(root, part)
     if len(found) > 1 and not found[0]["exact"]:
         some = ", ".join(f"{row['kind']} {row['id']}" for row in found[:_MOST_CANDIDATES])
         more = f" and {len(found) - _MOST_CANDIDATES:,} more" if len(found) > _MOST_CANDIDATES else ""
         raise UnknownIdError(f"{part!r} stands for {some}{more}; give more of it (ids differ most at their end)")
     return found[0]
+
+
+def _unknown(root: Root, part: str) -> UnknownIdError:
+    query = "select rollout_id, group_id from rollouts"
+    return UnknownIdError(f'{root.url} has no rollout or group {part!r}; `ludic sql {root.url} "{query}"` lists them')
 
 
 def _print_rollout(

@@ -81,19 +81,8 @@ def connect(root: str | Root, *, without: Iterable[str] = ()) -> duckdb.DuckDBPy
         con.register_filesystem(RangedFileSystem(root.fs))
     snapshot = Snapshot(root, without)
     _create_functions(con, root, url, snapshot)
-    con.execute("create schema empty")
-    values = {
-        "root": _literal(_escape_glob(url)),
-        "without": _list_literal(f"{url}/{name}" for name in without),
-        "columns_by_address": _columns_by_address(root),
-        "segment_schema": _create_empty_table(con, "segments", segment_schema(root))["schema"],
-    }
-    tables = dict.fromkeys(filter(None, _VIEWS.values()))
-    columns_of = {table: _create_empty_table(con, table, _schema(root, table)) for table in tables}
-    for view, table in _VIEWS.items():
-        text = read_packaged("views", "rollouts" if table == "rollouts" else view)
-        literals = {**values, **(columns_of[table] if table else {}), "folder": view}
-        con.execute(f"create view {view} as\n{Template(text).safe_substitute(literals)}")
+    _create_views(con, root, url, without)
+    # Only now: DuckDB asks which files there are when it creates a view, though it wants no more than the columns.
     snapshot.refresh()
     _snapshots[con] = snapshot
     return con
@@ -140,6 +129,22 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, url: str, snap
             null_handling=FunctionNullHandling.SPECIAL,
             side_effects=False,
         )
+
+
+def _create_views(con: duckdb.DuckDBPyConnection, root: Root, url: str, without: Iterable[str]) -> None:
+    con.execute("create schema empty")
+    values = {
+        "root": _literal(_escape_glob(url)),
+        "without": _list_literal(f"{url}/{name}" for name in without),
+        "columns_by_address": _columns_by_address(root),
+        "segment_schema": _create_empty_table(con, "segments", segment_schema(root))["schema"],
+    }
+    tables = dict.fromkeys(filter(None, _VIEWS.values()))
+    columns_of = {table: _create_empty_table(con, table, _schema(root, table)) for table in tables}
+    for view, table in _VIEWS.items():
+        text = read_packaged("views", "rollouts" if table == "rollouts" else view)
+        literals = {**values, **(columns_of[table] if table else {}), "folder": view}
+        con.execute(f"create view {view} as\n{Template(text).safe_substitute(literals)}")
 
 
 def _is_list(column: pa.Field) -> bool:

@@ -23,7 +23,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from ludic.errors import LudicError
+from ludic.errors import ConfigError, LudicError
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +136,12 @@ def explain(error: BaseException, where: str, *, writing: bool) -> str:
 
 
 def retry_limit_s() -> float:
-    return float(os.environ.get(RETRY_LIMIT, _DEFAULT_RETRY_S))
+    """Raises ConfigError for a limit that is no number of seconds."""
+    text = os.environ.get(RETRY_LIMIT, str(_DEFAULT_RETRY_S))
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{RETRY_LIMIT} is {text!r}, wanted a number of seconds; 0 never tries again") from None
 
 
 def retried(operation: Callable[[], Result], where: str, stop: threading.Event | None = None) -> Result:

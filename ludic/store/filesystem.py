@@ -90,13 +90,22 @@ class Storage:
             start = max(0, self._size(name) + start)
         return self._try(name, lambda: self.fs.cat_file(self.at_path(name), start=start, end=end))
 
+    def _read_exactly(self, name: str, start: int, end: int) -> bytes:
+        def read() -> bytes:
+            data = self.fs.cat_file(self.at_path(name), start=start, end=end)
+            if len(data) != end - start:
+                raise ConnectionError(f"{len(data):,} of {end - start:,} bytes came")
+            return data
+
+        return self._try(name, read)
+
     def open_file(self, name: str) -> BinaryIO:
         if self.is_local:
             return self._try(name, lambda: self.fs.open(self.at_path(name), "rb"))
         if self._is_memory:  # it would hand the same file, with one position, to every thread
             return io.BytesIO(self.read(name))
         tail, size = self._tail(name)
-        return cast(BinaryIO, RemoteFile(partial(self.read_range, name), size, tail))
+        return cast(BinaryIO, RemoteFile(partial(self._read_exactly, name), size, tail))
 
     def _tail(self, name: str) -> tuple[bytes, int]:
         """The end of a file, and the size of it all; one request for a small file where the protocol allows."""

@@ -29,6 +29,8 @@ LARGEST_GROUP_BYTES = 512 << 20
 
 # Statistics only on what prunes: each further column costs 50 bytes of footer a row group.
 _STATISTICS = ["group_id", "rollout_id", "policy_version", "env_name", "created_at"]
+_UNREADABLE = (pa.ArrowException, OSError, ValueError)
+"""What pyarrow raises for a broken file; the last, for example, for names in a damaged footer."""
 _NUMBER_LISTS = [
     f"{name}.list.element" for name in ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
 ]
@@ -143,7 +145,7 @@ def open_parquet(root: Root, name: str) -> Iterator[pq.ParquetFile]:
                 yield file
         except (LudicError, FileNotFoundError):
             raise
-        except (pa.ArrowException, OSError, ValueError) as error:
+        except _UNREADABLE as error:
             raise _why_unreadable(root, name, error) from error
 
 
@@ -154,7 +156,7 @@ def _why_unreadable(root: Root, name: str, error: Exception) -> LudicError:
         file = pq.ParquetFile(pa.BufferReader(data))
         for row_group in range(file.num_row_groups):
             file.read_row_group(row_group)
-    except (pa.ArrowException, OSError, ValueError):
+    except _UNREADABLE:
         return SchemaError(
             f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes ({_line(error)}); "
             f"it is set aside; `ludic verify {root.url}` lists all such files"

@@ -45,18 +45,27 @@ class Run:
 
 @pytest.fixture(params=["local", "memory"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, rows) -> Iterator[Run]:
+    run = make_run(str(tmp_path / "run") if request.param == "local" else f"memory://{tmp_path}/run", rows)
+    yield run
+    run.root.fs.rm(run.root.path, recursive=True)
+
+
+def make_run(url: str, rows: Callable[..., pa.Table]) -> Run:
     """Versions 0 to 2 of two environments, two files of two groups in each."""
-    url = str(tmp_path / "run") if request.param == "local" else f"memory://{tmp_path}/run"
     root = Root.create(url, RunConfig(model="tiny", env=("moar_cats",), extra_columns=EXTRA))
     tables: dict[str, pa.Table] = {}
     for seed in range(12):
-        version, env, sequence = seed // 4, ("moar_cats", "a/b c")[seed // 2 % 2], seed
-        table = rows([[1.0, 0.0], [0.5, 0.25]], seed=seed, sequence=sequence, policy_version=version, env_name=env)
-        table = with_extra(table, judge=[f"judge {seed}", None, "", "b"], spans=[[seed], None, [], [1, 2]])
-        tables[RolloutFile(version, env, "worker-0", sequence).name] = table
-        assert root.put_if_absent(RolloutFile(version, env, "worker-0", sequence).name, encode(table))
-    yield Run(root, tables)
-    root.fs.rm(root.path, recursive=True)
+        file = RolloutFile(seed // 4, ("moar_cats", "a/b c")[seed // 2 % 2], "worker-0", seed)
+        table = rows(
+            [[1.0, 0.0], [0.5, 0.25]],
+            seed=seed,
+            sequence=seed,
+            policy_version=file.version,
+            env_name=file.env_name,
+        )
+        tables[file.name] = with_extra(table, judge=[f"judge {seed}", None, "", "b"], spans=[[seed], None, [], [1, 2]])
+        assert root.put_if_absent(file.name, encode(tables[file.name]))
+    return Run(root, tables)
 
 
 def with_extra(table: pa.Table, **columns: list) -> pa.Table:
@@ -138,6 +147,17 @@ def test_advantages_and_checks_run_over_them(served: Run):
     assert {name for name, rows in run_checks(con).items() if rows.num_rows} == set()
 
 
+def test_they_come_from_s3_as_well(s3_bucket: str, tmp_path: Path, rows, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(snapshot, "FEW_FILES", 0)
+    run = make_run(f"{s3_bucket}/{tmp_path.name}", rows)
+    compact(run.root, before_version=1)
+    found = run_query(ludic.connect(run.root.url), "from rollouts order by rollout_id")
+    assert found.to_pylist() == run.expected.to_pylist()
+    assert ludic.scan(run.root.url).select(pl.col("response_tokens").list.sum().sum()).collect().item() == sum(
+        sum(tokens) for tokens in run.expected["response_tokens"].to_pylist()
+    )
+
+
 def test_rows_appear_once_while_files_are_swapped(run: Run):
     compact(run.root)
     for name, table in list(run.tables.items())[:3]:
@@ -173,6 +193,9 @@ def test_lists_of_files_that_are_gone_for_good_are_an_error_that_names_one(run: 
     assert con.sql("select count(*) from rollouts").fetchall() == [(48,)]
     name = next(iter(run.tables))
     run.root.delete(name)
+    # Lists are read when a query uses them, and only of the rows that its filters leave.
+    assert run_query(con, "select episode_reward from rollouts").num_rows == 48
+    assert run_query(con, "select response_tokens from rollouts where sequence <> 0").num_rows == 44
     with pytest.raises(QueryError, match=name):
         run_query(con, "select response_tokens from rollouts")
     ludic.refresh(con)

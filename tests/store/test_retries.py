@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from s3_proxy import SLOW_DOWN, Delay, Refuse, Reset
 
-from ludic.errors import StoreError
+from ludic.errors import ConfigError, StoreError
 from ludic.store.root import Root
 from ludic.store.s3 import S3
 
@@ -110,6 +110,12 @@ def test_what_does_not_pass_is_asked_once(s3_proxy, s3_root, monkeypatch, reacti
         with pytest.raises(StoreError, match=reaction.code):
             act()
         assert len(s3_proxy.requests) == 1
+
+
+def test_a_limit_that_is_no_number_is_refused_by_name(root, monkeypatch):
+    monkeypatch.setenv("LUDIC_RETRY_S", "soon")
+    with pytest.raises(ConfigError, match="LUDIC_RETRY_S is 'soon', wanted a number of seconds"):
+        root.list("")
 
 
 def test_nothing_is_tried_again_once_told_to_stop(s3_proxy, s3_root, monkeypatch):
