@@ -13,7 +13,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -170,18 +170,19 @@ class Storage:
         return sorted(self._below(entry["name"].rstrip("/")) for entry in entries if entry["type"] == "directory")
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        try:
-            self._try(name, lambda: self._create(name, data), writing=True)
-        except FileExistsError:
-            return self.read(name) == data
-        return True
+        return self._create_or_compare(name, lambda: self._create(name, data), lambda: self.read(name) == data)
 
     def put_file_if_absent(self, file: Path, name: str) -> bool:
-        try:
-            self._try(name, lambda: self._create_from(file, name), writing=True)
-        except FileExistsError:
-            return self._holds(file, name)
-        return True
+        return self._create_or_compare(name, lambda: self._create_from(file, name), lambda: self._holds(file, name))
+
+    def _create_or_compare(self, name: str, create: Callable[[], None], is_same: Callable[[], bool]) -> bool:
+        while True:
+            try:
+                self._try(name, create, writing=True)
+                return True
+            except FileExistsError:
+                with suppress(FileNotFoundError):  # deleted meanwhile, so it is absent
+                    return is_same()
 
     def put(self, name: str, data: bytes) -> None:
         if self.is_local:
