@@ -2,12 +2,14 @@
 
     python -m benchmarks.contention
 
-Each writer is a process. All begin together and append groups of 8 rollouts of about 1,000 tokens to one table on the
-local disk until the time is up; what is refused is tried again. All start from records, which only ludic validates, and
-only ludic syncs its files to the disk. Then every row is looked for. What is measured is that no coordinator is needed:
-one committer that gathers the files of all writers takes the contention off table formats too.
+Each writer is a process, and commits once off the clock. Then all begin together and append groups of 8 rollouts of
+about 1,000 tokens to one table on the local disk until the time is up; what is refused is tried again. All start from
+records, which only ludic validates, and only ludic syncs its files to the disk. Then every row is looked for. What is
+measured is that no coordinator is needed: one committer that gathers the files of all writers takes the contention off
+table formats too.
 """
 
+import math
 import multiprocessing
 import tempfile
 import time
@@ -117,23 +119,37 @@ class _Report:
 
 
 def _write(name: str, folder: str, worker_id: str, start: Barrier, seconds: float, says: Connection) -> None:
-    table = TABLES[name]
-    append, like = table.open(folder, worker_id), make_batch(1, group_size=GROUP_SIZE)
-    done: dict[int, float] = {}
-    refused = number = 0
+    writer = _Writer(name, folder, worker_id)
+    writer.commit(math.inf)
+    writer.done.clear()
+    writer.refused = 0
     start.wait(timeout=600)
     begin = time.monotonic()
     while time.monotonic() < begin + seconds:
-        batch = make_like(like, worker_id, _group_id(worker_id, number))
+        writer.commit(begin + seconds)
+    says.send(_Report(begin, time.monotonic(), writer.done, writer.refused))
+
+
+class _Writer:
+    """Commits groups one after the other."""
+
+    def __init__(self, name: str, folder: str, worker_id: str) -> None:
+        self.done: dict[int, float] = {}
+        self.refused = self._number = 0
+        self._worker_id, self._like = worker_id, make_batch(1, group_size=GROUP_SIZE)
+        self._append, self._refusals = TABLES[name].open(folder, worker_id), TABLES[name].refusals
+
+    def commit(self, until: float) -> None:
+        """Commit a new group, however often it is refused, or give up at a time."""
+        number, self._number = self._number, self._number + 1
+        batch = make_like(self._like, self._worker_id, _group_id(self._worker_id, number))
         since = time.monotonic()
-        while number not in done and time.monotonic() < begin + seconds:
+        while number not in self.done and time.monotonic() < until:
             try:
-                append(batch)
-                done[number] = time.monotonic() - since
-            except table.refusals:
-                refused += 1
-        number += 1
-    says.send(_Report(begin, time.monotonic(), done, refused))
+                self._append(batch)
+                self.done[number] = time.monotonic() - since
+            except self._refusals:
+                self.refused += 1
 
 
 def _group_id(worker_id: str, number: int) -> str:

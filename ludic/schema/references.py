@@ -34,7 +34,8 @@ def refer(rollouts: Iterable[Rollout], column: str) -> dict[str, list[str | None
     indexes: dict[str, list[int | None]] = {name: [] for name in REFERENCES[column]}
     for rollout in rollouts:
         steps = getattr(rollout, column)
-        first_with = {message.content: place for place, message in reversed(list(enumerate(rollout.messages)))}
+        contents = [message.content for message in rollout.messages]
+        first_with = dict(zip(reversed(contents), reversed(range(len(contents))), strict=True))
         for name in REFERENCES[column]:
             for text in map(attrgetter(name), steps):
                 index = first_with.get(text)

@@ -222,9 +222,11 @@ def _shown(value: Any) -> str:
 
 
 def _undecodable(values: Sequence[str], rows: Sequence[int], path: str) -> Iterator[_Finding]:
+    # Python knows of each text whether it is ASCII, so most are not looked through.
+    if all(map(str.isascii, values)):
+        return
     for row, value in zip(rows, values, strict=True):
-        # Python knows of each text whether it is ASCII, so most are not looked through.
-        if not value.isascii() and not _is_utf8(value):
+        if not _is_utf8(value):
             yield row, path, f"is {_shown(value)}, which holds half a surrogate pair; wanted text that UTF-8 can hold"
 
 

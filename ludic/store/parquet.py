@@ -29,6 +29,14 @@ LARGEST_GROUP_BYTES = 512 << 20
 
 # Statistics only on what prunes: each further column costs 50 bytes of footer a row group.
 _STATISTICS = ["group_id", "rollout_id", "policy_version", "env_name", "created_at"]
+# To compress the other columns too, of some bytes a row each, would double the time that a file of one group takes, and
+# save 0.01 bytes a token.
+_LONG_TEXTS = {
+    *("rollout_id", "episode_id", "error"),
+    *("content", "action", "observation", "next_observation", "arguments", "result", "value"),
+}
+_DICTIONARY_ROWS = 64
+"""Fewer rows are larger with dictionaries than without."""
 _UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises for a broken file; the last, for example, for names in a damaged footer."""
 _NUMBER_LISTS = [
@@ -40,21 +48,26 @@ def encode(table: pa.Table) -> bytes:
     """Parquet bytes of a rollouts table whose groups are contiguous; row_group_bounds says where it is cut."""
     assert table.num_rows, "a file without rows"
     sink = pa.BufferOutputStream()  # a BytesIO, which Arrow writes to through Python, takes a third longer
-    with open_writer(sink, table.schema) as writer:
+    with open_writer(sink, table.schema, dictionaries=table.num_rows >= _DICTIONARY_ROWS) as writer:
         for start, stop in row_group_bounds(table):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
     return sink.getvalue().to_pybytes()
 
 
 def open_writer(
-    sink: str | BinaryIO | pa.NativeFile, schema: pa.Schema, metadata: Mapping[bytes, bytes] | None = None
+    sink: str | BinaryIO | pa.NativeFile,
+    schema: pa.Schema,
+    metadata: Mapping[bytes, bytes] | None = None,
+    *,
+    dictionaries: bool = True,
 ) -> pq.ParquetWriter:
     """A rollouts file to write row group by row group: a local path, or a file open for writing.
 
     metadata: footer entries beside the schema's own, such as the sources of a compacted file.
+    dictionaries: whether columns other than numbers of tokens begin as such.
     One write_table of a whole number of groups, with row_group_size its number of rows, makes one row group.
     """
-    writer = pq.ParquetWriter(sink, schema, **_writer_options(schema))
+    writer = pq.ParquetWriter(sink, schema, **_writer_options(schema, dictionaries=dictionaries))
     writer.add_key_value_metadata({**(schema.metadata or {}), **(metadata or {})})
     return writer
 
@@ -67,27 +80,31 @@ def encode_plain(table: pa.Table) -> bytes:
 
 
 @functools.cache
-def _writer_options(schema: pa.Schema) -> dict:
+def _writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
     """Token ids and logprobs as byte streams; zstd level 1 where there is something to compress.
 
     benchmarks/store_size.py has the figures. Arrow's own schema is left out of the footer: Parquet's says as much,
     and it would be 7 of 16 kB.
     """
     columns = _leaves(schema)
-    # Texts, and lists of plain values. To compress the other 30 columns, of some bytes a row each, would take a tenth
-    # of the time of a write and save 0.01 bytes a token.
-    lists = {
-        field.name for field in schema if pa.types.is_list(field.type) and not pa.types.is_nested(field.type.value_type)
-    }
-    long = [path for path, is_text in columns.items() if is_text or path.partition(".")[0] in lists]
+    long = [path for path, is_text in columns.items() if _is_long(schema, path, is_text)]
+    coded = [path for path in columns if path not in _NUMBER_LISTS] if dictionaries else False
     return {
-        "compression": {path: "zstd" if path in long else "none" for path in columns},
+        "compression": dict.fromkeys(long, "zstd"),
         "compression_level": dict.fromkeys(long, 1),
-        "use_dictionary": [path for path in columns if path not in _NUMBER_LISTS],
+        "use_dictionary": coded,
         "column_encoding": dict.fromkeys(_NUMBER_LISTS, "BYTE_STREAM_SPLIT"),
         "write_statistics": _STATISTICS,
         "store_schema": False,
     }
+
+
+def _is_long(schema: pa.Schema, path: str, is_text: bool) -> bool:
+    """Whether a column may hold much: lists of plain values, a run's own columns, and texts that are no names."""
+    column, field = path.partition(".")[0], path.rpartition(".")[2]
+    type_ = schema.field(column).type
+    is_plain_list = pa.types.is_list(type_) and not pa.types.is_nested(type_.value_type)
+    return is_plain_list or (is_text and (field in _LONG_TEXTS or column.startswith("x_")))
 
 
 def _leaves(schema: pa.Schema) -> dict[str, bool]:
