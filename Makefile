@@ -33,7 +33,7 @@ format: .venv/installed  ## format the code, write the generated docs
 	$(BIN)/ruff check --fix .
 	$(BIN)/python -m ludic.schema --write docs/schemas.md
 
-bench: .venv/interop  ## measure against what a user would pick instead
+bench: .venv/installed  ## measure against what a user would pick instead
 	$(BIN)/python -m benchmarks
 
 notebooks: .venv/installed  ## execute the notebooks on a store that a run really made
@@ -43,7 +43,7 @@ clean:  ## remove what the other targets made
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/interop: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[interop,bench]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[interop]'
 	touch $@
 
 # constraints.txt pins every package, so that two machines install the same.

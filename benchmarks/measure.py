@@ -1,5 +1,6 @@
 """Time contestants in turns, so that a neighbour's load hits all alike, and print tables."""
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -8,16 +9,34 @@ from rich.console import Console
 from rich.table import Table
 
 
-def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call by contestant, (rounds,) each; a first round warms up and does not count."""
+def take_turns(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, *, twice: bool = False
+) -> dict[str, list[float]]:
+    """Seconds of each call by contestant, (rounds,) each; a first round warms up and does not count.
+
+    twice: each calls once more, off the clock, before a call that counts. For calls of some milliseconds, which
+    would else pay for what the one before put into the processor's caches.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         for name, call in contestants.items():
-            start = time.perf_counter()
-            call()
+            if twice:
+                call()
+            elapsed = _seconds(call)
             if number > 0:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(elapsed)
     return seconds
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    """Of one call; as in timeit, no collection of garbage, which would look through everybody's objects."""
+    gc.disable()
+    try:
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    finally:
+        gc.enable()
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

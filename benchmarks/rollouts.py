@@ -1,12 +1,21 @@
 """Rollouts as real models make them, in size and in how well they compress.
 
-Token ids follow Zipf's law over 150,000 ids, frequent ones first, as tokenizers number them, and are drawn
-independently: real text repeats itself and compresses better. Logprobs are those of a confident model, most near 0.
+Two sources of tokens. `zipf`: ids by Zipf's law over 150,000, frequent ones first, as tokenizers number them, drawn
+independently; nothing repeats, so it is the harder one to compress. `python`: real text that repeats as text does, the
+sources of Python's standard library under a byte-level BPE that is trained on them. Logprobs are those of a confident
+model, most near 0, with all bits of their mantissas in use.
 """
 
+import sysconfig
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache, partial
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ludic.records import (
     AgentStep,
@@ -19,42 +28,77 @@ from ludic.records import (
     new_id,
 )
 
+Source = Literal["zipf", "python"]
+Passage = tuple[np.ndarray, str]
+"""Tokens, (length,) int32, and their text."""
+
 VOCABULARY_SIZE = 150_000
 _ZIPF = np.cumsum(1 / (np.arange(VOCABULARY_SIZE) + 2.7))
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
+_PROMPT_LENGTH = 120
 
 
-def make_batch(num_groups: int, *, mean_length: int = 1000, group_size: int = 8, seed: int = 0) -> RolloutBatch:
+def make_batch(
+    num_groups: int, *, mean_length: int = 1000, group_size: int = 8, seed: int = 0, source: Source = "zipf"
+) -> RolloutBatch:
     """Groups of one environment and version; the same but for the ids for the same arguments."""
     rng = np.random.default_rng(seed)
-    groups = tuple(_make_group(rng, number, group_size, mean_length) for number in range(num_groups))
+    groups = tuple(_make_group(rng, number, group_size, mean_length, source) for number in range(num_groups))
     return RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id="w0-benchmark", timestamp=datetime.now(UTC)))
 
 
-def _make_group(rng: np.random.Generator, number: int, group_size: int, mean_length: int) -> RolloutGroup:
-    group_id, prompt = new_id(), _zipf_tokens(rng, 120)
+def make_like(batch: RolloutBatch, worker_id: str, group_id: str, *, policy_version: int = 7) -> RolloutBatch:
+    """The only group of a batch once more, under other ids: much quicker than a new one."""
+    (group,) = batch.groups
+    rollouts = tuple(
+        replace(
+            rollout,
+            group_id=group_id,
+            rollout_id=f"{group_id}-{place}",
+            episode_id=f"{group_id}-{place}",
+            policy_version=policy_version,
+            policy_version_last=policy_version,
+        )
+        for place, rollout in enumerate(group.rollouts)
+    )
+    return replace(
+        batch, groups=(replace(group, rollouts=rollouts),), metadata=replace(batch.metadata, worker_id=worker_id)
+    )
+
+
+def _make_group(
+    rng: np.random.Generator, number: int, group_size: int, mean_length: int, source: Source
+) -> RolloutGroup:
+    draw: Callable[[int], Passage] = partial(_zipf_passage if source == "zipf" else _python_passage, rng)
+    group_id, prompt = new_id(), draw(_PROMPT_LENGTH)
+    lengths = rng.integers(mean_length // 2, mean_length * 3 // 2 + 1, group_size).tolist()
     rollouts = tuple(
         _make_rollout(
-            rng, prompt, group_id=group_id, group_index=index, group_size=group_size, number=number, mean=mean_length
+            rng,
+            prompt,
+            draw(length),
+            group_id=group_id,
+            group_index=index,
+            group_size=group_size,
+            number=number,
         )
-        for index in range(group_size)
+        for index, length in enumerate(lengths)
     )
     return RolloutGroup(key=f"moar_cats/prompt-{number}", rollouts=rollouts)
 
 
 def _make_rollout(
     rng: np.random.Generator,
-    prompt: np.ndarray,
+    prompt: Passage,
+    response: Passage,
     *,
     group_id: str,
     group_index: int,
     group_size: int,
     number: int,
-    mean: int,
 ) -> Rollout:
-    length = int(rng.integers(mean // 2, mean * 3 // 2 + 1))
-    tokens, reward = _zipf_tokens(rng, length), float(rng.random() < 0.4)
-    text = " ".join(map(_word, tokens.tolist()))
+    tokens, text = response
+    length, reward = len(tokens), float(rng.random() < 0.4)
     return Rollout(
         rollout_id=new_id(),
         group_id=group_id,
@@ -70,7 +114,7 @@ def _make_rollout(
         temperature=1.0,
         max_tokens=4096,
         seed=int(rng.integers(2**62)),
-        prompt_tokens=prompt,
+        prompt_tokens=prompt[0],
         response_tokens=tokens,
         response_logprobs=-rng.gamma(0.25, 2.0, length).astype(np.float32),
         token_rewards=np.append(np.zeros(length - 1, np.float32), np.float32(reward)),
@@ -84,7 +128,7 @@ def _make_rollout(
             EnvironmentStep(
                 turn=0,
                 agent_steps=(0,),
-                observation=None,
+                observation=prompt[1],
                 action=text,
                 next_observation=None,
                 reward=reward,
@@ -93,15 +137,15 @@ def _make_rollout(
             ),
         ),
         messages=(
-            Message(role="user", content=" ".join(map(_word, prompt.tolist()))),
+            Message(role="user", content=prompt[1]),
             Message(role="assistant", content=text),
         ),
     )
 
 
-def _zipf_tokens(rng: np.random.Generator, length: int) -> np.ndarray:
-    """(length,) int32."""
-    return np.searchsorted(_ZIPF, rng.random(length) * _ZIPF[-1]).astype(np.int32)
+def _zipf_passage(rng: np.random.Generator, length: int) -> Passage:
+    tokens = np.searchsorted(_ZIPF, rng.random(length) * _ZIPF[-1]).astype(np.int32)
+    return tokens, " ".join(map(_word, tokens.tolist()))
 
 
 def _word(token: int) -> str:
@@ -112,3 +156,27 @@ def _word(token: int) -> str:
         letters += _LETTERS[letter]
         token -= 1
     return letters
+
+
+def _python_passage(rng: np.random.Generator, length: int) -> Passage:
+    """From a random place in the standard library."""
+    texts, tokenizer = _python_library()
+    text = texts[rng.integers(len(texts))]
+    begin = int(rng.integers(max(1, len(text) - 8 * length)))
+    tokens = tokenizer.encode(text[begin : begin + 8 * length]).ids[:length]
+    return np.array(tokens, np.int32), tokenizer.decode(tokens)
+
+
+@cache
+def _python_library() -> tuple[list[str], Tokenizer]:
+    """Modules of at least 10,000 letters, and a tokenizer that is trained on them; takes some 5 s."""
+    folder = Path(sysconfig.get_path("stdlib"))
+    texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(folder.glob("*.py"))]
+    texts = [text for text in texts if len(text) >= 10_000]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=32_000, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    return texts, tokenizer

@@ -3,14 +3,15 @@
     python -m benchmarks.store_size
 
 Writing starts from what a worker has in memory: records for Parquet and Arrow IPC, converted on the clock (and for
-Parquet validated); dicts of lists or arrays, ready made off the clock, for the others. Reading starts from a file with
-all columns and ends with each rollout's tokens and logprobs as NumPy arrays, which is what a trainer wants of it.
+Parquet validated); dicts of lists, arrays or bytes, ready made off the clock, for the others. Reading starts from a
+file with all columns and ends with each rollout's tokens, logprobs and token rewards as NumPy arrays, which is what a
+trainer wants of it. All formats hold the same rows, in which an answer's text occurs once (schema 1.1).
 """
 
 import io
 import json
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -23,14 +24,20 @@ import pyarrow.parquet as pq
 import tyro
 
 from benchmarks.measure import median_ratio, print_table, take_turns
-from benchmarks.rollouts import make_batch
+from benchmarks.rollouts import Source, make_batch
 from ludic.records import RolloutBatch, new_id
 from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
 from ludic.store import RolloutFile, Root, RunConfig, read_rows
 from ludic.store.parquet import encode
 
-COLUMNS = {"response_tokens": np.int32, "response_logprobs": np.float32}
+COLUMNS = {"response_tokens": np.int32, "response_logprobs": np.float32, "token_rewards": np.float32}
 """What is read, and as what."""
+SIZED = ("response_tokens", "response_logprobs")
+"""Columns whose bytes are told apart."""
+FLUSH_GROUPS = 32
+"""Of 8 rollouts: what RolloutWriter writes as one file, and one row group, by default."""
+CALL_GROUPS = 8
+"""What a worker writes as one file by default, since it flushes after each call of its engine."""
 Rows = list[dict[str, Any]]
 Arrays = list[list[np.ndarray]]
 """For each of COLUMNS, one array a rollout."""
@@ -45,20 +52,41 @@ class Format:
     read: Callable[[bytes], Arrays]
     """COLUMNS, out of what `write` gave."""
     num_token_bytes: int
-    """That COLUMNS alone take."""
+    """That SIZED alone take."""
 
 
 def main(quick: bool = False) -> None:
-    """Print two tables.
+    """Print three tables.
 
     Args:
         quick: A small batch, once, to see that all works.
     """
     pa.set_cpu_count(1)
-    batch = make_batch(2 if quick else 8, mean_length=50 if quick else 1000)
+    mean_length = 50 if quick else 1000
+    batch = make_batch(2 if quick else FLUSH_GROUPS, mean_length=mean_length)
     formats = all_formats(batch)
     print_sizes(formats, num_tokens := num_response_tokens(batch))
-    print_speeds(formats, num_tokens, rounds=1 if quick else 15)
+    print_speeds(batch, formats, num_tokens, rounds=1 if quick else 15)
+    sources: tuple[Source, ...] = ("zipf",) if quick else ("zipf", "python")
+    print_parts({(s, n): make_batch(n, mean_length=mean_length, source=s) for s in sources for n in flushes(quick)})
+
+
+def flushes(quick: bool) -> tuple[int, ...]:
+    """Groups in a file."""
+    return (2,) if quick else (CALL_GROUPS, FLUSH_GROUPS)
+
+
+def print_parts(batches: Mapping[tuple[Source, int], RolloutBatch]) -> None:
+    """Where ludic's bytes go. The last two columns are what a file grows by."""
+    texts = ["messages", "agent_steps", "environment_steps"]
+    rows = []
+    for (source, num_groups), batch in batches.items():
+        table, num_tokens = to_table(batch, run_id="none", sequence=0), num_response_tokens(batch)
+        base, with_messages, _, whole = (len(encode(table.drop_columns(texts[kept:]))) for kept in range(4))
+        sizes = [parquet(batch).num_token_bytes, base, with_messages - base, whole - with_messages, whole]
+        rows.append([f"{source}, {num_groups} groups of 8", *(f"{size / num_tokens:.2f}" for size in sizes)])
+    columns = ["", "tokens and logprobs", "all but texts", "messages add", "steps add", "all columns"]
+    print_table("Bytes a response token, ludic's own", columns, rows)
 
 
 def all_formats(batch: RolloutBatch) -> dict[str, Format]:
@@ -68,6 +96,7 @@ def all_formats(batch: RolloutBatch) -> dict[str, Format]:
         "Arrow IPC": arrow_ipc(batch, None),
         "Arrow IPC, zstd": arrow_ipc(batch, "zstd"),
         "pickle of NumPy arrays": pickled_arrays(batch),
+        "MessagePack of bytes": packed_bytes(batch),
         "pickle of lists": of_lists(batch, pickle.dumps, pickle.loads),
         "MessagePack": of_lists(batch, pack_rows, msgpack.unpackb),
         "MessagePack, zstd": of_lists(
@@ -90,20 +119,28 @@ def print_sizes(formats: dict[str, Format], num_tokens: int) -> None:
     print_table(f"Bytes a response token, of {num_tokens:,}", columns, rows)
 
 
-def print_speeds(formats: dict[str, Format], num_tokens: int, rounds: int) -> None:
+def print_speeds(batch: RolloutBatch, formats: dict[str, Format], num_tokens: int, rounds: int) -> None:
     files = {name: form.write() for name, form in formats.items()}
-    writing = take_turns({name: form.write for name, form in formats.items()}, rounds)
-    reading = take_turns({name: partial(form.read, files[name]) for name, form in formats.items()}, rounds)
+    table = to_table(batch, run_id="none", sequence=0)
+    encoding = {"Parquet (ludic), encoding alone": partial(encode, table)}
+    writing = take_turns({**{name: form.write for name, form in formats.items()}, **encoding}, rounds, twice=True)
+    reading = take_turns({name: partial(form.read, files[name]) for name, form in formats.items()}, rounds, twice=True)
     ours = next(iter(formats))
-    rows = []
-    for name in formats:
-        row = [name]
-        for seconds in (writing, reading):
-            row.append(f"{num_tokens / median(seconds[name]) / 1e6:.1f}")
-            row.append(f"{median_ratio(seconds[ours], seconds[name]):.2g}x")
-        rows.append(row)
+    rows = [
+        [name, *_speed(writing, name, ours, num_tokens), *_speed(reading, name, ours, num_tokens)] for name in writing
+    ]
     columns = ["", "written", "of ludic's", "read", "of ludic's"]
     print_table("Million tokens a second on one core", columns, rows)
+
+
+def _speed(seconds: Mapping[str, Sequence[float]], name: str, ours: str, num_tokens: int) -> list[str]:
+    """In millions a second, and as a multiple of ours."""
+    if name not in seconds:
+        return ["", ""]
+    return [
+        f"{num_tokens / median(seconds[name]) / 1e6:.1f}",
+        f"{median_ratio(seconds[ours], seconds[name]):.2g}x",
+    ]
 
 
 def num_response_tokens(batch: RolloutBatch) -> int:
@@ -116,8 +153,7 @@ def parquet(batch: RolloutBatch) -> Format:
     name = RolloutFile(7, "moar_cats", batch.metadata.worker_id, 0).name
 
     def write() -> bytes:
-        validate(batch)
-        return encode(to_table(batch, run_id=root.run_id, sequence=0))
+        return encode(to_table(batch, run_id=root.run_id, sequence=0, tokens=validate(batch)))
 
     root.put_if_absent(name, write())
     metadata = pq.ParquetFile(io.BytesIO(root.read(name))).metadata
@@ -127,14 +163,14 @@ def parquet(batch: RolloutBatch) -> Format:
     return Format(
         write=write,
         read=lambda data: _columns(read_rows(root, name, addresses, list(COLUMNS))),
-        num_token_bytes=sum(c.total_compressed_size for c in chunks if c.path_in_schema.split(".")[0] in COLUMNS),
+        num_token_bytes=sum(c.total_compressed_size for c in chunks if c.path_in_schema.split(".")[0] in SIZED),
     )
 
 
 def arrow_ipc(batch: RolloutBatch, compression: str | None) -> Format:
     def write(columns: Sequence[str] | None = None) -> bytes:
         table = to_table(batch, run_id="none", sequence=0)
-        table = table.select(columns) if columns else table
+        table = table.select(list(columns)) if columns else table
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
             writer.write_table(table)
@@ -143,24 +179,38 @@ def arrow_ipc(batch: RolloutBatch, compression: str | None) -> Format:
     return Format(
         write=write,
         read=lambda data: _columns(pa.ipc.open_stream(data).read_all()),
-        num_token_bytes=len(write(list(COLUMNS))),
+        num_token_bytes=len(write(SIZED)),
     )
 
 
 def pickled_arrays(batch: RolloutBatch) -> Format:
-    table = to_table(batch, run_id="none", sequence=0)
-    arrays = {name: column_values(table, name) for name in TOKEN_COLUMNS}
-    rows = [row | {name: arrays[name][place] for name in arrays} for place, row in enumerate(table.to_pylist())]
+    rows = rows_of_arrays(batch)
 
     def read(data: bytes) -> Arrays:
         found = pickle.loads(data)  # noqa: S301 - our own bytes; ludic itself never pickles
         return [[row[name] for row in found] for name in COLUMNS]
 
-    return Format(
-        write=lambda: pickle.dumps(rows),
-        read=read,
-        num_token_bytes=len(pickle.dumps(_only_tokens(rows))),
-    )
+    return Format(write=lambda: pickle.dumps(rows), read=read, num_token_bytes=len(pickle.dumps(_only_sized(rows))))
+
+
+def packed_bytes(batch: RolloutBatch) -> Format:
+    """Each list of numbers as its buffer."""
+    rows = [
+        {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in row.items()}
+        for row in rows_of_arrays(batch)
+    ]
+
+    def read(data: bytes) -> Arrays:
+        found = msgpack.unpackb(data)
+        return [[np.frombuffer(row[name], dtype) for row in found] for name, dtype in COLUMNS.items()]
+
+    return Format(write=lambda: pack_rows(rows), read=read, num_token_bytes=len(pack_rows(_only_sized(rows))))
+
+
+def rows_of_arrays(batch: RolloutBatch) -> Rows:
+    table = to_table(batch, run_id="none", sequence=0)
+    arrays = {name: column_values(table, name) for name in TOKEN_COLUMNS}
+    return [row | {name: arrays[name][place] for name in arrays} for place, row in enumerate(table.to_pylist())]
 
 
 def of_lists(batch: RolloutBatch, dumps: Callable[[Rows], bytes], loads: Callable[[bytes], Rows]) -> Format:
@@ -170,15 +220,15 @@ def of_lists(batch: RolloutBatch, dumps: Callable[[Rows], bytes], loads: Callabl
         found = loads(data)
         return [[np.array(row[name], dtype) for row in found] for name, dtype in COLUMNS.items()]
 
-    return Format(write=lambda: dumps(rows), read=read, num_token_bytes=len(dumps(_only_tokens(rows))))
+    return Format(write=lambda: dumps(rows), read=read, num_token_bytes=len(dumps(_only_sized(rows))))
 
 
 def _columns(table: pa.Table) -> Arrays:
     return [column_values(table, name) for name in COLUMNS]
 
 
-def _only_tokens(rows: Rows) -> Rows:
-    return [{name: row[name] for name in COLUMNS} for row in rows]
+def _only_sized(rows: Rows) -> Rows:
+    return [{name: row[name] for name in SIZED} for row in rows]
 
 
 def pack_rows(rows: Rows) -> bytes:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
         RolloutMetadata,
         ToolCall,
     )
-    from ludic.sql.connect import connect, scan
+    from ludic.sql.connect import connect, refresh
+    from ludic.sql.scan import scan
     from ludic.store.root import Root
     from ludic.store.run import RunConfig
 
@@ -31,7 +32,8 @@ _HOMES = {
     "RolloutMetadata": "ludic.records",
     "ToolCall": "ludic.records",
     "connect": "ludic.sql.connect",
-    "scan": "ludic.sql.connect",
+    "refresh": "ludic.sql.connect",
+    "scan": "ludic.sql.scan",
     "Root": "ludic.store.root",
     "RunConfig": "ludic.store.run",
 }
@@ -48,6 +50,7 @@ __all__ = [
     "RunConfig",
     "ToolCall",
     "connect",
+    "refresh",
     "scan",
 ]
 

@@ -13,6 +13,10 @@ class SchemaError(LudicError, ValueError):
     """A file or a table does not match its schema."""
 
 
+class NewerSchemaError(SchemaError):
+    """A file is sound, and of a newer major version than this ludic reads."""
+
+
 class InvalidBatchError(LudicError, ValueError):
     """A batch holds bad rows; nothing of it was written."""
 
@@ -31,6 +35,10 @@ class NameTakenError(LudicError, FileExistsError):
 
 class FencedError(LudicError, RuntimeError):
     """A newer attempt owns this root; this process must stop."""
+
+
+class OwnedError(LudicError, RuntimeError):
+    """Another trainer owns this root and lives; nothing was written."""
 
 
 class ConfigError(LudicError, ValueError):

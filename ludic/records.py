@@ -17,6 +17,9 @@ Purpose = Literal["train", "eval"]
 ActionTarget = Literal["internal", "external", "env"]
 FinishReason = Literal["stop", "length"]
 
+ExtraValue = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool] | None
+"""What a run's own column may hold in a row; None is as good as left out."""
+
 
 def new_id() -> str:
     """A fresh uuid7: unique without coordination, and sorted by time in the large."""
@@ -138,6 +141,8 @@ class Rollout:
     environment_steps: Sequence[EnvironmentStep] = ()
     messages: Sequence[Message] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, ExtraValue] = field(default_factory=dict)
+    """The run's own columns x_*, as declared in RunConfig.extra_columns; what is left out is null."""
 
     @property
     def prompt_length(self) -> int:

@@ -9,11 +9,16 @@ from collections.abc import Iterator
 
 import boto3
 import fsspec
+import hypothesis
 import pytest
 from moto.server import ThreadedMotoServer
 
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("ludic", deadline=None)
+hypothesis.settings.load_profile("ludic")
 
 S3_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
@@ -21,6 +26,14 @@ S3_ENVIRONMENT = {
     "AWS_DEFAULT_REGION": "us-east-1",
     "AWS_EC2_METADATA_DISABLED": "true",
 }
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What ludic.connect remembers of files stays out of the user's own folder."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LUDIC_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from ludic.cli.live import LiveView, sparkline
 from ludic.cli.process import interrupt_on_sigterm
-from ludic.cli.run import run
+from ludic.cli.run import predecessor, run
 from ludic.environments.moar_cats import WORDS
 from ludic.inference.chat import load_tokenizer
 from ludic.inference.tiny import make_tiny_model
@@ -56,8 +56,9 @@ def main(settings: Settings) -> None:
     root = open_demo(settings.root)
     interrupt_on_sigterm()
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
+    replaces = predecessor(root)
     with LiveView(root, settings.num_steps) as view:
-        run(root, train_config(settings.num_steps), ranks=1, tick=view.update)
+        run(root, train_config(settings.num_steps), ranks=1, replaces=replaces, tick=view.update)
     _print_answers(console, root)
     _print_curve(console, root)
     _print_query(console, root)

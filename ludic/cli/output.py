@@ -8,7 +8,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-Track = Callable[[Iterable[Any], int, str], Iterable[Any]]
-"""Passes on the items of an iterable of known length, showing how many went by under a description."""
+from ludic.store.track import Track as Track
+from ludic.store.track import untracked as untracked
 
 SHOWN_ITEMS = 6
 """Of a list in a cell."""
@@ -44,11 +44,6 @@ def progress_bar() -> Iterator[Track]:
         yield lambda items, total, description: progress.track(items, total=total, description=description)
 
 
-def untracked(items: Iterable[Any], total: int, description: str) -> Iterable[Any]:
-    """A Track that shows nothing."""
-    return items
-
-
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
     json.dump(to_plain(value), sys.stdout, indent=2, ensure_ascii=False)
@@ -69,8 +64,14 @@ def to_plain(value: Any) -> Any:
         case Mapping():
             return {str(key): to_plain(item) for key, item in value.items()}
         case list() | tuple():
-            return [to_plain(item) for item in value]
+            return list(value) if _is_plain(value) else [to_plain(item) for item in value]
     return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Nothing of it changes; a look at the types of 100,000 tokens takes a hundredth of a call for each."""
+    types = set(map(type, values))
+    return types <= {int, bool, str, type(None)} or (types == {float} and all(map(math.isfinite, values)))
 
 
 def printable(text: str) -> str:

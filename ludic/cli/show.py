@@ -1,10 +1,11 @@
 """`ludic show ROOT ID`: one rollout, or one group, as a person reads it.
 
-Reads the views of `ludic.connect`, the rollout's own file for its place, and tokenizer.json of a published
-policy. Raises UnknownIdError for an id that is not there or stands for several.
+Reads the rollout's own file (ludic.store.lookup), the ledger, and tokenizer.json of a published policy; for a part of
+an id all ids of the run. Raises UnknownIdError for an id that is not there or stands for several.
 """
 
 import logging
+import re
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,20 +15,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ludic.cli.fsck import TABLES, read_footers
 from ludic.cli.output import cell, number, pairs, plain_table, plural, print_json, printable, stdout_console
 from ludic.cli.query import ask
 from ludic.cli.settings import RootUrl
 from ludic.cli.tokens import TokenRow, colour_legend, coloured, load_token_reader, token_table
 from ludic.errors import LudicError, QueryError
+from ludic.fsck import TABLES, read_footers
+from ludic.schema import extra_names, resolve_row
 from ludic.sql import connect
-from ludic.store import RolloutFile, Root
-from ludic.store.parquet import open_parquet
+from ludic.store import Root
+from ludic.store.lookup import Address, find_rows, read_addresses
 
 logger = logging.getLogger(__name__)
 
 _MOST_CANDIDATES = 4
 _EXCERPT = 300
+_WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 _FIND = """
 with seen as (
@@ -42,22 +45,10 @@ ids as (
     select group_id as id, 'group' as kind, version from seen
 )
 
-select id, kind, id = $id as exact, min(version) as first, max(version) as last
+select id, kind, id = $id as exact, version
 from ids
 where starts_with(id, $id) or ends_with(id, $id)
-group by id, kind
 order by exact desc, id
-"""
-# The versions let DuckDB skip the other partitions.
-_ROWS = """
-select *, 'rollouts' as folder
-from rollouts
-where version between $first and $last and (rollout_id = $id or group_id = $id)
-union all
-select *, 'evals' as folder
-from evals
-where version between $first and $last and (rollout_id = $id or group_id = $id)
-order by group_index, segment_index
 """
 _USES = """
 select attempt_id, step, used, reason, advantage, weight, lag, superseded, rollout_id
@@ -109,31 +100,52 @@ def main(settings: Settings) -> None:
 
 def look_up(root: Root, part: str) -> Found:
     """What `part` names. Broken files are left out, with a warning."""
+    addresses = find_rows(root, part) if _WHOLE_ID.fullmatch(part) else []
     try:
-        return _look_up(connect(root), root, part)
+        return _look_up(connect(root), root, part, addresses)
     except QueryError:
         broken = [footer.name for folder in TABLES for footer in read_footers(root, folder) if footer.problem]
         if not broken:
             raise
         logger.warning("left out what can't be read: %s", ", ".join(broken))
-        return _look_up(connect(root, without=broken), root, part)
+        return _look_up(connect(root, without=broken), root, part, addresses)
 
 
-def _look_up(con: duckdb.DuckDBPyConnection, root: Root, part: str) -> Found:
-    match = _find(con, root, part)
-    place = {name: match[name] for name in ("id", "first", "last")}
-    rows, uses = ask(con, root, _ROWS, place), ask(con, root, _USES, {"id": match["id"]})
-    return Found(kind=match["kind"], rows=rows, uses=uses)
+def _look_up(con: duckdb.DuckDBPyConnection, root: Root, part: str, addresses: list[Address]) -> Found:
+    id_ = part
+    if not addresses:
+        match = _find(con, root, part)
+        id_, addresses = match["id"], find_rows(root, match["id"], match["version"])
+    if not addresses:  # deleted since the view of rollouts was made
+        raise _unknown(root, part)
+    rows = _read(root, addresses)
+    uses = ask(con, root, _USES, {"id": id_})
+    return Found(kind="rollout" if rows[0]["rollout_id"] == id_ else "group", rows=rows, uses=uses)
+
+
+def _read(root: Root, addresses: list[Address]) -> list[dict[str, Any]]:
+    """Rows as the view of rollouts has them, and where they are."""
+    rows = [
+        {
+            **resolve_row(row),
+            "version": address.file.version,
+            "env": address.file.env_name,
+            "file": address.file.name,
+            "row_group": address.row_group,
+            "row": address.row,
+        }
+        for address, row in zip(
+            addresses, read_addresses(root, addresses).to_pylist(maps_as_pydicts="lossy"), strict=True
+        )
+    ]
+    return sorted(rows, key=lambda row: (row["group_index"], row["segment_index"]))
 
 
 def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str) -> dict[str, Any]:
-    """The only id that is, begins with or ends with `part`, its kind, and its first and last version."""
+    """The only id that is, begins with or ends with `part`, its kind and its version."""
     found = ask(con, root, _FIND, {"id": part}) if part else []
     if not found:
-        query = "select rollout_id, group_id from rollouts"
-        raise UnknownIdError(
-            f'{root.url} has no rollout or group {part!r}; `ludic sql {root.url} "{query}"` lists them'
-        )
+        raise _unknown(root, part)
     if len(found) > 1 and not found[0]["exact"]:
         some = ", ".join(f"{row['kind']} {row['id']}" for row in found[:_MOST_CANDIDATES])
         more = f" and {len(found) - _MOST_CANDIDATES:,} more" if len(found) > _MOST_CANDIDATES else ""
@@ -141,10 +153,15 @@ def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str) -> dict[str, An
     return found[0]
 
 
+def _unknown(root: Root, part: str) -> UnknownIdError:
+    query = "select rollout_id, group_id from rollouts"
+    return UnknownIdError(f'{root.url} has no rollout or group {part!r}; `ludic sql {root.url} "{query}"` lists them')
+
+
 def _print_rollout(
     console: Console, root: Root, row: dict[str, Any], uses: list[dict[str, Any]], settings: Settings
 ) -> None:
-    console.print(pairs(_identity(root, row)))
+    console.print(pairs(_identity(row)))
     console.rule("conversation", align="left", style="dim")
     _print_conversation(console, row["messages"])
     use = uses[0] if uses else None
@@ -163,8 +180,7 @@ def _print_rollout(
     _print_uses(console, uses)
 
 
-def _identity(root: Root, row: dict[str, Any]) -> dict[str, str]:
-    file = RolloutFile(row["version"], row["env"], row["worker_id"], row["sequence"], row["folder"])
+def _identity(row: dict[str, Any]) -> dict[str, str]:
     top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
     last = row["policy_version_last"]
     versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
@@ -178,22 +194,9 @@ def _identity(root: Root, row: dict[str, Any]) -> dict[str, str]:
         "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
         f"seed {row['seed']}",
         "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC, request {row['request_index']}",
-        "file": f"{file.name}, {_place(root, file, row['rollout_id'])}",
+        "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
     }
     return {name: value for name, value in lines.items() if value is not None}
-
-
-def _place(root: Root, file: RolloutFile, rollout_id: str) -> str:
-    """Where the row is in its file; the file may have another name when somebody moved it."""
-    try:
-        with open_parquet(root, file.name) as parquet:
-            for row_group in range(parquet.num_row_groups):
-                ids = parquet.read_row_group(row_group, columns=["rollout_id"])["rollout_id"].to_pylist()
-                if rollout_id in ids:
-                    return f"row group {row_group}, row {ids.index(rollout_id)}"
-    except FileNotFoundError:
-        pass
-    return f"where it is not; `ludic verify {root.url}` says more"
 
 
 def _print_conversation(console: Console, messages: list[dict[str, Any]]) -> None:
@@ -235,6 +238,7 @@ def _outcome(row: dict[str, Any]) -> dict[str, str]:
         f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
         "error": row["error"],
         "metadata": metadata,
+        **{name: cell(row[name]).plain for name in extra_names(list(row)) if row[name] is not None},
     }
     return {name: value for name, value in lines.items() if value}
 

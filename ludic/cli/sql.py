@@ -8,7 +8,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,7 @@ from ludic.store import Root
 Format = Literal["table", "json", "csv", "parquet"]
 
 _ROWS_A_BATCH = 10_000
+_BYTES_AT_ONCE = 4 << 20
 # A column narrower than this says nothing; a table that would need such ones is shown row by row.
 _NARROWEST = 16
 
@@ -64,7 +65,7 @@ def main(settings: Settings) -> None:
     if settings.chosen_format == "parquet" and settings.out is None and sys.stdout.isatty():
         raise ConfigError("Parquet is not for a terminal; add --out FILE.parquet, or pipe it")
     root = Root.open(settings.root)
-    with open_result(root, settings.query) as result, _open_sink(settings.out) as sink:
+    with open_result(root, settings.query) as result, open_sink(settings.out) as sink:
         if settings.chosen_format == "table":
             text = io.TextIOWrapper(sink, encoding="utf-8", write_through=True) if settings.out else None
             print_table(result, Console(file=text, width=200) if text else stdout_console(), settings.max_rows)
@@ -73,7 +74,7 @@ def main(settings: Settings) -> None:
 
 
 @contextmanager
-def open_result(root: Root, query: str) -> Iterator[pa.RecordBatchReader]:
+def open_result(root: Root, query: str, *, rows_a_batch: int = _ROWS_A_BATCH) -> Iterator[pa.RecordBatchReader]:
     """The result as a stream; it is open while the connection is. Raises QueryError, also from within."""
     if not query.strip():
         raise QueryError('the query is empty, wanted SQL such as "select count(*) from rollouts"')
@@ -82,7 +83,7 @@ def open_result(root: Root, query: str) -> Iterator[pa.RecordBatchReader]:
         if relation is None:
             yield pa.table({}).to_reader()
         else:
-            yield _with_unique_names(relation.to_arrow_reader(_ROWS_A_BATCH))
+            yield _with_unique_names(relation.to_arrow_reader(rows_a_batch))
     except (duckdb.Error, pa.ArrowException) as error:
         raise QueryError(explain(error, root)) from error
 
@@ -103,7 +104,7 @@ def _with_unique_names(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
 
 
 @contextmanager
-def _open_sink(path: Path | None) -> Iterator[BinaryIO]:
+def open_sink(path: Path | None) -> Iterator[BinaryIO]:
     """Stdout, or a file that appears when it is complete."""
     if path is None:
         sys.stdout.flush()
@@ -124,18 +125,22 @@ def _open_sink(path: Path | None) -> Iterator[BinaryIO]:
 def _write_json(result: pa.RecordBatchReader, sink: BinaryIO) -> None:
     """One array, an object a row."""
     before = b"[\n"
-    for row in _rows(result):
+    for row in plain_rows(result):
         sink.write(before + json.dumps(dict(zip(result.schema.names, row, strict=True)), ensure_ascii=False).encode())
         before = b",\n"
     sink.write(b"\n]\n" if before == b",\n" else b"[]\n")
 
 
 def _write_csv(result: pa.RecordBatchReader, sink: BinaryIO) -> None:
-    """A header, then a line a row; null is empty, and lists and maps are JSON text."""
+    write_csv(result.schema.names, plain_rows(result), sink)
+
+
+def write_csv(names: Sequence[str], rows: Iterable[Iterable[Any]], sink: BinaryIO) -> None:
+    """A header, then a line a row of plain values; null is empty, and lists and maps are JSON text."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(result.schema.names)
-    for row in _rows(result):
+    writer.writerow(names)
+    for row in rows:
         writer.writerow([value if isinstance(value, str | None) else json.dumps(value) for value in row])
         sink.write(buffer.getvalue().encode())
         buffer.seek(0)
@@ -156,11 +161,15 @@ _WRITERS: dict[str, Callable[[pa.RecordBatchReader, BinaryIO], None]] = {
 }
 
 
-def _rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
+def plain_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
     """Plain values, as JSON knows them."""
     for batch in result:
-        for row in zip(*(column.to_pylist(maps_as_pydicts="lossy") for column in batch.columns), strict=True):
-            yield [to_plain(value) for value in row]
+        # As Python objects, numbers take up to ten times the room that they have in Arrow.
+        num_rows = max(1, _BYTES_AT_ONCE * batch.num_rows // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, num_rows):
+            columns = batch.slice(start, num_rows).columns
+            for row in zip(*(column.to_pylist(maps_as_pydicts="lossy") for column in columns), strict=True):
+                yield [to_plain(value) for value in row]
 
 
 def print_table(result: pa.RecordBatchReader, console: Console, max_rows: int) -> None:

@@ -1,6 +1,6 @@
 """`ludic stats ROOT`: what is in a root, from run.json to the last gradient step.
 
-Reads footers and scalar columns, no tokens. Files that can't be read are named and left out.
+Reads footers and scalar columns, no tokens. Files that can't be read, or were set aside, are named and left out.
 """
 
 from dataclasses import asdict, dataclass
@@ -10,7 +10,6 @@ import duckdb
 from rich.console import Console
 from rich.text import Text
 
-from ludic.cli.fsck import TABLES, Footer, file_sizes, read_footers
 from ludic.cli.live import sparkline
 from ludic.cli.output import (
     Track,
@@ -28,8 +27,10 @@ from ludic.cli.output import (
 )
 from ludic.cli.query import ask
 from ludic.cli.settings import RootUrl
+from ludic.fsck import TABLES, Footer, read_footers
 from ludic.sql import connect
 from ludic.store import Root
+from ludic.store.repair import list_set_aside
 
 _MOST_VERSIONS = 10
 _KEY_TITLES = {"policy_version": "version", "env_name": "env"}
@@ -104,7 +105,7 @@ def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
     totals = ask(con, root, _TOTALS)[0]
     rollout_bytes = sum(footer.size_bytes for footer in footers["rollouts"])
     num_tokens = totals["num_response_tokens"]
-    weights = {folder: file_sizes(root, folder) for folder in ("policies", "checkpoints")}
+    weights = {folder: root.sizes(folder) for folder in ("policies", "checkpoints")}
     return {
         "root": root.url,
         "run_id": root.run_id,
@@ -120,6 +121,7 @@ def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
         "policies": _policies(weights["policies"]),
         "checkpoints": _folders_with(weights["checkpoints"], "checkpoint.json"),
         "unreadable": [{"name": footer.name, "problem": footer.problem} for footer in broken],
+        "set_aside": [asdict(file) for file in list_set_aside(root)],
     }
 
 
@@ -157,8 +159,13 @@ def _print(console: Console, stats: dict[str, Any]) -> None:
     _print_means(console, "evals", stats["evals"])
     _print_training(console, stats)
     for file in stats["unreadable"]:
-        line = Text("unreadable ", style="bold red").append(printable(f"{file['name']}: {file['problem']}"), "default")
-        console.print(line, soft_wrap=True)
+        _print_file(console, "unreadable", "bold red", f"{file['name']}: {file['problem']}")
+    for file in stats["set_aside"]:
+        _print_file(console, "set aside", "yellow", f"{file['name']}: {file['reason']}")
+
+
+def _print_file(console: Console, what: str, style: str, line: str) -> None:
+    console.print(Text(f"{what} ", style=style).append(printable(line), "default"), soft_wrap=True)
 
 
 def _print_run(console: Console, stats: dict[str, Any]) -> None:

@@ -31,8 +31,8 @@ class Child:
     """One process and its history."""
 
     name: str
-    args: Sequence[str]
-    """After `python -m`."""
+    args: Callable[[], Sequence[str]]
+    """What follows `python -m`, asked for before each life; what it raises ends the supervision."""
     log: Path
     """Its stdout and stderr, over all its lives."""
     num_restarts: int = 0
@@ -42,10 +42,11 @@ class Child:
 
     def start(self, environment: dict[str, str]) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
+        args = self.args()
         self._started = time.monotonic()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *self.args],
+                [sys.executable, "-m", *args],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -62,15 +63,16 @@ class Child:
     def restart(self, environment: dict[str, str]) -> None:
         """Raises ChildError when it died soon after its start several times in a row."""
         # Who is killed from outside may live as shortly as the killer likes.
-        killed = self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM)
+        code = self.process.returncode
+        killed = code in (-signal.SIGKILL, -signal.SIGTERM)
         quick = time.monotonic() - self._started < _QUICK_S and not killed
         self._quick_deaths = self._quick_deaths + 1 if quick else 0
         if self._quick_deaths >= _MOST_QUICK_DEATHS:
             raise ChildError(f"{self.name} died {self._quick_deaths} times soon after its start: {self.last_words()}")
         self.kill_rest()
         self.num_restarts += 1
-        logger.warning("%s ended with %s; started again", self.name, self.process.returncode)
         self.start(environment)
+        logger.warning("%s ended with %s; started again", self.name, code)
 
     def kill_rest(self) -> None:
         """Kill it, and what it started and left behind, such as the ranks of a torchrun that was killed."""

@@ -14,6 +14,7 @@ from ludic.cli.process import stop_on_signals
 from ludic.cli.settings import RootUrl, to_flags
 from ludic.errors import ConfigError
 from ludic.store import Root, newest_attempt_id, read_attempt
+from ludic.store.lease import newest_claim
 from ludic.training.config import TrainConfig
 
 
@@ -24,6 +25,10 @@ class Settings:
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     ranks: int = 1
     """Processes that share the work, started here under torchrun."""
+    take_over: bool = False
+    """Fence the trainer that owns the run, alive or not, instead of being refused while it lives."""
+    replaces: int | None = None
+    """Attempt that is known to have ended, so that its lease is not watched; `ludic run` says so."""
 
     def __post_init__(self) -> None:
         if self.ranks < 1:
@@ -39,8 +44,10 @@ def earlier_settings(root_url: str) -> Mapping[str, Any]:
 
 def main(settings: Settings) -> None:
     root = Root.open(settings.root, writable=True)
+    replaces = newest_claim(root) if settings.take_over else settings.replaces
     if settings.ranks > 1 and "WORLD_SIZE" not in os.environ:
-        os.execv(sys.executable, [sys.executable, "-m", *train_args(root.url, settings.train, settings.ranks)])
+        args = train_args(root.url, settings.train, settings.ranks, replaces)
+        os.execv(sys.executable, [sys.executable, "-m", *args])
 
     from ludic.training.trainer import train
 
@@ -59,15 +66,17 @@ def main(settings: Settings) -> None:
             settings.train,
             stop,
             lambda step, row: progress.update(task, completed=step, description=describe(row)),
+            replaces=replaces,
         )
     if os.environ.get("RANK", "0") == "0":
         print(f"trained to step {step} of {settings.train.num_steps} in {root.url}")
 
 
-def train_args(root: str, config: TrainConfig, ranks: int) -> list[str]:
+def train_args(root: str, config: TrainConfig, ranks: int, replaces: int | None = None) -> list[str]:
     """What follows `python -m` to train on this machine, under torchrun where there are several ranks."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    return [*launch, "ludic", "train", root, *to_flags(asdict(config)), "--ranks", str(ranks)]
+    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks})
+    return [*launch, "ludic", "train", root, *flags]
 
 
 def describe(row: Mapping[str, Any]) -> str:

@@ -1,15 +1,19 @@
-"""`ludic verify ROOT`: check every file and the data of a run; exit 1 and a list when anything is wrong."""
+"""`ludic verify ROOT`: check every file and the data of a run; exit 1 and a list when anything is wrong.
+
+With --repair, broken files are set aside first; what is listed then is what remains.
+"""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from rich.console import Console
 from rich.text import Text
 
-from ludic.cli.fsck import Finding, check_root, meaning_of
 from ludic.cli.output import print_json, printable, progress_bar, stdout_console
 from ludic.cli.settings import RootUrl
 from ludic.errors import LudicError
+from ludic.fsck import Finding, Report, check_root, meaning_of
 from ludic.store import Root
 
 
@@ -21,27 +25,36 @@ class UnsoundError(LudicError, ValueError):
 class Settings:
     root: RootUrl
     """Folder or URL of the run. What is half-written by a run that goes on may be found as well."""
+    repair: bool = False
+    """Move broken files to set_aside/ with the reason, and delete temporary files that are older than a day."""
     json: bool = False
     """Print JSON instead of a list."""
 
 
 def main(settings: Settings) -> None:
-    root = Root.open(settings.root)
+    root = Root.open(settings.root, writable=settings.repair)
     with progress_bar() as track:
-        findings = check_root(root, track)
+        report = check_root(root, track, repair=settings.repair)
     if settings.json:
-        print_json({"root": root.url, "sound": not findings, "findings": [asdict(finding) for finding in findings]})
+        print_json({"root": root.url, "sound": not report.findings} | asdict(report))
     else:
-        _print(stdout_console(), root, findings)
-    if findings:
-        raise UnsoundError(f"{root.url} is not sound: {_count(findings)}")
+        _print(stdout_console(), root, report)
+    if report.findings:
+        raise UnsoundError(f"{root.url} is not sound: {_count(report.findings)}")
 
 
-def _print(console: Console, root: Root, findings: list[Finding]) -> None:
-    if not findings:
+def _print(console: Console, root: Root, report: Report) -> None:
+    _print_by_check(console, "repaired, ", report.repaired, "green")
+    _print_by_check(console, "", report.findings, "bold red")
+    _print_by_check(console, "note, ", report.notes, "dim")
+    if not report.findings:
         console.print(f"{root.url} is sound", soft_wrap=True)
+
+
+def _print_by_check(console: Console, prefix: str, findings: Iterable[Finding], style: str) -> None:
     for check, found in itertools.groupby(findings, key=lambda finding: finding.check):
-        console.print(Text(f"{check}: ", style="bold red").append(meaning_of(check), style="not bold default"))
+        title = Text(f"{prefix}{check}: ", style=style).append(meaning_of(check), style="not bold not dim default")
+        console.print(title, soft_wrap=True)
         for finding in found:
             where = f"{finding.where}: " if finding.where else ""
             console.print(Text(f"  {printable(where)}{printable(finding.problem)}"), soft_wrap=True)

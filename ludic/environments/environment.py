@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from ludic.records import Message
+from ludic.records import ExtraValue, Message
 
 Split = Literal["train", "heldout"]
 """Held-out examples never occur among the train examples of the same environment and seed."""
@@ -34,6 +34,8 @@ class Score:
     components: Mapping[str, float] = field(default_factory=dict)
     """Named parts, for the reader; they need not add up."""
     info: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, ExtraValue] = field(default_factory=dict)
+    """Values of the run's own columns x_*, which extra_columns in run.json declares; stored with the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,8 @@ class Transition:
     terminated: bool
     truncated: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
+    extra: Mapping[str, ExtraValue] = field(default_factory=dict)
+    """As in Score."""
 
 
 @runtime_checkable

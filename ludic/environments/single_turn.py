@@ -36,4 +36,5 @@ class SingleTurn:
             reward_components=score.components,
             terminated=True,
             info=score.info,
+            extra=score.extra,
         )

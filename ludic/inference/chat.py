@@ -33,8 +33,10 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
         ) from error
 
 
-def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> np.ndarray:
-    """(prompt_length,) int32: the conversation up to where the assistant begins to speak."""
+def render_prompt(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool = True
+) -> np.ndarray:
+    """(prompt_length,) int32: the conversation, by default up to where the assistant begins to speak."""
     if not tokenizer.chat_template:
         raise ModelError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; take the instruct version of the "
@@ -42,7 +44,9 @@ def render_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Messa
         )
     conversation = [_as_template_input(message) for message in messages]
     try:
-        encoding = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)
+        encoding = tokenizer.apply_chat_template(
+            conversation, add_generation_prompt=add_generation_prompt, return_dict=True
+        )
     except TemplateError as error:
         roles = ", ".join(message.role for message in messages)
         raise ModelError(

@@ -147,6 +147,7 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
         agent_steps=(agent_step,),
         environment_steps=(environment_step,),
         messages=(*opening.messages, Message(role="assistant", content=action)),
+        extra=transition.extra,
     )
 
 
@@ -212,6 +213,7 @@ def _checked(transition: Transition) -> Transition:
         terminated=bool(transition.terminated),
         truncated=bool(transition.truncated),
         info={name: str(value) for name, value in transition.info.items()},
+        extra={name: value for name, value in transition.extra.items() if value is not None},
     )
 
 

@@ -12,16 +12,25 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 
 import numpy as np
+import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, SchemaError
-from ludic.store import Root, RunConfig, list_files, read_columns
+from ludic.store import RolloutFile, Root, RunConfig, list_files, read_columns
 from ludic.store.cursor import Intervals
+from ludic.store.files import slot_of, slot_prefix
+from ludic.store.plans import find_replacement
+from ludic.store.retention import read_tombstones
+from ludic.store.sources import read_sources
 
 MAX_SLOT = 2**20
 _GROUPS_A_SLOT = 2**32
+_CONCURRENT_READS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +79,48 @@ def new_worker_id(slot: int) -> str:
     return f"{slot_prefix(slot)}{host}-{os.getpid()}-{time.time_ns():x}"
 
 
-def slot_prefix(slot: int) -> str:
-    return f"w{slot}-"
-
-
 def read_earlier_lives(root: Root, slot: int) -> EarlierLives:
-    """Read the request_index of everything that this slot committed; broken files count as never committed."""
+    """Read the request_index of everything that this slot committed, wherever it is now, or what is left of it.
+
+    Broken files count as never committed, expired ones as committed.
+    """
     schedule = Schedule.of_slot(root.run, slot)
     lives = EarlierLives()
-    for file in list_files(root):
-        mine = file.worker_id.startswith(slot_prefix(slot))
-        for number in _group_numbers(root, file.name) if mine else ():
-            place = schedule.position(number)
-            if place is not None:
-                lives.positions.add(place)
-                lives.groups_by_version[file.version] += 1
+    # Tombstones last: a file that expires meanwhile is in them.
+    for version, number in chain(_stored_groups(root, slot), _expired_groups(root)):
+        place = schedule.position(number)
+        if place is not None and place not in lives.positions:
+            lives.positions.add(place)
+            lives.groups_by_version[version] += 1
     return lives
 
 
-def _group_numbers(root: Root, name: str) -> list[int]:
+def _stored_groups(root: Root, slot: int) -> Iterator[tuple[int, int]]:
+    """Version and number of each group of the slot that is in a file."""
+    files = [file for file in list_files(root) if file.is_compacted or slot_of(file.worker_id) == slot]
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        for file, numbers in zip(files, pool.map(partial(_group_numbers, root, slot), files), strict=True):
+            yield from ((file.version, number) for number in numbers)
+
+
+def _expired_groups(root: Root) -> Iterator[tuple[int, int]]:
+    """Version and number of each group, of all slots, that expired."""
+    for tombstone in read_tombstones(root):
+        for partition in tombstone.partitions:
+            if partition.folder == "rollouts":
+                yield from ((partition.version, number) for pair in partition.groups for number in range(*pair))
+
+
+def _group_numbers(root: Root, slot: int, file: RolloutFile) -> list[int]:
+    """Of a slot's rows in a file, or in the one that has replaced it since it was listed."""
     try:
-        table = read_columns(root, name, ["request_index", "group_size"])
-    except (SchemaError, FileNotFoundError):
+        if all(slot_of(source.worker_id) != slot for source in read_sources(root, file)):
+            return []
+        table = read_columns(root, file.name, ["worker_id", "request_index", "group_size"])
+    except SchemaError:
         return []
-    numbers = table.column("request_index").to_numpy() // table.column("group_size").to_numpy()
-    return np.unique(numbers).tolist()
+    except FileNotFoundError:
+        replacement = find_replacement(root, file)
+        return _group_numbers(root, slot, replacement) if replacement else []
+    mine = table.filter(pc.starts_with(table["worker_id"], slot_prefix(slot)))
+    return np.unique(mine["request_index"].to_numpy() // mine["group_size"].to_numpy()).tolist()

@@ -1,20 +1,28 @@
 """What a table looks like, whether a batch may become rows, and the way from records to Arrow and back."""
 
 from ludic.schema.conversion import column_values, from_table, to_table
+from ludic.schema.references import resolve_row
 from ludic.schema.tables import (
+    EXTRA_TYPES,
+    NO_COLUMNS,
     SCALAR_COLUMNS,
     SCHEMA_VERSION,
     TOKEN_COLUMNS,
     Column,
     TableSchema,
     arrow_schema,
+    check_extra_columns,
     check_schema,
     conform,
+    extra_names,
     load_table,
+    rollouts_schema,
 )
 from ludic.schema.validation import Problem, find_problems, validate
 
 __all__ = [
+    "EXTRA_TYPES",
+    "NO_COLUMNS",
     "SCALAR_COLUMNS",
     "SCHEMA_VERSION",
     "TOKEN_COLUMNS",
@@ -22,12 +30,16 @@ __all__ = [
     "Problem",
     "TableSchema",
     "arrow_schema",
+    "check_extra_columns",
     "check_schema",
     "column_values",
     "conform",
+    "extra_names",
     "find_problems",
     "from_table",
     "load_table",
+    "resolve_row",
+    "rollouts_schema",
     "to_table",
     "validate",
 ]

@@ -1,11 +1,12 @@
 """Records to Arrow and back, without a Python loop over tokens and without losing a bit.
 
 The schema drives both ways: a column is the attribute of that name, a list of structs is a
-tuple of the record in RECORDS. No I/O. Expects a validated batch (ludic.schema.validation);
-raises InvalidBatchError for one too large for a column, SchemaError for a foreign table.
+tuple of the record in RECORDS, and a run's own columns are in `extra`. No I/O. Expects a validated batch
+(ludic.schema.validation); raises InvalidBatchError for a rollout too large for a column, SchemaError
+for a foreign table.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC
 from functools import lru_cache
@@ -28,7 +29,8 @@ from ludic.records import (
     RolloutMetadata,
     ToolCall,
 )
-from ludic.schema.tables import TOKEN_COLUMNS, arrow_schema, conform
+from ludic.schema.references import REFERENCES, index_field, refer, resolve
+from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, extra_names, rollouts_schema
 
 RECORDS: dict[str, type] = {
     "agent_steps": AgentStep,
@@ -39,28 +41,73 @@ RECORDS: dict[str, type] = {
 """The record that a struct holds, by the column's name."""
 
 _MAX_ELEMENTS = 2**31 - 1
-"""Arrow's list<> counts elements in int32."""
+"""Arrow's list<> counts elements in int32, and so does its string bytes."""
 
 
-def to_table(batch: RolloutBatch, *, run_id: str, sequence: int) -> pa.Table:
-    """The batch's rows, in exactly arrow_schema("rollouts").
+TokenColumns = Mapping[str, pa.Array]
+"""The token lists of all rows end to end, by column; those that no row leaves out."""
 
-    Raises InvalidBatchError when a column would hold more than 2^31 - 1 elements.
+
+def to_table(
+    batch: RolloutBatch,
+    *,
+    run_id: str,
+    sequence: int,
+    extra_columns: Mapping[str, str] = NO_COLUMNS,
+    tokens: TokenColumns | None = None,
+) -> pa.Table:
+    """The batch's rows, in exactly rollouts_schema(extra_columns).
+
+    tokens: of this batch, where `validate` has joined them. More than Arrow's 32-bit offsets can count makes several
+    chunks. Raises InvalidBatchError for a rollout that does so alone.
     """
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    constants = {
+    schema = rollouts_schema(extra_columns)
+    rows = [(group.key, rollout) for group in batch.groups for rollout in group.rollouts]
+    stamps = {
         "run_id": run_id,
         "worker_id": batch.metadata.worker_id,
         "sequence": sequence,
         "created_at": batch.metadata.timestamp,
     }
-    stamped = {name: [value] * len(rollouts) for name, value in constants.items()}
-    stamped["group_key"] = [group.key for group in batch.groups for _ in group.rollouts]
-    schema = arrow_schema("rollouts")
-    columns = [
-        _to_array(stamped[name] if name in stamped else list(map(attrgetter(name), rollouts)), type_, name)
-        for name, type_ in zip(schema.names, schema.types, strict=True)
-    ]
+    return pa.concat_tables(_tables(rows, stamps, schema, tokens or {})) if rows else schema.empty_table()
+
+
+_Row = tuple[str, Rollout]
+"""The key of its group, and a rollout."""
+
+
+def _tables(
+    rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema, tokens: TokenColumns
+) -> Iterator[pa.Table]:
+    """All rows in one table, or in halves where that is too much."""
+    try:
+        yield _to_table(rows, stamps, schema, tokens)
+    except _TooLargeError as error:
+        if len(rows) == 1:
+            raise InvalidBatchError(f"rollout {rows[0][1].rollout_id}: {error}; store it in several") from None
+        middle = len(rows) // 2
+        yield from _tables(rows[:middle], stamps, schema, {})
+        yield from _tables(rows[middle:], stamps, schema, {})
+
+
+def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema, tokens: TokenColumns) -> pa.Table:
+    rollouts = [rollout for _, rollout in rows]
+    extras = set(extra_names(schema.names))
+    columns = []
+    for name, type_ in zip(schema.names, schema.types, strict=True):
+        if name in stamps:
+            columns.append(pa.repeat(pa.scalar(stamps[name], type_), len(rows)))
+        elif name == "group_key":
+            columns.append(_to_array([key for key, _ in rows], type_, name))
+        elif name in extras:
+            columns.append(_extra_to_array([rollout.extra.get(name) for rollout in rollouts], type_, name))
+        elif name in tokens:
+            offsets = _offsets((len(getattr(rollout, name)) for rollout in rollouts), name)
+            columns.append(pa.ListArray.from_arrays(offsets, tokens[name], type=type_))
+        elif name in REFERENCES:
+            columns.append(_steps_to_array(rollouts, type_, name))
+        else:
+            columns.append(_to_array(list(map(attrgetter(name), rollouts)), type_, name))
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -71,10 +118,9 @@ def from_table(table: pa.Table) -> list[RolloutBatch]:
     and smaller groups. Arrays are read-only views into the table's buffers, which they keep alive
     (action masks are unpacked from bits). Raises SchemaError when the table's columns do not fit.
     """
+    extras = _extra_values(table)
     table = conform(table, "rollouts")
-    names = [field.name for field in fields(Rollout)]
-    columns = [column_values(table, name) for name in names]
-    rollouts = [Rollout(**dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]
+    rollouts = _to_rollouts(table, extras)
     sources = zip(*(column_values(table, name) for name in ("worker_id", "sequence", "created_at")), strict=True)
     rows = zip(sources, column_values(table, "group_key"), rollouts, strict=True)
     return [
@@ -83,6 +129,24 @@ def from_table(table: pa.Table) -> list[RolloutBatch]:
             metadata=RolloutMetadata(worker_id=worker_id, timestamp=created_at.astimezone(UTC)),
         )
         for (worker_id, _, created_at), part in groupby(rows, key=itemgetter(0))
+    ]
+
+
+def _to_rollouts(table: pa.Table, extras: Sequence[Mapping[str, Any]]) -> list[Rollout]:
+    names = [field.name for field in fields(Rollout) if field.name != "extra"]
+    columns = {name: column_values(table, name) for name in names if name not in REFERENCES}
+    contents = [[message.content for message in row] for row in columns["messages"]]
+    columns |= {name: _step_values(table, name, contents) for name in REFERENCES}
+    rows = zip(*(columns[name] for name in names), strict=True)
+    return [Rollout(**dict(zip(names, row, strict=True)), extra=extra) for row, extra in zip(rows, extras, strict=True)]
+
+
+def _extra_values(table: pa.Table) -> list[dict[str, Any]]:
+    """`extra` of each row."""
+    columns = {name: table[name].to_pylist() for name in extra_names(table.column_names)}
+    return [
+        {name: values[row] for name, values in columns.items() if values[row] is not None}
+        for row in range(table.num_rows)
     ]
 
 
@@ -111,39 +175,107 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
             for field in type_
         ]
         return pa.StructArray.from_arrays(children, fields=list(type_))
+    if pa.types.is_string(type_):
+        _check_size(sum(map(len, filter(None, values))), column, "bytes")
     array = pa.array(values, type_)
-    if isinstance(array, pa.ChunkedArray):
-        raise InvalidBatchError(f"{column} holds more than 2 GiB of text; append fewer groups at once")
+    if isinstance(array, pa.ChunkedArray):  # a letter may take up to four bytes
+        raise _TooLargeError(f"{column} holds more than {_MAX_ELEMENTS} bytes")
     return array
+
+
+def _steps_to_array(rollouts: Sequence[Rollout], type_: pa.DataType, column: str) -> pa.Array:
+    """As _to_array, with texts that messages hold as references."""
+    lists = list(map(attrgetter(column), rollouts))
+    steps, stored = list(chain.from_iterable(lists)), refer(rollouts, column)
+    children = [
+        _to_array(
+            stored[field.name] if field.name in stored else list(map(attrgetter(field.name), steps)),
+            field.type,
+            f"{column}[].{field.name}",
+        )
+        for field in type_.value_type
+    ]
+    elements = pa.StructArray.from_arrays(children, fields=list(type_.value_type))
+    return pa.ListArray.from_arrays(_offsets(map(len, lists), column), elements, type=type_)
+
+
+def _extra_to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
+    """As _to_array, for types whose lists may be null."""
+    if pa.types.is_list(type_):
+        offsets = _offsets((0 if value is None else len(value) for value in values), column)
+        present = chain.from_iterable(value for value in values if value is not None)
+        elements = _to_array(list(present), type_.value_type, column)
+        absent = pa.array([value is None for value in values], pa.bool_())
+        return pa.ListArray.from_arrays(offsets, elements, type=type_, mask=absent)
+    return _to_array(values, type_, column)
+
+
+class _TooLargeError(Exception):
+    """More than one Arrow array can hold; the rows are converted in smaller parts then."""
+
+
+def _check_size(count: int, column: str, unit: str) -> None:
+    if count > _MAX_ELEMENTS:
+        raise _TooLargeError(f"{column} holds {count} {unit}, at most {_MAX_ELEMENTS} fit in a row")
 
 
 def _tokens_to_array(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
     offsets = _offsets((0 if array is None else len(array) for array in arrays), column)
-    dtype = type_.value_type.to_pandas_dtype()
     present = [array for array in arrays if array is not None]
-    flat = np.concatenate([np.empty(0, dtype), *present], dtype=dtype, casting="equiv")
     absent = pa.array([array is None for array in arrays], pa.bool_()) if len(present) < len(arrays) else None
-    return pa.ListArray.from_arrays(offsets, pa.array(flat, type_.value_type), type=type_, mask=absent)
+    return pa.ListArray.from_arrays(offsets, join_tokens(present, column), type=type_, mask=absent)
+
+
+def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:
+    """The arrays of a token column end to end."""
+    type_ = arrow_schema("rollouts").field(column).type.value_type
+    if pa.types.is_boolean(type_):
+        return pa.array(np.concatenate([np.empty(0, np.bool_), *arrays]), type_)
+    # Into memory from Arrow's pool, which keeps its pages; the system's fresh ones cost ten times the copy.
+    dtype = np.dtype(type_.to_pandas_dtype())
+    length = sum(map(len, arrays))
+    buffer = pa.allocate_buffer(length * dtype.itemsize)
+    if length:
+        np.concatenate(arrays, out=np.frombuffer(buffer, dtype), casting="equiv")
+    return pa.Array.from_buffers(type_, length, [None, buffer])
 
 
 def _offsets(lengths: Iterator[int], column: str) -> pa.Array:
     """(rows + 1,) int32: where each row's elements begin and the last row's end."""
     ends = np.cumsum([0, *lengths], dtype=np.int64)
-    if ends[-1] > _MAX_ELEMENTS:
-        raise InvalidBatchError(
-            f"{column} holds {ends[-1]} elements, at most {_MAX_ELEMENTS} fit in one append; "
-            "append fewer groups at once"
-        )
+    _check_size(int(ends[-1]), column, "elements")
     return pa.array(ends.astype(np.int32))
 
 
 def column_values(table: pa.Table, column: str) -> list[Any]:
     """A column of the rollouts table as the values of Rollout: arrays for tokens, records for structs.
 
-    The table needs no other column. Arrays are read-only views, as in from_table.
+    The table needs no other column, but for steps also messages, which hold their texts. Arrays are
+    read-only views, as in from_table.
     """
+    if column in REFERENCES:
+        contents = [[message.content for message in row] for row in column_values(table, "messages")]
+        return _step_values(table, column, contents)
     # By chunk, since joining chunks would copy and could overflow their offsets.
     return [value for chunk in table[column].chunks for value in _to_values(chunk, column)]
+
+
+def _step_values(table: pa.Table, column: str, contents: Sequence[Sequence[str]]) -> list[tuple[Any, ...]]:
+    """Steps with their texts. contents: of each row's messages."""
+    values, first = [], 0
+    for chunk in table[column].chunks:
+        parts = [part or slice(0, 0) for part in _slices(chunk)]
+        contents_of_step = [
+            contents[row] for row, part in enumerate(parts, first) for _ in range(part.start, part.stop)
+        ]
+        children = _struct_values(chunk.flatten(), f"{column}[]")
+        for name in REFERENCES[column]:
+            indexes = children.pop(index_field(name))
+            children[name] = resolve(children[name], indexes, contents_of_step, f"{column}[].{name}")
+        steps = _to_records(children, column)
+        values += [tuple(steps[part]) for part in parts]
+        first += len(chunk)
+    return values
 
 
 def _to_values(array: pa.Array, column: str) -> list[Any]:
@@ -160,14 +292,21 @@ def _to_values(array: pa.Array, column: str) -> list[Any]:
         keys, items = (_to_values(child, column) for child in pairs.flatten().flatten())
         return [dict(zip(keys[part], items[part], strict=True)) for part in _slices(pairs) if part]
     if pa.types.is_struct(array.type):
-        names = [field.name for field in array.type]
-        children = [_to_values(array.field(name), f"{column}.{name}") for name in names]
-        record = record_class(column)
-        return [record(**dict(zip(names, row, strict=True))) for row in zip(*children, strict=True)]
+        return _to_records(_struct_values(array, column), column)
     values = array.to_pylist()
     if pa.types.is_float32(array.type):
         return [None if value is None else _shortest_decimal(value) for value in values]
     return values
+
+
+def _struct_values(array: pa.StructArray, column: str) -> dict[str, list[Any]]:
+    """The values of each field."""
+    return {field.name: _to_values(array.field(field.name), f"{column}.{field.name}") for field in array.type}
+
+
+def _to_records(children: Mapping[str, Sequence[Any]], column: str) -> list[Any]:
+    record = record_class(column)
+    return [record(**dict(zip(children, row, strict=True))) for row in zip(*children.values(), strict=True)]
 
 
 def _slices(array: pa.ListArray) -> list[slice | None]:

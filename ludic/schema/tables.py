@@ -1,20 +1,23 @@
 """The canonical table schemas, from schemas/*.json to Arrow, and the check of other people's schemas.
 
 Reads schemas/{rollouts,batches,metrics}.v{major}.json, from the wheel or from the checkout.
-Raises SchemaError, which names the file, the column, what was found and what was wanted.
+Raises SchemaError, which names the file, the column, what was found and what was wanted; ConfigError
+for a run's own column that can't be.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.errors import SchemaError
+from ludic.errors import ConfigError, NewerSchemaError, SchemaError
 
 TABLES = ("rollouts", "batches", "metrics")
 
@@ -29,6 +32,15 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "double": pa.float64(),
     "bool": pa.bool_(),
 }
+
+_EXTRA_NAME = re.compile(r"x_[a-z0-9_]+")
+_EXTRA_ELEMENTS = ("string", "int64", "double", "bool")
+
+EXTRA_TYPES = tuple(f"list<{name}>" if is_list else name for is_list in (False, True) for name in _EXTRA_ELEMENTS)
+"""Types that a run's own columns may have, as type_name writes them."""
+
+NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
+"""Of a run without columns of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +92,36 @@ def arrow_schema(name: str) -> pa.Schema:
     return pa.schema([column.to_arrow() for column in table.columns], metadata=metadata)
 
 
+def rollouts_schema(extra_columns: Mapping[str, str]) -> pa.Schema:
+    """arrow_schema("rollouts"), and after it a run's own columns, all nullable.
+
+    extra_columns: as in run.json, type by name, such as {"x_judge": "string", "x_spans": "list<int64>"}.
+    """
+    return _rollouts_schema(tuple(extra_columns.items()))
+
+
+@lru_cache(maxsize=64)
+def _rollouts_schema(extra_columns: tuple[tuple[str, str], ...]) -> pa.Schema:
+    schema = arrow_schema("rollouts")
+    for name, type_ in extra_columns:
+        schema = schema.append(pa.field(name, _parse_type(_extra_spec(type_))))
+    return schema
+
+
+def check_extra_columns(extra_columns: Mapping[str, str]) -> None:
+    """Raises ConfigError for a name that is not x_ with lower-case letters, digits and _, or an unknown type."""
+    for name, type_ in extra_columns.items():
+        if not isinstance(name, str) or not _EXTRA_NAME.fullmatch(name):
+            raise ConfigError(f"extra column {name!r}: wanted x_ and then lower-case letters, digits or _")
+        if type_ not in EXTRA_TYPES:
+            raise ConfigError(f"extra column {name!r} is {type_!r}, wanted one of {', '.join(EXTRA_TYPES)}")
+
+
+def extra_names(names: Sequence[str]) -> list[str]:
+    """Those that are a run's own columns."""
+    return [name for name in names if _EXTRA_NAME.fullmatch(name)]
+
+
 def check_schema(file_schema: pa.Schema, name: str, where: str) -> None:
     """Raise SchemaError unless a file with this schema holds the table `name` in this major version.
 
@@ -87,7 +129,7 @@ def check_schema(file_schema: pa.Schema, name: str, where: str) -> None:
     added them; so do missing nullable ones, which an older minor version had not yet.
     """
     _check_metadata(file_schema.metadata or {}, name, where)
-    problems = [*_column_problems(file_schema, name)]
+    problems = _column_problems(file_schema, name)
     if problems:
         raise SchemaError(f"{where}: {'; '.join(problems)} ({name} schema {load_table(name).version})")
 
@@ -98,7 +140,7 @@ def conform(table: pa.Table, name: str) -> pa.Table:
     Missing nullable columns and struct fields are null. Buffers are shared where the types agree.
     Raises SchemaError for a missing required column, a wrong type, or a null where none is allowed.
     """
-    problems = [*_column_problems(table.schema, name)]
+    problems = _column_problems(table.schema, name)
     if problems:
         raise SchemaError(f"table: {'; '.join(problems)} ({name} schema {load_table(name).version})")
     schema = arrow_schema(name)
@@ -161,6 +203,11 @@ def _parse_type(spec: Any) -> pa.DataType:
     raise SchemaError(f"unknown type {spec!r} in schemas/; a type is one of {', '.join(_PRIMITIVES)}, or built of them")
 
 
+def _extra_spec(type_: str) -> Any:
+    """As schemas/ would write it."""
+    return {"list": type_.removeprefix("list<").removesuffix(">")} if type_.startswith("list<") else type_
+
+
 def _check_metadata(metadata: Mapping[bytes, bytes], name: str, where: str) -> None:
     table = metadata.get(TABLE_KEY, b"").decode(errors="replace")
     version = metadata.get(VERSION_KEY, b"").decode(errors="replace")
@@ -173,14 +220,20 @@ def _check_metadata(metadata: Mapping[bytes, bytes], name: str, where: str) -> N
         raise SchemaError(f"{where}: its schema version is {version!r}, wanted a number such as {own}")
     own_major = int(own.partition(".")[0])
     if int(major) > own_major:
-        raise SchemaError(
+        raise NewerSchemaError(
             f"{where}: {name} schema {version} is newer than this ludic, which reads {own}; upgrade ludic"
         )
     if int(major) < own_major:
         raise SchemaError(f"{where}: {name} schema {version} is older than this ludic, which reads {own}")
 
 
-def _column_problems(found: pa.Schema, name: str) -> Iterator[str]:
+@lru_cache(maxsize=256)
+def _column_problems(found: pa.Schema, name: str) -> tuple[str, ...]:
+    """Cached, since a root's files share a handful of schemas and a look at one takes 0.25 ms."""
+    return tuple(_find_column_problems(found, name))
+
+
+def _find_column_problems(found: pa.Schema, name: str) -> Iterator[str]:
     for field in arrow_schema(name):
         index = found.get_field_index(field.name)
         if index >= 0 and not _same_type(found.field(index).type, field.type):

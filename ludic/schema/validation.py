@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
+from math import isfinite
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -27,8 +28,9 @@ from ludic.records import (
     RolloutGroup,
     RolloutMetadata,
 )
-from ludic.schema.conversion import record_class
-from ludic.schema.tables import TOKEN_COLUMNS, arrow_schema
+from ludic.schema.conversion import TokenColumns, join_tokens, record_class
+from ludic.schema.references import INDEX_FIELDS
+from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollouts_schema
 
 MAX_LISTED = 20
 """Problems that the message spells out; the rest is counted."""
@@ -41,6 +43,8 @@ ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
 FINISH_REASONS = (*get_args(FinishReason), None)
 TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", None)
 
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+_ALWAYS_THERE = ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
 _RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
 
 
@@ -59,11 +63,14 @@ class Problem:
         return f"{self.where}: {self.column} {self.reason}"
 
 
-def validate(batch: RolloutBatch) -> None:
-    """Raise InvalidBatchError, which lists up to MAX_LISTED problems, unless every row may be stored."""
-    problems = find_problems(batch)
+def validate(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS) -> TokenColumns:
+    """Raise InvalidBatchError, which lists up to MAX_LISTED problems, unless every row may be stored.
+
+    extra_columns: the run's own, as in run.json. Returns what to_table need not make again.
+    """
+    problems, tokens = _examine(batch, extra_columns)
     if not problems:
-        return
+        return {column: flat.array for column, flat in tokens.items()}
     listed = [str(problem) for problem in problems[:MAX_LISTED]]
     if len(problems) > MAX_LISTED:
         listed.append(f"and {len(problems) - MAX_LISTED} more")
@@ -73,22 +80,30 @@ def validate(batch: RolloutBatch) -> None:
     )
 
 
-def find_problems(batch: RolloutBatch) -> list[Problem]:
+def find_problems(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS) -> list[Problem]:
     """Every reason to refuse the batch, those of rows first; empty for a sound one.
 
     A row with a wrong type, shape or range is not examined further, nor is its group.
     """
+    return _examine(batch, extra_columns)[0]
+
+
+def _examine(batch: RolloutBatch, extra_columns: Mapping[str, str]) -> "tuple[list[Problem], dict[str, _Flat]]":
+    """The problems, and token columns of the rows that fit."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    misfits = list(_misfits(rollouts))
+    misfits = [*_misfits(rollouts), *_extra_misfits(rollouts, extra_columns)]
     unfit = {id(rollouts[row]) for row, _, _ in misfits}
     fit = [rollout for rollout in rollouts if id(rollout) not in unfit]
     fit_groups = [group for group in batch.groups if not any(id(rollout) in unfit for rollout in group.rollouts)]
-    return [
+    tokens = {column: _Flat.of(column, fit) for column in _ALWAYS_THERE}
+    findings = chain(_broken_rules(fit), _bad_tokens(tokens), _bad_masked_logprobs(fit))
+    problems = [
         *(_problem(rollouts[row], column, reason) for row, column, reason in misfits),
-        *(_problem(fit[row], column, reason) for row, column, reason in chain(_broken_rules(fit), _bad_tokens(fit))),
+        *(_problem(fit[row], column, reason) for row, column, reason in findings),
         *_group_problems(fit_groups),
         *_batch_problems(batch, fit, fit_groups),
     ]
+    return problems, tokens
 
 
 def _problem(rollout: Rollout, column: str, reason: str) -> Problem:
@@ -105,7 +120,7 @@ _Finding = tuple[int, str, str]
 def _misfits(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
     schema = arrow_schema("rollouts")
     rows = range(len(rollouts))
-    for name in (field.name for field in fields(Rollout)):
+    for name in (field.name for field in fields(Rollout) if field.name != "extra"):
         values = list(map(attrgetter(name), rollouts))
         if name in TOKEN_COLUMNS:
             yield from _array_misfits(values, schema.field(name))
@@ -113,6 +128,21 @@ def _misfits(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
             yield from _value_misfits(values, rows, schema.field(name), name)
     for name in _RESPONSE_COLUMNS:
         yield from _wrong_lengths(rollouts, name)
+
+
+def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]) -> Iterator[_Finding]:
+    declared = ", ".join(extra_columns) or "none"
+    rows = []
+    for row, rollout in enumerate(rollouts):
+        if not isinstance(rollout.extra, dict | Mapping):
+            yield row, "extra", f"is {_shown(rollout.extra)}, wanted a mapping"
+            continue
+        rows.append(row)
+        for name in rollout.extra.keys() - extra_columns.keys() if rollout.extra else ():
+            yield row, str(name), f"is no column of this run, whose extra_columns are {declared}; a new run declares it"
+    schema = rollouts_schema(extra_columns)
+    for name in extra_columns:
+        yield from _value_misfits([rollouts[row].extra.get(name) for row in rows], rows, schema.field(name), name)
 
 
 def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[_Finding]:
@@ -157,7 +187,7 @@ def _content_misfits(values: Sequence[Any], rows: Sequence[int], type_: pa.DataT
         yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.key_field, path)
         yield from _value_misfits(items, owners, type_.item_field, path)
     elif pa.types.is_struct(type_):
-        for field in type_:
+        for field in (field for field in type_ if field.name not in INDEX_FIELDS):
             yield from _value_misfits(list(map(attrgetter(field.name), values)), rows, field, f"{path}.{field.name}")
     elif pa.types.is_string(type_):
         yield from _undecodable(values, rows, path)
@@ -192,7 +222,8 @@ def _shown(value: Any) -> str:
 
 
 def _undecodable(values: Sequence[str], rows: Sequence[int], path: str) -> Iterator[_Finding]:
-    if _is_utf8("".join(values)):
+    # Python knows of each text whether it is ASCII, so most are not looked through.
+    if all(map(str.isascii, values)):
         return
     for row, value in zip(rows, values, strict=True):
         if not _is_utf8(value):
@@ -214,6 +245,8 @@ def _out_of_range(values: Sequence[Any], rows: Sequence[int], type_: pa.DataType
     else:
         highest = float(np.finfo(type_.to_pandas_dtype()).max)
         lowest, wanted = -highest, f"a finite {type_}"
+    if _are_within(values, lowest, highest):
+        return
     for row, value in zip(rows, values, strict=True):
         # NaN compares as false. float() of a NumPy scalar, since those would round `highest` to inf.
         number = float(value) if isinstance(value, np.floating) else value
@@ -221,19 +254,30 @@ def _out_of_range(values: Sequence[Any], rows: Sequence[int], type_: pa.DataType
             yield row, path, f"is {value}, wanted {wanted}"
 
 
+def _are_within(values: Sequence[Any], lowest: float, highest: float) -> bool:
+    """Whether all are plain numbers in that range; five times as fast as to look at each, which then tells."""
+    if not set(map(type, values)) <= {int, float}:
+        return False
+    try:
+        return not values or (all(map(isfinite, values)) and lowest <= min(values) and max(values) <= highest)
+    except OverflowError:  # an int beyond any float
+        return False
+
+
 # --- Rules of one row ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    column: str
-    holds: Callable[[Rollout], bool]
+    columns: tuple[str, ...]
+    """What the rule is about; the first is named when it is broken."""
+    holds: Callable[..., bool]
+    """Of the columns' values; asked once for equal ones."""
     wanted: str
 
 
 def _one_of(column: str, choices: tuple[str | None, ...]) -> _Rule:
-    value = attrgetter(column)
-    return _Rule(column, lambda rollout: value(rollout) in choices, f"wanted {_either(choices)}")
+    return _Rule((column,), lambda value: value in choices, f"wanted {_either(choices)}")
 
 
 def _either(choices: tuple[str | None, ...]) -> str:
@@ -241,13 +285,11 @@ def _either(choices: tuple[str | None, ...]) -> str:
 
 
 def _not_empty(column: str) -> _Rule:
-    value = attrgetter(column)
-    return _Rule(column, lambda rollout: value(rollout) != "", "wanted a text that is not empty")
+    return _Rule((column,), lambda value: value != "", "wanted a text that is not empty")
 
 
 def _not_negative(column: str) -> _Rule:
-    value = attrgetter(column)
-    return _Rule(column, lambda rollout: value(rollout) >= 0, "wanted at least 0")
+    return _Rule((column,), lambda value: value >= 0, "wanted at least 0")
 
 
 _RULES = (
@@ -258,31 +300,36 @@ _RULES = (
     _one_of("finish_reason", FINISH_REASONS),
     _one_of("truncation_reason", TRUNCATION_REASONS),
     _Rule(
-        "truncation_reason",
-        lambda r: r.truncated == (r.truncation_reason is not None),
+        ("truncation_reason", "truncated"),
+        lambda reason, truncated: truncated == (reason is not None),
         "wanted a reason when truncated is true, and only then",
     ),
-    _Rule("policy_version_last", lambda r: r.policy_version_last >= r.policy_version, "wanted at least policy_version"),
-    _Rule("prompt_length", lambda r: r.prompt_length > 0, "wanted at least one prompt token"),
     _Rule(
-        "response_length",
-        lambda r: r.response_length > 0 or r.error is not None,
+        ("policy_version_last", "policy_version"), lambda last, first: last >= first, "wanted at least policy_version"
+    ),
+    _Rule(("prompt_length",), lambda length: length > 0, "wanted at least one prompt token"),
+    _Rule(
+        ("response_length", "error"),
+        lambda length, error: length > 0 or error is not None,
         "wanted at least one response token, since no error is set",
     ),
     _Rule(
-        "episode_reward",
-        lambda r: r.episode_reward is not None or r.error is not None,
+        ("episode_reward", "error"),
+        lambda reward, error: reward is not None or error is not None,
         "wanted a reward, since no error is set",
     ),
 )
 
 
 def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
+    names = {name for rule in _RULES for name in rule.columns}
+    columns = {name: list(map(attrgetter(name), rollouts)) for name in names}
     for rule in _RULES:
-        value = attrgetter(rule.column)
-        for row, rollout in enumerate(rollouts):
-            if not rule.holds(rollout):
-                yield row, rule.column, f"is {_shown(value(rollout))}, {rule.wanted}"
+        rows = list(zip(*(columns[name] for name in rule.columns), strict=True))
+        broken = {values for values in set(rows) if not rule.holds(*values)}
+        if broken:
+            found = ((row, values[0]) for row, values in enumerate(rows) if values in broken)
+            yield from ((row, rule.columns[0], f"is {_shown(value)}, {rule.wanted}") for row, value in found)
     for row, rollout in enumerate(rollouts):
         for agent_step in rollout.agent_steps:
             yield from ((row, f"agent_steps[].{name}", reason) for name, reason in _bad_agent_step(agent_step, rollout))
@@ -316,26 +363,37 @@ def _bad_links(step: EnvironmentStep, rollout: Rollout) -> Iterator[str]:
 # --- Tokens ----------------------------------------------------------------------------------------------
 
 
-def _bad_tokens(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
-    if not rollouts:
-        return
-    for column in ("prompt_tokens", "response_tokens"):
-        tokens = _Flat.of(column, rollouts)
+def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[_Finding]:
+    yield from _bad_ids(tokens["prompt_tokens"])
+    yield from _bad_ids(tokens["response_tokens"])
+    yield from _bad_numbers(tokens["token_rewards"], _LARGEST_REWARD)
+    yield from _bad_numbers(tokens["response_logprobs"], LOGPROB_TOLERANCE)
+
+
+# The lowest and the highest value tell at one pass each whether there is a bad one to look for.
+
+
+def _bad_ids(tokens: "_Flat") -> Iterator[_Finding]:
+    if tokens.values.min(initial=0) < 0:
         yield from tokens.findings(tokens.values < 0, "wanted a token id of at least 0")
-    rewards = _Flat.of("token_rewards", rollouts)
-    yield from rewards.findings(~np.isfinite(rewards.values), "wanted a finite number")
-    logprobs = _Flat.of("response_logprobs", rollouts)
-    finite = np.isfinite(logprobs.values)
-    yield from logprobs.findings(~finite, "wanted a finite number")
-    positive = finite & (logprobs.values > LOGPROB_TOLERANCE)
-    yield from logprobs.findings(positive, "wanted at most 0, the logarithm of a probability")
+
+
+def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[_Finding]:
+    """Those that are not finite, or above `highest`."""
+    # NaN, which is then lowest and highest, compares as false.
+    if numbers.values.min(initial=0) > -np.inf and numbers.values.max(initial=0) <= highest:
+        return
+    finite = np.isfinite(numbers.values)
+    yield from numbers.findings(~finite, "wanted a finite number")
+    positive = finite & (numbers.values > highest)
+    yield from numbers.findings(positive, "wanted at most 0, the logarithm of a probability")
+
+
+def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
+    """Rows with a logprob for a token that was not sampled."""
     masked = [row for row, rollout in enumerate(rollouts) if rollout.action_mask is not None]
-    if masked:
-        yield from _bad_masked_logprobs(rollouts, masked)
-
-
-def _bad_masked_logprobs(rollouts: Sequence[Rollout], masked: Sequence[int]) -> Iterator[_Finding]:
-    """Rows of `masked` with a logprob for a token that was not sampled."""
+    if not masked:
+        return
     chosen = [rollouts[row] for row in masked]
     logprobs = _Flat.of("response_logprobs", chosen)
     # Written as a comparison that NaN fails, since NaN is reported already.
@@ -350,15 +408,18 @@ class _Flat:
     """The token lists of all rows, end to end."""
 
     column: str
+    array: pa.Array
     values: np.ndarray
-    """(all tokens,)"""
+    """(all tokens,), those of `array`."""
     ends: np.ndarray
     """(rows,) int64: one past each row's last token."""
 
     @classmethod
     def of(cls, column: str, rollouts: Iterable[Rollout]) -> "_Flat":
         arrays = list(map(attrgetter(column), rollouts))
-        return cls(column, np.concatenate(arrays), np.cumsum([len(array) for array in arrays]))
+        array = join_tokens(arrays, column)
+        values = array.to_numpy(zero_copy_only=not pa.types.is_boolean(array.type))
+        return cls(column, array, values, np.cumsum([len(array) for array in arrays]))
 
     def findings(self, bad: np.ndarray, wanted: str) -> Iterator[_Finding]:
         """One finding for each row with a bad token. bad: (all tokens,) bool."""

@@ -1,7 +1,7 @@
 """DuckDB over the files of a run. The only layer that touches DuckDB."""
 
 from ludic.sql.checks import run_checks
-from ludic.sql.connect import connect, scan
+from ludic.sql.connect import connect, refresh
 from ludic.sql.library import (
     SqlText,
     advantages,
@@ -21,8 +21,8 @@ __all__ = [
     "connect",
     "load_advantage",
     "load_filter",
+    "refresh",
     "required_columns",
     "run_checks",
     "run_query",
-    "scan",
 ]

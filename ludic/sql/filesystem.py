@@ -37,7 +37,9 @@ class RangedFileSystem(AbstractFileSystem):
 
     def size(self, path: str) -> int:
         path = self._strip_protocol(path)
-        return self._sizes[path] if path in self._sizes else self._fs.size(path)
+        if path not in self._sizes:
+            self._sizes[path] = self._fs.size(path)
+        return self._sizes[path]
 
     def modified(self, path: str) -> datetime:
         """Files of a root never change, so what DuckDB holds of them stays good."""

@@ -9,7 +9,7 @@ and users' *.sql; raises QueryError, which names the file, DuckDB's reason and w
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
 from pathlib import Path
@@ -19,12 +19,26 @@ import duckdb
 import pyarrow as pa
 
 from ludic.errors import QueryError
-from ludic.schema import arrow_schema
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
 _ADVANTAGE_WANTED = "wanted one SELECT over rollouts that returns rollout_id with advantage (double)"
 _SELECT_ALL = "select * from (\n{}\n)"
+# Far fewer rows are dropped than kept, so an anti join has the smaller table to build.
+_NOT_DROPPED = """
+with judged as (
+    select rollout_id, {hits} as is_dropped
+    from rollouts
+),
+
+estimated as (
+    {advantage}
+)
+
+select estimated.*
+from estimated
+anti join (from judged where is_dropped) as dropped using (rollout_id)
+"""
 _ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
 _FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
 
@@ -69,10 +83,10 @@ def load_checks() -> dict[str, str]:
     return {name: read_packaged("checks", name) for name in _packaged_names("checks")}
 
 
-def required_columns(texts: Iterable[SqlText]) -> list[str]:
-    """Columns of rollouts that the texts mention outside of comments, in the schema's order; rather too many."""
+def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
+    """Which of these columns the texts mention outside of comments; rather too many."""
     mentioned = {word.lower() for text in texts for word in re.findall(r"\w+", _COMMENT.sub("", text.text))}
-    return [name for name in arrow_schema("rollouts").names if name in mentioned]
+    return [name for name in columns if name in mentioned]
 
 
 def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
@@ -84,13 +98,26 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any
         raise QueryError(_reason(error)) from error
 
 
-def advantages(con: duckdb.DuckDBPyConnection, advantage: str | SqlText, **params: Any) -> pa.Table:
+def advantages(
+    con: duckdb.DuckDBPyConnection, advantage: str | SqlText, *, filters: Iterable[str | SqlText] = (), **params: Any
+) -> pa.Table:
     """rollout_id and advantage (float64), or token_advantages (list of float), over `rollouts` of `con`.
 
-    Raises QueryError for a missing parameter, and for SQL that DuckDB refuses or that returns something else.
+    filters: names in ludic/sql/filters/, or paths of .sql files; rows that one of them hits are left out, after
+    the baseline was taken over whole groups. Raises QueryError for a missing parameter, and for SQL that DuckDB
+    refuses or that returns something else.
     """
     text = load_advantage(advantage) if isinstance(advantage, str) else advantage
-    return run_advantage(con, text, text.bind(params))
+    drops = [load_filter(filter_) if isinstance(filter_, str) else filter_ for filter_ in filters]
+    values = {name: value for each in (text, *drops) for name, value in each.bind(params).items()}
+    return run_advantage(con, _without(text, drops) if drops else text, values)
+
+
+def _without(text: SqlText, drops: Iterable[SqlText]) -> SqlText:
+    """The advantage SQL of the rows that no filter hits."""
+    hits = " or ".join(f"coalesce((\n{drop.text}\n), false)" for drop in drops)
+    source = " and ".join([text.source, *(drop.source for drop in drops)])
+    return replace(text, source=source, text=_NOT_DROPPED.format(hits=hits, advantage=text.text))
 
 
 def run_advantage(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, QueryError
-from ludic.schema import SCALAR_COLUMNS, arrow_schema, conform
+from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, conform, rollouts_schema
 from ludic.sql.connect import open_duckdb
 from ludic.sql.library import (
     check_filter,
@@ -116,15 +116,19 @@ class Shortage:
 class Planner:
     """Pending rollouts, and the batches they make."""
 
-    def __init__(self, rules: BatchRules) -> None:
-        """Raises QueryError for SQL that does not run, or whose parameters `rules` does not give."""
+    def __init__(self, rules: BatchRules, extra_columns: Mapping[str, str] = NO_COLUMNS) -> None:
+        """extra_columns: the run's own, which SQL may use too.
+
+        Raises QueryError for SQL that does not run, or whose parameters `rules` does not give.
+        """
         self._rules = rules
         self._advantage = load_advantage(rules.advantage)
         self._filters = [load_filter(name) for name in dict.fromkeys((ALWAYS_ON, *rules.filters))]
-        needed = {*SCALAR_COLUMNS, *required_columns([self._advantage, *self._filters])}
-        self.columns = [name for name in arrow_schema("rollouts").names if name in needed]
+        schema = rollouts_schema(extra_columns)
+        needed = {*SCALAR_COLUMNS, *required_columns([self._advantage, *self._filters], schema.names)}
+        self.columns = [name for name in schema.names if name in needed]
         """Columns of rollouts that `add` wants, besides those of ADDRESS."""
-        self._schema = pa.schema([*map(arrow_schema("rollouts").field, self.columns), *ADDRESS])
+        self._schema = pa.schema([*map(schema.field, self.columns), *ADDRESS])
         predicates = ", ".join(f"coalesce((\n{text.text}\n), false)" for text in self._filters)
         self._consider_sql = Template(read_packaged("plan", "consider")).safe_substitute(predicates=predicates)
         self._ledger_sql = read_packaged("plan", "ledger")

@@ -1,19 +1,26 @@
-"""attempts/N.json: one a trainer start. The newest owns the root; an older one stops at its next write.
+"""attempts/N.json: one a trainer start. The newest claim owns the root; an older one stops at its next write.
 
 An attempt names its parent, the attempt and step of the checkpoint that it resumed from. The chain
 of parents from the newest attempt is the effective ledger; what lies off the chain is superseded.
+
+The claim (attempts/N.lease) comes before the parent is chosen. A trainer checks after each checkpoint that no
+newer claim is there, and only then deletes older ones: so either it sees the claim, or whoever claimed sees
+that checkpoint. None that a successor resumes from is deleted under its hands.
 """
 
+import contextlib
 import json
-import os
-import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from ludic.errors import FencedError
+from ludic.errors import FencedError, OwnedError
+from ludic.store.lease import Lease, claim, newest_claim, read_lease
 from ludic.store.root import Root
+
+Place = tuple[int, int]
+"""attempt_id and step of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +42,12 @@ class Attempt:
     def name(self) -> str:
         return f"attempts/{self.attempt_id}.json"
 
+    @property
+    def parent(self) -> Place | None:
+        if self.parent_attempt is None or self.parent_step is None:
+            return None
+        return self.parent_attempt, self.parent_step
+
 
 def start_attempt(
     root: Root,
@@ -43,20 +56,35 @@ def start_attempt(
     parent_step: int | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Attempt:
-    """Take ownership of the root; fences every earlier attempt."""
-    attempt_id = newest_attempt_id(root) + 1
-    while True:
-        attempt = Attempt(
-            attempt_id=attempt_id,
-            parent_attempt=parent_attempt,
-            parent_step=parent_step,
-            owner=f"{socket.gethostname()}-{os.getpid()}",
-            created_at=datetime.now(UTC).isoformat(),
-            config=dict(config or {}),
+    """Take ownership of the root; fences every earlier attempt, alive or not.
+
+    Without a lease: whoever starts next doesn't wait either.
+    """
+    lease, newest = None, newest_claim(root)
+    while lease is None:
+        with contextlib.suppress(OwnedError):
+            lease = claim(root, newest, released=True)
+        newest += 1
+    parent = None if parent_attempt is None or parent_step is None else (parent_attempt, parent_step)
+    return record_attempt(root, lease, parent, config or {})
+
+
+def record_attempt(root: Root, lease: Lease, parent: Place | None, config: Mapping[str, Any]) -> Attempt:
+    """Put the attempt that a lease claims. Raises FencedError when another process put it."""
+    parent_attempt, parent_step = parent or (None, None)
+    attempt = Attempt(
+        attempt_id=lease.attempt_id,
+        parent_attempt=parent_attempt,
+        parent_step=parent_step,
+        owner=lease.owner,
+        created_at=datetime.now(UTC).isoformat(),
+        config=dict(config),
+    )
+    if not root.put_if_absent(attempt.name, (json.dumps(asdict(attempt), indent=2) + "\n").encode()):
+        raise FencedError(
+            f"{root.url}/{attempt.name} exists with other content: another process trains as this attempt"
         )
-        if root.put_if_absent(attempt.name, (json.dumps(asdict(attempt), indent=2) + "\n").encode()):
-            return attempt
-        attempt_id += 1
+    return attempt
 
 
 def newest_attempt_id(root: Root) -> int:
@@ -69,14 +97,77 @@ def read_attempt(root: Root, attempt_id: int) -> Attempt:
     return Attempt(**json.loads(root.read(f"attempts/{attempt_id}.json")))
 
 
+def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:
+    """The newest of all attempts, or of those below `before`; None when there is none.
+
+    By name, not by listing, and downwards: who claims may die before the attempt is put.
+    """
+    for attempt_id in range(newest_claim(root) if before is None else before - 1, 0, -1):
+        with contextlib.suppress(FileNotFoundError):
+            return read_attempt(root, attempt_id)
+    return None
+
+
+def read_parent(root: Root, attempt_id: int) -> Place | None:
+    """None for an attempt that has no parent, or is gone."""
+    with contextlib.suppress(FileNotFoundError):
+        return read_attempt(root, attempt_id).parent
+    return None
+
+
 def check_not_fenced(root: Root, attempt: Attempt) -> None:
-    """Raises FencedError when a newer trainer has started."""
-    newest = newest_attempt_id(root)
-    if newest > attempt.attempt_id:
-        owner = read_attempt(root, newest).owner
+    """Raises FencedError when a newer trainer has claimed the root. Claims have no gaps: one look by name tells."""
+    newer = read_lease(root, attempt.attempt_id + 1)
+    if newer is not None:
         raise FencedError(
-            f"{root.url}: attempt {attempt.attempt_id} was replaced by attempt {newest} of {owner}; this trainer stops"
+            f"{root.url}: attempt {attempt.attempt_id} was replaced by attempt {newer.attempt_id} of {newer.owner} "
+            f"at {newer.since}; this trainer stops"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The part of one attempt that the run stands on."""
+
+    attempt_id: int
+    last_step: int | None
+    """None: of the newest attempt, which no child has left."""
+
+
+def chain(attempt_id: int, parent_of: Callable[[int], Place | None]) -> Iterator[Link]:
+    """From an attempt back through its parents, as the SQL view attempt_chain has it.
+
+    parent_of: None for an attempt without a parent, and for one that is gone.
+    """
+    link = Link(attempt_id, None)
+    while True:
+        yield link
+        parent = parent_of(link.attempt_id)
+        if parent is None or parent[0] >= link.attempt_id:  # a damaged file could make a circle
+            return
+        link = Link(parent[0], parent[1] if link.last_step is None else min(parent[1], link.last_step))
+
+
+def newest_checkpoint(links: Iterable[Link], checkpoints: Collection[Place]) -> Place | None:
+    """The complete checkpoint to resume from: any on the chain is a legitimate parent, the newest loses least.
+
+    Not the newest of all: a trainer that was fenced may still have finished one that nobody continues.
+    """
+    for link in links:
+        steps = [
+            step
+            for attempt_id, step in checkpoints
+            if attempt_id == link.attempt_id and (link.last_step is None or step <= link.last_step)
+        ]
+        if steps:
+            return link.attempt_id, max(steps)
+    return None
+
+
+def outdated(checkpoints: Iterable[Place], keep: int) -> list[Place]:
+    """All but the newest `keep`, oldest first."""
+    assert keep >= 1, "a run must keep a checkpoint"
+    return sorted(checkpoints)[:-keep]
 
 
 def _attempt_id(name: str) -> int:

@@ -29,21 +29,25 @@ class BackgroundAppender(Generic[Item]):
         *,
         is_full: Callable[[Sequence[Item]], bool],
         flush_age_s: float,
+        size_bytes: Callable[[Item], int] = lambda item: 0,
         max_waiting: int = 64,
+        max_bytes: int = 256 << 20,
     ) -> None:
         """`make_files` runs in the thread, again when it failed; its names must be new.
 
-        `is_full` says that the items gathered make a file. More than `max_waiting` items
-        make append wait, so that memory stays bounded when the filesystem is slower than the caller.
+        `is_full` says that the items gathered make a file. More than `max_waiting` items that gather, or more
+        than `max_bytes` not yet written, make append wait, so that memory stays bounded when the filesystem is
+        slower than the caller. An item that is larger by itself waits until nothing else is there.
         """
-        self._root, self._make_files, self._is_full = root, make_files, is_full
-        self._flush_age_s, self._max_waiting = flush_age_s, max_waiting
+        self._root, self._make_files, self._is_full, self._size_bytes = root, make_files, is_full, size_bytes
+        self._flush_age_s, self._max_waiting, self._max_bytes = flush_age_s, max_waiting, max_bytes
         self._items: list[Item] = []
         self._begun: list[Item] = []
+        self._gathered_bytes = self._begun_bytes = 0
         self._oldest = 0.0
         self._unwritten: deque[NamedFile] = deque()
         self._flushing = self._closed = self._busy = False
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ludic-append", daemon=True)
         self._thread.start()
@@ -56,11 +60,16 @@ class BackgroundAppender(Generic[Item]):
         with self._changed:
             assert not self._closed, "append after close"
             self._raise_error()
-            self._changed.wait_for(lambda: len(self._items) < self._max_waiting or self._error)
+            size_bytes = self._size_bytes(item)
+            if not self._has_room(size_bytes):
+                self._flushing = True
+                self._changed.notify_all()
+            self._changed.wait_for(lambda: self._has_room(size_bytes) or self._error)
             self._raise_error()
             if not self._items:
                 self._oldest = time.monotonic()
             self._items.append(item)
+            self._gathered_bytes += size_bytes
             self._changed.notify_all()
 
     def flush(self, *, wait: bool = True) -> None:
@@ -83,6 +92,12 @@ class BackgroundAppender(Generic[Item]):
         self._thread.join()
         with self._changed:
             self._raise_error()
+
+    def _has_room(self, size_bytes: int) -> bool:
+        waiting_bytes = self._gathered_bytes + self._begun_bytes
+        return len(self._items) < self._max_waiting and (
+            waiting_bytes == 0 or waiting_bytes + size_bytes <= self._max_bytes
+        )
 
     def _is_idle(self) -> bool:
         return not (self._items or self._begun or self._unwritten or self._busy)
@@ -111,11 +126,14 @@ class BackgroundAppender(Generic[Item]):
                     return
                 if not (self._begun or self._unwritten):
                     self._begun, self._items = self._items, []
+                    self._begun_bytes, self._gathered_bytes = self._gathered_bytes, 0
                     self._flushing = False
                 self._busy = True
             error = self._write()
             with self._changed:
                 self._busy, self._error = False, error
+                if error is None:
+                    self._begun_bytes = 0
                 self._changed.notify_all()
 
     def _patience(self) -> float | None:
@@ -124,7 +142,7 @@ class BackgroundAppender(Generic[Item]):
             return None
         return max(0.0, self._oldest + self._flush_age_s - time.monotonic())
 
-    def _write(self) -> Exception | None:
+    def _write(self) -> BaseException | None:
         try:
             if self._begun:
                 self._unwritten.extend(self._make_files(self._begun))
@@ -133,7 +151,7 @@ class BackgroundAppender(Generic[Item]):
                 name, data = self._unwritten[0]
                 commit(self._root, name, data)
                 self._unwritten.popleft()
-        except Exception as error:
+        except BaseException as error:  # a panic of an extension is none of Exception; nobody must wait for ever
             return error
         return None
 

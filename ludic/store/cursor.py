@@ -1,7 +1,8 @@
-"""A reader's position: which files, and which groups of half-used files, a trainer has consumed.
+"""A reader's position: which sources, and which groups of half-used sources, a trainer has consumed.
 
-Files are named by worker_id and a sequence number that the worker counts up, so a position is
-a set of intervals for each worker, however many files there are. It goes into the checkpoint.
+A source is what a worker committed as one file, whatever file holds its rows now. It is named by worker_id and
+a sequence number that the worker counts up, so a position is a set of intervals for each worker, however many
+sources there are. It goes into the checkpoint.
 """
 
 import bisect
@@ -51,22 +52,23 @@ class Intervals:
 
 
 class Cursor:
-    """What has been consumed: whole files as intervals by worker, and groups of files used in part."""
+    """What has been consumed: whole sources as intervals by worker, and groups of sources used in part."""
 
     def __init__(self) -> None:
         self._files: dict[str, Intervals] = {}
         self._groups: dict[tuple[str, int], set[str]] = {}
 
-    def has_file(self, worker_id: str, sequence: int) -> bool:
-        """True when every group of the file is consumed."""
+    def has_source(self, worker_id: str, sequence: int) -> bool:
+        """True when every group of the source is consumed."""
         return sequence in self._files.get(worker_id, _EMPTY)
 
-    def groups_of(self, worker_id: str, sequence: int) -> frozenset[str]:
-        """The group_ids consumed of a file that is used in part."""
-        return frozenset(self._groups.get((worker_id, sequence), ()))
+    def has_group(self, worker_id: str, sequence: int, group_id: str) -> bool:
+        """True when this group of the source is consumed, or every one."""
+        used = self._groups.get((worker_id, sequence), ())
+        return group_id in used or self.has_source(worker_id, sequence)
 
     def consume(self, worker_id: str, sequence: int, group_ids: Iterable[str], *, whole: bool) -> None:
-        """Add groups of one file; `whole` says that none is left, so that the file becomes a number in an interval."""
+        """Add groups of one source; `whole` says that none is left, so that it becomes a number in an interval."""
         if whole:
             self._groups.pop((worker_id, sequence), None)
             self._files.setdefault(worker_id, Intervals()).add(sequence)

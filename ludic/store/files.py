@@ -8,8 +8,9 @@ the files that they replace.
 """
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import quote, unquote
 
 from ludic.errors import ConfigError
@@ -20,9 +21,19 @@ Folder = Literal["rollouts", "evals"]
 COMPACTED = "compacted."
 """How the worker_id in the name of a compacted file begins; its rows keep the worker_id and sequence they came with."""
 
-_NAME = re.compile(r"(?:rollouts|evals)/version=(\d+)/env=([^/]+)/([^/]+)-(\d+)\.parquet")
+_NUMBER = r"(0|[1-9]\d*)"
+_NAME = re.compile(rf"(?:rollouts|evals)/version={_NUMBER}/env=([^/]+)/([^/]+)-{_NUMBER}\.parquet")
+_CONCURRENT_LISTINGS = 16
+_SLOT = re.compile(r"w(\d+)-")
 # Not "." or "_" first: pyarrow.dataset and Spark take such files for hidden ones.
 _WORKER_ID = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,199}")
+
+
+class Source(NamedTuple):
+    """What a worker committed as one file: what readers count by, whatever file holds the rows now."""
+
+    worker_id: str
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -36,10 +47,20 @@ class RolloutFile:
     folder: Folder = "rollouts"
 
     @property
+    def partition(self) -> str:
+        """The folder it lies in, below the root."""
+        return f"{self.folder}/version={self.version}/env={quote(self.env_name, safe='')}"
+
+    @property
     def name(self) -> str:
         """Path below the root."""
-        env = quote(self.env_name, safe="")
-        return f"{self.folder}/version={self.version}/env={env}/{self.worker_id}-{self.sequence}.parquet"
+        return f"{self.partition}/{self.worker_id}-{self.sequence}.parquet"
+
+    @property
+    def source(self) -> Source:
+        """Of a worker's file."""
+        assert not self.is_compacted, f"{self.name} has many sources"
+        return Source(self.worker_id, self.sequence)
 
     @property
     def is_compacted(self) -> bool:
@@ -66,10 +87,34 @@ def check_worker_id(worker_id: str) -> str:
     return worker_id
 
 
-def list_files(root: Root, versions: range | None = None, folder: Folder = "rollouts") -> list[RolloutFile]:
-    """Rollout files in a range of versions, or all of them; other partitions are not listed."""
+def slot_prefix(slot: int) -> str:
+    """How the worker_ids of a slot of the schedule begin."""
+    return f"w{slot}-"
+
+
+def slot_of(worker_id: str) -> int | None:
+    """None for a worker that follows no schedule, such as an import."""
+    match = _SLOT.match(worker_id)
+    return int(match[1]) if match else None
+
+
+def list_names(root: Root, versions: range | None = None, folder: Folder = "rollouts") -> list[str]:
+    """Names of what lies in a range of versions, or in all of them; other partitions are not listed."""
     if versions is None:
-        names = root.list(folder)
-    else:
-        names = [name for version in versions for name in root.list(f"{folder}/version={version}")]
-    return sorted(file for file in map(RolloutFile.parse, names) if file is not None)
+        return root.list(folder)
+    folders = [f"{folder}/version={version}" for version in versions]
+    if root.is_local:  # where a thread costs more than a listing
+        return [name for each in folders for name in root.list(each)]
+    with ThreadPoolExecutor(_CONCURRENT_LISTINGS) as pool:
+        return [name for names in pool.map(root.list, folders) for name in names]
+
+
+def list_files(root: Root, versions: range | None = None, folder: Folder = "rollouts") -> list[RolloutFile]:
+    """Rollout files in a range of versions, or all of them, sorted by version, environment, worker and sequence."""
+    return sorted(file for file in map(RolloutFile.parse, list_names(root, versions, folder)) if file is not None)
+
+
+def list_versions(root: Root, folder: Folder = "rollouts") -> list[int]:
+    """Versions that have a partition, in order."""
+    names = [name.rpartition("version=")[2] for name in root.folders(folder)]
+    return sorted(int(name) for name in names if name.isdigit())

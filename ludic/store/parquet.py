@@ -2,37 +2,74 @@
 
 import functools
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ludic.errors import LudicError, SchemaError, StoreError
-from ludic.schema import arrow_schema, check_schema
+from ludic.schema import arrow_schema, check_schema, rollouts_schema
 from ludic.store.root import Root
 
-ROW_GROUP_ROWS = 64
-"""Groups share a row group up to so many rows; a larger one has its own. 3 ms to read one group, 12 ms at 512 rows."""
+# Rollouts of 1,000 tokens, 128 groups of 8 in a file, by rows a row group (tokens and logprobs compress only from some
+# 250,000 tokens on, since zstd's blocks of 128 kB then hold one byte of each number):
+#     rows    bytes a token    one group's tokens    one row, all columns    all tokens
+#       64             7.52                4.0 ms                  7.2 ms    63 M a second
+#      256             7.16                4.4 ms                  9.6 ms    85 M a second
+#    1,024             7.11               10.8 ms                 19.6 ms    92 M a second
+ROW_GROUP_ROWS = 256
+"""Groups share a row group up to so many rows; a larger one has its own."""
 ROW_GROUP_BYTES = 64 << 20
 """And up to so many bytes in memory, so that long rollouts are read in bounded pieces."""
+LARGEST_GROUP_BYTES = 512 << 20
+"""A larger group is split by rows after all: pyarrow can't read a row group with 2 GiB of text in messages."""
 
-# Statistics only on what prunes: each row group costs some 4 kB of footer at 44 leaf columns.
-_STATISTICS = ["group_id", "policy_version", "env_name"]
+# Statistics only on what prunes: each further column costs 50 bytes of footer a row group.
+_STATISTICS = ["group_id", "rollout_id", "policy_version", "env_name", "created_at"]
+# To compress the other columns too, of some bytes a row each, would double the time that a file of one group takes, and
+# save 0.01 bytes a token.
+_LONG_TEXTS = {
+    *("rollout_id", "episode_id", "error"),
+    *("content", "action", "observation", "next_observation", "arguments", "result", "value"),
+}
+_DICTIONARY_ROWS = 64
+"""Fewer rows are larger with dictionaries than without."""
+_UNREADABLE = (pa.ArrowException, OSError, ValueError)
+"""What pyarrow raises for a broken file; the last, for example, for names in a damaged footer."""
 _NUMBER_LISTS = [
     f"{name}.list.element" for name in ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
 ]
 
 
 def encode(table: pa.Table) -> bytes:
-    """Parquet bytes of a rollouts table whose groups are contiguous; no group is split between row groups."""
+    """Parquet bytes of a rollouts table whose groups are contiguous; row_group_bounds says where it is cut."""
     assert table.num_rows, "a file without rows"
-    sink = io.BytesIO()
-    with pq.ParquetWriter(sink, table.schema, **_writer_options(table.schema)) as writer:
-        for start, stop in _row_group_bounds(table):
+    sink = pa.BufferOutputStream()  # a BytesIO, which Arrow writes to through Python, takes a third longer
+    with open_writer(sink, table.schema, dictionaries=table.num_rows >= _DICTIONARY_ROWS) as writer:
+        for start, stop in row_group_bounds(table):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
-    return sink.getvalue()
+    return sink.getvalue().to_pybytes()
+
+
+def open_writer(
+    sink: str | BinaryIO | pa.NativeFile,
+    schema: pa.Schema,
+    metadata: Mapping[bytes, bytes] | None = None,
+    *,
+    dictionaries: bool = True,
+) -> pq.ParquetWriter:
+    """A rollouts file to write row group by row group: a local path, or a file open for writing.
+
+    metadata: footer entries beside the schema's own, such as the sources of a compacted file.
+    dictionaries: whether columns other than numbers of tokens begin as such.
+    One write_table of a whole number of groups, with row_group_size its number of rows, makes one row group.
+    """
+    writer = pq.ParquetWriter(sink, schema, **_writer_options(schema, dictionaries=dictionaries))
+    writer.add_key_value_metadata({**(schema.metadata or {}), **(metadata or {})})
+    return writer
 
 
 def encode_plain(table: pa.Table) -> bytes:
@@ -42,37 +79,67 @@ def encode_plain(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def _writer_options(schema: pa.Schema) -> dict:
-    """zstd level 1; token ids and logprobs as byte streams, 5.4 bytes a token together (benchmarks/store_size.py)."""
+@functools.cache
+def _writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
+    """Token ids and logprobs as byte streams; zstd level 1 where there is something to compress.
+
+    benchmarks/store_size.py has the figures. Arrow's own schema is left out of the footer: Parquet's says as much,
+    and it would be 7 of 16 kB.
+    """
+    columns = _leaves(schema)
+    long = [path for path, is_text in columns.items() if _is_long(schema, path, is_text)]
+    coded = [path for path in columns if path not in _NUMBER_LISTS] if dictionaries else False
     return {
-        "compression": "zstd",
-        "compression_level": 1,
-        "use_dictionary": [leaf for leaf in _leaves(schema) if leaf not in _NUMBER_LISTS],
+        "compression": dict.fromkeys(long, "zstd"),
+        "compression_level": dict.fromkeys(long, 1),
+        "use_dictionary": coded,
         "column_encoding": dict.fromkeys(_NUMBER_LISTS, "BYTE_STREAM_SPLIT"),
         "write_statistics": _STATISTICS,
+        "store_schema": False,
     }
 
 
-@functools.cache
-def _leaves(schema: pa.Schema) -> list[str]:
-    """Parquet's paths of the columns, nested ones too; only a file can tell them."""
+def _is_long(schema: pa.Schema, path: str, is_text: bool) -> bool:
+    """Whether a column may hold much: lists of plain values, a run's own columns, and texts that are no names."""
+    column, field = path.partition(".")[0], path.rpartition(".")[2]
+    type_ = schema.field(column).type
+    is_plain_list = pa.types.is_list(type_) and not pa.types.is_nested(type_.value_type)
+    return is_plain_list or (is_text and (field in _LONG_TEXTS or column.startswith("x_")))
+
+
+def _leaves(schema: pa.Schema) -> dict[str, bool]:
+    """Parquet's paths of the columns, nested ones too, and whether each holds text; only a file can tell."""
     sink = io.BytesIO()
     pq.write_table(schema.empty_table(), sink)
     parquet = pq.ParquetFile(sink).schema
-    return [parquet.column(index).path for index in range(len(parquet))]
+    return {leaf.path: leaf.physical_type == "BYTE_ARRAY" for leaf in map(parquet.column, range(len(parquet)))}
 
 
-def _row_group_bounds(table: pa.Table) -> list[tuple[int, int]]:
-    """[start, stop) of each row group."""
-    starts = np.append(group_starts(table), table.num_rows)
-    bytes_a_row = table.nbytes / table.num_rows
-    most = max(1, min(ROW_GROUP_ROWS, int(ROW_GROUP_BYTES / max(bytes_a_row, 1))))
-    bounds, start = [], 0
-    for stop, after in zip(starts[1:], [*starts[2:], None], strict=True):
-        if after is None or after - start > most:
-            bounds.append((int(start), int(stop)))
-            start = stop
-    return bounds
+def row_group_bounds(
+    table: pa.Table, *, max_rows: int = ROW_GROUP_ROWS, max_bytes: int = ROW_GROUP_BYTES
+) -> list[tuple[int, int]]:
+    """[start, stop) of each row group: whole groups, as many as fit; one that alone is too large has its own."""
+    bounds: list[tuple[int, int]] = []
+    begin, size_bytes = 0, 0
+    for start, stop, piece_bytes in _pieces(table, max_bytes):
+        if start > begin and (stop - begin > max_rows or size_bytes + piece_bytes > max_bytes):
+            bounds.append((begin, start))
+            begin, size_bytes = start, 0
+        size_bytes += piece_bytes
+    return [*bounds, (begin, table.num_rows)]
+
+
+def _pieces(table: pa.Table, max_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Start, stop and bytes in memory of what is not split: groups, and rows of one that is too large to read."""
+    starts = group_starts(table).tolist()
+    # Groups are measured only where it matters: 0.1 ms each (48 columns).
+    is_small = table.nbytes <= max_bytes
+    for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True):
+        size_bytes = 0 if is_small else table.slice(start, stop - start).nbytes
+        if size_bytes > LARGEST_GROUP_BYTES:
+            yield from ((row, row + 1, table.slice(row, 1).nbytes) for row in range(start, stop))
+        else:
+            yield start, stop, size_bytes
 
 
 def group_starts(table: pa.Table) -> np.ndarray:
@@ -95,7 +162,7 @@ def open_parquet(root: Root, name: str) -> Iterator[pq.ParquetFile]:
                 yield file
         except (LudicError, FileNotFoundError):
             raise
-        except (pa.ArrowException, OSError) as error:
+        except _UNREADABLE as error:
             raise _why_unreadable(root, name, error) from error
 
 
@@ -103,8 +170,10 @@ def _why_unreadable(root: Root, name: str, error: Exception) -> LudicError:
     """A broken file and a broken network raise alike in pyarrow: reading all of it from memory tells them apart."""
     data = root.read(name)
     try:
-        pq.ParquetFile(io.BytesIO(data)).read()
-    except (pa.ArrowException, OSError):
+        file = pq.ParquetFile(pa.BufferReader(data))
+        for row_group in range(file.num_row_groups):
+            file.read_row_group(row_group)
+    except _UNREADABLE:
         return SchemaError(
             f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes ({_line(error)}); "
             f"it is set aside; `ludic verify {root.url}` lists all such files"
@@ -122,17 +191,26 @@ def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], colum
     Files of an older schema give nulls for what they lack.
     """
     row_groups = sorted({row_group for row_group, _ in addresses})
+    schema = rollouts_schema(root.run.extra_columns)
     with open_parquet(root, name) as file:
         starts = np.cumsum([0, *row_counts(file)[row_groups]])
-        table = read_row_groups(file, row_groups, columns, f"{root.url}/{name}")
+        table = read_row_groups(file, row_groups, columns, f"{root.url}/{name}", schema)
     start_of = dict(zip(row_groups, starts.tolist(), strict=False))
-    return table.take([start_of[row_group] + row for row_group, row in addresses])
+    return _take(table, [start_of[row_group] + row for row_group, row in addresses])
+
+
+def _take(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    """These rows; without a copy where they lie together, as those of a batch's groups do."""
+    if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
+        return table.slice(rows[0], len(rows))
+    return table.take(rows)
 
 
 def read_columns(root: Root, name: str, columns: Sequence[str]) -> pa.Table:
     """Columns of a whole file; nulls for what a file of an older schema lacks."""
+    schema = rollouts_schema(root.run.extra_columns)
     with open_parquet(root, name) as file:
-        return read_row_groups(file, range(file.num_row_groups), columns, f"{root.url}/{name}")
+        return read_row_groups(file, range(file.num_row_groups), columns, f"{root.url}/{name}", schema)
 
 
 def row_counts(file: pq.ParquetFile) -> np.ndarray:
@@ -141,15 +219,32 @@ def row_counts(file: pq.ParquetFile) -> np.ndarray:
     return np.array([metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)], dtype=np.int64)
 
 
-def read_row_groups(file: pq.ParquetFile, row_groups: Iterable[int], columns: Sequence[str], where: str) -> pa.Table:
+def read_row_groups(
+    file: pq.ParquetFile,
+    row_groups: Iterable[int],
+    columns: Sequence[str],
+    where: str,
+    schema: pa.Schema | None = None,
+) -> pa.Table:
     """Columns in the order asked for, and in exactly the types of the schema, whoever wrote the file.
 
+    schema: of the run, where it has columns of its own (rollouts_schema); else that of the rollouts table.
     Nulls for what a file of an older schema lacks. Raises SchemaError, naming `where`, for a null that is not allowed.
     """
-    there = [column for column in columns if column in file.schema_arrow.names]
-    table = file.read_row_groups(list(row_groups), columns=there, use_threads=False)
-    schema = pa.schema([arrow_schema("rollouts").field(column) for column in columns])
-    return pa.Table.from_arrays([_fit(table, field, where) for field in schema], schema=schema)
+    table = _read(file, list(row_groups), list(columns))
+    wanted = pa.schema([(schema or arrow_schema("rollouts")).field(column) for column in columns])
+    return pa.Table.from_arrays([_fit(table, field, where) for field in wanted], schema=wanted)
+
+
+def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa.Table:
+    """Names that the file lacks are passed over."""
+    try:
+        return file.read_row_groups(row_groups, columns=columns, use_threads=False)
+    except pa.ArrowNotImplementedError:
+        # More than 2 GiB of nested text, which pyarrow can't hand out as one array.
+        if len(row_groups) == 1:
+            raise
+    return pa.concat_tables([_read(file, [row_group], columns) for row_group in row_groups])
 
 
 def _fit(table: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:

@@ -74,7 +74,7 @@ def publish_policy(
     """Claim the next version, write its weights, then point LATEST at it; returns the version.
 
     `save` writes a Hugging Face folder into an empty local one; `groups_per_worker` says, for the
-    version claimed, what LatestPolicy holds.
+    version claimed, what LatestPolicy holds. What either raises leaves LATEST as it is.
     """
     version = _claim(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
     with root.scratch_folder() as folder:

@@ -1,27 +1,33 @@
 """Deliver every committed group exactly once, across crashes and restarts.
 
 The reader lists only the versions that it is asked for, reads the scalar columns of files it has not
-seen, and is told which groups were consumed; its cursor goes into the trainer's checkpoint. Gaps in a
-worker's sequence are looked at again at every poll. A broken file is set aside with its reason.
+seen, and is told which groups were consumed; its cursor goes into the trainer's checkpoint. What counts is the
+source of a row, what its worker committed as one file: compaction may move it to another file at any moment, and
+leave both for a while. Gaps in a worker's sequence are looked at again at every poll, and so is a file that
+vanished under the reader's hands. A broken file is set aside with its reason.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ludic.errors import SchemaError
+from ludic.schema import rollouts_schema
 from ludic.store.cursor import Cursor
-from ludic.store.files import RolloutFile, list_files
+from ludic.store.files import RolloutFile, Source, list_names
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts
 from ludic.store.root import Root
+from ludic.store.sources import sources_of
 
 ADDRESS_COLUMNS = ("file", "row_group", "row", "arrival")
 """What the reader adds to each row: path below the root, row group, row in it, and the order in which it was read."""
 
 _CONCURRENT_READS = 8
+_FORGET_ABOVE = 1000
 
 
 class RolloutReader:
@@ -31,10 +37,15 @@ class RolloutReader:
         """`columns` are read of every row, with worker_id, sequence and group_id in any case."""
         self._root = root
         self._columns = list(dict.fromkeys([*columns, "worker_id", "sequence", "group_id"]))
+        self._schema = rollouts_schema(root.run.extra_columns)
         self.cursor = cursor or Cursor()
         self.set_aside: dict[str, str] = {}
         """Broken files and why; they never stop a run."""
-        self._groups_left: dict[str, set[str]] = {}
+        self._groups_left: defaultdict[Source, set[str]] = defaultdict(set)
+        self._sources: defaultdict[str, set[Source]] = defaultdict(set)
+        """Of the groups that were delivered and not consumed yet, by group_id."""
+        self._delivered: set[str] = set()
+        """Names of files that hold nothing new: each is parsed, and a compacted one opened, only once."""
         self._num_arrivals = 0
 
     def poll(self, versions: range | None) -> pa.Table | None:
@@ -42,7 +53,7 @@ class RolloutReader:
 
         Raises StoreError when the filesystem fails; the next poll goes on from where this one was.
         """
-        new = [file for file in list_files(self._root, versions) if self._is_new(file)]
+        new = self._new_files(versions)
         if not new:
             return None
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
@@ -52,54 +63,83 @@ class RolloutReader:
         return pa.concat_tables(rows) if rows else None
 
     def consume(self, rows: pa.Table) -> None:
-        """Mark groups as used or dropped for good; `rows` has the columns file and group_id, whole groups only."""
-        pairs = rows.select(["file", "group_id"]).group_by("file").aggregate([("group_id", "distinct")])
-        for name, group_ids in zip(*(column.to_pylist() for column in pairs.columns), strict=True):
-            self._consume_file(name, group_ids)
+        """Mark groups as used or dropped for good; `rows` has the column group_id, whole groups only."""
+        for group_id in rows.column("group_id").unique().to_pylist():
+            for source in self._sources.pop(group_id):
+                left = self._groups_left[source]
+                left.discard(group_id)
+                self.cursor.consume(*source, [group_id], whole=not left)
+                if not left:
+                    del self._groups_left[source]
 
-    def _consume_file(self, name: str, group_ids: Iterable[str]) -> None:
-        file = RolloutFile.parse(name)
-        assert file is not None
-        left = self._groups_left[name]
-        left.difference_update(group_ids)
-        self.cursor.consume(file.worker_id, file.sequence, group_ids, whole=not left)
-        if not left:
-            del self._groups_left[name]
+    def _new_files(self, versions: range | None) -> list[RolloutFile]:
+        names = list_names(self._root, versions)
+        if len(self._delivered) > 2 * len(names) + _FORGET_ABOVE:
+            self._delivered.intersection_update(names)
+        unseen = (RolloutFile.parse(name) for name in names if name not in self._delivered)
+        return sorted(file for file in unseen if file is not None and self._is_new(file))
 
     def _is_new(self, file: RolloutFile) -> bool:
-        seen = file.name in self._groups_left or file.name in self.set_aside
-        return not seen and not self.cursor.has_file(file.worker_id, file.sequence)
+        # A compacted file that was stored broken may be written again; a worker's never is.
+        if file.is_compacted:
+            return True
+        if self._has_source(file.source):
+            self._delivered.add(file.name)
+            return False
+        return file.name not in self.set_aside
+
+    def _has_source(self, source: Source) -> bool:
+        """Whether a source was delivered to this life, or consumed by an earlier one."""
+        return source in self._groups_left or self.cursor.has_source(*source)
 
     def _read(self, file: RolloutFile) -> pa.Table | None:
         """Scalars with address; None for a file that is broken (set aside) or gone (looked for again)."""
         try:
             where = f"{self._root.url}/{file.name}"
             with open_parquet(self._root, file.name) as parquet:
-                counts = row_counts(parquet)
-                table = read_row_groups(parquet, range(len(counts)), self._columns, where)
-            if table.num_rows == 0:
+                is_old = all(map(self._has_source, sources_of(parquet, file)))
+                counts = row_counts(parquet)[: 0 if is_old else None]
+                table = read_row_groups(parquet, range(len(counts)), self._columns, where, self._schema)
+            if table.num_rows == 0 and not is_old:
                 raise SchemaError(f"{where} holds no rows; no worker writes such a file")
-            return _with_address(table, file.name, counts)
         except FileNotFoundError:
             return None
         except SchemaError as error:
             self.set_aside[file.name] = str(error)
             return None
+        self.set_aside.pop(file.name, None)
+        return _with_address(table, file.name, counts)
 
     def _deliver(self, file: RolloutFile, table: pa.Table) -> pa.Table:
-        consumed = self.cursor.groups_of(file.worker_id, file.sequence)
-        if consumed:
-            known = pa.array(sorted(consumed), pa.string())
-            table = table.filter(pc.invert(pc.is_in(table.column("group_id"), value_set=known)))
-        self._groups_left[file.name] = set(table.column("group_id").unique().to_pylist())
+        """The rows of groups that are new, which are then known."""
+        pairs = list(zip(_row_sources(file, table), table.column("group_id").to_pylist(), strict=False))
+        new = {
+            (source, group_id) for source, group_id in dict.fromkeys(pairs) if self._is_undelivered(source, group_id)
+        }
+        for source, group_id in new:
+            self._groups_left[source].add(group_id)
+            self._sources[group_id].add(source)
+        if len(new) < len(set(pairs)):
+            table = table.filter(pa.array([pair in new for pair in pairs], pa.bool_()))
+        self._delivered.add(file.name)
         arrival = pa.repeat(pa.scalar(self._num_arrivals, pa.int64()), table.num_rows)
         self._num_arrivals += 1
         return table.append_column("arrival", arrival)
+
+    def _is_undelivered(self, source: Source, group_id: str) -> bool:
+        return source not in self._groups_left and not self.cursor.has_group(*source, group_id)
+
+
+def _row_sources(file: RolloutFile, table: pa.Table) -> "repeat[Source] | map[Source]":
+    """Of each row, (num_rows,) or without end."""
+    if not file.is_compacted:
+        return repeat(file.source)
+    return map(Source, table.column("worker_id").to_pylist(), table.column("sequence").to_pylist())
 
 
 def _with_address(table: pa.Table, name: str, row_counts: np.ndarray) -> pa.Table:
     """The rows of a whole file with file, row_group and row. row_counts: (num_row_groups,)."""
     row_groups = np.repeat(np.arange(len(row_counts), dtype=np.int32), row_counts)
-    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in row_counts])
+    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in (0, *row_counts)])
     table = table.append_column("file", pa.repeat(pa.scalar(name, pa.string()), table.num_rows))
     return table.append_column("row_group", pa.array(row_groups)).append_column("row", pa.array(rows))

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ludic.errors import ConfigError
-from ludic.schema import SCHEMA_VERSION
+from ludic.schema import SCHEMA_VERSION, check_extra_columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,8 @@ class RunConfig:
     accept_incomplete: bool = False
     """Hand a completion that hit max_tokens to the environment all the same; else it is refused as a parse failure."""
     seed: int = 0
+    extra_columns: Mapping[str, str] = field(default_factory=dict)
+    """The run's own columns of rollouts, type by name, for example {"x_judge": "string"}; Score.extra fills them."""
 
     def __post_init__(self) -> None:
         for name in ("group_size", "groups_per_batch", "steps_per_version", "num_workers", "max_tokens"):
@@ -48,6 +50,7 @@ class RunConfig:
             raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature is {self.temperature}; training needs a number above 0")
+        check_extra_columns(self.extra_columns)
 
     @property
     def groups_per_version(self) -> int:
@@ -63,20 +66,28 @@ class RunConfig:
 
 def to_json(config: RunConfig, run_id: str) -> bytes:
     """Content of run.json. Raises ConfigError for options that JSON can't hold."""
-    identity = {"run_id": run_id, "schema_version": SCHEMA_VERSION}
+    values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, **asdict(config)}
+    if not config.extra_columns:
+        del values["extra_columns"]  # ludic of schema 1.0, which does not know it, opens the run then
     try:
-        return (json.dumps(identity | asdict(config), indent=2, allow_nan=False) + "\n").encode()
+        return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
     except (TypeError, ValueError) as error:
         raise ConfigError(f"env_options can't be written to run.json: {error}; wanted what JSON can hold") from error
 
 
 def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
-    """Settings and run_id. Raises ConfigError, naming `where`, for what is no run.json of this major version."""
+    """Settings and run_id; what a newer minor version has added is left out.
+
+    Raises ConfigError, naming `where`, for what is no run.json of this major version.
+    """
     try:
         values = json.loads(data)
         run_id, version = values.pop("run_id"), values.pop("schema_version")
-        if version.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
+        (major, minor), (own_major, own_minor) = (map(int, text.split(".")) for text in (version, SCHEMA_VERSION))
+        if major != own_major:
             raise ConfigError(f"{where} has schema {version}, this ludic reads {SCHEMA_VERSION}; upgrade ludic")
+        if minor > own_minor:
+            values = {field.name: values[field.name] for field in fields(RunConfig) if field.name in values}
         return RunConfig(**(values | {"env": tuple(values["env"])})), run_id
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):

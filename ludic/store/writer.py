@@ -6,11 +6,12 @@ A file is complete and immutable once listed; a crash leaves nothing that a read
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from types import TracebackType
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ludic.records import RolloutBatch
 from ludic.schema import to_table, validate
@@ -20,11 +21,22 @@ from ludic.store.parquet import encode, group_starts
 from ludic.store.root import Root
 
 
+@dataclass(frozen=True, slots=True)
+class _Append:
+    """A batch as rows, their sequence not yet known."""
+
+    num_groups: int
+    rows: pa.Table
+    size_bytes: int
+    """In memory."""
+
+
 class RolloutWriter:
     """One worker's appends. `append` validates and returns; a thread encodes and commits.
 
     A flush happens by itself after `flush_groups` groups, `flush_bytes` of Arrow memory or
     `flush_age_s` seconds, whichever comes first, and makes one file for each version and environment.
+    32 groups of 8 rollouts fill one row group; 8 groups would take 5% more bytes (benchmarks/store_size.py).
     """
 
     def __init__(
@@ -32,18 +44,26 @@ class RolloutWriter:
         root: Root,
         worker_id: str,
         *,
-        flush_groups: int = 8,
+        flush_groups: int = 32,
         flush_bytes: int = 64 << 20,
         flush_age_s: float = 5.0,
         folder: Folder = "rollouts",
     ) -> None:
-        """`worker_id` must be unique to one life of one process: its files count up from 0."""
+        """`worker_id` must be unique to one life of one process: its files count up from 0.
+
+        While four times `flush_bytes` wait to be written, `append` waits too.
+        """
         self.worker_id = check_worker_id(worker_id)
         self._root, self._folder = root, folder
         self._flush_groups, self._flush_bytes = flush_groups, flush_bytes
         self._sequence = itertools.count()
-        self._appender = BackgroundAppender[tuple[int, pa.Table]](
-            root, self._make_files, is_full=self._is_full, flush_age_s=flush_age_s
+        self._appender = BackgroundAppender[_Append](
+            root,
+            self._make_files,
+            is_full=self._is_full,
+            flush_age_s=flush_age_s,
+            size_bytes=lambda item: item.size_bytes,
+            max_bytes=4 * flush_bytes,
         )
 
     def append(self, batch: RolloutBatch) -> None:
@@ -53,9 +73,10 @@ class RolloutWriter:
         earlier write (StoreError, NameTakenError): then this batch was not taken, and that write is tried again.
         """
         assert batch.metadata.worker_id == self.worker_id, "a batch of another worker"
-        validate(batch)
-        table = to_table(batch, run_id=self._root.run_id, sequence=0)
-        self._appender.append((len(batch.groups), table))
+        extra_columns = self._root.run.extra_columns
+        tokens = validate(batch, extra_columns)
+        rows = to_table(batch, run_id=self._root.run_id, sequence=0, extra_columns=extra_columns, tokens=tokens)
+        self._appender.append(_Append(len(batch.groups), rows, rows.nbytes))
 
     def flush(self, *, wait: bool = True) -> None:
         """Commit what was appended; with `wait`, return when readers can see it.
@@ -76,21 +97,15 @@ class RolloutWriter:
     ) -> None:
         self.close()
 
-    def _is_full(self, items: Sequence[tuple[int, pa.Table]]) -> bool:
-        groups = sum(num_groups for num_groups, _ in items)
-        return groups >= self._flush_groups or sum(table.nbytes for _, table in items) >= self._flush_bytes
+    def _is_full(self, items: Sequence[_Append]) -> bool:
+        num_groups, size_bytes = sum(item.num_groups for item in items), sum(item.size_bytes for item in items)
+        return num_groups >= self._flush_groups or size_bytes >= self._flush_bytes
 
-    def _make_files(self, items: Sequence[tuple[int, pa.Table]]) -> list[NamedFile]:
-        table = pa.concat_tables([table for _, table in items])
-        versions = _group_versions(table)
-        keys = pa.table({"version": versions, "env_name": table.column("env_name")})
-        partitions = keys.group_by(["version", "env_name"], use_threads=False).aggregate([]).to_pylist()
+    def _make_files(self, items: Sequence[_Append]) -> list[NamedFile]:
+        partitions = _partitions(pa.concat_tables([item.rows for item in items]))
         return [
-            self._make_file(
-                table.filter(pc.and_(pc.equal(versions, version), pc.equal(table.column("env_name"), env_name))),
-                RolloutFile(version, env_name, self.worker_id, next(self._sequence), self._folder),
-            )
-            for version, env_name in (partition.values() for partition in partitions)
+            self._make_file(rows, RolloutFile(version, env_name, self.worker_id, next(self._sequence), self._folder))
+            for (version, env_name), rows in partitions.items()
         ]
 
     def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:
@@ -99,8 +114,17 @@ class RolloutWriter:
         return file.name, encode(rows.set_column(column, rows.schema.field(column), sequence))
 
 
-def _group_versions(table: pa.Table) -> pa.Array:
-    """(num_rows,) int64: the oldest policy_version of each row's group, so that no group is split between files."""
+def _partitions(table: pa.Table) -> dict[tuple[int, str], pa.Table]:
+    """The rows of each version and environment, without a copy.
+
+    A group is of the oldest policy_version in it, so that it is not split between files.
+    """
     starts = group_starts(table)
-    oldest = np.minimum.reduceat(table.column("policy_version").to_numpy(), starts)
-    return pa.array(np.repeat(oldest, np.diff(starts, append=table.num_rows)))
+    versions = np.minimum.reduceat(table.column("policy_version").to_numpy(), starts).tolist()
+    env_names = table.column("env_name").take(starts).to_pylist()
+    groups = zip(versions, env_names, starts.tolist(), [*starts.tolist()[1:], table.num_rows], strict=True)
+    parts: dict[tuple[int, str], list[pa.Table]] = {}
+    for partition, run in itertools.groupby(groups, key=itemgetter(0, 1)):
+        bounds = [bound for _, _, *bounds in run for bound in bounds]
+        parts.setdefault(partition, []).append(table.slice(bounds[0], bounds[-1] - bounds[0]))
+    return {partition: pa.concat_tables(tables) for partition, tables in parts.items()}

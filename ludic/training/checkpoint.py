@@ -10,6 +10,7 @@ A checkpoint that doesn't fit the model raises ModelError naming the tensor, bef
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import ModelError, NameTakenError, SchemaError
+from ludic.store.attempts import Attempt, check_not_fenced, outdated
 from ludic.store.root import Root
 from ludic.training.distributed import num_ranks, rank, run_on_main
 from ludic.training.model import full_state_dict, load_model, save_weights
@@ -108,6 +110,8 @@ def save_checkpoint(
             save_weights(model, weights, folder)
             safetensors.torch.save_file(moments, folder / "optimizer.safetensors")
             safetensors.torch.save_file(random_states, folder / "random.safetensors")
+            if root.is_local:
+                _sync(folder)
             root.upload(folder, info.name)
         if not root.put_if_absent(f"{info.name}/{MARKER}", info.to_json()):
             raise NameTakenError(
@@ -150,24 +154,50 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
 
 
 def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
-    """Checkpoints whose marker was put, oldest first by attempt and step."""
-    markers = [name for name in root.list("checkpoints") if name.endswith(f"/{MARKER}")]
-    found = [CheckpointInfo.from_json(root.read(name), f"{root.url}/{name}") for name in markers]
-    return sorted(found, key=lambda info: (info.attempt_id, info.step))
+    """Checkpoints whose marker was put, oldest first by attempt and step. Raises SchemaError for a foreign marker."""
+    found = [_read_marker(root, name) for name in root.list("checkpoints") if name.endswith(f"/{MARKER}")]
+    return sorted((info for info in found if info), key=lambda info: (info.attempt_id, info.step))
 
 
-def prune_checkpoints(root: Root, keep: int) -> list[CheckpointInfo]:
-    """Delete all complete checkpoints but the newest `keep`; what was deleted. Call it on rank 0.
+def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
+    """None for one that was deleted meanwhile, and for one that a copying tool left half-written."""
+    try:
+        data = root.read(name)
+        json.loads(data)
+    except (FileNotFoundError, ValueError):
+        return None
+    return CheckpointInfo.from_json(data, f"{root.url}/{name}")
 
-    Incomplete ones stay: a fenced trainer may still be writing, and would then complete a torso.
+
+def prune_checkpoints(root: Root, attempt: Attempt, keep: int) -> list[str]:
+    """Delete all complete checkpoints but the newest `keep`, and what earlier attempts left incomplete; their names.
+
+    Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError when a newer attempt owns the root:
+    the look comes after that checkpoint is complete and before the first deletion, see ludic.store.attempts.
     """
-    assert keep >= 1, "a run must keep a checkpoint"
-    old = complete_checkpoints(root)[:-keep]
-    for info in old:
+    folders = {name.rpartition("/")[0] for name in root.list("checkpoints")}
+    complete = {(info.attempt_id, info.step): info.name for info in complete_checkpoints(root)}
+    # Should a fenced trainer complete a torso, it lies off the chain.
+    left_incomplete = {name for name in folders - set(complete.values()) if _attempt_of(name) < attempt.attempt_id}
+    old = [complete[place] for place in outdated(complete, keep)] + sorted(left_incomplete)
+    check_not_fenced(root, attempt)
+    for name in old:
         # The marker first, so that a deletion cut short leaves nothing that counts.
-        root.delete(f"{info.name}/{MARKER}")
-        root.delete(info.name)
+        root.delete(f"{name}/{MARKER}")
+        root.delete(name)
     return old
+
+
+def _sync(folder: Path) -> None:
+    """The marker is synced when it is put, and must not survive a power cut that its files do not."""
+    for file in folder.iterdir():
+        with file.open("rb") as opened:
+            os.fsync(opened.fileno())
+
+
+def _attempt_of(folder: str) -> int:
+    """From the name of a checkpoint's folder."""
+    return int(folder.split("/")[1].removeprefix("attempt="))
 
 
 def _moments(model: PreTrainedModel, optimizer: Optimizer, options: StateDictOptions) -> dict[str, Tensor]:
@@ -218,7 +248,9 @@ def _read_tensors(path: Path, where: str) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(path)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{where}/{path.name} can't be read: {error}; resume from an older checkpoint") from error
+        raise ModelError(
+            f"{where}/{path.name} can't be read: {error}; delete that folder to resume from an older checkpoint"
+        ) from error
 
 
 def _gather_random_states() -> dict[str, Tensor]:

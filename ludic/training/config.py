@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ludic.errors import ConfigError
+from ludic.store.lease import LEASE_S
 
 Objective = Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "sft"]
 """Names of functions in ludic.training.losses."""
@@ -26,6 +27,7 @@ _ABOVE_ZERO = (
     "learning_rate",
     "max_grad_norm",
     "stall_limit_s",
+    "lease_s",
     "clip_low",
     "clip_high",
     "truncate_ratio",
@@ -125,6 +127,8 @@ class TrainConfig:
     """Newest published versions whose weights to keep; None keeps all."""
     stall_limit_s: float | None = 1800.0
     """Give up when no rollouts arrive for so many seconds; None waits for ever."""
+    lease_s: float = LEASE_S
+    """Seconds without a sign of life after which another trainer may take over; thrice as many signs are given."""
     log_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where metrics go besides the root."""
 

@@ -1,6 +1,7 @@
 """Rank 0's side of the batch stream: poll the store, plan by SQL, write the ledger, one step ahead.
 
-Reads rollouts/, writes batches/. A step's ledger file is there before its gradient step begins.
+Reads rollouts/, writes batches/. A step's ledger file is there before its gradient step begins. A store that can't
+be listed or read is asked again until the stall limit; one that can't be written ends the trainer.
 Runs in a thread, so that the next plan is made while the current step trains.
 """
 
@@ -10,12 +11,12 @@ import threading
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pyarrow as pa
 
-from ludic.errors import StalledError
+from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import BatchRules, Planner, Shortage
 from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
 from ludic.training.config import TrainConfig
@@ -71,10 +72,12 @@ class PlanFeed:
         """`planner` has no rows yet; `stop` ends the wait of a plan in the making."""
         self._root, self._attempt, self._config = root, attempt, config
         self._planner, self._publisher = planner, publisher
-        self._reader = RolloutReader(root, planner.columns, cursor)
+        self._reader = RolloutReader(replace(root, stop=stop), planner.columns, cursor)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-plan")
         self._future: Future[Plan | None] | None = None
         self._num_ready_groups = 0
+        self._failure: StoreError | None = None
+        """Of the last poll."""
         self._is_fresh = True
         self._is_closed = False
         self._stop = stop
@@ -126,7 +129,15 @@ class PlanFeed:
         return None
 
     def _poll(self, trainer_version: int) -> bool:
-        rows = self._reader.poll(self._window(trainer_version))
+        """Whether there are new groups; a store that fails has none, and is looked at again later."""
+        try:
+            rows = self._reader.poll(self._window(trainer_version))
+        except StoreError as error:
+            if self._failure is None:
+                logger.warning("no new rollouts, and asking again: %s", error)
+            self._failure = error
+            return False
+        self._failure = None
         if rows is not None:
             self._planner.add(rows)
             self._num_ready_groups = self._planner.num_pending_groups
@@ -155,12 +166,16 @@ class PlanFeed:
         num_missing_groups = shortage.wanted_groups - shortage.usable_groups
         self._publisher.ask_for_more(num_missing_groups, wait.idle_s, version=trainer_version)
         if wait.is_over:
+            if self._failure is not None:
+                raise StalledError(
+                    f"step {step} waited {wait.idle_s:.0f} s for new rollouts, and the store fails: {self._failure}"
+                ) from self._failure
             raise StalledError(
                 f"{self._root.url}: step {step} waited {wait.idle_s:.0f} s without new rollouts; "
                 f"{shortage.describe()}; see that workers run, or raise stall_limit_s"
             )
         if wait.should_report():
-            logger.warning("step %d waits for rollouts: %s", step, shortage.describe())
+            logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
         self._stop.wait(wait.next_pause_s())
 
 

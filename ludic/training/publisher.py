@@ -1,11 +1,17 @@
-"""Publishing weights, and telling the workers how much to sample with them. On rank 0 only."""
+"""Publishing weights, and telling the workers how much to sample with them. On rank 0 only.
 
+A trainer that was fenced may still pass its last check, sleep, and then point LATEST at what it published
+before. All versions of its successor are higher, so the successor knows, and points LATEST back.
+"""
+
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 
+from ludic.errors import SchemaError
 from ludic.store import (
     Attempt,
     LatestPolicy,
@@ -43,12 +49,22 @@ class Publisher:
                 step=step,
                 attempt_id=self._attempt.attempt_id,
                 parent_version=self.version,
-                groups_per_worker=lambda version: self._demand.on_publish(version, num_ready_groups),
+                groups_per_worker=lambda version: self._ask_for(version, num_ready_groups),
             )
             self.version = version
         if self._keep is not None:
             prune_policies(self._root, self._keep, version)
         return version
+
+    def mend_latest(self) -> None:
+        """Put LATEST again where another trainer's put has replaced it; the next publication does that by itself."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            if self._demand.version >= 0 and not self._points_at(self._wanted):
+                point_latest(self._root, self._wanted)
+        finally:
+            self._lock.release()
 
     def note_arrivals(self, rows: pa.Table) -> None:
         """Count what workers delivered; see Demand."""
@@ -63,7 +79,20 @@ class Publisher:
         with self._lock:
             if self.version is None or self.version < version:
                 return
-            more = self._demand.on_shortage(num_missing_groups, idle_s)
-            if more is not None:
+            if self._demand.on_shortage(num_missing_groups, idle_s) is not None:
                 check_not_fenced(self._root, self._attempt)
-                point_latest(self._root, LatestPolicy(version=self._demand.version, groups_per_worker=more))
+                point_latest(self._root, self._wanted)
+
+    def _ask_for(self, version: int, num_ready_groups: int) -> int:
+        """Weights may take minutes to write, so that ownership is looked at again before LATEST names them."""
+        check_not_fenced(self._root, self._attempt)
+        return self._demand.on_publish(version, num_ready_groups)
+
+    @property
+    def _wanted(self) -> LatestPolicy:
+        return LatestPolicy(version=self._demand.version, groups_per_worker=self._demand.groups_per_worker)
+
+    def _points_at(self, wanted: LatestPolicy) -> bool:
+        with contextlib.suppress(SchemaError):
+            return latest_policy(self._root) == wanted
+        return False

@@ -7,16 +7,18 @@ follows it. At no time are more tokens in memory than two batches hold.
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
 
-from ludic.errors import StoreError
+from ludic.errors import SchemaError, StoreError
 from ludic.schema import column_values
-from ludic.store import Root, read_rows
+from ludic.store.relocated import read_rollouts
+from ludic.store.repair import set_aside
+from ludic.store.root import Root
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import num_ranks, rank, run_on_all, run_on_main
 from ludic.training.feed import Plan, PlanFeed
@@ -24,7 +26,6 @@ from ludic.training.packing import MicroBatch, TrainingSequence, assign, cap, pa
 
 TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
 _COLUMNS = ["rollout_id", "temperature", *TOKEN_COLUMNS]
-_CONCURRENT_READS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,29 +131,16 @@ def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks
 
 
 def read_sequences(root: Root, rows: pa.Table) -> list[TrainingSequence]:
-    """The tokens of ledger rows, in their order; files are read concurrently, each opened once."""
+    """The tokens of ledger rows, in their order, wherever compaction has moved them.
+
+    Raises StoreError for a file that is broken, which is set aside, or gone: the next trainer plans without it.
+    """
     if rows.num_rows == 0:
         return []
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(rows.column("file").to_pylist()):
-        places.setdefault(name, []).append(place)
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        tables = pool.map(lambda name: _read_file(root, name, rows.take(places[name])), places)
-        sequences = dict(zip(chain(*places.values()), chain(*tables), strict=True))
-    return [sequences[place] for place in range(rows.num_rows)]
-
-
-def _read_file(root: Root, name: str, rows: pa.Table) -> list[TrainingSequence]:
-    addresses = list(zip(rows.column("row_group").to_pylist(), rows.column("row").to_pylist(), strict=True))
     try:
-        table = read_rows(root, name, addresses, _COLUMNS)
-    except FileNotFoundError as error:
-        raise StoreError(
-            f"{root.url}/{name} was planned for a step and is gone; start the trainer again, it plans anew"
-        ) from error
-    assert table.column("rollout_id").to_pylist() == rows.column("rollout_id").to_pylist(), (
-        f"{name} is not what was planned"
-    )
+        table = read_rollouts(root, rows, _COLUMNS, on_broken=partial(set_aside, root))
+    except SchemaError as error:
+        raise StoreError(f"{error}; it was planned for a step: start the trainer again, it plans anew") from error
     names = dict(zip(_COLUMNS, _COLUMNS, strict=True)) | {"response_logprobs": "sampler_logprobs"}
     columns = {names[column]: column_values(table, column) for column in _COLUMNS}
     columns |= {"advantage": rows.column("advantage").to_pylist(), "weight": rows.column("weight").to_pylist()}

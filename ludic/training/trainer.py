@@ -1,16 +1,19 @@
 """The trainer: stream batches from a root, step, publish weights back to it, checkpoint.
 
 Runs on every rank alike; rank 0 alone talks to the store, save that each rank reads its own rows.
-A killed trainer goes on from its last checkpoint: no group is used twice or skipped. A newer
-trainer on the same root fences this one, which then raises FencedError at its next write.
+A killed trainer goes on from its last checkpoint: no group is used twice or skipped. While this one renews
+its lease, another that starts on the same root is refused; one that takes over fences this one, which then
+raises FencedError at its next write.
 """
 
+import contextlib
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.errors import ConfigError, StalledError, StoreError
+from ludic.errors import ConfigError, StalledError
 from ludic.sql.planner import Planner
 from ludic.store import (
     Attempt,
@@ -29,10 +32,9 @@ from ludic.store import (
     Root,
     RunConfig,
     check_not_fenced,
-    newest_attempt_id,
-    read_attempt,
-    start_attempt,
 )
+from ludic.store.attempts import chain, newest_attempt, newest_checkpoint, read_parent, record_attempt
+from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.training.checkpoint import (
     CheckpointInfo,
     complete_checkpoints,
@@ -41,7 +43,7 @@ from ludic.training.checkpoint import (
     save_checkpoint,
 )
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import init_distributed, is_main, num_ranks, run_on_main, shut_down
+from ludic.training.distributed import init_distributed, num_ranks, run_on_main, shut_down
 from ludic.training.feed import PlanFeed, batch_rules
 from ludic.training.metrics import step_metrics
 from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, load_model, save_weights, shard
@@ -57,21 +59,37 @@ Report = Callable[[int, Mapping[str, Any]], None]
 """Called on rank 0 after each step, with the row of the metrics table."""
 
 
-def train(root: Root, config: TrainConfig, stop: threading.Event, report: Report | None = None) -> int:
+def train(
+    root: Root,
+    config: TrainConfig,
+    stop: threading.Event,
+    report: Report | None = None,
+    *,
+    replaces: int | None = None,
+) -> int:
     """Train up to step num_steps, or until `stop` is set on rank 0; returns the last step trained.
 
     Goes on from the newest checkpoint of the chain of attempts; a run that was trained so far already
-    is left as it is. The last step is checkpointed, also when the rollouts stop coming. Raises, on
-    every rank, StalledError, FencedError, StoreError, QueryError, ModelError or TrainingError.
+    is left as it is. The last step is checkpointed, also when the rollouts stop coming.
+
+    Where the newest attempt has not ended by itself, its lease is watched, for at most its length, before
+    anything is written; not if it is `replaces`, which is known to be over, or is to be fenced. `stop` is set here
+    too, once another trainer fences this one.
+
+    Raises, on every rank, OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or TrainingError.
     """
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         resumed = _agree_on_checkpoint(root)
-        if resumed is not None and resumed.step >= config.num_steps:
-            return resumed.step
-        with _open_trainer(root, config, mesh, resumed, stop, report) as trainer:
+        last_step = resumed.step if resumed else 0
+        if last_step >= config.num_steps:
+            return last_step
+        predecessor = _agree_on_predecessor(root, stop, replaces)
+        if predecessor is None:
+            return last_step
+        with _open_trainer(root, config, mesh, predecessor, stop, report) as trainer:
             try:
                 return _train_steps(trainer, config.num_steps)
             except StalledError:
@@ -108,29 +126,13 @@ def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
     return step
 
 
-def checkpoint_to_resume(root: Root) -> CheckpointInfo | None:
-    """The newest complete checkpoint on the chain of parents from the newest attempt; None to start anew.
-
-    Not simply the newest: a trainer that was fenced may still have finished one that nobody continues.
-    """
+def checkpoint_to_resume(root: Root, attempt: Attempt | None) -> CheckpointInfo | None:
+    """The newest complete checkpoint on the chain of parents from an attempt; None to start anew."""
+    if attempt is None:
+        return None
     found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
-    attempt_id = newest_attempt_id(root)
-    if attempt_id == 0:
-        return None
-    own_steps = [step for owner, step in found if owner == attempt_id]
-    if own_steps:
-        return found[attempt_id, max(own_steps)]
-    attempt = read_attempt(root, attempt_id)
-    if attempt.parent_attempt is None:
-        return None
-    assert attempt.parent_step is not None
-    parent = (attempt.parent_attempt, attempt.parent_step)
-    if parent not in found:
-        raise StoreError(
-            f"{root.url}: attempt {attempt_id} began from checkpoints/attempt={parent[0]}/step={parent[1]}, "
-            "which is gone; restore it, or start another root"
-        )
-    return found[parent]
+    place = newest_checkpoint(chain(attempt.attempt_id, partial(read_parent, root)), found)
+    return found[place] if place else None
 
 
 @contextmanager
@@ -149,46 +151,65 @@ def _open_trainer(
     root: Root,
     config: TrainConfig,
     mesh: DeviceMesh,
-    resumed: CheckpointInfo | None,
+    predecessor: int,
     stop: threading.Event,
     report: Report | None,
 ) -> Iterator["_Trainer"]:
-    """Load, resume, take ownership, publish; and let go of everything at the end."""
+    """Load, take ownership, resume, publish; and let go of everything at the end."""
     with ExitStack() as stack:
-        model, optimizer = _load(root, config, mesh, resumed)
+        # What can fail without the root comes before ownership is taken, so that it fences nobody.
+        model, optimizer = _load(root, config, mesh)
         reference = None
         if config.reference is not None:
             reference = load_model(config.reference, device=mesh.device_type)
             shard(reference, mesh, compute_dtype=compute_dtype(config))
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
+
+        def take_ownership() -> bytes:
+            trainer.main = stack.enter_context(_open_main(root, config, predecessor, stop, report))
+            return _to_bytes(trainer.main.resumed)
+
+        resumed = _from_bytes(run_on_main(take_ownership), root)
+        if resumed is not None:
+            load_checkpoint(root, resumed, model, optimizer)
         trainer.first_step = resumed.step + 1 if resumed else 1
-        if is_main():
-            trainer.main = stack.enter_context(_open_main(root, config, resumed, stop, report))
         trainer.stream = BatchStream(root, config, trainer.main.feed if trainer.main else None)
         stack.callback(trainer.stream.close)
         trainer.publish(trainer.first_step - 1)
-        trainer.stream.start_plan(trainer.first_step, trainer.version)
+        if trainer.first_step <= config.num_steps:
+            trainer.stream.start_plan(trainer.first_step, trainer.version)
         yield trainer
 
 
 def _agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
-    def find() -> bytes:
-        info = checkpoint_to_resume(root)
-        return info.to_json() if info else b""
+    return _from_bytes(run_on_main(lambda: _to_bytes(checkpoint_to_resume(root, newest_attempt(root)))), root)
 
-    data = run_on_main(find)
+
+def _to_bytes(info: CheckpointInfo | None) -> bytes:
+    return info.to_json() if info else b""
+
+
+def _from_bytes(data: bytes, root: Root) -> CheckpointInfo | None:
     return CheckpointInfo.from_json(data, root.url) if data else None
 
 
-def _load(
-    root: Root, config: TrainConfig, mesh: DeviceMesh, resumed: CheckpointInfo | None
-) -> tuple[PreTrainedModel, Optimizer]:
+def _agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | None) -> int | None:
+    """The claim to follow; None when told to stop while watching it."""
+
+    def find() -> bytes:
+        if replaces is not None and replaces == newest_claim(root):
+            return str(replaces).encode()
+        free = await_free(root, stop)
+        return b"" if free is None else str(free).encode()
+
+    data = run_on_main(find)
+    return int(data) if data else None
+
+
+def _load(root: Root, config: TrainConfig, mesh: DeviceMesh) -> tuple[PreTrainedModel, Optimizer]:
     model = load_model(root.run.model, device=mesh.device_type)
     shard(model, mesh, compute_dtype=compute_dtype(config), activation_checkpointing=config.activation_checkpointing)
-    optimizer = build_optimizer(model, config)
-    if resumed is not None:
-        load_checkpoint(root, resumed, model, optimizer)
-    return model, optimizer
+    return model, build_optimizer(model, config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +217,7 @@ class _Main:
     """What only rank 0 has."""
 
     attempt: Attempt
+    resumed: CheckpointInfo | None
     feed: PlanFeed
     publisher: Publisher
     write_metrics: Callable[[int, Mapping[str, Any]], None]
@@ -203,15 +225,13 @@ class _Main:
 
 @contextmanager
 def _open_main(
-    root: Root, config: TrainConfig, resumed: CheckpointInfo | None, stop: threading.Event, report: Report | None
+    root: Root, config: TrainConfig, predecessor: int, stop: threading.Event, report: Report | None
 ) -> Iterator[_Main]:
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
     with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
-        # Before the attempt, so that a SQL text that can't run fences nobody.
-        planner = Planner(batch_rules(config, root.run.groups_per_batch))
+        planner = Planner(batch_rules(config, root.run.groups_per_batch), root.run.extra_columns)
         _warn_of_bias(root.run)
-        parent_attempt, parent_step = (resumed.attempt_id, resumed.step) if resumed else (None, None)
-        attempt = start_attempt(root, parent_attempt=parent_attempt, parent_step=parent_step, config=asdict(config))
+        lease, attempt, resumed = _take(root, config, predecessor)
         publisher = Publisher(root, attempt, config.keep_policies)
         cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
         feed = PlanFeed(root, attempt, config, planner, publisher, cursor, stop)
@@ -223,10 +243,22 @@ def _open_main(
             if report is not None:
                 report(step, row)
 
-        try:
-            yield _Main(attempt=attempt, feed=feed, publisher=publisher, write_metrics=write_metrics)
-        finally:
-            log.close()
+        with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest), contextlib.closing(log):
+            yield _Main(attempt=attempt, resumed=resumed, feed=feed, publisher=publisher, write_metrics=write_metrics)
+
+
+def _take(root: Root, config: TrainConfig, predecessor: int) -> tuple[Lease, Attempt, CheckpointInfo | None]:
+    """Claim the root, and only then choose the checkpoint to go on from; see ludic.store.attempts."""
+    lease = claim(root, predecessor, lease_s=config.lease_s)
+    previous = newest_attempt(root, before=lease.attempt_id)
+    resumed = checkpoint_to_resume(root, previous)
+    parent = (resumed.attempt_id, resumed.step) if resumed else None
+    if previous and previous.parent and (parent is None or parent < previous.parent):
+        logger.warning(
+            "%s: attempt %d began from checkpoints/attempt=%d/step=%d, which is gone; going on from %s",
+            *(root.url, previous.attempt_id, *previous.parent, resumed.name if resumed else "the first weights"),
+        )
+    return lease, record_attempt(root, lease, parent, asdict(config)), resumed
 
 
 def _warn_of_bias(run: RunConfig) -> None:
@@ -303,11 +335,11 @@ class _Trainer:
             self.checkpoint_last()
 
     def checkpoint_last(self) -> None:
-        """Checkpoint the last step, unless that is done."""
+        """Checkpoint the last step, unless that is done. Raises FencedError when a newer attempt owns the root."""
+        attempt_id = int(run_on_main(self._own_attempt))
         if self._unsaved is None:
             return
         (step, cursor), self._unsaved = self._unsaved, None
-        attempt_id = int(run_on_main(self._own_attempt))
         save_checkpoint(
             self._root,
             self._model,
@@ -318,8 +350,13 @@ class _Trainer:
             cursor=cursor,
             config=asdict(self._config),
         )
-        if is_main() and self._config.keep_checkpoints is not None:
-            prune_checkpoints(self._root, self._config.keep_checkpoints)
+        run_on_main(self._prune)
+
+    def _prune(self) -> bytes:
+        assert self.main is not None
+        if self._config.keep_checkpoints is not None:
+            prune_checkpoints(self._root, self.main.attempt, self._config.keep_checkpoints)
+        return b""
 
     def log(self, step: int, batch: TrainingBatch, metrics: Mapping[str, float], **seconds: float) -> None:
         if self.main is not None:
@@ -331,7 +368,6 @@ class _Trainer:
         return step % self._root.run.steps_per_version == 0 or step == self._config.num_steps
 
     def _own_attempt(self) -> bytes:
-        """Raises FencedError: a checkpoint of a fenced trainer would prune one that its successor needs."""
         assert self.main is not None
         check_not_fenced(self._root, self.main.attempt)
         return str(self.main.attempt.attempt_id).encode()

@@ -48,15 +48,15 @@ def test_all_benchmarks_run_and_print_ratios():
 def test_every_format_gives_the_same_tokens_back():
     """Else the table would compare formats that do different work."""
     from benchmarks.rollouts import make_batch
-    from benchmarks.store_size import all_formats
+    from benchmarks.store_size import COLUMNS, all_formats
 
     batch = make_batch(2, mean_length=20)
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     for name, form in all_formats(batch).items():
-        tokens, logprobs = form.read(form.write())
-        for rollout, found_tokens, found_logprobs in zip(rollouts, tokens, logprobs, strict=True):
-            np.testing.assert_array_equal(found_tokens, rollout.response_tokens, err_msg=name)
-            np.testing.assert_array_equal(found_logprobs, rollout.response_logprobs, err_msg=name)
+        arrays = dict(zip(COLUMNS, form.read(form.write()), strict=True))
+        for column, found in arrays.items():
+            for rollout, array in zip(rollouts, found, strict=True):
+                np.testing.assert_array_equal(array, getattr(rollout, column), err_msg=f"{name}: {column}")
 
 
 def test_sql_and_plain_python_plan_the_same_batch():

@@ -10,7 +10,8 @@ from strategies import make_group
 
 from ludic.cli.show import look_up
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
-from ludic.store import RolloutWriter, Root, list_files
+from ludic.store import RolloutWriter, Root, RunConfig, list_files
+from ludic.store.compaction import compact
 
 Ids = Callable[[int, int], str]
 
@@ -144,3 +145,24 @@ def test_tools_turns_and_errors_are_shown(ludic, started: Root) -> None:
     assert "no gradient step has considered it yet" in out
     # Nine tokens, of which the one between two turns was not sampled.
     assert [line.split()[-1] for line in out.splitlines() if line.split()[-1:] in (["yes"], ["no"])].count("no") == 1
+
+
+def test_what_compaction_moved_is_shown_from_where_it_is(ludic, started: Root) -> None:
+    groups = [make_group(rewards=[1.0, 0.0], seed=seed) for seed in range(2)]
+    for number, group in enumerate(groups):
+        with RolloutWriter(started, f"w{number}") as writer:
+            writer.append(RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id=f"w{number}")))
+    compact(started)
+    out = ludic("show", started.url, groups[1].rollouts[1].rollout_id).out
+    assert "rollouts/version=0/env=moar_cats/compacted.0-0.parquet, row group 0, row " in " ".join(out.split())
+
+
+def test_a_runs_own_columns_are_shown(ludic, tmp_path: Path) -> None:
+    columns = {"x_judge": "string", "x_spans": "list<int64>", "x_none": "double"}
+    root = Root.create(str(tmp_path / "own"), RunConfig(model="m", env=("moar_cats",), extra_columns=columns))
+    group = make_group(rewards=[1.0])
+    rollout = replace(group.rollouts[0], extra={"x_judge": "fine", "x_spans": [1, 2]})
+    write_group(root, replace(group, rollouts=(rollout,)))
+    lines = [" ".join(line.split()) for line in ludic("show", root.url, rollout.rollout_id).out.splitlines()]
+    assert {"x_judge fine", "x_spans [1, 2]"} <= set(lines)
+    assert not any(line.startswith("x_none") for line in lines)

@@ -9,6 +9,7 @@ from strategies import make_batch
 
 from ludic.cli.stats import collect
 from ludic.store import RolloutWriter, Root, list_files
+from ludic.store.repair import set_aside
 
 
 def test_a_run_is_counted(trained: Root) -> None:
@@ -78,6 +79,15 @@ def test_what_can_not_be_read_is_named_and_left_out(ludic, breakable: Path) -> N
     assert [file["name"] for file in printed["unreadable"]] == [torn]
     assert printed["rollouts"]["num_rollouts"] == 8
     assert f"unreadable {torn}" in ludic("stats", breakable).out
+
+
+def test_what_was_set_aside_is_named(ludic, breakable: Path) -> None:
+    root = Root.open(str(breakable))
+    name = list_files(root)[0].name
+    set_aside(root, name, "cut off")
+    printed = json.loads(ludic("stats", breakable, "--json").out)
+    assert [(file["name"], file["reason"]) for file in printed["set_aside"]] == [(name, "cut off")]
+    assert f"set aside {name}: cut off\n" in ludic("stats", breakable).out
 
 
 def test_many_versions_are_shown_by_both_ends(ludic, started: Root) -> None:

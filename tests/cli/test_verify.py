@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from strategies import make_batch
 
-from ludic.cli.fsck import Finding, check_root, meaning_of
+from ludic.fsck import Finding, Report, check_root, meaning_of
 from ludic.schema import to_table
 from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, Root, list_files
@@ -20,7 +20,11 @@ Break = Callable[[Path], None]
 
 def findings(path: Path) -> set[tuple[str, str]]:
     """check and where of what is found."""
-    return {(finding.check, finding.where) for finding in check_root(Root.open(str(path)))}
+    return {(finding.check, finding.where) for finding in found_in(path)}
+
+
+def found_in(path: Path) -> list[Finding]:
+    return check_root(Root.open(str(path))).findings
 
 
 def rollout_file(path: Path, place: int = 0) -> str:
@@ -34,21 +38,24 @@ def test_a_trained_run_is_sound(ludic, trained: Root) -> None:
 
 
 def test_a_run_that_has_only_begun_is_sound(started: Root) -> None:
-    assert check_root(started) == []
+    assert check_root(started).findings == []
 
 
 @pytest.mark.slow
 def test_a_run_is_sound_on_every_filesystem(root_url: str, make_trained: Callable[[str], Root]) -> None:
     root = make_trained(root_url)
-    assert check_root(root) == []
+    assert check_root(root) == Report(findings=[], notes=[], repaired=[])
     torn = list_files(root)[0].name
     root.delete(torn)
     assert root.put_if_absent(torn, b"torn")
-    assert Finding(
-        check="unreadable",
-        where=torn,
-        problem="Parquet file size is 4 bytes, smaller than the minimum file footer (8 bytes)",
-    ) in check_root(root)
+    assert (
+        Finding(
+            check="unreadable",
+            where=torn,
+            problem="Parquet file size is 4 bytes, smaller than the minimum file footer (8 bytes)",
+        )
+        in check_root(root).findings
+    )
 
 
 def test_findings_are_printed_and_counted_and_the_exit_code_is_1(ludic, breakable: Path) -> None:
@@ -96,7 +103,7 @@ def test_a_damaged_page_is_found_though_the_footer_is_whole(breakable: Path) -> 
 
 def test_a_file_of_another_table_is_unreadable(breakable: Path) -> None:
     shutil.copy(breakable / "batches/attempt=1/step=1.parquet", breakable / "metrics/train-x-0.parquet")
-    found = check_root(Root.open(str(breakable)))
+    found = found_in(breakable)
     assert found == [
         Finding(
             check="unreadable", where="metrics/train-x-0.parquet", problem="holds the table batches, wanted metrics"
@@ -117,14 +124,14 @@ def test_a_file_that_was_moved_says_where_it_belongs(breakable: Path, name: str)
     home = rollout_file(breakable)
     (breakable / name).parent.mkdir(parents=True, exist_ok=True)
     (breakable / home).rename(breakable / name)
-    problems = {finding.where: finding.problem for finding in check_root(Root.open(str(breakable)))}
+    problems = {finding.where: finding.problem for finding in found_in(breakable)}
     assert problems[name] == f"holds rows that belong in {home}"
 
 
 def test_a_ledger_under_another_step_says_where_it_belongs(breakable: Path) -> None:
     ledger = breakable / "batches/attempt=1/step=1.parquet"
     ledger.rename(ledger.with_name("step=2.parquet"))
-    problems = {finding.where: finding.problem for finding in check_root(Root.open(str(breakable)))}
+    problems = {finding.where: finding.problem for finding in found_in(breakable)}
     assert problems["batches/attempt=1/step=2.parquet"] == "holds rows that belong in batches/attempt=1/step=1.parquet"
 
 
@@ -132,7 +139,7 @@ def test_rollouts_of_another_run_are_found(breakable: Path) -> None:
     batch = make_batch(worker_id="w9", num_groups=1, seed=9)
     file = RolloutFile(0, "moar_cats", "w9", 0)
     (breakable / file.name).write_bytes(encode(to_table(batch, run_id="other-run", sequence=0)))
-    assert check_root(Root.open(str(breakable))) == [
+    assert found_in(breakable) == [
         Finding(check="misnamed", where=file.name, problem="holds rows that belong in another run (other-run)")
     ]
 
@@ -168,7 +175,7 @@ def lose_a_shard(path: Path) -> None:
 )
 def test_published_weights_that_are_not_whole_are_found(breakable: Path, damage: Break, problem: str) -> None:
     damage(breakable)
-    (finding,) = check_root(Root.open(str(breakable)))
+    (finding,) = found_in(breakable)
     assert (finding.check, finding.where) == ("policy", "policies/version=1")
     assert problem in finding.problem
 
@@ -203,7 +210,7 @@ def test_a_broken_policy_or_attempt_is_named_and_the_other_checks_go_on(breakabl
 def test_a_checkpoint_with_a_marker_must_be_whole(breakable: Path) -> None:
     folder = breakable / "checkpoints/attempt=1/step=1"
     (folder / "optimizer.safetensors").unlink()
-    (finding,) = check_root(Root.open(str(breakable)))
+    (finding,) = found_in(breakable)
     assert finding == Finding(
         check="checkpoint", where="checkpoints/attempt=1/step=1", problem="optimizer.safetensors is missing"
     )
@@ -213,21 +220,21 @@ def test_a_checkpoint_with_a_marker_must_be_whole(breakable: Path) -> None:
 
 def test_a_checkpoint_under_another_step_is_found(breakable: Path) -> None:
     (breakable / "checkpoints/attempt=1/step=1").rename(breakable / "checkpoints/attempt=1/step=3")
-    (finding,) = check_root(Root.open(str(breakable)))
-    assert finding.problem == "checkpoint.json belongs in checkpoints/attempt=1/step=1/checkpoint.json"
+    (finding,) = found_in(breakable)
+    assert finding.problem == "checkpoint.json belongs in checkpoints/attempt=1/step=1"
 
 
 def test_data_checks_show_the_first_rows_and_count_the_rest(breakable: Path) -> None:
     (breakable / rollout_file(breakable, 1)).unlink()
     # What the ledger holds of version 1: the four rollouts of a group. Version 0 is older than that.
-    lost = [finding for finding in check_root(Root.open(str(breakable))) if finding.check == "lost_rollouts"]
+    lost = [finding for finding in found_in(breakable) if finding.check == "lost_rollouts"]
     assert len(lost) == 4
     copied = make_batch(worker_id="w9", num_groups=2, seed=9, group_size=4)
     for sequence in range(2):
         file = RolloutFile(0, "moar_cats", "w9", sequence)
         table = to_table(copied, run_id=Root.open(str(breakable)).run_id, sequence=sequence)
         (breakable / file.name).write_bytes(encode(table))
-    doubled = [finding for finding in check_root(Root.open(str(breakable))) if finding.check == "duplicate_rollouts"]
+    doubled = [finding for finding in found_in(breakable) if finding.check == "duplicate_rollouts"]
     assert len(doubled) == 6
     assert doubled[-1].problem == "and 3 more rows like these"
 

@@ -12,7 +12,12 @@ class Echo:
         return Example(example_id=f"{split}-{index}", messages=(Message(role="user", content=f"say {index}"),))
 
     def score(self, example, answer):
-        return Score(reward=len(answer), components={"letters": len(answer)}, info={"asked": example.example_id})
+        return Score(
+            reward=len(answer),
+            components={"letters": len(answer)},
+            info={"asked": example.example_id},
+            extra={"x_first": answer[:1]},
+        )
 
 
 def test_an_episode_is_one_reset_and_one_step():
@@ -26,6 +31,7 @@ def test_an_episode_is_one_reset_and_one_step():
         terminated=True,
         truncated=False,
         info={"asked": "train-3"},
+        extra={"x_first": "f"},
     )
 
 

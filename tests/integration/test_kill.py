@@ -1,7 +1,9 @@
-"""SIGKILL in the middle of everything: at the end every group was used at most once, and none was skipped."""
+"""SIGKILL in the middle of everything, and SIGSTOP until others have taken over: at the end every group was used at
+most once, and none was skipped."""
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tiny_runs import create_root, cursor_of_ledger, groups_left, query
+from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, make_model, query, train_config
 
 import ludic
 from ludic.cli.train import train_args
@@ -56,6 +58,15 @@ class Processes:
         assert process.poll() is None, f"{name} ended by itself: {self.log(name)}"
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
+
+    def freeze(self, name: str) -> None:
+        assert self._running[name].poll() is None, f"{name} ended by itself: {self.log(name)}"
+        self._running[name].send_signal(signal.SIGSTOP)
+
+    def wake(self, name: str) -> int:
+        """Let a frozen process go on, to its end; its exit code."""
+        self._running[name].send_signal(signal.SIGCONT)
+        return self._running.pop(name).wait(60)
 
     def stop_all(self) -> None:
         """As a supervisor does: SIGTERM, so that what was sampled is flushed."""
@@ -190,3 +201,41 @@ def test_no_version_was_published_twice(root):
     published = query(root, "select version from policies order by version")
     assert published == [(version,) for version in range(len(published))]
     assert latest_policy(root).version == published[-1][0]
+
+
+NUM_ZOMBIES = 3
+
+
+def test_zombies_stop_at_their_next_write_and_change_nothing(tmp_path):
+    rng = random.Random(2026)
+    root = create_root(str(tmp_path / "run"), make_model(tmp_path / "model"))
+    fill(root, num_files=24)
+    config = train_config(num_steps=48, checkpoint_every=1, keep_checkpoints=1, keep_policies=None, lease_s=2.0)
+    with processes(tmp_path) as running:
+        for life in range(1, NUM_ZOMBIES + 1):
+            args = train_args(root.url, config, ranks=1)
+            # The first is replaced when it has shown no life for a lease, the others at once.
+            trainer = running.start(f"trainer-{life}", [*args, "--take-over"] if life > 2 else args)
+            wait_until(lambda life=life: len(ledger_steps(root, life)) >= 3, trainer)
+            time.sleep(rng.uniform(0, 0.1))
+            running.freeze(f"trainer-{life}")
+        last = running.start("last", [*args, "--take-over"])
+        wait_until(lambda: len(ledger_steps(root, NUM_ZOMBIES + 1)) >= 3, last)
+        for life in range(1, NUM_ZOMBIES + 1):
+            assert running.wake(f"trainer-{life}") == 1
+            replaced = rf"attempt {life} was replaced by attempt {life + 1} of .*; this trainer stops"
+            assert re.search(replaced, running.log(f"trainer-{life}"))
+        assert last.wait(120) == 0, running.log("last")
+    assert "attempt 1 of" in running.log("trainer-2")
+    assert "has not ended by itself; watching" in running.log("trainer-2")
+
+    steps = query(root, "select step, count(distinct group_id) from batches where used group by step order by step")
+    assert steps == [(step, root.run.groups_per_batch) for step in range(1, 49)]
+    assert query(root, "from batches select group_id group by group_id having count(distinct step) > 1") == []
+    assert query(root, "select count(distinct attempt_id) from batches") == [(NUM_ZOMBIES + 1,)]
+    (checkpoint,) = complete_checkpoints(root)
+    assert checkpoint.cursor["groups"] == cursor_of_ledger(root)["groups"]
+    assert {name for name, rows in run_checks(ludic.connect(root)).items() if rows.num_rows} == set()
+    newest, attempt_id = query(root, "select version, attempt_id from policies order by version desc limit 1")[0]
+    assert attempt_id == NUM_ZOMBIES + 1
+    assert latest_policy(root).version == newest

@@ -1,5 +1,6 @@
 """`ludic run`: what it starts it restarts, and what Ctrl-C left it goes on with."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -82,6 +83,28 @@ def test_a_killed_worker_and_a_killed_trainer_are_started_again(root: Root) -> N
     assert "trainer ended with -9; started again" in errors
     assert used_steps(root) == list(range(1, 9))
     assert len({file.worker_id for file in list_files(root)}) >= 3
+
+
+def test_a_second_run_is_refused_before_it_starts_anything_and_one_that_takes_over_ends_the_first(root: Root) -> None:
+    first = start(root, *SETTINGS, "--num-steps", "500")
+    wait_until(lambda: len(ledger_steps(root, 1)) >= 2, first)
+    second = start(root)
+    _, errors = second.communicate(timeout=60)
+    assert second.returncode == 1
+    refusal = r"ludic: .*: attempt 1 of .* trains here since .* renews its lease; stop it, or start with --take-over"
+    assert re.match(refusal, errors.rstrip().splitlines()[-1])
+    assert newest_attempt_id(root) == 1
+    assert len({file.worker_id for file in list_files(root)}) == 2
+
+    third = start(root, "--take-over")
+    wait_until(lambda: len(ledger_steps(root, 2)) >= 2, third)
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == 1
+    assert re.match(refusal.replace("attempt 1", "attempt 2"), errors.rstrip().splitlines()[-1])
+    third.send_signal(signal.SIGINT)
+    third.communicate(timeout=60)
+    steps = used_steps(root)
+    assert steps == list(range(1, len(steps) + 1))
 
 
 def test_what_always_fails_is_given_up_with_its_last_words(root: Root) -> None:

@@ -192,6 +192,12 @@ def test_the_reward_falls_at_the_last_token(agent: Agent) -> None:
     assert rollout.token_rewards.tolist() == [0.0] * (rollout.response_length - 1) + [0.75]
 
 
+def test_values_of_the_runs_own_columns_are_stored_with_the_rollout(agent: Agent) -> None:
+    rollout = run_one(agent, Scripted(end(extra={"x_judge": "strict", "x_score": None, "x_tags": ["a"]})))
+    assert rollout.extra == {"x_judge": "strict", "x_tags": ["a"]}
+    assert run_one(agent, Scripted(end(extra=["x_judge"]))).error.startswith("AttributeError")
+
+
 def test_an_environment_of_several_steps_is_cut_off_after_one(agent: Agent) -> None:
     rollout = run_one(agent, Scripted(end(0.5, terminated=False, observation="go on")))
     assert (rollout.terminated, rollout.truncated, rollout.truncation_reason) == (False, True, "max_steps")

@@ -10,9 +10,12 @@ from hypothesis import strategies as st
 from strategies import make_batch
 
 from ludic.errors import ConfigError
+from ludic.rollouts import schedule
 from ludic.rollouts.schedule import MAX_SLOT, Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
+from ludic.store.compaction import compact
 from ludic.store.cursor import Intervals
+from ludic.store.retention import expire, stored_files
 
 GROUPS_A_SLOT = 2**32
 GROUP_SIZE = 2
@@ -151,3 +154,28 @@ def test_a_broken_file_counts_as_never_committed(root: Root, commit: Callable[..
     lives = read_earlier_lives(root, 0)
     assert lives.positions.pairs == [(2, 3)]
     assert lives.groups_by_version == {0: 1}
+
+
+def test_what_was_compacted_and_what_expired_counts_as_committed(root: Root, commit: Callable[..., None]) -> None:
+    for number in (0, 1, 2, 4):
+        commit(f"w{number % 2}-host-{number}-a", number)
+    commit("w0-host-6-a", 6, policy_version=1)
+    compact(root)
+    before = read_earlier_lives(root, 0)
+    assert before.positions.pairs == [(0, 4)]
+    assert before.groups_by_version == {0: 3, 1: 1}
+    expire(root, [stored for stored in stored_files(root) if stored.file.version == 0], rule="test")
+    after = read_earlier_lives(root, 0)
+    assert (after.positions.pairs, after.groups_by_version) == (before.positions.pairs, before.groups_by_version)
+    assert read_earlier_lives(root, 1).positions.pairs == [(0, 1)]
+
+
+def test_a_file_that_is_compacted_while_it_is_read_is_found_in_its_replacement(
+    root: Root, commit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (0, 2):
+        commit(f"w0-host-{number}-a", number)
+    listed = list_files(root)
+    compact(root)
+    monkeypatch.setattr(schedule, "list_files", lambda root: listed)
+    assert read_earlier_lives(root, 0).positions.pairs == [(0, 2)]

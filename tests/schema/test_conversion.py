@@ -1,17 +1,27 @@
 """Records to Arrow and back, bit for bit."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategies import as_plain, make_batch, make_group, rollout_batches
 
-from ludic.errors import InvalidBatchError
-from ludic.records import RolloutBatch, RolloutMetadata, ToolCall
-from ludic.schema import arrow_schema, column_values, find_problems, from_table, to_table
+from ludic.errors import InvalidBatchError, SchemaError
+from ludic.records import AgentStep, EnvironmentStep, Message, RolloutBatch, RolloutMetadata, ToolCall
+from ludic.schema import (
+    EXTRA_TYPES,
+    arrow_schema,
+    column_values,
+    find_problems,
+    from_table,
+    resolve_row,
+    rollouts_schema,
+    to_table,
+)
 
 
 def one_row(**changes) -> RolloutBatch:
@@ -27,6 +37,7 @@ def round_trip(batch: RolloutBatch) -> RolloutBatch:
     return read
 
 
+@settings(deadline=None)
 @given(rollout_batches())
 def test_any_valid_batch_comes_back_bit_for_bit(batch):
     assert find_problems(batch) == []
@@ -36,6 +47,7 @@ def test_any_valid_batch_comes_back_bit_for_bit(batch):
     assert as_plain(from_table(table)) == as_plain([batch])
 
 
+@settings(deadline=None)
 @given(rollout_batches(max_groups=3))
 def test_a_slice_of_several_chunks_comes_back_as_its_rows(batch):
     table = to_table(batch, run_id="run", sequence=0)
@@ -120,11 +132,117 @@ def test_an_empty_table_holds_no_batch():
     assert from_table(arrow_schema("rollouts").empty_table()) == []
 
 
-def test_more_tokens_than_int32_offsets_can_count_are_refused():
-    # 3 x 2^30 tokens that share one number in memory; a column holds at most 2^31 - 1.
-    endless = np.broadcast_to(np.int32(7), 2**30)
-    group = make_group(group_size=3)
-    rollouts = tuple(replace(rollout, response_tokens=endless) for rollout in group.rollouts)
-    batch = RolloutBatch(groups=(replace(group, rollouts=rollouts),), metadata=RolloutMetadata(worker_id="w"))
-    with pytest.raises(InvalidBatchError, match=r"response_tokens holds 3221225472 elements.*append fewer groups"):
+def test_more_than_arrows_offsets_can_count_makes_several_chunks(monkeypatch):
+    # 8 rows of 16 tokens, and of texts of about 40 bytes: at most two rows in a chunk.
+    batch = make_batch(num_groups=2, group_size=4)
+    whole = to_table(batch, run_id="run", sequence=0)
+    monkeypatch.setattr("ludic.schema.conversion._MAX_ELEMENTS", 40)
+    table = to_table(batch, run_id="run", sequence=0)
+    chunks = table["response_tokens"].chunks
+    assert max(len(chunk.values) for chunk in chunks) <= 40
+    assert len(chunks) >= 4
+    assert table.equals(whole)
+    assert as_plain(from_table(table)) == as_plain([batch])
+
+
+def test_one_rollout_beyond_arrows_offsets_is_refused_by_name():
+    endless = np.broadcast_to(np.int32(7), 2**31)  # one number in memory
+    batch = one_row(response_tokens=endless)
+    (rollout,) = batch.groups[0].rollouts
+    message = (
+        rf"rollout {rollout.rollout_id}: response_tokens holds 2147483648 elements, at most 2147483647 fit in a row"
+    )
+    with pytest.raises(InvalidBatchError, match=message):
         to_table(batch, run_id="run", sequence=0)
+
+
+# --- Texts that messages hold ------------------------------------------------------------------------------
+
+
+def two_turns() -> RolloutBatch:
+    """Messages: ask, a, b, and a again; steps that say these and others."""
+    contents = ["ask", "a", "b", "a"]
+    said = {"action": "a", "turn": 0, "action_target": "env", "start": 0, "end": 1}
+    outcome = {"turn": 0, "agent_steps": (0,), "reward": None, "terminated": False, "truncated": False}
+    return one_row(
+        messages=tuple(Message(role="user", content=content) for content in contents),
+        agent_steps=(AgentStep(**said), AgentStep(**said | {"action": None}), AgentStep(**said | {"action": "own"})),
+        environment_steps=(
+            EnvironmentStep(**outcome, observation="ask", action="b", next_observation="a"),
+            EnvironmentStep(**outcome, observation="unseen", action=None, next_observation=""),
+        ),
+    )
+
+
+def test_a_text_that_is_a_messages_content_is_stored_once_as_the_first_such_message():
+    (row,) = to_table(two_turns(), run_id="run", sequence=0).to_pylist()
+    assert [(step["action"], step["action_message"]) for step in row["agent_steps"]] == [
+        (None, 1),
+        (None, None),
+        ("own", None),
+    ]
+    first, second = row["environment_steps"]
+    assert [first[name] for name in ("observation", "action", "next_observation")] == [None] * 3
+    assert [first[f"{name}_message"] for name in ("observation", "action", "next_observation")] == [0, 2, 1]
+    assert [second[name] for name in ("observation", "action", "next_observation")] == ["unseen", None, ""]
+    assert [second[f"{name}_message"] for name in ("observation", "action", "next_observation")] == [None] * 3
+
+
+def test_texts_come_back_from_their_messages():
+    batch = two_turns()
+    assert as_plain(round_trip(batch)) == as_plain(batch)
+    table = to_table(batch, run_id="run", sequence=0)
+    columns = table.select(["messages", "agent_steps"])
+    assert as_plain(column_values(columns, "agent_steps")) == as_plain([batch.groups[0].rollouts[0].agent_steps])
+
+
+def test_a_row_as_plain_values_gets_its_texts_back_and_loses_the_references():
+    batch = two_turns()
+    (row,) = map(resolve_row, to_table(batch, run_id="run", sequence=0).to_pylist())
+    (rollout,) = batch.groups[0].rollouts
+    steps = [asdict(step) | {"tool_calls": []} for step in rollout.agent_steps]
+    assert row["agent_steps"] == steps
+    assert [step["next_observation"] for step in row["environment_steps"]] == ["a", ""]
+    assert not any(name.endswith("_message") for step in row["environment_steps"] for name in step)
+
+
+def test_a_reference_beyond_the_messages_is_refused():
+    table = to_table(two_turns(), run_id="run", sequence=0)
+    index = table.schema.get_field_index("messages")
+    shorter = pa.array([[]], table.schema.field(index).type)
+    with pytest.raises(SchemaError, match=r"agent_steps\[\].action_message is 1, its row has 0 messages"):
+        from_table(table.set_column(index, table.schema.field(index), shorter))
+
+
+# --- A run's own columns -----------------------------------------------------------------------------------
+
+EXTRA_COLUMNS = dict(zip(("x_a", "x_b", "x_c", "x_d"), EXTRA_TYPES[:4], strict=True))
+EXTRA_COLUMNS |= {f"{name}s": f"list<{kind}>" for name, kind in EXTRA_COLUMNS.items()}
+_PLAIN = [st.text(max_size=3), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False, allow_infinity=False)]
+_VALUES = [*_PLAIN, st.booleans()]
+_EXTRA = st.fixed_dictionaries(
+    {}, optional=dict(zip(EXTRA_COLUMNS, [*_VALUES, *(st.lists(value, max_size=3) for value in _VALUES)], strict=True))
+)
+
+
+@settings(deadline=None)
+@given(st.lists(_EXTRA, min_size=1, max_size=4))
+def test_a_runs_own_columns_come_back_and_what_is_left_out_is_null(extras):
+    group = make_group(group_size=len(extras))
+    rollouts = tuple(replace(rollout, extra=extra) for rollout, extra in zip(group.rollouts, extras, strict=True))
+    batch = RolloutBatch(groups=(replace(group, rollouts=rollouts),), metadata=RolloutMetadata(worker_id="w"))
+    assert find_problems(batch, EXTRA_COLUMNS) == []
+    table = to_table(batch, run_id="run", sequence=0, extra_columns=EXTRA_COLUMNS)
+    table.validate(full=True)
+    assert table.schema.equals(rollouts_schema(EXTRA_COLUMNS), check_metadata=True)
+    assert table["x_bs"].to_pylist() == [extra.get("x_bs") for extra in extras]
+    assert as_plain(from_table(table)) == as_plain([batch])
+    assert as_plain(from_table(table.slice(1))) == as_plain(
+        [replace(batch, groups=(replace(group, rollouts=rollouts[1:]),))] if len(extras) > 1 else []
+    )
+
+
+def test_null_is_as_good_as_left_out():
+    table = to_table(one_row(extra={"x_a": None}), run_id="run", sequence=0, extra_columns={"x_a": "string"})
+    (batch,) = from_table(table)
+    assert batch.groups[0].rollouts[0].extra == {}

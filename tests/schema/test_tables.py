@@ -7,18 +7,22 @@ import pyarrow.parquet as pq
 import pytest
 from strategies import as_plain, make_batch
 
-from ludic.errors import SchemaError
+from ludic.errors import ConfigError, SchemaError
 from ludic.schema import (
+    EXTRA_TYPES,
     SCALAR_COLUMNS,
     SCHEMA_VERSION,
     TOKEN_COLUMNS,
     arrow_schema,
+    check_extra_columns,
     check_schema,
     conform,
     from_table,
     load_table,
+    rollouts_schema,
     to_table,
 )
+from ludic.schema.tables import type_name
 
 ROLLOUTS = arrow_schema("rollouts")
 
@@ -51,8 +55,8 @@ def test_every_kind_of_type_reaches_arrow_with_its_nullability():
 
 
 def test_a_schema_carries_its_table_and_version():
-    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.0"}
-    assert SCHEMA_VERSION == "1.0"
+    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.1"}
+    assert SCHEMA_VERSION == "1.1"
     assert arrow_schema("metrics").metadata[b"ludic.table"] == b"metrics"
 
 
@@ -60,6 +64,33 @@ def test_columns_keep_the_docs_of_nested_fields():
     column = next(column for column in load_table("rollouts").columns if column.name == "agent_steps")
     assert [child.name for child in column.children][:2] == ["turn", "action_target"]
     assert all(child.doc for child in column.children)
+
+
+def test_the_columns_of_a_run_come_after_the_schemas_own_and_may_be_null():
+    schema = rollouts_schema({"x_judge": "string", "x_spans": "list<int64>"})
+    assert schema.names == [*ROLLOUTS.names, "x_judge", "x_spans"]
+    assert schema.field("x_judge").equals(pa.field("x_judge", pa.string(), nullable=True))
+    assert schema.field("x_spans").type == pa.list_(pa.field("element", pa.int64(), nullable=False))
+    assert schema.metadata == ROLLOUTS.metadata
+    assert rollouts_schema({}) == ROLLOUTS
+
+
+@pytest.mark.parametrize("type_", EXTRA_TYPES)
+def test_each_type_of_a_runs_own_column_is_named_as_it_is_shown(type_):
+    check_extra_columns({"x_a": type_})
+    assert type_name(rollouts_schema({"x_a": type_}).field("x_a").type) == type_
+
+
+@pytest.mark.parametrize("name", ["judge", "x_", "x_Judge", "x_a b", "x_a\n", "", 7])
+def test_a_runs_own_column_with_another_name_is_refused(name):
+    with pytest.raises(ConfigError, match=r"wanted x_ and then lower-case letters, digits or _"):
+        check_extra_columns({name: "string"})
+
+
+@pytest.mark.parametrize("type_", ["float", "int32", "text", "list<list<string>>", "list<>", "", None])
+def test_an_unknown_type_of_a_runs_own_column_is_refused(type_):
+    with pytest.raises(ConfigError, match=r"extra column 'x_a' is .*, wanted one of string, int64, double, bool, list"):
+        check_extra_columns({"x_a": type_})
 
 
 def test_an_unknown_table_is_refused_by_name():
@@ -135,9 +166,9 @@ def test_every_wrong_column_is_listed():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.0; upgrade ludic"),
-        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.0"),
-        ("one", "its schema version is 'one', wanted a number such as 1.0"),
+        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.1; upgrade ludic"),
+        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.1"),
+        ("one", "its schema version is 'one', wanted a number such as 1.1"),
     ],
 )
 def test_another_major_version_is_refused_by_name(version, message):
@@ -152,6 +183,16 @@ def test_a_newer_minor_version_with_more_columns_passes_and_conforms():
     )
     check_schema(newer.schema, "rollouts", "x.parquet")
     assert conform(newer, "rollouts").equals(table, check_metadata=True)
+
+
+def test_a_newer_minor_version_with_more_fields_in_a_struct_passes_and_conforms():
+    table = to_table(make_batch(num_turns=2), run_id="run", sequence=0)
+    message = ROLLOUTS.field("messages").type.value_type
+    newer_type = pa.list_(pa.struct([pa.field("mood", pa.string()), *message]))
+    index = table.schema.get_field_index("messages")
+    newer = table.set_column(index, pa.field("messages", newer_type), table["messages"].cast(newer_type))
+    check_schema(newer.schema.with_metadata(ROLLOUTS.metadata), "rollouts", "x.parquet")
+    assert as_plain(from_table(newer)) == as_plain(from_table(table))
 
 
 def test_an_older_file_without_a_nullable_column_passes_and_reads_as_null():

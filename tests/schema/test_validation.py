@@ -266,3 +266,42 @@ def test_a_row_of_the_wrong_type_does_not_hide_what_is_wrong_with_others():
         "episode_reward",
         "depth",
     ]
+
+
+# --- A run's own columns -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("extra", "problem"),
+    [
+        ({"x_other": 1}, "x_other is no column of this run, whose extra_columns are x_judge, x_score, x_spans"),
+        ({"judge": "gpt"}, "judge is no column of this run"),
+        ({"x_judge": 1}, "x_judge is 1, wanted str"),
+        ({"x_score": "high"}, "x_score is 'high', wanted float"),
+        ({"x_score": float("nan")}, "x_score is nan, wanted a finite double"),
+        ({"x_score": -np.inf}, "x_score is -inf, wanted a finite double"),
+        ({"x_score": True}, "x_score is True, wanted float"),
+        ({"x_judge": "\ud800"}, "x_judge is '\\ud800', which holds half a surrogate pair"),
+        ({"x_spans": [1, 2**63]}, "x_spans[] is 9223372036854775808, wanted int64"),
+        ({"x_spans": 3}, "x_spans is 3, wanted tuple"),
+        ({"x_spans": [1, None]}, "x_spans[] is null, wanted int"),
+    ],
+)
+def test_values_of_a_runs_own_columns_are_held_to_their_declaration(extra, problem):
+    declared = {"x_judge": "string", "x_score": "double", "x_spans": "list<int64>"}
+    (found,) = find_problems(batch_of(group_of(FIRST, replace(SECOND, extra=extra))), declared)
+    assert str(found).startswith(f"rollout {SECOND.rollout_id}: {problem}")
+
+
+def test_values_of_a_runs_own_columns_may_be_left_out_null_or_of_numpy():
+    declared = {"x_score": "double", "x_count": "int64", "x_ok": "bool"}
+    rows = [
+        replace(FIRST, extra={"x_score": np.float32(0.5), "x_count": np.int16(3)}),
+        replace(SECOND, extra={"x_ok": np.False_, "x_score": 1, "x_count": None}),
+    ]
+    assert find_problems(batch_of(group_of(*rows)), declared) == []
+
+
+def test_extra_that_is_no_mapping_is_refused():
+    (found,) = find_problems(batch_of(group_of(FIRST, replace(SECOND, extra=["x_a"]))))
+    assert str(found) == f"rollout {SECOND.rollout_id}: extra is ['x_a'], wanted a mapping"

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,13 @@ from ludic.store.run import RunConfig
 
 Rows = Callable[..., pa.Table]
 Store = Callable[[pa.Table], str]
+
+
+@pytest.fixture(autouse=True)
+def cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Where scalars of runs with many files stay, instead of the user's own cache."""
+    monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
+    return tmp_path / "cache"
 
 
 @pytest.fixture(params=["local", "memory"])

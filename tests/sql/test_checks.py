@@ -1,6 +1,8 @@
 """Each data check finds the fault that is seeded for it, and nothing else."""
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pyarrow as pa
 import pytest
@@ -9,8 +11,12 @@ from ludic.errors import QueryError
 from ludic.schema import arrow_schema
 from ludic.sql import BatchRules, Planner, connect, run_checks
 from ludic.store.attempts import start_attempt
+from ludic.store.compaction import compact
 from ludic.store.ledger import ledger_name
 from ludic.store.parquet import encode, encode_plain
+from ludic.store.policies import Policy
+from ludic.store.repair import set_aside
+from ludic.store.retention import expire, stored_files
 from ludic.store.root import Root
 
 
@@ -23,13 +29,22 @@ def found(root: Root) -> dict[str, list[dict]]:
 def ledger(root: Root, store, arrive) -> Callable[..., list[dict]]:
     """Two stored groups, and the rows that plan one a step; nothing of it is in the ledger yet."""
     tables = [arrive([[1.0, 0.0]], arrival=number, sequence=number) for number in range(2)]
-    for table in tables:
-        store(table.select(arrow_schema("rollouts").names))
     start_attempt(root)
     planner = Planner(BatchRules(groups_per_batch=1))
     for table in tables:
-        planner.add(table)
+        name = store(table.select(arrow_schema("rollouts").names))
+        place = table.schema.get_field_index("file")
+        planner.add(table.set_column(place, "file", pa.array([name] * table.num_rows)))
     return [planner.plan(step=step, attempt_id=1, trainer_version=0).to_pylist() for step in (1, 2)]
+
+
+def expire_all(root: Root) -> None:
+    expire(root, stored_files(root), rule="by hand")
+
+
+def set_all_aside(root: Root) -> None:
+    for name in root.list("rollouts"):
+        set_aside(root, name, "torn")
 
 
 def commit(root: Root, step: int, rows: list[dict]) -> None:
@@ -69,7 +84,7 @@ def test_a_group_in_two_files(root: Root, store, rows):
     assert [row["num_files"] for row in found(root)["split_groups"]] == [2]
 
 
-def test_a_row_in_another_versions_partition(root: Root, rows):
+def test_a_group_in_another_versions_partition(root: Root, rows):
     root.put("rollouts/version=9/env=other/worker-0-0.parquet", encode(rows([[1.0]], policy_version=2)))
     (row,) = found(root)["misplaced_rollouts"]
     assert (row["version"], row["policy_version"], row["env"], row["env_name"]) == (9, 2, "other", "moar_cats")
@@ -79,8 +94,67 @@ def test_a_workers_file_that_is_gone(root: Root, store, rows):
     for sequence in (3, 4, 7):
         store(rows([[1.0]], seed=sequence, sequence=sequence))
     assert found(root) == {
-        "sequence_gaps": [{"worker_id": "worker-0", "first_missing": 5, "last_missing": 6}],
+        "sequence_gaps": [
+            {"worker_id": "worker-0", "first_missing": 0, "last_missing": 2},
+            {"worker_id": "worker-0", "first_missing": 5, "last_missing": 6},
+        ],
     }
+
+
+def test_a_group_lies_in_the_partition_of_its_oldest_version(root: Root, store, rows):
+    # New weights came between the two rollouts of the group.
+    table = rows([[1.0, 0.0]], policy_version=2)
+    field = arrow_schema("rollouts").field("policy_version")
+    place = table.schema.get_field_index("policy_version")
+    store(table.set_column(place, field, pa.array([2, 3], field.type)))
+    assert found(root) == {}
+
+
+def test_files_that_were_set_aside_or_have_expired_are_no_gap(root: Root, store, rows):
+    names = [store(rows([[1.0]], seed=sequence, sequence=sequence)) for sequence in range(5)]
+    set_aside(root, names[1], "torn")
+    (stored,) = [stored for stored in stored_files(root) if stored.file.name == names[3]]
+    expire(root, [stored], rule="by hand")
+    assert found(root) == {}
+    root.delete(names[2])
+    assert found(root) == {"sequence_gaps": [{"worker_id": "worker-0", "first_missing": 2, "last_missing": 2}]}
+
+
+def test_compaction_leaves_no_gap(root: Root, store, rows):
+    for sequence in range(3):
+        store(rows([[1.0]], seed=sequence, sequence=sequence))
+    compact(root)
+    assert len(root.list("rollouts")) == 1
+    assert found(root) == {}
+
+
+def test_a_source_that_compaction_lost(root: Root, store, rows):
+    for sequence in range(3):
+        store(rows([[1.0]], seed=sequence, sequence=sequence))
+    compact(root)
+    root.delete("rollouts")
+    partition = "rollouts/version=0/env=moar_cats"
+    assert found(root) == {
+        "lost_sources": [{"partition": partition, "worker_id": "worker-0", "sequence": place} for place in range(3)]
+    }
+
+
+def test_the_sources_of_a_compacted_file_that_was_set_aside_are_not_missed(root: Root, ledger):
+    for step, rows in enumerate(ledger, start=1):
+        commit(root, step, rows)
+    compact(root)
+    (compacted,) = root.list("rollouts")
+    set_aside(root, compacted, "torn")
+    assert found(root) == {}
+
+
+def test_the_rollouts_of_a_compacted_file_that_expired_are_not_missed(root: Root, ledger):
+    for step, rows in enumerate(ledger, start=1):
+        commit(root, step, rows)
+    compact(root)
+    expire(root, stored_files(root), rule="by hand")
+    assert root.list("rollouts") == []
+    assert found(root) == {}
 
 
 @pytest.mark.parametrize(
@@ -151,6 +225,29 @@ def test_a_ledger_row_whose_rollout_is_gone(root: Root, ledger):
     assert [row["rollout_id"] for row in found(root)["lost_rollouts"]] == ["gone"]
 
 
+@pytest.mark.parametrize("loss", [expire_all, set_all_aside])
+def test_a_ledger_row_whose_rollout_expired_or_was_set_aside_is_not_missed(root: Root, ledger, loss):
+    commit(root, 1, ledger[0])
+    loss(root)
+    assert found(root) == {}
+
+
+@pytest.mark.parametrize(("column", "value"), [("group_id", "another"), ("policy_version", 7)])
+def test_a_ledger_row_that_contradicts_its_rollout(root: Root, ledger, column: str, value):
+    change = {column: value} | ({"trainer_version": 7} if column == "policy_version" else {})
+    commit(root, 1, [row | change for row in ledger[0]])
+    rows = found(root)["mismatched_batches"]
+    assert [row[column] for row in rows] == [value, value]
+
+
+def test_a_step_that_passed_over_a_part_of_a_group(root: Root, ledger):
+    commit(root, 1, ledger[0][:1])
+    group_id = ledger[0][0]["group_id"]
+    assert found(root) == {
+        "partial_groups": [{"attempt_id": 1, "step": 1, "group_id": group_id, "num_planned": 1, "num_stored": 2}]
+    }
+
+
 @pytest.mark.parametrize(
     "contradiction",
     [{"reason": "drop_truncated"}, {"used": False}, {"advantage": None}, {"advantage": float("nan")}, {"lag": 1}],
@@ -165,7 +262,30 @@ def test_an_attempt_without_its_parent(root: Root):
     assert found(root) == {"orphan_attempts": [{"attempt_id": 1, "parent_attempt": 8, "parent_step": 3}]}
 
 
+def test_a_ledger_of_an_attempt_that_is_not_recorded(root: Root, ledger):
+    commit(root, 1, ledger[0])
+    root.delete("attempts/1.json")
+    assert found(root) == {
+        "unknown_attempts": [{"attempt_id": 1, "folders": ["batches"], "first_step": 1, "last_step": 1}]
+    }
+
+
+def publish(root: Root, version: int) -> None:
+    policy = Policy(version=version, step=0, attempt_id=1, parent_version=None, created_at="2026-01-02T03:04:05Z")
+    root.put(f"policies/version={version}/policy.json", json.dumps(asdict(policy)).encode())
+
+
+def test_rollouts_of_weights_that_nobody_published(root: Root, store, rows):
+    store(rows([[1.0, 0.0]], policy_version=4))
+    start_attempt(root)
+    assert found(root) == {}  # weights from elsewhere
+    publish(root, 3)
+    assert found(root) == {"unknown_policies": [{"policy_version": 4, "num_rollouts": 2}]}
+    publish(root, 4)
+    assert found(root) == {}
+
+
 def test_a_file_that_can_not_be_read_is_named(root: Root):
-    root.put("rollouts/version=0/env=moar_cats/broken-0.parquet", b"no Parquet at all")
-    with pytest.raises(QueryError, match=r"^check .*broken-0\.parquet"):
+    root.put("batches/attempt=1/step=1.parquet", b"no Parquet at all")
+    with pytest.raises(QueryError, match=r"^check .*step=1\.parquet"):
         run_checks(connect(root))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import ludic
-from ludic.errors import MissingRootError
+from ludic.errors import MissingRootError, QueryError
 from ludic.schema import arrow_schema
 from ludic.sql import run_query
 from ludic.store.attempts import start_attempt
@@ -99,13 +99,17 @@ def test_rollouts_come_back_as_written_with_their_partition(root: Root, store, r
     assert found.select(["version", "env"]).to_pylist() == [{"version": 12, "env": "reasoning_gym/leg counting"}] * 3
 
 
-def test_queries_see_files_written_after_connecting(root: Root, store, rows):
+def test_what_was_written_since_is_seen_after_a_refresh(root: Root, store, rows):
     con = ludic.connect(root)
     counts = []
     for sequence in range(3):
         counts.append(con.sql("select count(*) from rollouts").fetchall()[0][0])
         store(rows([[1.0, 0.0]], sequence=sequence, seed=sequence))
-    assert counts == [0, 2, 4]
+        counts.append(con.sql("select count(*) from rollouts").fetchall()[0][0])
+        ludic.refresh(con)
+    assert counts == [0, 0, 2, 2, 4, 4]
+    with pytest.raises(QueryError, match=r"wants a connection that ludic\.connect gave"):
+        ludic.refresh(con.cursor())
 
 
 def test_a_filter_on_version_reads_no_other_version(root: Root, store, rows):
@@ -117,13 +121,25 @@ def test_a_filter_on_version_reads_no_other_version(root: Root, store, rows):
     assert ludic.scan(root).filter(pl.col("version") == 1).select("rollout_id").collect().height == 2
 
 
-def test_a_file_that_can_not_be_read_can_be_left_out(root: Root, store, rows):
+def test_a_workers_file_that_can_not_be_read_is_left_out_with_a_warning(root: Root, store, rows, caplog):
     store(rows([[1.0, 0.0]]))
-    name = "rollouts/version=0/env=moar_cats/broken-0.parquet"
-    root.put(name, b"no Parquet at all")
-    with pytest.raises(ludic.errors.QueryError, match=r"broken-0\.parquet"):
+    root.put("rollouts/version=0/env=moar_cats/broken-0.parquet", b"no Parquet at all")
+    con = ludic.connect(root)
+    assert run_query(con, "from rollouts").num_rows == run_query(con, "from rollouts").num_rows == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "left out what can't be read: rollouts/version=0/env=moar_cats/broken-0.parquet; "
+        f"`ludic verify {root.url}` says why"
+    ]
+
+
+def test_any_other_file_that_can_not_be_read_can_be_left_out(root: Root, store, rows):
+    name = store(rows([[1.0, 0.0]]))
+    broken = "rollouts/version=0/env=other/compacted.0-0.parquet"
+    root.put(broken, b"no Parquet at all")
+    with pytest.raises(QueryError, match=r"compacted\.0-0\.parquet"):
         run_query(ludic.connect(root), "from rollouts")
-    assert run_query(ludic.connect(root, without=[name]), "from rollouts").num_rows == 2
+    assert run_query(ludic.connect(root, without=[broken]), "from rollouts").num_rows == 2
+    assert run_query(ludic.connect(root, without=[broken, name]), "from rollouts").num_rows == 0
 
 
 @pytest.mark.parametrize("folder", ["it's [1]", "a*b?", "version=7/env=x", "{a,b} é"])
@@ -138,17 +154,17 @@ def test_folders_may_have_any_name(tmp_path, rows, folder: str):
 
 
 def test_columns_that_older_files_lack_are_null_and_newer_ones_are_left_out(root: Root, store, rows):
-    full = rows([[1.0]])
-    old = full.drop_columns(["truncation_reason", "environment_steps"]).append_column("future", pa.array([1]))
+    full = rows([[1.0]], num_turns=2, truncation_reason=["env"])
+    old = full.drop_columns(["truncation_reason", "action_mask"]).append_column("future", pa.array([1]))
     root.put("rollouts/version=0/env=moar_cats/a-0.parquet", encode(old))
     store(full)
-    found = run_query(ludic.connect(root), "select finish_reason, truncation_reason, environment_steps from rollouts")
-    assert [row["environment_steps"] is None for row in found.to_pylist()] == [True, False]
-    assert found["finish_reason"].to_pylist() == ["stop", "stop"]
-    assert ludic.scan(root).select(pl.col("environment_steps").is_null()).collect().to_series().to_list() == [
-        True,
-        False,
-    ]
+    found = run_query(ludic.connect(root), "select finish_reason, truncation_reason, len(action_mask) from rollouts")
+    assert sorted(map(str, found.to_pylist())) == sorted(
+        str({"finish_reason": "stop", "truncation_reason": reason, "len(action_mask)": length})
+        for reason, length in ((None, None), ("env", 16))
+    )
+    scanned = ludic.scan(root).select("truncation_reason", pl.col("action_mask").list.len()).collect()
+    assert sorted(scanned.rows(), key=str) == [("env", 16), (None, None)]
 
 
 def test_groups_count_episodes_once(root: Root, store, rows):

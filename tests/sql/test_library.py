@@ -3,6 +3,7 @@
 import pytest
 
 from ludic.errors import QueryError
+from ludic.schema import arrow_schema
 from ludic.sql import advantages, load_advantage, load_filter, required_columns, run_query
 from ludic.sql.connect import open_duckdb
 
@@ -126,8 +127,9 @@ def test_required_columns_are_those_named_outside_of_comments(sql_file):
     path = sql_file(
         "-- messages would be heavy\nselect rollout_id, len(Response_Tokens) - my_metadata as advantage from rollouts"
     )
-    assert required_columns([load_advantage(path)]) == ["rollout_id", "response_tokens"]
-    assert required_columns([load_filter("drop_errors")]) == ["episode_reward", "error"]
+    columns = arrow_schema("rollouts").names
+    assert required_columns([load_advantage(path)], columns) == ["rollout_id", "response_tokens"]
+    assert required_columns([load_filter("drop_errors")], columns) == ["episode_reward", "error"]
 
 
 def test_run_query_gives_the_rows_or_one_line(con):
@@ -143,3 +145,27 @@ def test_a_python_variable_is_never_taken_for_a_table(con, rows):
     assert hidden.num_rows == 1
     with pytest.raises(QueryError, match="hidden does not exist"):
         run_query(con, "from hidden")
+
+
+def test_filters_drop_rows_after_the_baseline_was_taken(con, rows):
+    con.register("rollouts", rows([[1.0, 0.0, 0.5], [2.0, 2.0]], truncated=[True, False, False, False, False]))
+    drop = ["drop_truncated", "drop_zero_variance_groups"]
+    # baselines (0 + .5)/2, (1 + .5)/2, (1 + 0)/2; the first is truncated, the second group has one reward only
+    assert advantages(con, "rloo", filters=drop)["advantage"].to_pylist() == [-0.75, 0.0]
+
+
+def test_parameters_of_filters_are_given_with_those_of_the_advantage(con, rows):
+    con.register("rollouts", rows([[1.0, 0.0]], policy_version=3))
+    found = [
+        advantages(con, "rloo", filters=["max_off_policy_steps"], trainer_version=version, max_off_policy_steps=2)
+        for version in (5, 6)
+    ]
+    assert [table.num_rows for table in found] == [2, 0]
+    with pytest.raises(QueryError, match=r"max_off_policy_steps\.sql: no value for \$max_off_policy_steps"):
+        advantages(con, "rloo", filters=["max_off_policy_steps"], trainer_version=5)
+
+
+def test_sql_that_fails_names_advantage_and_filters(con, tmp_path):
+    (tmp_path / "mine.sql").write_text("no_such_column")
+    with pytest.raises(QueryError, match=r"rloo\.sql and .*mine\.sql: .*no_such_column"):
+        advantages(con, "rloo", filters=[str(tmp_path / "mine.sql")])

@@ -197,6 +197,21 @@ def test_a_users_filter_stands_in_the_ledger_by_its_name(tmp_path, arrive):
     assert dropped(plan(planner), "reason") == ["it's long"] * 2
 
 
+def test_a_filter_may_use_a_runs_own_column(tmp_path, arrive):
+    file = tmp_path / "badly_judged.sql"
+    file.write_text("x_judge = 'bad'")
+    rules = BatchRules(groups_per_batch=1, filters=(str(file),))
+    planner = Planner(rules, {"x_judge": "string", "x_unused": "string"})
+    assert set(planner.columns) - set(SCALAR_COLUMNS) == {"x_judge"}
+    rows = arrive([[3.0, 0.0, 1.0]])
+    planner.add(rows.append_column("x_judge", pa.array(["good", None, "bad"])))
+    ledger = plan(planner)
+    assert used(ledger, "rollout_id") == rows["rollout_id"].to_pylist()[:2]
+    assert dropped(ledger, "reason") == ["badly_judged"]
+    with pytest.raises(QueryError, match=r"badly_judged\.sql: .*\"x_judge\" not found"):
+        Planner(rules)
+
+
 @pytest.mark.parametrize(
     ("advantage", "reason"),
     [

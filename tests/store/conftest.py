@@ -5,18 +5,61 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import fsspec
 import pytest
 from filesystems import UnreliableFileSystem
+from s3_proxy import S3Proxy
 from strategies import make_batch
 
 from ludic.records import RolloutBatch
 from ludic.schema import to_table
+from ludic.store.failures import RETRY_LIMIT
 from ludic.store.files import RolloutFile
 from ludic.store.parquet import encode
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
+from ludic.store.s3 import S3
 
 PutFile = Callable[..., list[str]]
+
+
+@pytest.fixture(autouse=True)
+def failures_surface_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is tried again, unless the test says for how long."""
+    monkeypatch.setenv(RETRY_LIMIT, "0")
+
+
+@pytest.fixture(params=["local", "memory", "s3", "s3fs"])
+def root_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a root that nobody has used; S3 once through obstore, once through plain s3fs."""
+    if request.param == "local":
+        yield str(request.getfixturevalue("tmp_path") / "run")
+        return
+    if request.param == "s3fs":
+        use_s3fs(monkeypatch)
+    parent = "memory:/" if request.param == "memory" else request.getfixturevalue("s3_bucket")
+    url = f"{parent}/{uuid.uuid4()}"
+    yield url
+    fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    if fs.exists(path):
+        fs.rm(path, recursive=True)
+
+
+def use_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of fsspec for s3 are s3fs' own, so that it serves s3:// itself; here it asks once, to be quick."""
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": {"total_max_attempts": 1}}})
+    S3.clear_instance_cache()
+
+
+@pytest.fixture(params=["obstore", "s3fs"])
+def s3_proxy(request: pytest.FixtureRequest, s3_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Proxy]:
+    """A proxy in front of the S3 server; it is where s3:// URLs lead, through one client and the other."""
+    proxy = S3Proxy(s3_server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    if request.param == "s3fs":
+        use_s3fs(monkeypatch)
+    yield proxy
+    proxy.close()
 
 
 @pytest.fixture

@@ -3,9 +3,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 import pytest
 
+import ludic
 from ludic.errors import FencedError, SchemaError
 from ludic.schema import arrow_schema
 from ludic.store import (
+    Root,
     check_not_fenced,
     ledger_steps,
     newest_attempt_id,
@@ -14,6 +16,8 @@ from ludic.store import (
     start_attempt,
     write_ledger,
 )
+from ludic.store.attempts import chain, newest_attempt, newest_checkpoint, outdated
+from ludic.store.lease import claim
 from ludic.store.ledger import ledger_name
 
 
@@ -73,7 +77,7 @@ def test_a_newer_attempt_fences_an_older_one(root):
     check_not_fenced(root, first)
     second = start_attempt(root)
     with pytest.raises(
-        FencedError, match=rf"attempt 1 was replaced by attempt 2 of {second.owner}; this trainer stops"
+        FencedError, match=rf"attempt 1 was replaced by attempt 2 of {second.owner} at .*; this trainer stops"
     ):
         check_not_fenced(root, first)
     check_not_fenced(root, second)
@@ -84,6 +88,69 @@ def test_a_foreign_file_is_no_attempt(root):
     root.put("attempts/notes.json", b"")
     root.put("attempts/9.json.bak", b"")
     assert newest_attempt_id(root) == 1
+
+
+def test_attempts_of_a_claim_that_died_are_passed_over(root):
+    first = start_attempt(root)
+    claim(root, 1)  # and dies before it puts an attempt
+    assert newest_attempt(root) == first
+    assert start_attempt(root).attempt_id == 3
+    assert newest_attempt(root, before=3) == first
+    assert newest_attempt(root, before=1) is None
+
+
+def test_a_claim_fences_before_its_attempt_is_there(root):
+    first = start_attempt(root)
+    lease = claim(root, 1)
+    with pytest.raises(FencedError, match=f"attempt 1 was replaced by attempt 2 of {lease.owner}"):
+        check_not_fenced(root, first)
+
+
+# Attempt 2 left 1 at step 6, 3 left 2 at 9, 4 left 1 at 4 although 2 had left it later, 5 left 3 at 7, before 3 began.
+PARENTS = {1: None, 2: (1, 6), 3: (2, 9), 4: (1, 4), 5: (3, 7)}
+
+
+@pytest.mark.parametrize(
+    ("newest", "expected"),
+    [
+        (1, [(1, None)]),
+        (3, [(3, None), (2, 9), (1, 6)]),
+        (4, [(4, None), (1, 4)]),
+        (5, [(5, None), (3, 7), (2, 7), (1, 6)]),
+    ],
+)
+def test_the_chain_is_what_sql_says_it_is(tmp_path, run_config, newest, expected):
+    assert [(link.attempt_id, link.last_step) for link in chain(newest, PARENTS.get)] == expected
+    root = Root.create(str(tmp_path / "run"), run_config)
+    for attempt_id in range(1, newest + 1):
+        parent_attempt, parent_step = PARENTS[attempt_id] or (None, None)
+        start_attempt(root, parent_attempt=parent_attempt, parent_step=parent_step)
+    query = "select attempt_id, last_step from attempt_chain order by attempt_id desc"
+    assert ludic.connect(root).execute(query).fetchall() == expected
+
+
+def test_a_chain_ends_where_an_attempt_is_gone_or_claims_to_be_its_own_ancestor():
+    assert [link.attempt_id for link in chain(3, {3: (2, 5)}.get)] == [3, 2]
+    assert [link.attempt_id for link in chain(3, {3: (2, 5), 2: (3, 5)}.get)] == [3, 2]
+
+
+@pytest.mark.parametrize(
+    ("checkpoints", "expected"),
+    [
+        ({(3, 12), (3, 10), (2, 9)}, (3, 12)),
+        ({(2, 9), (2, 8)}, (2, 9)),
+        ({(2, 12), (2, 8)}, (2, 8)),  # attempt 3 began from (2, 9), which is gone; (2, 12) is off the chain
+        ({(2, 12), (1, 7), (1, 3)}, (1, 3)),
+        ({(2, 12), (1, 7)}, None),
+    ],
+)
+def test_the_newest_checkpoint_on_the_chain_is_resumed(checkpoints, expected):
+    assert newest_checkpoint(chain(3, PARENTS.get), checkpoints) == expected
+
+
+def test_the_newest_checkpoints_are_kept_in_the_order_of_attempts_and_steps():
+    assert outdated({(1, 9), (1, 10), (2, 3), (2, 1)}, keep=2) == [(1, 9), (1, 10)]
+    assert outdated({(1, 9)}, keep=1) == []
 
 
 def test_a_ledger_comes_back_as_it_was_written(root):

@@ -45,7 +45,7 @@ def test_a_million_files_in_order_are_one_interval():
 
 
 @given(steps, st.data())
-def test_a_cursor_is_a_set_of_files_and_of_groups_of_the_others(consumed, data):
+def test_a_cursor_is_a_set_of_sources_and_of_groups_of_the_others(consumed, data):
     cursor, files, groups = Cursor(), set(), {}
     for worker_id, sequence, group_ids, whole in consumed:
         if data.draw(st.booleans()):
@@ -58,8 +58,11 @@ def test_a_cursor_is_a_set_of_files_and_of_groups_of_the_others(consumed, data):
             groups.setdefault((worker_id, sequence), set()).update(group_ids)
     for worker_id in ("w0", "w1-2", "never"):
         for sequence in range(6):
-            assert cursor.has_file(worker_id, sequence) == ((worker_id, sequence) in files)
-            assert cursor.groups_of(worker_id, sequence) == groups.get((worker_id, sequence), set())
+            is_whole = (worker_id, sequence) in files
+            assert cursor.has_source(worker_id, sequence) == is_whole
+            for group_id in "abc":
+                is_used = is_whole or group_id in groups.get((worker_id, sequence), set())
+                assert cursor.has_group(worker_id, sequence, group_id) == is_used
 
 
 def test_a_cursor_as_json_is_short():

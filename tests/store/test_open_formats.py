@@ -125,20 +125,38 @@ def test_numbers_a_token_are_byte_streams_without_a_dictionary():
         column = columns[f"{name}.list.element"]
         assert "BYTE_STREAM_SPLIT" in column.encodings
         assert not column.has_dictionary_page
-    assert columns["env_name"].has_dictionary_page
 
 
-def test_statistics_are_kept_of_three_columns_only():
+@pytest.mark.parametrize(("num_groups", "has_dictionaries"), [(1, False), (64, True)])
+def test_repeated_texts_are_in_a_dictionary_where_rows_are_many(num_groups, has_dictionaries):
+    columns = chunks(make_batch(num_groups=num_groups))
+    assert columns["env_name"].has_dictionary_page == has_dictionaries
+    assert columns["policy_version"].has_dictionary_page == has_dictionaries
+
+
+def test_statistics_are_kept_of_what_prunes_and_of_nothing_else():
     columns = chunks(make_batch())
     assert {name for name, column in columns.items() if column.is_stats_set} == {
         "group_id",
+        "rollout_id",
         "policy_version",
         "env_name",
+        "created_at",
     }
 
 
-def test_every_column_is_compressed_with_zstd():
-    assert {column.compression for column in chunks(make_batch()).values()} == {"ZSTD"}
+def test_what_may_be_long_is_compressed_with_zstd_and_nothing_else():
+    columns = chunks(make_batch())
+    long = (
+        "response_tokens.list.element",
+        "response_logprobs.list.element",
+        "messages.list.element.content",
+        "agent_steps.list.element.action",
+        "rollout_id",
+    )
+    short = ("episode_reward", "num_turns", "truncated", "env_name", "messages.list.element.role")
+    assert {columns[name].compression for name in long} == {"ZSTD"}
+    assert {columns[name].compression for name in short} == {"UNCOMPRESSED"}
 
 
 def test_one_group_is_found_by_its_statistics_alone(folder):

@@ -1,6 +1,7 @@
 import io
 import json
 import threading
+import uuid
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,12 +9,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from filesystems import UnreliableFileSystem
 from fsspec import AbstractFileSystem
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from strategies import make_batch
 
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import arrow_schema, to_table
-from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, list_files, read_columns
+from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
+from ludic.store.compaction import compact
 from ludic.store.parquet import encode, read_rows
 
 
@@ -48,20 +53,20 @@ def test_each_group_is_delivered_once(root, put_file):
 
 
 def test_rows_come_with_the_columns_asked_for_and_their_address(root, next_batch):
-    batch = next_batch(num_groups=40)
-    with RolloutWriter(root, "w0", flush_groups=40) as writer:
+    batch = next_batch(num_groups=160, response_length=1)
+    with RolloutWriter(root, "w0", flush_groups=160) as writer:
         writer.append(batch)
     rows = reader_of(root).poll(None)
     assert rows.column_names == [
         *("rollout_id", "episode_reward", "worker_id", "sequence", "group_id"),
         *("file", "row_group", "row", "arrival"),
     ]
-    # 80 rows of groups of 2: row groups of 64 and 16.
-    assert rows.column("row_group").to_pylist() == [0] * 64 + [1] * 16
-    assert rows.column("row").to_pylist() == [*range(64), *range(16)]
+    # 320 rows of groups of 2: row groups of 256 and 64.
+    assert rows.column("row_group").to_pylist() == [0] * 256 + [1] * 64
+    assert rows.column("row").to_pylist() == [*range(256), *range(64)]
     assert set(rows.column("file").to_pylist()) == {"rollouts/version=0/env=moar_cats/w0-0.parquet"}
-    table = read_rows(root, rows.column("file")[70].as_py(), [(1, 6)], ["rollout_id"])
-    assert table.column(0).to_pylist() == [rows.column("rollout_id")[70].as_py()]
+    table = read_rows(root, rows.column("file")[262].as_py(), [(1, 6)], ["rollout_id"])
+    assert table.column(0).to_pylist() == [rows.column("rollout_id")[262].as_py()]
 
 
 def test_arrival_counts_files_as_they_were_read(root, put_file):
@@ -291,22 +296,8 @@ def test_a_failing_filesystem_raises_and_the_next_poll_goes_on(unreliable_root, 
     assert reader.set_aside == {}
 
 
-class BreakingFile(io.BytesIO):
-    """A sound file, through a connection that breaks after some reads."""
-
-    def __init__(self, data: bytes, num_reads: int) -> None:
-        super().__init__(data)
-        self._num_reads = num_reads
-
-    def read(self, size: int | None = -1) -> bytes:
-        if self._num_reads == 0:
-            raise OSError("connection lost while reading")
-        self._num_reads -= 1
-        return super().read(size)
-
-
 class BreakingFileSystem(AbstractFileSystem):
-    """Lists well and reads files as a whole; what is opened breaks."""
+    """Lists well and reads files as a whole; after some reads of parts of a file it breaks."""
 
     cachable = False
 
@@ -315,19 +306,23 @@ class BreakingFileSystem(AbstractFileSystem):
         self._files, self._num_reads = files, num_reads
 
     def find(self, path, **_):
-        return sorted(name for name in self._files if name.startswith(path))
+        return {name: self.info(name) for name in self._files if name.startswith(path)}
 
-    def cat_file(self, path, **_):
-        return self._files[path]
+    def info(self, path, **_):
+        return {"name": path, "size": len(self._files[path]), "type": "file"}
 
-    def open(self, path, mode="rb", **_):
-        return BreakingFile(self._files[path], self._num_reads)
+    def cat_file(self, path, start=None, end=None, **_):
+        if start is not None:
+            if self._num_reads == 0:
+                raise OSError("connection lost while reading")
+            self._num_reads -= 1
+        return self._files[path][start:end]
 
 
 @pytest.mark.parametrize("num_reads", [0, 1])
 def test_a_connection_that_breaks_while_a_sound_file_is_read_is_no_broken_file(unreliable_root, num_reads):
     """The first read is that of the footer."""
-    fs = BreakingFileSystem({unreliable_root.at(NAME): a_file()}, num_reads)
+    fs = BreakingFileSystem({unreliable_root.at(NAME): a_file(response_length=100_000)}, num_reads)
     reader = reader_of(replace(unreliable_root, fs=fs))
     with pytest.raises(StoreError, match=r"bad-0\.parquet: OSError: connection lost while reading"):
         reader.poll(None)
@@ -348,6 +343,139 @@ def test_no_file_is_left_open(root, put_file):
     if root.is_local and Path("/proc/self/fd").is_dir():
         targets = [str(Path(f"/proc/self/fd/{fd.name}").resolve()) for fd in Path("/proc/self/fd").iterdir()]
         assert not [target for target in targets if target.startswith(root.path)]
+
+
+# --- Compaction ---------------------------------------------------------------------------------------------
+
+
+def compacted_of(rows: pa.Table) -> set[bool]:
+    """Whether the rows were read from compacted files."""
+    return {RolloutFile.parse(name).is_compacted for name in rows.column("file").unique().to_pylist()}
+
+
+def test_what_was_delivered_is_not_delivered_again_from_a_compacted_file(root, put_file):
+    reader = reader_of(root)
+    for sequence in range(2):
+        put_file(root, "w0", sequence)
+    reader.poll(None)
+    late = put_file(root, "w0", 2)
+    compact(root)
+    rows = reader.poll(None)
+    assert ids(rows) == sorted(late)
+    assert compacted_of(rows) == {True}
+    assert reader.poll(None) is None
+
+
+def test_groups_that_were_read_before_a_compaction_are_consumed_after_it(root, put_file):
+    groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
+    reader = reader_of(root)
+    rows = reader.poll(None)
+    compact(root)
+    reader.consume(of_groups(rows, groups[:3]).select(["group_id"]))
+    assert reader.cursor.to_dict() == {"files": {"w0": [(0, 1)]}, "groups": [["w0", 1, [groups[2]]]]}
+    rest = reader_of(root, through_json(reader.cursor)).poll(None)
+    assert (ids(rest), compacted_of(rest)) == ([groups[3]], {True})
+    (address,) = {(row["row_group"], row["row"]) for row in rest.slice(1).to_pylist()}
+    table = read_rows(root, rest.column("file")[1].as_py(), [address], ["rollout_id"])
+    assert table.column(0).to_pylist() == [rest.column("rollout_id")[1].as_py()]
+
+
+def test_a_cursor_says_the_same_whichever_file_the_rows_came_from(root, put_file):
+    for sequence in range(3):
+        put_file(root, "w0", sequence)
+    before, after = reader_of(root), reader_of(root)
+    rows = before.poll(None)
+    before.consume(rows)
+    compact(root)
+    after.consume(after.poll(None))
+    assert after.cursor.to_dict() == before.cursor.to_dict() == {"files": {"w0": [(0, 3)]}, "groups": []}
+
+
+def test_a_compacted_file_is_opened_once_however_often_it_is_listed(unreliable_root, put_file):
+    for sequence in range(2):
+        put_file(unreliable_root, "w0", sequence)
+    compact(unreliable_root)
+    reader = reader_of(unreliable_root)
+    assert reader.poll(None).num_rows == 8
+    # Any read from now on would fail.
+    unreliable_root.fs.failures_of_reads.append(PermissionError("read again"))
+    assert reader.poll(None) is None
+    assert unreliable_root.fs.failures_of_reads
+
+
+def test_a_file_that_a_compaction_deletes_before_it_is_opened_is_found_in_its_replacement(unreliable_root, put_file):
+    groups = [group for sequence in range(2) for group in put_file(unreliable_root, "w0", sequence)]
+    reader = reader_of(unreliable_root)
+    gone = {file.name: unreliable_root.read(file.name) for file in list_files(unreliable_root)}
+    compact(unreliable_root)
+    (compacted,) = list_files(unreliable_root)
+    shown = unreliable_root.fs.shown = [unreliable_root.at(name) for name in gone]
+    assert reader.poll(None) is None
+    shown.append(unreliable_root.at(compacted.name))
+    assert ids(reader.poll(None)) == sorted(groups)
+    assert reader.set_aside == {}
+
+
+def test_a_broken_compacted_file_stops_nobody_and_is_read_when_it_is_there(root, put_file):
+    groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
+    name = "rollouts/version=0/env=moar_cats/compacted.0-0.parquet"
+    root.put(name, b"torn")
+    reader = reader_of(root)
+    assert ids(reader.poll(None)) == groups
+    assert list(reader.set_aside) == [name]
+    root.delete(name)
+    late = put_file(root, "w0", 2)
+    compact(root)
+    assert ids(reader.poll(None)) == late
+    assert reader.set_aside == {}
+
+
+@given(data=st.data())
+@settings(max_examples=30, deadline=None)
+def test_whatever_listings_show_of_sources_and_compacted_files_all_is_delivered_once(data):
+    root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
+    root = replace(root, fs=UnreliableFileSystem())
+    names, groups = put_sources_and_compacted(root, num_sources=5)
+    reader, history, saved = reader_of(root), [], ("{}", [])
+    pending: dict[str, pa.Table] = {}
+    saved = json.dumps(reader.cursor.to_dict()), []
+    for shown in [*data.draw(st.lists(st.sets(st.sampled_from(names)), max_size=6)), set(names)]:
+        root.fs.shown = data.draw(st.permutations([root.at(name) for name in shown]))
+        rows = reader.poll(None)
+        for group_id in ids(rows):
+            assert group_id not in pending
+            assert group_id not in history
+            pending[group_id] = of_groups(rows, [group_id])
+            assert pending[group_id].num_rows == 2
+        used = data.draw(st.sets(st.sampled_from(sorted(pending)))) if pending else set()
+        if used:
+            reader.consume(pa.concat_tables([pending.pop(group_id) for group_id in sorted(used)]))
+        history += used
+        match data.draw(st.sampled_from(["go on", "checkpoint", "crash"])):
+            case "checkpoint":
+                saved = json.dumps(reader.cursor.to_dict()), list(history)
+            case "crash":
+                reader, history, pending = reader_of(root, Cursor.from_dict(json.loads(saved[0]))), list(saved[1]), {}
+    rows = reader.poll(None)
+    assert sorted([*history, *pending, *ids(rows)]) == sorted(groups)
+    root.delete("")
+
+
+def put_sources_and_compacted(root: Root, num_sources: int) -> tuple[list[str], list[str]]:
+    """Files of two groups each, and two compacted ones that hold all but the last; their names, and the group_ids."""
+    batches = [make_batch(worker_id="w0", num_groups=2, group_size=2, seed=seed) for seed in range(num_sources)]
+    sources = {
+        RolloutFile(0, "moar_cats", "w0", sequence).name: encode(to_table(batch, run_id="run", sequence=sequence))
+        for sequence, batch in enumerate(batches)
+    }
+    for name, data in [*sources.items()][:-1]:
+        root.put(name, data)
+    compact(root, target_bytes=1 + len(next(iter(sources.values()))))
+    compacted = [file.name for file in list_files(root)]
+    assert len(compacted) == 2
+    for name, data in sources.items():
+        root.put(name, data)
+    return [*sources, *compacted], [group.rollouts[0].group_id for batch in batches for group in batch.groups]
 
 
 # --- All at once --------------------------------------------------------------------------------------------

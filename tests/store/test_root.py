@@ -1,4 +1,8 @@
+import errno
 import json
+import os
+import random
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -10,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.store.remote import TAIL_BYTES
 from ludic.store.root import RUN_FILE, Root
 from ludic.store.run import RunConfig, from_json, to_json
 
@@ -62,7 +67,7 @@ def test_put_if_absent_of_the_same_bytes_is_a_retry(root):
 
 
 def test_a_put_whose_answer_was_lost_is_retried_without_harm(unreliable_root):
-    unreliable_root.fs.failures_after.append(ConnectionResetError("the answer was lost"))
+    unreliable_root.fs.failures_after.append(OSError("the answer was lost"))
     with pytest.raises(StoreError, match="the answer was lost"):
         unreliable_root.put_if_absent("a.bin", b"mine")
     assert unreliable_root.put_if_absent("a.bin", b"mine")
@@ -80,6 +85,68 @@ def test_of_many_that_create_one_file_one_succeeds(root):
         won = list(pool.map(create, range(8)))
     assert won.count(True) == 1
     assert root.read("contended.bin") == b"%d" % won.index(True)
+
+
+def test_a_file_is_created_once_from_a_local_one_that_stays(root, tmp_path):
+    for name in ("first", "same_size", "longer"):
+        (tmp_path / name).write_bytes(name.encode()[:5] * (1 + (name == "longer")))
+    assert root.put_file_if_absent(tmp_path / "first", "a/b.bin")
+    assert not root.put_file_if_absent(tmp_path / "same_size", "a/b.bin")
+    assert not root.put_file_if_absent(tmp_path / "longer", "a/b.bin")
+    assert root.put_file_if_absent(tmp_path / "first", "a/b.bin")
+    assert root.read("a/b.bin") == (tmp_path / "first").read_bytes() == b"first"
+    assert root.list("") == ["a/b.bin", "run.json"]
+
+
+def test_of_many_that_create_one_file_from_local_ones_one_succeeds(root):
+    start = threading.Barrier(8)
+
+    def create(number: int) -> bool:
+        with root.scratch_folder() as folder:
+            (folder / "file").write_bytes(b"%d" % number)
+            start.wait()
+            return root.put_file_if_absent(folder / "file", "contended.bin")
+
+    with ThreadPoolExecutor(8) as pool:
+        won = list(pool.map(create, range(8)))
+    assert won.count(True) == 1
+    assert root.read("contended.bin") == b"%d" % won.index(True)
+
+
+def test_a_local_file_in_the_scratch_folder_is_linked_and_not_copied(tmp_path, run_config):
+    root = Root.create(str(tmp_path), run_config)
+    with root.scratch_folder() as folder:
+        (folder / "large").write_bytes(b"content")
+        assert root.put_file_if_absent(folder / "large", "a.bin")
+        assert (tmp_path / "a.bin").samefile(folder / "large")
+    assert root.read("a.bin") == b"content"
+
+
+def no_hard_links(source, target):
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(target))
+
+
+def test_a_disk_without_hard_links_and_exclusive_renames_is_refused(tmp_path, run_config, monkeypatch):
+    monkeypatch.setattr(os, "link", no_hard_links)
+    monkeypatch.setattr(sys, "platform", "plan9")
+    with pytest.raises(StoreError, match=r"run\.json: .*neither hard links nor .*: choose another disk"):
+        Root.create(str(tmp_path), run_config)
+    assert not (tmp_path / "run.json").exists()
+
+
+def test_without_hard_links_an_exclusive_rename_keeps_the_promise(tmp_path, run_config, monkeypatch):
+    """exFAT and many FUSE mounts answer link(2) like this."""
+    monkeypatch.setattr(os, "link", no_hard_links)
+    root = Root.create(str(tmp_path / "run"), run_config)
+    assert root.put_if_absent("a/b.bin", b"first")
+    assert root.put_if_absent("a/b.bin", b"first")
+    assert not root.put_if_absent("a/b.bin", b"second")
+    (tmp_path / "file").write_bytes(b"third")
+    assert not root.put_file_if_absent(tmp_path / "file", "a/b.bin")
+    assert root.put_file_if_absent(tmp_path / "file", "c.bin")
+    assert (tmp_path / "file").exists()
+    assert [root.read(name) for name in ("a/b.bin", "c.bin")] == [b"first", b"third"]
+    assert root.list("") == ["a/b.bin", "c.bin", "run.json"]
 
 
 def test_put_replaces(root):
@@ -109,9 +176,57 @@ def test_what_another_process_changed_is_seen_at_once(root):
     assert root.list("a") == ["a/b/y.bin"]
 
 
+def test_sizes_are_those_of_all_files_below_a_folder(root):
+    for name, data in {"a/x.bin": b"12345", "a/b/y.bin": b"", "ab.bin": b"1"}.items():
+        root.put(name, data)
+    assert root.sizes("a") == {"a/b/y.bin": 0, "a/x.bin": 5}
+    assert root.sizes("nowhere") == {}
+
+
+def test_a_folder_is_not_mistaken_for_one_whose_name_goes_on(root):
+    for name in ("version=1/x.bin", "version=10/x.bin"):
+        root.put(name, b"")
+    assert root.list("version=1") == list(root.sizes("version=1")) == ["version=1/x.bin"]
+
+
+def test_names_keep_every_sign(root):
+    names = ["env=a%2Fb/x y.bin", "env=\u00fc~+[a]@:&/x.bin", "env=a%2Fb/.hidden"]
+    for name in names:
+        assert root.put_if_absent(name, name.encode())
+    assert root.list("") == sorted([*names, "run.json"])
+    assert [root.read(name).decode() for name in names] == names
+    root.delete("env=a%2Fb")
+    assert root.list("") == [names[1], "run.json"]
+
+
+def test_a_range_is_read_without_the_rest(root):
+    root.put("a.bin", b"0123456789")
+    assert root.read_range("a.bin", 2, 5) == b"234"
+    assert root.read_range("a.bin", 7) == b"789"
+    assert root.read_range("a.bin", -2) == b"89"
+    assert root.read_range("a.bin", 5, 5) == b""
+
+
+@pytest.mark.parametrize("size", [0, 1, TAIL_BYTES - 1, TAIL_BYTES, TAIL_BYTES + 1, 3 * TAIL_BYTES])
+def test_a_file_is_read_at_random_whatever_its_size(root, size):
+    data = random.Random(size).randbytes(size)
+    root.put("a.bin", data)
+    with root.open_file("a.bin") as file:
+        assert file.read() == data
+        for start in (0, size // 3, size - TAIL_BYTES - 5, size - 1, size + 10):
+            start = max(0, start)
+            assert file.seek(start) == start
+            assert file.read(7) == data[start : start + 7]
+            assert file.tell() == start + len(data[start : start + 7])
+        assert file.seek(-min(3, size), 2) == size - min(3, size)
+        assert file.read() == data[size - min(3, size) :]
+
+
 def test_a_missing_file_is_a_file_not_found(root):
     with pytest.raises(FileNotFoundError):
         root.read("nowhere.bin")
+    with pytest.raises(FileNotFoundError):
+        root.read_range("nowhere.bin", 0, 1)
     with pytest.raises(FileNotFoundError):
         root.open_file("nowhere.bin")
 
@@ -155,7 +270,7 @@ def test_an_upload_that_breaks_off_leaves_no_marker(unreliable_root, tmp_path):
     (tmp_path / "broken.link").symlink_to(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "a.safetensors").write_text("weights")
-    with pytest.raises(StoreError, match=r"policies/version=0: FileNotFoundError: .*broken\.link"):
+    with pytest.raises(StoreError, match=r"policies/version=0/broken\.link: FileNotFoundError: "):
         unreliable_root.upload(tmp_path, "policies/version=0", last="config.json")
     assert unreliable_root.list("policies") == ["policies/version=0/a.safetensors"]
 

@@ -1,69 +1,36 @@
 """What a user reads when a filesystem refuses: the URL, the cause, and no secret."""
 
-import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import errno
+import os
+import re
+import subprocess
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
 
 import boto3
 import pytest
-from s3fs import S3FileSystem
+from s3_proxy import Refuse, Reply, S3Proxy
 
 from ludic.errors import ConfigError, StoreError
 from ludic.store import RolloutWriter, Root
 
 SECRET = "sesame-open-up"
 
-Answer = Callable[[str, str], tuple[int, str]]
-"""From method and path, a status and an S3 error code; the code is empty for a success."""
-
 
 @pytest.fixture
-def s3_that_answers(monkeypatch) -> Iterator[Callable[[Answer], None]]:
-    """Start a server that answers every S3 request as told, with the client's keys set to SECRET."""
-    servers: list[ThreadingHTTPServer] = []
-
-    def start(answer: Answer) -> None:
-        servers.append(_serve(answer))
-        use_endpoint(monkeypatch, f"http://127.0.0.1:{servers[0].server_port}")
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-    S3FileSystem.clear_instance_cache()
+def tiny_disk(tmp_path) -> Iterator[Path]:
+    """A disk of 1 MB, where this machine lets us mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    _mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
 
 
-def use_endpoint(monkeypatch, url: str) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    S3FileSystem.clear_instance_cache()
-
-
-def _serve(answer: Answer) -> ThreadingHTTPServer:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def reply(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, code = answer(self.command, self.path)
-            body = f"<Error><Code>{code}</Code><Message>As told.</Message></Error>".encode() if code else b""
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        do_GET = do_PUT = do_HEAD = reply  # noqa: N815 (the names that http.server calls)
-
-        def log_message(self, *_) -> None:
-            """Quiet."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return server
+def _mount(*arguments: str) -> None:
+    if subprocess.run(["mount", *arguments], capture_output=True).returncode:
+        pytest.skip("mounting is for root, and not in every container")
 
 
 def test_a_path_below_a_file_is_refused(tmp_path, run_config):
@@ -96,14 +63,148 @@ def test_a_filesystem_that_cannot_be_reached_is_named(run_config):
 
 
 def test_a_password_in_the_url_is_refused_and_not_shown(run_config):
-    with pytest.raises(ConfigError, match=r"ftp://host/run was given with a user or a password") as caught:
+    with pytest.raises(ConfigError, match=r"ftp://host/run was given with a user, a password or a key") as caught:
         Root.create(f"ftp://me:{SECRET}@host/run", run_config)
     assert SECRET not in str(caught.value)
 
 
-def test_a_missing_bucket_is_named(s3_server, run_config):
-    with pytest.raises(StoreError, match=r"^s3://no-such-bucket/run/run\.json: .*bucket does not exist"):
-        Root.create("s3://no-such-bucket/run", run_config)
+def test_a_secret_in_the_query_is_refused_and_not_shown(run_config):
+    with pytest.raises(ConfigError, match=r"^az://container/run was given with") as caught:
+        Root.create(f"az://container/run?sv=2024&sig={SECRET}", run_config)
+    assert SECRET not in str(caught.value)
+
+
+def test_a_full_disk_is_named_and_holds_nothing_half_written(tiny_disk, run_config):
+    root = Root.create(str(tiny_disk / "run"), run_config)
+    with pytest.raises(StoreError, match=r"run/a\.bin: .*No space left.*; the disk or the quota is full: free some"):
+        root.put_if_absent("a.bin", bytes(2 << 20))
+    with pytest.raises(StoreError, match="the disk or the quota is full"):
+        root.put("policies/LATEST", bytes(2 << 20))
+    assert root.list("") == ["run.json"]
+    assert root.put_if_absent("a.bin", bytes(1 << 10))
+
+
+def test_a_disk_that_is_mounted_read_only_is_named_and_can_be_read(tiny_disk, run_config):
+    root = Root.create(str(tiny_disk / "run"), run_config)
+    _mount("-o", "remount,ro", str(tiny_disk))
+    with pytest.raises(StoreError, match=r"run/a\.bin: .*the disk is mounted read-only: mount it for writing"):
+        root.put_if_absent("a.bin", b"1")
+    with pytest.raises(StoreError, match="mounted read-only"):
+        Root.open(str(tiny_disk / "run"), writable=True)
+    with pytest.raises(StoreError, match="mounted read-only"):
+        Root.create(str(tiny_disk / "other"), run_config)
+    assert Root.open(str(tiny_disk / "run")).run == run_config
+
+
+def test_a_folder_of_somebody_else_is_named(tmp_path, run_config, monkeypatch):
+    """Root may write anywhere, so the operating system's answer is given in its place."""
+
+    def refuse(source, target):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(StoreError, match=r"run\.json: PermissionError: .*this user may not write to the folder: see"):
+        Root.create(str(tmp_path), run_config)
+
+
+def test_a_file_where_a_folder_is_listed_is_named(tmp_path, run_config):
+    root = Root.create(str(tmp_path), run_config)
+    (tmp_path / "rollouts").write_text("I am no folder")
+    with pytest.raises(StoreError, match=r"/rollouts: NotADirectoryError: .*a file stands where a folder is wanted"):
+        root.list("rollouts")
+
+
+@pytest.fixture
+def refusing(s3_proxy, s3_bucket, run_config, tmp_path):
+    """refusing(reaction): each thing one can do to a root, once its server reacts like this."""
+    root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    (tmp_path / "file").write_bytes(b"1")
+
+    def acts(reaction):
+        s3_proxy.react = lambda method, path: reaction
+        return {
+            "run.json": [
+                lambda: Root.open(root.url),
+                lambda: root.read("run.json"),
+                lambda: root.open_file("run.json"),
+            ],
+            "a.bin": [
+                lambda: root.put_if_absent("a.bin", b"1"),
+                lambda: root.put_file_if_absent(tmp_path / "file", "a.bin"),
+                lambda: root.put("a.bin", b"1"),
+                lambda: root.exists("a.bin"),
+                lambda: root.delete("a.bin"),
+            ],
+            "rollouts": [
+                lambda: root.list("rollouts"),
+                lambda: root.sizes("rollouts"),
+                lambda: root.folders("rollouts"),
+            ],
+        }
+
+    yield root, acts
+    s3_proxy.react = lambda method, path: None
+
+
+@pytest.mark.parametrize(
+    ("reaction", "said"),
+    [
+        (
+            Refuse(403, "AccessDenied", "Access Denied"),
+            "these credentials may not (read|write to) bucket ludic-tests: ask",
+        ),
+        (Refuse(403, "InvalidAccessKeyId", "No such key."), "the credentials are wrong: see AWS_ACCESS_KEY_ID and"),
+        (Refuse(403, "SignatureDoesNotMatch", "No."), "the credentials are wrong: see AWS_ACCESS_KEY_ID and"),
+        (Refuse(400, "ExpiredToken", "Too old."), "the credentials have expired: log in again"),
+        (Refuse(404, "NoSuchBucket", "No such bucket."), "create bucket ludic-tests, or correct the URL"),
+        (
+            Refuse(400, "AuthorizationHeaderMalformed", "the region 'us-east-1' is wrong; expecting 'eu-west-1'"),
+            "expecting 'eu-west-1'; bucket ludic-tests is in another region: set AWS_DEFAULT_REGION",
+        ),
+        (
+            Refuse(301, "PermanentRedirect", "Elsewhere."),
+            "bucket ludic-tests is in another region: set AWS_DEFAULT_REGION",
+        ),
+    ],
+    ids=lambda value: value.code if isinstance(value, Refuse) else "",
+)
+def test_whatever_one_does_a_refusal_is_one_line_with_url_cause_and_advice(refusing, reaction, said):
+    root, acts = refusing
+    for name, doings in acts(reaction).items():
+        for act in doings:
+            with pytest.raises(
+                StoreError, match=rf"^{root.url}/{name}: .*({reaction.code}|HTTP {reaction.status}).*"
+            ) as caught:
+                act()
+            answered_a_head = reaction.code not in str(caught.value)  # without a body, so only the status is known
+            assert re.search(said, str(caught.value)) or answered_a_head, str(caught.value)
+            assert "\n" not in str(caught.value)
+            assert len(str(caught.value)) < 500
+
+
+def test_a_deletion_in_bulk_that_is_refused_for_one_file_is_an_error(s3_proxy, s3_bucket, run_config):
+    """S3 answers such a request with 200, and lists the refusals."""
+    root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    root.put("a/b.bin", b"")
+    key = f"{root.path.partition('/')[2]}/a/b.bin"
+    error = f"<Error><Key>{key}</Key><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    s3_proxy.react = lambda method, path: (
+        Reply(200, f"<DeleteResult>{error}</DeleteResult>") if method == "POST" else None
+    )
+    with pytest.raises(StoreError, match=r"/a: .*AccessDenied"):
+        root.delete("a")
+    s3_proxy.react = lambda method, path: None
+    root.delete("a")
+    assert root.list("a") == []
+
+
+def test_a_missing_bucket_is_named(s3_proxy, run_config):
+    for act in (
+        lambda: Root.create("s3://no-such-bucket/run", run_config),
+        lambda: Root.open("s3://no-such-bucket/run"),
+    ):
+        with pytest.raises(StoreError, match=r"^s3://no-such-bucket/run/run\.json: .*create bucket no-such-bucket, or"):
+            act()
 
 
 def test_a_bucket_deleted_under_a_worker_is_named(s3_server, run_config, next_batch):
@@ -114,45 +215,85 @@ def test_a_bucket_deleted_under_a_worker_is_named(s3_server, run_config, next_ba
     client.delete_bucket(Bucket="short-lived")
     writer = RolloutWriter(root, "w0")
     writer.append(next_batch())
-    with pytest.raises(StoreError, match=r"w0-0\.parquet: .*bucket does not exist"):
+    with pytest.raises(StoreError, match=r"w0-0\.parquet: .*create bucket short-lived"):
         writer.flush()
-    with pytest.raises(StoreError, match="bucket does not exist"):
+    with pytest.raises(StoreError, match="create bucket short-lived"):
         writer.close()
 
 
-def test_an_endpoint_that_is_down_is_named(monkeypatch, run_config):
-    use_endpoint(monkeypatch, "http://127.0.0.1:1")
-    with pytest.raises(StoreError, match=r"^s3://bucket/run/run\.json: .*127\.0\.0\.1:1") as caught:
+def test_an_endpoint_that_is_down_is_named(s3_proxy, monkeypatch, run_config):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(StoreError, match=r"^s3://bucket/run/run\.json: .*http://127\.0\.0\.1:1.*; see the network"):
         Root.create("s3://bucket/run", run_config)
+
+
+def test_missing_credentials_are_named(s3_proxy, monkeypatch, run_config, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    with pytest.raises(StoreError, match=r"run\.json: NoCredentialsError: .*; set AWS_PROFILE or AWS_ACCESS_KEY_ID"):
+        Root.create("s3://bucket/run", run_config)
+
+
+def test_keys_come_from_the_profile_in_the_home_folder(s3_proxy, s3_bucket, monkeypatch, run_config, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    keys = f"aws_access_key_id = AKIDOFPROFILE\naws_secret_access_key = {SECRET}"
+    (tmp_path / "credentials").write_text(f"[team]\n{keys}\n")
+    (tmp_path / "config").write_text("[profile team]\nregion = eu-west-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_PROFILE", "team")
+    Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    signed = {headers["authorization"].partition(", ")[0] for headers in s3_proxy.headers}
+    assert len(signed) == 1
+    assert re.search(r"AKIDOFPROFILE/\d{8}/eu-west-1/s3", signed.pop())
+
+
+@pytest.mark.parametrize("region", ["us-east-1", "eu-west-1"])
+def test_a_region_that_nobody_names_is_that_of_the_bucket(s3_server, monkeypatch, run_config, region):
+    client = boto3.client("s3", endpoint_url=s3_server, region_name=region)
+    options = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+    client.create_bucket(Bucket=f"ludic-in-{region}", **options)
+    proxy = S3Proxy(s3_server)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.url)
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    root = Root.create(f"s3://ludic-in-{region}/{uuid.uuid4()}", run_config)
+    proxy.headers.clear()
+    assert root.list("") == ["run.json"]
+    assert f"/{region}/s3/" in proxy.headers[0]["authorization"]
+    proxy.close()
+
+
+def test_no_message_shows_a_key_a_signature_or_a_token(s3_proxy, s3_bucket, run_config):
+    root = Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    message = (
+        f"AKIAIOSFODNN7EXAMPLE may not; see https://host/x?X-Amz-Credential={SECRET}&amp;X-Amz-Signature={SECRET} "
+        f"and https://me:{SECRET}@host/ with Authorization: Bearer {SECRET}"
+    )
+    s3_proxy.react = lambda method, path: Refuse(403, "AccessDenied", message)
+    with pytest.raises(StoreError, match=r"AccessDenied .*may not; see https://host/x\?") as caught:
+        root.read("a.bin")
     assert SECRET not in str(caught.value)
-    S3FileSystem.clear_instance_cache()
+    assert "AKIAIOSFODNN7EXAMPLE" not in str(caught.value)
 
 
-@pytest.mark.parametrize("code", ["AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
-def test_wrong_credentials_are_named_and_not_shown(s3_that_answers, run_config, code):
-    s3_that_answers(lambda method, path: (403, code))
-    for act in (lambda: Root.create("s3://bucket/run", run_config), lambda: Root.open("s3://bucket/run")):
-        with pytest.raises(StoreError, match=r"^s3://bucket/run/run\.json: PermissionError: ") as caught:
-            act()
-        assert SECRET not in str(caught.value)
-
-
-def test_a_server_that_refuses_without_naming_the_condition_keeps_its_promise(s3_that_answers, run_config):
+def test_a_server_that_refuses_without_naming_the_condition_keeps_its_promise(s3_proxy, s3_bucket, run_config):
     """S3 names If-None-Match in its 412; servers that only imitate it may not."""
     puts = []
 
-    def answer(method: str, path: str) -> tuple[int, str]:
+    def refuse_the_second(method: str, path: str) -> Refuse | None:
         if method == "PUT":
             puts.append(path)
-            return (200, "") if len(puts) == 1 else (412, "PreconditionFailed")
-        return 404, "NoSuchKey"
+        return Refuse(412, "PreconditionFailed") if method == "PUT" and len(puts) == 2 else None
 
-    s3_that_answers(answer)
-    Root.create("s3://bucket/run", run_config)
-    assert puts == ["/bucket/run/run.json"] * 2
+    s3_proxy.react = refuse_the_second
+    Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)
+    assert len(puts) == 2
 
 
-def test_a_server_that_overwrites_is_refused(s3_that_answers, run_config):
-    s3_that_answers(lambda method, path: (200, ""))
-    with pytest.raises(StoreError, match="S3FileSystem overwrites files although it was asked to create only"):
-        Root.create("s3://bucket/run", run_config)
+def test_a_server_that_overwrites_is_refused(s3_proxy, s3_bucket, run_config):
+    s3_proxy.react = lambda method, path: Reply(200)
+    with pytest.raises(StoreError, match="S3 overwrites files although it was asked to create only"):
+        Root.create(f"{s3_bucket}/{uuid.uuid4()}", run_config)

@@ -1,12 +1,17 @@
+import io
 import threading
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from filesystems import num_files
+from fsspec.implementations.local import LocalFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import as_plain, make_batch, make_group, rollout_batches
@@ -15,7 +20,7 @@ from ludic.errors import ConfigError, InvalidBatchError, NameTakenError, StoreEr
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import arrow_schema, from_table, to_table
 from ludic.store import RolloutFile, RolloutWriter, Root, RunConfig, list_files, read_columns
-from ludic.store.parquet import group_starts, read_rows
+from ludic.store.parquet import group_starts, read_rows, row_group_bounds
 
 on_one_root = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 
@@ -74,15 +79,24 @@ def test_rows_say_who_wrote_them_in_which_file_and_run(root, next_batch):
 
 
 def test_single_rows_are_read_in_the_order_asked_for(root, next_batch):
-    batch = next_batch(num_groups=70)
+    batch = next_batch(num_groups=300)
     with never_by_itself(root) as writer:
         writer.append(batch)
     (file,) = list_files(root)
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    # 140 rows of groups of 2: row groups of 64, 64 and 12.
-    table = read_rows(root, file.name, [(2, 11), (0, 3), (1, 0), (0, 3)], ["response_tokens", "rollout_id"])
-    assert table.column("rollout_id").to_pylist() == [rollouts[row].rollout_id for row in (139, 3, 64, 3)]
-    assert table.column("response_tokens").to_pylist()[2] == rollouts[64].response_tokens.tolist()
+    # 600 rows of groups of 2: row groups of 256, 256 and 88.
+    columns = ["response_tokens", "rollout_id"]
+    for addresses, places in [
+        ([(2, 87), (0, 3), (1, 0), (0, 3)], [599, 3, 256, 3]),
+        ([(1, 4), (1, 5), (1, 6)], [260, 261, 262]),
+        ([(1, 5), (1, 4)], [261, 260]),
+        ([(0, 255), (1, 0)], [255, 256]),
+    ]:
+        table = read_rows(root, file.name, addresses, columns)
+        assert table.column("rollout_id").to_pylist() == [rollouts[place].rollout_id for place in places]
+        assert table.column("response_tokens").to_pylist() == [
+            rollouts[place].response_tokens.tolist() for place in places
+        ]
 
 
 # --- Files and row groups ----------------------------------------------------------------------------------
@@ -125,10 +139,10 @@ def test_a_group_whose_weights_were_swapped_lies_whole_with_its_oldest_rollout(r
 
 
 @settings(max_examples=40, deadline=None)
-@given(sizes=st.lists(st.integers(1, 150), min_size=1, max_size=12), data=st.data())
+@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), data=st.data())
 def test_a_group_is_never_split_between_row_groups_or_files(sizes, data, tmp_path_factory):
     root = _local_root(tmp_path_factory)
-    worst = make_group(group_size=150, response_length=1, prompt_length=1)
+    worst = make_group(group_size=300, response_length=1, prompt_length=1)
     groups = [_shrunk(worst, size, number) for number, size in enumerate(sizes)]
     flush_groups = data.draw(st.integers(1, 4))
     with RolloutWriter(root, "w0", flush_groups=flush_groups, flush_age_s=1e9) as writer:
@@ -140,7 +154,7 @@ def test_a_group_is_never_split_between_row_groups_or_files(sizes, data, tmp_pat
         for index in range(parquet.num_row_groups):
             table = parquet.read_row_group(index, columns=["group_id"])
             ids = [table.column(0)[start].as_py() for start in group_starts(table).tolist()]
-            assert len(ids) == 1 or table.num_rows <= 64
+            assert len(ids) == 1 or table.num_rows <= 256
             seen += ids
     assert seen == [f"group-{number}" for number in range(len(sizes))]
 
@@ -157,6 +171,119 @@ def _shrunk(group, size: int, number: int):
 
 def _local_root(tmp_path_factory) -> Root:
     return Root.create(str(tmp_path_factory.mktemp("root") / "run"), RunConfig(model="m", env=("e",)))
+
+
+def test_groups_of_one_partition_are_one_file_whatever_lies_between_them(root):
+    groups = [make_group(seed=seed, policy_version=version) for seed, version in enumerate([1, 2, 1, 1, 2])]
+    with never_by_itself(root) as writer:
+        writer.append(RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id="w0")))
+    assert [(file.version, file.sequence) for file in list_files(root)] == [(1, 0), (2, 1)]
+    assert stored_groups(root, "w0") == [as_plain(groups[place]) for place in (0, 2, 3, 1, 4)]
+
+
+def test_a_runs_own_columns_are_files_columns(tmp_path, next_batch):
+    columns = {"x_judge": "string", "x_spans": "list<int64>"}
+    root = Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("e",), extra_columns=columns))
+    batch = next_batch()
+    first, second = batch.groups[0].rollouts
+    rollouts = (replace(first, extra={"x_judge": "gpt", "x_spans": [1, 2]}), second)
+    batch = replace(batch, groups=(replace(batch.groups[0], rollouts=rollouts),))
+    with never_by_itself(root) as writer:
+        writer.append(batch)
+        with pytest.raises(
+            InvalidBatchError, match=r"x_mood is no column of this run, whose extra_columns are x_judge"
+        ):
+            writer.append(
+                replace(
+                    batch, groups=(replace(batch.groups[0], rollouts=(replace(first, extra={"x_mood": 1}), second)),)
+                )
+            )
+    (file,) = list_files(root)
+    table = pq.read_table(root.at(file.name), partitioning=None)
+    assert table.schema.names[-2:] == ["x_judge", "x_spans"]
+    assert table.select(["x_judge", "x_spans"]).to_pylist() == [
+        {"x_judge": "gpt", "x_spans": [1, 2]},
+        {"x_judge": None, "x_spans": None},
+    ]
+    assert read_rows(root, file.name, [(0, 1), (0, 0)], ["x_judge"]).to_pylist() == [
+        {"x_judge": None},
+        {"x_judge": "gpt"},
+    ]
+    assert as_plain(from_table(table)[0].groups) == as_plain(batch.groups)
+
+
+# --- Large values ------------------------------------------------------------------------------------------
+
+
+def lengths_of_row_groups(lengths: Sequence[int], **limits: int) -> list[list[int]]:
+    """Response lengths of each row group, for groups of one rollout."""
+    groups = tuple(make_group(group_size=1, response_length=length, seed=seed) for seed, length in enumerate(lengths))
+    batch = RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id="w0"))
+    table = to_table(batch, run_id="run", sequence=0)
+    return [list(lengths[start:stop]) for start, stop in row_group_bounds(table, **limits)]
+
+
+def test_row_groups_are_bounded_by_the_bytes_of_their_own_groups():
+    # A token is 12 bytes in memory and the rest of a row less than 2,000: two short ones fit behind each other, a long
+    # one has a row group to itself, and how long others are does not matter.
+    assert lengths_of_row_groups([1000, 1000, 9000, 1000, 1000, 1000], max_bytes=30_000) == [
+        [1000, 1000],
+        [9000],
+        [1000, 1000],
+        [1000],
+    ]
+    assert lengths_of_row_groups([1000] * 4, max_bytes=1 << 20) == [[1000] * 4]
+    assert lengths_of_row_groups([1000] * 4, max_rows=3) == [[1000] * 3, [1000]]
+
+
+def test_a_group_too_large_to_be_read_at_once_is_split_by_rows(monkeypatch):
+    monkeypatch.setattr("ludic.store.parquet.LARGEST_GROUP_BYTES", 60_000)
+    group, other = make_group(group_size=6, response_length=1000), make_group(group_size=1, seed=1)
+    table = to_table(
+        RolloutBatch(groups=(group, other), metadata=RolloutMetadata(worker_id="w0")), run_id="run", sequence=0
+    )
+    assert row_group_bounds(table, max_bytes=30_000) == [(0, 2), (2, 4), (4, 7)]
+
+
+class CountingFileSystem(LocalFileSystem):
+    """Counts the bytes that are read of files."""
+
+    cachable = False
+    num_bytes = 0
+
+    def open(self, path: str, mode: str = "rb", **options: Any) -> "CountingFile":
+        return CountingFile(path, self)
+
+
+class CountingFile(io.FileIO):
+    def __init__(self, path: str, fs: CountingFileSystem) -> None:
+        super().__init__(path)
+        self.fs = fs
+
+    def read(self, size: int = -1) -> bytes:
+        data = super().read(size)
+        self.fs.num_bytes += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        num_bytes = super().readinto(buffer)
+        self.fs.num_bytes += num_bytes
+        return num_bytes
+
+
+def test_long_texts_stay_unread_when_tokens_are_read(tmp_path, run_config, next_batch):
+    observation = np.random.default_rng(0).integers(97, 123, 4_000_000).astype(np.uint8).tobytes().decode()
+    batch = next_batch()
+    step = replace(batch.groups[0].rollouts[0].environment_steps[0], observation=observation)
+    rollouts = [replace(rollout, environment_steps=(step,)) for rollout in batch.groups[0].rollouts]
+    root = Root.create(str(tmp_path / "run"), run_config)
+    with never_by_itself(root) as writer:
+        writer.append(replace(batch, groups=(replace(batch.groups[0], rollouts=tuple(rollouts)),)))
+    (file,) = list_files(root)
+    counting = replace(root, fs=CountingFileSystem())
+    table = read_rows(counting, file.name, [(0, 0), (0, 1)], ["response_tokens", "response_logprobs", "token_rewards"])
+    assert table.column("response_tokens").to_pylist() == [rollout.response_tokens.tolist() for rollout in rollouts]
+    assert 0 < counting.fs.num_bytes < 200_000 < Path(root.at(file.name)).stat().st_size
 
 
 # --- When it flushes ---------------------------------------------------------------------------------------
@@ -299,6 +426,42 @@ def test_append_waits_when_too_much_waits_to_be_written(unreliable_root, next_ba
     thread.join()
     writer.close()
     assert len(stored_groups(unreliable_root, "w0")) == 71
+
+
+def test_append_waits_when_too_many_bytes_wait_to_be_written(unreliable_root, next_batch):
+    """Four times flush_bytes at most: 1 batch in the stalled write, 3 behind it, and the next append waits."""
+    fs, taken = unreliable_root.fs, []
+    batches = [next_batch(response_length=1000) for _ in range(6)]
+    sizes = [to_table(batch, run_id=unreliable_root.run_id, sequence=0).nbytes for batch in batches]
+    fs.is_up.clear()
+    writer = RolloutWriter(unreliable_root, "w0", flush_groups=1, flush_age_s=1e9, flush_bytes=max(sizes))
+
+    def append_all() -> None:
+        for batch in batches:
+            writer.append(batch)
+            taken.append(batch)
+
+    thread = threading.Thread(target=append_all)
+    thread.start()
+    while len(taken) < 4:
+        time.sleep(0.01)
+    thread.join(0.1)
+    assert len(taken) == 4
+    fs.is_up.set()
+    thread.join()
+    writer.close()
+    assert len(stored_groups(unreliable_root, "w0")) == 6
+
+
+def test_a_batch_that_does_not_fit_behind_what_gathers_lets_that_be_written_first(root, next_batch):
+    small, large = next_batch(), next_batch(response_length=2000)
+    size_bytes = to_table(large, run_id=root.run_id, sequence=0).nbytes
+    # Neither is enough for a flush by itself, and together they are more than may wait.
+    with never_by_itself(root, flush_bytes=size_bytes // 4) as writer:
+        writer.append(small)
+        writer.append(large)
+        assert num_files(root) == 1
+    assert num_files(root) == 2
 
 
 def test_an_error_surfaces_at_the_next_call_and_the_write_is_tried_again(unreliable_root, next_batch):

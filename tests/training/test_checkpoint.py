@@ -1,10 +1,17 @@
+import contextlib
 import json
+import uuid
+from dataclasses import replace
 
 import pytest
 import torch
+from filesystems import CRASHES, Fault, FaultyFileSystem, ProcessDied, SharedStorage
+from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file, save_file
 
-from ludic.errors import ModelError, NameTakenError, SchemaError
+from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
+from ludic.store.attempts import start_attempt
+from ludic.store.lease import claim
 from ludic.store.root import Root
 from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, prune_checkpoints, save_checkpoint
 from ludic.training.config import TrainConfig
@@ -93,11 +100,55 @@ def test_steps_are_ordered_as_numbers(run_root, trainer):
 
 def test_pruning_keeps_the_newest_whole(run_root, trainer):
     model, optimizer = trainer()
-    infos = [save(run_root, model, optimizer, step=step) for step in (1, 2, 3)]
+    attempt = start_attempt(run_root)
+    infos = [save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2, 3)]
     kept = run_root.list(infos[2].name)
-    assert prune_checkpoints(run_root, keep=1) == infos[:2]
+    assert prune_checkpoints(run_root, attempt, keep=1) == [info.name for info in infos[:2]]
     assert run_root.list("checkpoints") == kept
     load_checkpoint(run_root, infos[2], model, optimizer)
+
+
+def test_a_trainer_that_was_fenced_prunes_nothing(run_root, trainer):
+    attempt, before = start_attempt(run_root), None
+    for step in (1, 2):
+        save(run_root, *trainer(), attempt_id=1, step=step)
+    before = run_root.list("checkpoints")
+    claim(run_root, 1)
+    with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
+        prune_checkpoints(run_root, attempt, keep=1)
+    assert run_root.list("checkpoints") == before
+
+
+def test_what_an_earlier_attempt_left_incomplete_is_pruned_and_ones_own_is_not(run_root, trainer):
+    for attempt_id in (1, 2):
+        attempt = start_attempt(run_root)
+        run_root.put(f"checkpoints/attempt={attempt_id}/step=9/model.safetensors", b"half of it")
+    info = save(run_root, *trainer(), attempt_id=2, step=10)
+    assert prune_checkpoints(run_root, attempt, keep=1) == ["checkpoints/attempt=1/step=9"]
+    assert {name.rpartition("/")[0] for name in run_root.list("checkpoints")} == {
+        "checkpoints/attempt=2/step=9",
+        info.name,
+    }
+
+
+@pytest.mark.parametrize("crash", CRASHES)
+@pytest.mark.parametrize("num_calls", range(7))
+def test_a_checkpoint_whose_upload_is_cut_anywhere_does_not_exist_or_is_whole(run_root, trainer, num_calls, crash):
+    storage = SharedStorage(MemoryFileSystem())
+    root = Root.create(f"memory://{uuid.uuid4()}", run_root.run, fs=FaultyFileSystem(storage))
+    model, optimizer = trainer()
+    first = save(root, model, optimizer, step=1)
+    root.fs.faults.extend([None] * num_calls + [crash])
+    with contextlib.suppress(ProcessDied):
+        save(root, model, optimizer, step=2)
+    after = replace(root, fs=FaultyFileSystem(storage))
+    found = complete_checkpoints(after)
+    assert found[0] == first
+    for info in found:
+        load_checkpoint(after, info, model, optimizer)
+    # Two configurations, weights, moments, random states; then the marker.
+    is_there = num_calls > 5 or (num_calls, crash) == (5, Fault.DIE_AFTER)
+    assert [info.step for info in found] == ([1, 2] if is_there else [1])
 
 
 def test_checkpoints_live_on_any_filesystem(run_root, trainer):
@@ -163,12 +214,9 @@ def test_a_truncated_optimizer_file_is_named(run_root, trainer):
         load_checkpoint(run_root, info, model, optimizer)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"{", "is not a checkpoint.json"), (b'{"format_version": 9}', "not a")]
-)
-def test_a_marker_that_cannot_be_read_is_named(run_root, content, message):
-    run_root.put("checkpoints/attempt=0/step=1/checkpoint.json", content)
-    with pytest.raises(SchemaError, match=message):
+def test_a_marker_of_something_else_is_named(run_root):
+    run_root.put("checkpoints/attempt=0/step=1/checkpoint.json", b'{"format_version": 9}')
+    with pytest.raises(SchemaError, match=r"step=1/checkpoint\.json is not a checkpoint\.json that ludic can read"):
         complete_checkpoints(run_root)
 
 

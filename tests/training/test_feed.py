@@ -1,9 +1,12 @@
 """Planning: what is in the ledger before a step begins, and how a wait for rollouts ends."""
 
 import threading
+import time
+import uuid
+from pathlib import Path
 
 import pytest
-from tiny_runs import cursor_of_ledger, fill, ledger, train_config
+from tiny_runs import create_root, cursor_of_ledger, fill, ledger, train_config
 
 from ludic.errors import FencedError, StalledError
 from ludic.sql.planner import Planner
@@ -92,8 +95,8 @@ def test_rollouts_that_got_too_old_are_dropped_with_that_reason(new_root, open_f
     assert plan.num_pending_groups == 0
 
 
-def test_versions_behind_the_window_are_not_even_listed(new_root, open_feed, monkeypatch):
-    root = new_root()
+def test_versions_behind_the_window_are_not_even_listed(tiny_folder, open_feed, monkeypatch):
+    root = create_root(f"memory://{uuid.uuid4()}", tiny_folder)
     fill(root, num_files=1, worker_id="w0-old")
     fill(root, num_files=1, worker_id="w0-new", policy_version=9, seed=1)
     listed = []
@@ -115,6 +118,32 @@ def test_a_broken_file_is_set_aside_and_counted(new_root, open_feed):
     plan = next_plan(feed, 1)
     assert groups_of(plan) == set(groups)
     assert plan.num_unreadable_files == 1
+
+
+def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_feed, caplog):
+    root = new_root()
+    in_the_way = Path(root.at("rollouts"))
+    in_the_way.write_text("I am no folder")
+    feed, _ = open_feed(root, stall_limit_s=60)
+    feed.start(1, 0)
+    while not caplog.records:
+        time.sleep(0.01)
+    assert "no new rollouts, and asking again: " in caplog.text
+    assert not feed.has_plan
+    in_the_way.unlink()
+    groups = fill(root, num_files=1, groups_per_file=2)
+    assert groups_of(feed.take()) == set(groups)
+    assert len(caplog.records) == 1
+
+
+def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_its_error(new_root, open_feed):
+    root = new_root()
+    Path(root.at("rollouts")).write_text("I am no folder")
+    feed, _ = open_feed(root, stall_limit_s=0.2)
+    with pytest.raises(
+        StalledError, match=r"step 1 waited 0 s .* store fails: .*/rollouts.*: .*a file stands where a folder"
+    ):
+        next_plan(feed, 1)
 
 
 def test_a_stop_ends_the_wait_without_a_plan(new_root, open_feed):

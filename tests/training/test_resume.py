@@ -1,9 +1,13 @@
 """A trainer that was killed goes on as if nothing had happened: no group twice, none skipped, the same weights."""
 
+import subprocess
+import sys
 import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import tiny_runs
 from tiny_runs import (
     create_root,
     cursor_of_ledger,
@@ -17,8 +21,10 @@ from tiny_runs import (
     train_until_killed,
 )
 
-from ludic.errors import StoreError
+from ludic.errors import FencedError, OwnedError
 from ludic.store import latest_policy, newest_attempt_id, start_attempt
+from ludic.store.attempts import newest_attempt
+from ludic.store.lease import claim, read_lease
 from ludic.training.checkpoint import complete_checkpoints
 from ludic.training.trainer import checkpoint_to_resume, train
 
@@ -131,15 +137,93 @@ def test_a_checkpoint_of_a_replaced_trainer_is_not_resumed(new_root):
     fill(root, num_files=4)
     train_here(root, num_steps=3)
     start_attempt(root)  # somebody begins anew
-    assert checkpoint_to_resume(root) is None
+    assert checkpoint_to_resume(root, newest_attempt(root)) is None
     start_attempt(root, parent_attempt=1, parent_step=3)
-    assert checkpoint_to_resume(root).step == 3
+    assert checkpoint_to_resume(root, newest_attempt(root)).step == 3
     assert newest_attempt_id(root) == 3
 
 
-def test_a_checkpoint_that_is_gone_is_named(new_root):
+@pytest.mark.parametrize(
+    ("steps_gone", "goes_on_from"), [({3}, "checkpoints/attempt=1/step=2"), ({1, 2, 3}, "the first weights")]
+)
+def test_a_run_whose_last_checkpoint_is_gone_goes_on_from_what_is_left(
+    new_root, straight, caplog, steps_gone, goes_on_from
+):
     root = new_root()
-    start_attempt(root)
+    fill(root, num_files=4)
+    train_until_killed(root, at_step=3, num_steps=6, checkpoint_every=1)
     start_attempt(root, parent_attempt=1, parent_step=3)
-    with pytest.raises(StoreError, match=r"attempt 2 began from checkpoints/attempt=1/step=3, which is gone"):
-        train_here(root, num_steps=6)
+    for step in steps_gone:
+        root.delete(f"checkpoints/attempt=1/step={step}")
+    assert train_here(root, num_steps=6) == 6
+    message = f"attempt 2 began from checkpoints/attempt=1/step=3, which is gone; going on from {goes_on_from}"
+    assert caplog.text.count(message) == 1
+    assert_same_run(root, straight)
+
+
+def test_a_second_trainer_is_refused_while_the_first_one_lives_and_writes_nothing(root_url, tiny_folder):
+    root = create_root(root_url, tiny_folder)
+    fill(root, num_files=4)
+
+    def start_another(step, row):
+        if step == 2:
+            before = [root.list(folder) for folder in ("attempts", "policies", "checkpoints")]
+            with pytest.raises(OwnedError, match=r"attempt 1 of .* trains here since .* start with --take-over"):
+                train_here(root, num_steps=6)
+            assert [root.list(folder) for folder in ("attempts", "policies", "checkpoints")] == before
+
+    assert train_here(root, num_steps=6, lease_s=3.0, report=start_another) == 6
+    assert newest_attempt_id(root) == 1
+
+
+def test_a_trainer_that_is_taken_over_stops_and_the_run_is_as_if_it_had_not_been(root_url, tiny_folder, straight):
+    root = create_root(root_url, tiny_folder)
+    fill(root, num_files=4)
+
+    def take_over(step, row):
+        """Sleep, while another trainer takes the root and trains it to the end."""
+        if step == 4:
+            assert train(root, train_config(num_steps=6), threading.Event(), replaces=1) == 6
+
+    stop = threading.Event()
+    with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
+        train(root, train_config(num_steps=9, lease_s=0.5), stop, take_over)
+    assert query(root, "select attempt_id, parent_attempt, parent_step from attempts order by all") == [
+        (1, None, None),
+        (2, 1, 3),
+    ]
+    assert latest_policy(root).version == query(root, "select max(version) from policies where attempt_id = 2")[0][0]
+    assert_same_run(root, straight)
+
+
+def test_a_fenced_trainer_does_not_wait_for_rollouts_any_longer(new_root):
+    root = new_root()
+    fill(root, num_files=1)  # 2 steps, and then nothing comes
+
+    def replace_us(step, row):
+        if step == 2:
+            claim(root, 1)
+
+    with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
+        train_here(root, num_steps=6, lease_s=0.5, stall_limit_s=None, checkpoint_every=1, report=replace_us)
+
+
+def test_a_watch_that_is_stopped_writes_nothing(new_root):
+    root, stop = new_root(), threading.Event()
+    claim(root, 0, lease_s=60.0)
+    before = root.list("")
+    stop.set()
+    assert train(root, train_config(num_steps=6), stop) == 0
+    assert root.list("") == before
+
+
+def test_a_trainer_that_is_killed_holds_nobody_up(new_root, straight):
+    root = new_root()
+    fill(root, num_files=4)
+    script = "import os, sys; sys.path.insert(0, sys.argv[2]); import tiny_runs; from ludic.store import Root; "
+    script += "tiny_runs.train_here(Root.open(sys.argv[1]), num_steps=6, lease_s=600, report=lambda s, r: os._exit(9))"
+    command = [sys.executable, "-c", script, root.url, str(Path(tiny_runs.__file__).parent)]
+    assert subprocess.run(command, check=False).returncode == 9
+    assert not read_lease(root, 1).released
+    assert train_here(root, num_steps=6) == 6
+    assert_same_run(root, straight)

@@ -12,6 +12,8 @@ from tiny_runs import fill, train_config
 from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, start_attempt
+from ludic.store.compaction import compact
+from ludic.store.repair import list_set_aside
 from ludic.training.feed import Plan, PlanFeed, batch_rules
 from ludic.training.publisher import Publisher
 from ludic.training.stream import BatchStream, read_sequences, read_share
@@ -177,16 +179,16 @@ def byte_range(metadata: pq.FileMetaData, row_group: int) -> tuple[int, int]:
 
 
 def test_only_the_row_groups_of_the_plan_are_read(new_root, plan_of, monkeypatch):
-    # 64 rows make a row group, here a group each: 4 a file, of which the plan needs the first file's first two.
-    root = new_root(group_size=64)
-    fill(root, num_files=2, groups_per_file=4, response_length=200)
+    # 256 rows make a row group, here a group each: 4 a file, of which the plan needs the first file's first two.
+    root = new_root(group_size=256)
+    fill(root, num_files=2, groups_per_file=4, response_length=50)
     rows = used_rows(plan_of(root))
     name = "rollouts/version=0/env=moar_cats/w0-test-0.parquet"
     assert set(zip(rows["file"].to_pylist(), rows["row_group"].to_pylist(), strict=True)) == {(name, 0), (name, 1)}
     metadata = pq.read_metadata(root.at(name))
     reads = Reads()
     reads.watch(root.fs, monkeypatch)
-    assert len(read_sequences(root, rows)) == 2 * 64
+    assert len(read_sequences(root, rows)) == 2 * 256
     # pyarrow finds the footer by reading the last 64 kB at once.
     size = root.fs.size(root.at(name))
     data_reads = [(path, start, stop) for path, start, stop in reads.ranges if stop < size]
@@ -238,3 +240,29 @@ def test_a_planned_file_that_is_gone_is_named(new_root, plan_of):
     root.delete("rollouts")
     with pytest.raises(StoreError, match=r"w0-test-0\.parquet was planned for a step and is gone"):
         read_sequences(root, rows)
+
+
+def test_a_planned_file_that_is_broken_is_set_aside_so_that_the_next_trainer_plans_without_it(new_root, plan_of):
+    root = new_root()
+    fill(root, num_files=1)
+    rows = used_rows(plan_of(root))
+    (name,) = set(rows["file"].to_pylist())
+    root.put(name, b"torn")
+    with pytest.raises(StoreError, match=r"w0-test-0\.parquet: no Parquet file.* start the trainer again"):
+        read_sequences(root, rows)
+    assert [file.name for file in list_set_aside(root)] == [name]
+    assert root.list("rollouts") == []
+
+
+def test_a_plan_is_read_as_well_when_its_files_were_compacted_since(new_root, plan_of):
+    root = new_root(groups_per_batch=5)
+    fill(root, num_files=2, groups_per_file=3, num_turns=3)
+    rows = used_rows(plan_of(root))
+    before = read_sequences(root, rows)
+    compact(root)
+    after = read_sequences(root, rows)
+    assert [sequence.rollout_id for sequence in after] == rows["rollout_id"].to_pylist()
+    for found, expected in zip(after, before, strict=True):
+        assert_same(found.response_tokens, expected.response_tokens)
+        assert_same(found.action_mask, expected.action_mask)
+        assert found.advantage == expected.advantage

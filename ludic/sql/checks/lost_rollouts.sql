@@ -1,7 +1,19 @@
 -- lost_rollouts: a row of the ledger whose rollout is in no file
--- grain: one row per attempt_id, step and rollout_id | reads: all_batches, rollouts
--- versions before the oldest that is stored are not missed: they may have expired
+-- grain: one row per attempt_id, step and rollout_id | reads: all_batches, rollouts, gone
+-- what expired or was set aside is not missed
+with missing as (
+    select *, regexp_extract(file, '([^/]+)-(\d+)\.parquet$', ['worker_id', 'sequence']) as source
+    from all_batches
+    anti join rollouts using (rollout_id)
+)
+
 select attempt_id, step, rollout_id, policy_version, file
-from all_batches
-anti join rollouts using (rollout_id)
-where policy_version >= (select min(version) from rollouts)
+from missing
+where not exists (
+    select 1
+    from gone
+    where
+        gone.partition = parse_dirpath(missing.file)
+        and gone.worker_id = missing.source.worker_id
+        and try_cast(missing.source.sequence as bigint) between gone.first_sequence and gone.last_sequence
+)

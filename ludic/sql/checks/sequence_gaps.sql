@@ -1,17 +1,30 @@
--- sequence_gaps: files that a worker must have written, since a later one is there, and that are not
--- grain: one row per worker_id and run of missing sequences | reads: rollouts, evals
--- files before a worker's oldest are not missed: they may have expired
-with files as (
-    select distinct worker_id, sequence from rollouts
+-- sequence_gaps: files that a worker must have written, since it counts from 0 and a later one is there, and that are not
+-- grain: one row per worker_id and run of missing sequences | reads: rollouts, evals, gone
+-- what expired or was set aside is not missed; a compacted file holds those that it replaced
+with present as (
+    select distinct worker_id, sequence as first_sequence, sequence as last_sequence from rollouts
     union
-    select distinct worker_id, sequence from evals
+    select distinct worker_id, sequence, sequence from evals
+    union
+    select worker_id, first_sequence, last_sequence from gone where not starts_with(worker_id, 'compacted.')
 ),
 
-neighbours as (
-    select worker_id, sequence, lead(sequence) over (partition by worker_id order by sequence) as next_sequence
-    from files
+reached as (
+    select
+        worker_id,
+        first_sequence,
+        coalesce(
+            max(last_sequence) over (
+                partition by worker_id
+                order by first_sequence, last_sequence
+                rows between unbounded preceding and 1 preceding
+            ),
+            -1
+        ) as last_before
+    from present
 )
 
-select worker_id, sequence + 1 as first_missing, next_sequence - 1 as last_missing
-from neighbours
-where next_sequence > sequence + 1
+select worker_id, last_before + 1 as first_missing, first_sequence - 1 as last_missing
+from reached
+where first_sequence > last_before + 1
+order by worker_id, first_missing

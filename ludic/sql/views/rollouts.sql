@@ -1,7 +1,15 @@
--- rollouts: what workers wrote to train on
--- grain: one row per rollout_id | reads: rollouts/ of the root, listed anew by each query
+-- rollouts: what workers wrote to train on; and evals, what was sampled to evaluate
+-- grain: one row per rollout_id | reads: $folder/ of the root, as it was when a query first asked; ludic.refresh looks again
 -- version and env are the partition; a filter on version skips files unread, one on policy_version or env does not
+-- lists of rows that are not compacted yet are read when they are used; see ludic/sql/lists.py
 -- NULL: as in schemas/rollouts.v1.json; also a column that an older file lacks
+select $columns_by_address, version, env
+from (
+    from empty.segments
+    union all by name
+    from read_parquet(segments_of('$folder'), schema = $segment_schema, allow_empty = true)
+)
+union all
 select
     $columns,
     try_cast(regexp_extract(filename, '/version=(\d+)/env=[^/]*/[^/]*$', 1) as bigint) as version,
@@ -9,11 +17,5 @@ select
 from (
     from empty.rollouts
     union all by name
-    from read_parquet(
-        $root || '/rollouts/version=*/env=*/*.parquet',
-        schema = $schema,
-        filename = true,
-        allow_empty = true
-    )
+    from read_parquet(compacted_of('$folder'), schema = $schema, filename = true, allow_empty = true)
 )
-where not list_contains($without, filename)

@@ -1,0 +1,152 @@
+"""What compaction costs, what it gains, and how many rows should share a row group of a compacted file.
+
+    python -m benchmarks.compaction
+
+A version of a run of 64 workers, a file of 8 groups of 8 rollouts each time. Rows are those of a few batches of real
+shape (benchmarks.rollouts) under ids of their own. Each figure is taken in turns; reads find their file in the
+page cache, and open it anew.
+"""
+
+import itertools
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tyro
+
+from benchmarks.measure import print_table, take_turns
+from benchmarks.rollouts import make_batch
+from ludic.records import new_id
+from ludic.schema import to_table
+from ludic.store import RolloutFile, Root, RunConfig, list_files
+from ludic.store.compaction import compact
+from ludic.store.merge import group_ranges
+from ludic.store.parquet import encode, open_writer, row_group_bounds
+
+NUM_WORKERS = 64
+ROWS = (64, 128, 256, 512, 1024, 2048, 4096)
+TOKENS = ["response_tokens", "response_logprobs"]
+
+_SCAN = "select avg(episode_reward), avg(response_length), max(created_at) from read_parquet(?)"
+_ADVANTAGES = """
+select sum(advantage)
+from (
+    select episode_reward - (sum(episode_reward) over g - episode_reward) / (count(*) over g - 1) as advantage
+    from read_parquet(?)
+    window g as (partition by group_id)
+)
+"""
+
+
+def main(quick: bool = False) -> None:
+    """Print two tables.
+
+    Args:
+        quick: A few small files, once, to see that all works.
+    """
+    num_files, mean_length, rounds = (8, 20, 1) if quick else (512, 1000, 7)
+    folder = Path(tempfile.mkdtemp())
+    try:
+        root = Root.create(str(folder / "run"), RunConfig(model="m", env=("moar_cats",)))
+        for number, table in enumerate(make_tables(root, num_files, mean_length)):
+            file = RolloutFile(7, "moar_cats", table["worker_id"][0].as_py(), table["sequence"][0].as_py())
+            assert root.put_if_absent(file.name, encode(table)), number
+        print_compaction(root, rounds)
+        print_row_groups(root, folder, rounds)
+    finally:
+        shutil.rmtree(folder)
+
+
+def make_tables(root: Root, num_files: int, mean_length: int) -> Iterator[pa.Table]:
+    """The rows of each file, in the order of time."""
+    pool = [
+        to_table(make_batch(8, mean_length=mean_length, seed=seed), run_id=root.run_id, sequence=0) for seed in range(4)
+    ]
+    for number, table in zip(range(num_files), itertools.cycle(pool), strict=False):
+        groups = [new_id() for _ in range(8) for _ in range(1)]
+        columns = {
+            "group_id": [group for group in groups for _ in range(8)],
+            "rollout_id": [new_id() for _ in range(table.num_rows)],
+            "episode_id": [new_id() for _ in range(table.num_rows)],
+            "worker_id": [f"w{number % NUM_WORKERS}-benchmark"] * table.num_rows,
+            "sequence": [number // NUM_WORKERS] * table.num_rows,
+        }
+        for name, values in columns.items():
+            place = table.schema.get_field_index(name)
+            field = table.schema.field(place)
+            table = table.set_column(place, field, pa.array(values, field.type))
+        yield table
+
+
+def print_compaction(root: Root, rounds: int) -> None:
+    before = measure_reads(files_of(root), rounds)
+    num_files, size_bytes = len(list_files(root)), sum(root.sizes("rollouts").values())
+    started = time.perf_counter()
+    compact(root)
+    seconds = time.perf_counter() - started
+    after = measure_reads(files_of(root), rounds)
+    title = f"compaction: {num_files:,} files, {size_bytes / 1e6:,.0f} MB, in {seconds:.1f} s"
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    rows = [
+        ["before", f"{num_files:,}", f"{size_bytes / 1e6:,.1f}", *before],
+        ["after", f"{len(list_files(root)):,}", f"{sum(root.sizes('rollouts').values()) / 1e6:,.1f}", *after],
+    ]
+    print_table(f"{title}; peak memory {rss / 1e6:,.0f} MB", ["", "files", "MB", *READS], rows)
+
+
+def print_row_groups(root: Root, folder: Path, rounds: int) -> None:
+    """The same rows, rewritten with more and more of them in a row group."""
+    table = pq.read_table(files_of(root)[0])
+    rows = []
+    for num_rows in ROWS:
+        path = folder / f"{num_rows}.parquet"
+        with open_writer(str(path), table.schema) as writer:
+            for start, stop in row_group_bounds(table, max_rows=num_rows):
+                writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
+        size_mb = path.stat().st_size / 1e6
+        rows.append([f"{num_rows:,}", f"{size_mb:,.1f}", *measure_reads([str(path)], rounds)])
+    print_table(f"row groups: {table.num_rows:,} rows in one file", ["rows a row group", "MB", *READS], rows)
+
+
+def files_of(root: Root) -> list[str]:
+    return [root.at(file.name) for file in list_files(root)]
+
+
+READS = ("scan, ms", "RLOO, ms", "one group, ms", "one rollout, ms")
+
+
+def measure_reads(files: Sequence[str], rounds: int) -> list[str]:
+    """The median time of each of READS; a group's file is known, as the ledger knows it."""
+    file = files[len(files) // 2]
+    ids = pq.read_table(file, columns=["group_id", "rollout_id"])
+    wanted = ids.slice(ids.num_rows // 2, 1).to_pylist()[0]
+    con = duckdb.connect()
+    contestants: dict[str, Callable[[], object]] = {
+        "scan": lambda: con.execute(_SCAN, [list(files)]).fetchall(),
+        "rloo": lambda: con.execute(_ADVANTAGES, [list(files)]).fetchall(),
+        "group": partial(read_rows_of, file, wanted["group_id"], TOKENS),
+        "rollout": partial(read_rows_of, file, wanted["group_id"], None),
+    }
+    return [f"{1000 * median(seconds):,.1f}" for seconds in take_turns(contestants, rounds).values()]
+
+
+def read_rows_of(file: str, group_id: str, columns: list[str] | None) -> pa.Table:
+    """Of the row groups that may hold a group."""
+    with pq.ParquetFile(file, pre_buffer=True) as parquet:
+        ranges = group_ranges(parquet)
+        row_groups = [
+            n for n, (low, high) in enumerate(ranges) if low <= group_id and (high is None or group_id <= high)
+        ]
+        return parquet.read_row_groups(row_groups, columns=columns, use_threads=False)
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)

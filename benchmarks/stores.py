@@ -1,0 +1,87 @@
+"""Stores of many rollouts, made quickly: rows of one batch of real shape, again and again, under ids of their own.
+
+Ids are uuid7, each file's later than those of the file before; rewards and flags are drawn anew for every row. Files
+are what workers would have written; `compact_copy` makes a copy of a store that `ludic compact` has gone over.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.rollouts import make_batch
+from ludic.schema import to_table
+from ludic.store import RolloutFile, Root, RunConfig
+from ludic.store.compaction import compact
+from ludic.store.parquet import encode
+
+GROUP_SIZE = 8
+GROUPS_A_FILE = 8
+NUM_WORKERS = 25
+_FIRST_MS = 1_760_000_000_000
+_MS_A_FILE = 100
+
+
+def make_store(url: str, num_files: int, *, num_versions: int, mean_length: int, base_groups: int = 256) -> Root:
+    """A run whose files of 64 rollouts are spread evenly over versions and workers.
+
+    base_groups: groups of 8 with content of their own; the others repeat it.
+    """
+    root = Root.create(url, RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
+    base = to_table(make_batch(base_groups, mean_length=mean_length), run_id=root.run_id, sequence=0)
+    rng = np.random.default_rng(0)
+    for number in range(num_files):
+        worker_id, sequence = f"w{number % NUM_WORKERS}-benchmark", number // NUM_WORKERS
+        file = RolloutFile(number * num_versions // num_files, "moar_cats", worker_id, sequence)
+        _put(root, file, encode(_rows(base, number, file, rng)))
+    return root
+
+
+def compact_copy(root: Root, url: str) -> Root:
+    """The same run with its files compacted; those that need not change are shared."""
+    shutil.copytree(root.path, url, copy_function=os.link)
+    copy = Root.open(url)
+    compact(copy)
+    return copy
+
+
+def _put(root: Root, file: RolloutFile, data: bytes) -> None:
+    """Without the sync to disk that a commit has."""
+    path = Path(root.at(file.name))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _rows(base: pa.Table, number: int, file: RolloutFile, rng: np.random.Generator) -> pa.Table:
+    """The rows of a file: (64,) of the base, with ids, provenance and outcome of their own."""
+    num_rows = GROUPS_A_FILE * GROUP_SIZE
+    table = base.slice(number * num_rows % base.num_rows, num_rows)
+    first_ms = _FIRST_MS + number * _MS_A_FILE
+    columns = {
+        "rollout_id": list(_uuid7s(num_rows, first_ms, rng)),
+        "episode_id": list(_uuid7s(num_rows, first_ms, rng)),
+        "group_id": np.repeat(np.array(list(_uuid7s(GROUPS_A_FILE, first_ms, rng)), object), GROUP_SIZE),
+        "worker_id": [file.worker_id] * num_rows,
+        "sequence": [file.sequence] * num_rows,
+        "policy_version": [file.version] * num_rows,
+        "policy_version_last": [file.version] * num_rows,
+        "created_at": [first_ms * 1000] * num_rows,
+        "episode_reward": np.round(rng.random(num_rows), 3),
+        "truncated": rng.random(num_rows) < 0.05,
+        "incomplete_completion": rng.random(num_rows) < 0.03,
+        "parse_error": rng.random(num_rows) < 0.02,
+    }
+    for name, values in columns.items():
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+    return table
+
+
+def _uuid7s(count: int, first_ms: int, rng: np.random.Generator) -> Iterator[str]:
+    """One a millisecond."""
+    for ms, bits in enumerate(rng.integers(0, 2**62, count).tolist(), start=first_ms):
+        time, tail = f"{ms:012x}", f"{bits:016x}"
+        yield f"{time[:8]}-{time[8:]}-7{tail[:3]}-8{tail[3:6]}-{tail[4:16]}"

@@ -1,0 +1,83 @@
+"""`ludic compact ROOT`: rewrite the many small files of sealed versions into few large ones.
+
+A run may go on meanwhile, and so may readers. What was cut short is finished by the same command.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from rich.console import Console
+from rich.text import Text
+
+from ludic.cli.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
+from ludic.cli.settings import RootUrl
+from ludic.errors import ConfigError
+from ludic.store import Root
+from ludic.store.compaction import TARGET_BYTES, CompactedPartition, CompactionReport, compact, sealed_before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run."""
+    before: int | None = None
+    """Compact versions below this one; None takes those that neither workers nor the newest trainer use any more."""
+    all: bool = False
+    """Compact every version: for a run that is finished."""
+    target_mb: int = TARGET_BYTES >> 20
+    """Size of a compacted file, in MiB."""
+    dry_run: bool = False
+    """Only say what would be done."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def __post_init__(self) -> None:
+        if self.all and self.before is not None:
+            raise ConfigError("--all and --before say different things; give one of them")
+        if self.target_mb < 1:
+            raise ConfigError(f"target_mb is {self.target_mb}, wanted at least 1")
+
+
+def main(settings: Settings) -> None:
+    root = Root.open(settings.root, writable=not settings.dry_run)
+    before = None if settings.all else settings.before
+    if before is None and not settings.all:
+        before = sealed_before(root)
+    with progress_bar() as track:
+        report = compact(
+            root,
+            before_version=before,
+            target_bytes=settings.target_mb << 20,
+            dry_run=settings.dry_run,
+            track=track,
+        )
+    if settings.json:
+        print_json({"root": root.url, "before": before, "dry_run": settings.dry_run} | asdict(report))
+    else:
+        _print(stdout_console(), report, before, dry_run=settings.dry_run)
+
+
+def _print(console: Console, report: CompactionReport, before: int | None, *, dry_run: bool) -> None:
+    if report.partitions:
+        _print_table(console, report.partitions)
+    for skipped in report.skipped:
+        console.print(Text(f"left alone: {printable(skipped.name)}: {printable(skipped.reason)}"), soft_wrap=True)
+    num_files = sum(partition.num_files_before for partition in report.partitions)
+    num_left = sum(partition.num_files_after for partition in report.partitions)
+    if report.partitions:
+        became = "would become" if dry_run else "became"
+        done = f"{plural(num_files, 'file')} of {plural(len(report.partitions), 'partition')} {became} {num_left:,}"
+    elif before == 0:
+        done = "no version is sealed yet: name one with --before, or take --all of a run that is finished"
+    else:
+        done = "there is nothing to compact"
+    console.print(done, soft_wrap=True)
+
+
+def _print_table(console: Console, partitions: Iterable[CompactedPartition]) -> None:
+    table = plain_table("partition", ">files", ">then", ">bytes", ">then")
+    for partition in partitions:
+        before, after = size(partition.size_bytes_before), size(partition.size_bytes_after)
+        name = printable(partition.name)
+        table.add_row(name, f"{partition.num_files_before:,}", f"{partition.num_files_after:,}", before, after)
+    console.print(table)

@@ -1,0 +1,198 @@
+"""`ludic expire ROOT --keep-versions N | --older-than 7d | --where SQL`: delete rollouts that are no longer needed.
+
+Whole files only, and by default none that a resumed trainer would train on or that steps were trained on.
+Weights and checkpoints are the trainer's to prune; the ledger, metrics and policy.json stay.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from rich.console import Console
+
+from ludic.cli.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
+from ludic.cli.query import ask
+from ludic.cli.settings import RootUrl
+from ludic.errors import ConfigError
+from ludic.sql import connect
+from ludic.store import Cursor, Root, latest_policy
+from ludic.store.attempts import newest_attempt
+from ludic.store.files import Folder, Source, list_versions
+from ludic.store.retention import (
+    ExpiredPartition,
+    StoredFile,
+    all_rows_match,
+    expire,
+    is_trained_on,
+    is_unconsumed,
+    stored_files,
+)
+
+_AGE = re.compile(r"(\d+)([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_MOST_ROWS = 40
+_COUNT_MATCHES = """
+select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predicate}) as num_matching
+from {folder}
+group by worker_id, sequence
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run."""
+    keep_versions: int | None = None
+    """Delete what the newest so many versions did not sample."""
+    older_than: str | None = None
+    """Delete what was written longer ago than this, by its worker's clock: 90m, 12h, 7d, 4w."""
+    where: str | None = None
+    """Delete what this SQL predicate over a row of rollouts matches: "env_name = 'warm_up' and version < 10"."""
+    folder: Folder = "rollouts"
+    """evals takes evaluations instead."""
+    break_resume: bool = False
+    """Delete also what a trainer that resumes from its checkpoint would still train on."""
+    break_replay: bool = False
+    """Delete also what steps were trained on, so that they can't be replayed."""
+    dry_run: bool = False
+    """Only say what would be deleted."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def __post_init__(self) -> None:
+        rules = [self.keep_versions, self.older_than, self.where]
+        if sum(rule is not None for rule in rules) != 1:
+            raise ConfigError("wanted one of --keep-versions N, --older-than AGE and --where SQL")
+        if self.keep_versions is not None and self.keep_versions < 1:
+            raise ConfigError(f"keep_versions is {self.keep_versions}, wanted at least 1")
+        if self.older_than is not None and not _AGE.fullmatch(self.older_than):
+            raise ConfigError(f"older_than is {self.older_than!r}, wanted a number and s, m, h, d or w, such as 7d")
+
+    @property
+    def rule(self) -> str:
+        """What was asked for, as the tombstone says it."""
+        if self.keep_versions is not None:
+            return f"--keep-versions {self.keep_versions}"
+        return f"--older-than {self.older_than}" if self.older_than is not None else f"--where {self.where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Choice:
+    """What the rule says of the files."""
+
+    chosen: list[StoredFile]
+    num_rows_left: int
+    """Rows that match too, in files that hold others."""
+    for_resume: list[StoredFile]
+    """Files that match and are kept."""
+    for_replay: list[StoredFile]
+
+
+def main(settings: Settings) -> None:
+    root = Root.open(settings.root, writable=not settings.dry_run)
+    choice = _choose(root, settings)
+    with progress_bar() as track:
+        expired = expire(root, choice.chosen, rule=settings.rule, dry_run=settings.dry_run, track=track)
+    if settings.json:
+        print_json({"root": root.url, "rule": settings.rule, "dry_run": settings.dry_run} | _as_json(choice, expired))
+    else:
+        _print(stdout_console(), choice, expired, dry_run=settings.dry_run)
+
+
+def _choose(root: Root, settings: Settings) -> _Choice:
+    matching, num_rows_left = _match(root, settings)
+    for_resume = for_replay = list[StoredFile]()
+    if settings.folder == "rollouts" and not settings.break_resume:
+        for_resume = _needed_to_resume(root, matching)
+    if settings.folder == "rollouts" and not settings.break_replay:
+        for_replay = _needed_to_replay(root, matching)
+    kept = {stored.file for stored in (*for_resume, *for_replay)}
+    chosen = [stored for stored in matching if stored.file not in kept]
+    return _Choice(chosen=chosen, num_rows_left=num_rows_left, for_resume=for_resume, for_replay=for_replay)
+
+
+def _match(root: Root, settings: Settings) -> tuple[list[StoredFile], int]:
+    """Files that the rule takes whole, and the rows it takes of others."""
+    files = stored_files(root, settings.folder)
+    if settings.keep_versions is not None:
+        latest = latest_policy(root)
+        versions = [*list_versions(root, settings.folder), *([latest.version] if latest else [])]
+        oldest = max(versions, default=0) - settings.keep_versions + 1
+        return [stored for stored in files if stored.file.version < oldest], 0
+    predicate, params = settings.where, {}
+    if settings.older_than is not None:
+        predicate, params = "created_at < $before", {"before": datetime.now(UTC) - _age(settings.older_than)}
+    sql = _COUNT_MATCHES.format(predicate=f"coalesce((\n{predicate}\n), false)", folder=settings.folder)
+    counts = ask(connect(root), root, sql, params)
+    rows = {Source(row["worker_id"], row["sequence"]): (row["num_rows"], row["num_matching"]) for row in counts}
+    return all_rows_match(files, rows)
+
+
+def _age(text: str) -> timedelta:
+    match = _AGE.fullmatch(text)
+    assert match is not None
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def _needed_to_resume(root: Root, files: Sequence[StoredFile]) -> list[StoredFile]:
+    """What the newest trainer would read, and what its checkpoint has not consumed of that."""
+    from ludic.training.trainer import checkpoint_to_resume  # loads torch
+
+    attempt, latest = newest_attempt(root), latest_policy(root)
+    if attempt is None:
+        return []
+    checkpoint = checkpoint_to_resume(root, attempt)
+    cursor = Cursor.from_dict(dict(checkpoint.cursor)) if checkpoint else Cursor()
+    most = attempt.config.get("max_off_policy_steps")
+    first = 0 if most is None or latest is None else latest.version - most
+    return [stored for stored in files if is_unconsumed(stored, first, cursor)]
+
+
+def _needed_to_replay(root: Root, files: Sequence[StoredFile]) -> list[StoredFile]:
+    names = {row["file"] for row in ask(connect(root), root, "select distinct file from batches where used")}
+    return [stored for stored in files if is_trained_on(stored, names)]
+
+
+def _as_json(choice: _Choice, expired: Sequence[ExpiredPartition]) -> dict[str, Any]:
+    return {
+        "expired": [asdict(partition) for partition in expired],
+        "kept_to_resume": [stored.file.name for stored in choice.for_resume],
+        "kept_to_replay": [stored.file.name for stored in choice.for_replay],
+        "num_matching_rows_left": choice.num_rows_left,
+    }
+
+
+def _print(console: Console, choice: _Choice, expired: Sequence[ExpiredPartition], *, dry_run: bool) -> None:
+    if expired:
+        _print_table(console, expired)
+    for line in _sentences(choice, expired, dry_run=dry_run):
+        console.print(line, soft_wrap=True)
+
+
+def _sentences(choice: _Choice, expired: Sequence[ExpiredPartition], *, dry_run: bool) -> Iterator[str]:
+    done = "would be deleted" if dry_run else "deleted"
+    files, rows = (sum(getattr(partition, name) for partition in expired) for name in ("num_files", "num_rows"))
+    size_bytes = sum(partition.size_bytes for partition in expired)
+    yield f"{plural(files, 'file')} with {plural(rows, 'row')}, {size(size_bytes)}, {done}"
+    for kept, why, flag in (
+        (choice.for_resume, "a trainer that resumes would still train on them", "--break-resume"),
+        (choice.for_replay, "steps were trained on them", "--break-replay"),
+    ):
+        if kept:
+            bytes_kept = size(sum(stored.size_bytes for stored in kept))
+            yield f"kept {plural(len(kept), 'file')}, {bytes_kept}: {why}; {flag} deletes them too"
+    if choice.num_rows_left:
+        rows_left = plural(choice.num_rows_left, "row")
+        yield f"{rows_left} more match in files that hold other rows too; only whole files are deleted"
+
+
+def _print_table(console: Console, expired: Sequence[ExpiredPartition]) -> None:
+    table = plain_table("version", "environment", ">files", ">rows", ">bytes")
+    for partition in expired[:_MOST_ROWS]:
+        counts = (f"{partition.num_files:,}", f"{partition.num_rows:,}", size(partition.size_bytes))
+        table.add_row(str(partition.version), printable(partition.env_name), *counts)
+    console.print(table)
+    if len(expired) > _MOST_ROWS:
+        console.print(f"… {len(expired):,} partitions in all")

@@ -1,0 +1,123 @@
+"""`ludic import ROOT --from FORMAT FILES...`: bring in rollouts that other programs wrote.
+
+What was brought in goes to stdout, what could not be mapped to stderr. Raises ConfigError for an unknown format, a
+foreign file, and a root that is not there when no model is named.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from ludic.cli.output import plural, print_json, printable, progress_bar, stdout_console
+from ludic.cli.settings import RootUrl
+from ludic.errors import ConfigError, MissingRootError
+from ludic.exchange.importing import ImportReport, import_file
+from ludic.exchange.mapping import load_format
+from ludic.inference.chat import load_tokenizer
+from ludic.store import Root, RunConfig
+
+_MOST_REFUSED = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run; it is started when it is not there and --model is given."""
+    files: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE")]
+    """Files of the peer, local or URLs."""
+    from_: Annotated[str, tyro.conf.arg(name="from", metavar="FORMAT")]
+    """jsonl, verl, trl, prime-rl or art; or path/to/mapping.toml (docs/exchange.md)."""
+    env: str | None = None
+    """Environment of records that name none; None takes the format's name."""
+    tokenizer: str | None = None
+    """Folder or Hugging Face id that makes tokens of texts; None takes the run's model."""
+    model: str | None = None
+    """Of a run that is started: folder or Hugging Face id of its weights."""
+    group_size: int = 8
+    """Of a run that is started. Imported groups are as large as they are."""
+    groups_per_batch: int = 8
+    """Of a run that is started."""
+    json: bool = False
+    """Print the whole report as JSON instead."""
+
+
+def main(settings: Settings) -> None:
+    mapping = load_format(settings.from_)
+    if not settings.files:
+        raise ConfigError("no file to import was named")
+    env_name = settings.env or mapping.name
+    root = _open_root(settings, env_name)
+    tokenizer = settings.tokenizer or root.run.model
+    get_tokenizer = functools.cache(lambda: load_tokenizer(tokenizer))
+    reports = []
+    with progress_bar() as track:
+        for url in track(settings.files, len(settings.files), "files"):
+            report = import_file(
+                root, url, mapping, env_name=env_name, tokenizer=tokenizer, get_tokenizer=get_tokenizer
+            )
+            reports.append(report)
+    if settings.json:
+        print_json({"root": root.url, "files": [asdict(report) for report in reports]})
+    else:
+        _print_losses(reports)
+        _print_summary(reports)
+
+
+def _open_root(settings: Settings, env_name: str) -> Root:
+    try:
+        root = Root.open(settings.root, writable=True)
+    except MissingRootError:
+        if settings.model is None:
+            raise ConfigError(f"{settings.root} holds no run; --model FOLDER_OR_ID starts one") from None
+        run = RunConfig(
+            model=settings.model,
+            env=(env_name,),
+            group_size=settings.group_size,
+            groups_per_batch=settings.groups_per_batch,
+        )
+        return Root.create(settings.root, run)
+    if settings.model not in (None, root.run.model):
+        raise ConfigError(
+            f"{root.url} was started with the model {root.run.model!r}, not {settings.model!r}; "
+            "leave --model out, or import into another root"
+        )
+    return root
+
+
+def _print_summary(reports: Sequence[ImportReport]) -> None:
+    console = stdout_console()
+    for report in reports:
+        rollouts = f"{plural(report.num_rollouts, 'rollout')} in {plural(report.num_groups, 'group')}"
+        note = "; was there already" if report.was_there else ""
+        text = f"{report.file}: {rollouts}, of {plural(report.num_records, 'record')}{note}"
+        console.print(printable(text), soft_wrap=True)
+
+
+def _print_losses(reports: Sequence[ImportReport]) -> None:
+    """What the rollouts lack, and what of the files they do not hold."""
+    console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    for report in reports:
+        lines = [
+            _fields("kept as metadata", report.kept_as_metadata),
+            _fields("not kept", report.not_kept),
+            *(f"refused, line {refusal.line}: {refusal.reason}" for refusal in report.refused[:_MOST_REFUSED]),
+        ]
+        if len(report.refused) > _MOST_REFUSED:
+            lines.append(f"refused, {len(report.refused) - _MOST_REFUSED:,} more: --json lists all")
+        if report.num_unscored:
+            lines.append(f"{report.num_unscored:,} rollouts without a reward: stored, never trained on")
+        if report.num_without_logprobs:
+            lines.append(
+                f"{report.num_without_logprobs:,} rollouts without logprobs: no importance ratio can be taken; "
+                "ludic train --filters drop_absent_logprobs leaves them out"
+            )
+        for line in filter(None, lines):
+            console.print(f"{printable(report.file)}: {printable(line)}")
+
+
+def _fields(title: str, counts: Mapping[str, int]) -> str:
+    return f"{title}: {', '.join(f'{name} ({count:,})' for name, count in counts.items())}" if counts else ""

@@ -1,0 +1,148 @@
+"""A root's rollout files as an Apache Iceberg table, registered where they lie; nothing is copied.
+
+Writes a catalog (SQLite) with the table's metadata into a local folder: {root}/iceberg, or one that the user
+chooses. One export is one commit: files that are new come in, files that compaction or expiry deleted go out.
+The table is not partitioned, since a file's partition is not in its rows: readers skip files by the bounds of
+policy_version and env_name instead. Needs the extra `export`. Raises StoreError for what Iceberg's writer
+refuses, ConfigError for a root that it can't name.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ludic.errors import ConfigError, LudicError, StoreError
+from ludic.exchange.tables import Footer, TableReport, read_footers
+from ludic.schema import rollouts_schema
+from ludic.store import Root
+from ludic.store.current import current_files
+from ludic.store.files import Folder
+from ludic.store.track import Track, untracked
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog.sql import SqlCatalog
+    from pyiceberg.table import Table
+
+NAMESPACE = "ludic"
+_CATALOG_FILE = "catalog.db"
+# Bounds of what prunes; our files hold no statistics of the rest.
+_PROPERTIES = {
+    "write.metadata.metrics.default": "none",
+    "write.metadata.metrics.column.policy_version": "full",
+    "write.metadata.metrics.column.env_name": "full",
+    "write.metadata.metrics.column.group_id": "full",
+}
+
+
+def export_iceberg(
+    root: Root, folder: Folder = "rollouts", catalog: Path | None = None, track: Track = untracked
+) -> TableReport:
+    """Make the Iceberg table ludic.{folder} name the files that are there now; does nothing when it does.
+
+    catalog: local folder of the catalog; {root}/iceberg by default, where the root is local.
+    """
+    home = _home(root, catalog)
+    files = {file.name: file for file in current_files(root, folder)}
+    with _explained(f"{home}: {NAMESPACE}.{folder}"), closing(open_catalog(home)) as opened:
+        table = _table(opened, root, folder)
+        known = _names(table, root)
+        new = [file for name, file in files.items() if name not in known]
+        footers, left_out = read_footers(root, new, root.sizes(folder), track)
+        gone = sorted(known - files.keys())
+        _update(table, root, footers, gone)
+        return TableReport(
+            location=f"{home}/{_CATALOG_FILE}",
+            version=len(table.history()),
+            num_added=len(footers),
+            num_removed=len(gone),
+            num_files=len(known) - len(gone) + len(footers),
+            left_out=left_out,
+        )
+
+
+def open_catalog(home: Path) -> "SqlCatalog":
+    """The catalog in a local folder, which is made when it is not there; for the caller to close."""
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    home.mkdir(parents=True, exist_ok=True)
+    where = {"uri": f"sqlite:///{home / _CATALOG_FILE}", "warehouse": home.as_uri()}
+    return SqlCatalog("ludic", **where, **_s3_properties())
+
+
+def _s3_properties() -> dict[str, str]:
+    """Where S3 is, from the environment that ludic itself uses; credentials are found by pyarrow."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    found = {"s3.endpoint": endpoint, "s3.region": region}
+    return {name: value for name, value in found.items() if value}
+
+
+def _home(root: Root, catalog: Path | None) -> Path:
+    if catalog is not None:
+        return catalog.resolve()
+    if not root.is_local:
+        raise ConfigError(f"{root.url} is not local: name a local folder for the catalog with --catalog FOLDER")
+    return Path(root.at("iceberg"))
+
+
+def _table(catalog: "SqlCatalog", root: Root, folder: Folder) -> "Table":
+    """The table, made when it is not there, with the columns of the run's schema."""
+    schema = rollouts_schema(root.run.extra_columns)
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    table = catalog.create_table_if_not_exists(f"{NAMESPACE}.{folder}", schema=schema, properties=_PROPERTIES)
+    with table.update_schema() as update:
+        update.union_by_name(schema)
+    return table
+
+
+def _url(root: Root, name: str) -> str:
+    """As Iceberg names a file: with its protocol, and as it lies there."""
+    if root.is_local:
+        return f"file://{root.at(name)}"
+    protocol = root.url.partition("://")[0]
+    if protocol == "memory":
+        raise ConfigError(f"{root.url}: Iceberg reads local folders and object stores, not memory://")
+    return f"{protocol}://{root.at(name)}"
+
+
+def _names(table: "Table", root: Root) -> set[str]:
+    """Files of the table, as names below the root. Raises ConfigError where some are of another root."""
+    prefix = _url(root, "")
+    paths = table.inspect.files().column("file_path").to_pylist()
+    foreign = next((path for path in paths if not path.startswith(prefix)), None)
+    if foreign is not None:
+        raise ConfigError(f"the catalog's table holds {foreign}, which is not below {root.url}; choose another catalog")
+    return {path.removeprefix(prefix) for path in paths}
+
+
+def _update(table: "Table", root: Root, footers: Sequence[Footer], gone: Sequence[str]) -> None:
+    """Files in and out, in one commit."""
+    if not footers and not gone:
+        return
+    with table.transaction() as transaction:
+        if footers:
+            transaction.add_files([_url(root, footer.file.name) for footer in footers], check_duplicate_files=False)
+        if gone:
+            paths = {_url(root, name) for name in gone}
+            with transaction.update_snapshot().overwrite() as overwrite:
+                for task in table.scan().plan_files():
+                    if task.file.file_path in paths:
+                        overwrite.delete_data_file(task.file)
+
+
+@contextmanager
+def _explained(where: str) -> Iterator[None]:
+    """Errors of Iceberg's writer, and its absence, in a line."""
+    try:
+        from pyiceberg.exceptions import CommitFailedException
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError:
+        raise ConfigError("Iceberg tables need pyiceberg with SQLite: pip install 'ludic-rl[export]'") from None
+    try:
+        yield
+    except LudicError:
+        raise
+    except (CommitFailedException, SQLAlchemyError, OSError, ValueError) as error:
+        raise StoreError(f"{where}: {' '.join(str(error).split())}") from error

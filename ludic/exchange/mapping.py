@@ -1,0 +1,156 @@
+"""What a peer's record says under which name: one TOML file a format.
+
+Reads ludic/exchange/formats/NAME.toml or a user's own file; nothing is written. Raises ConfigError that names the
+file and the entry. docs/exchange.md says what each entry means.
+"""
+
+import difflib
+import hashlib
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ludic.errors import ConfigError
+
+Container = Literal["jsonl", "parquet"]
+Layout = Literal["rollouts", "episodes"]
+
+FIELDS = (
+    "prompt",
+    "completion",
+    "messages",
+    "prompt_tokens",
+    "response_tokens",
+    "response_logprobs",
+    "action_mask",
+    "token_rewards",
+    "group",
+    "env_name",
+    "env_example_id",
+    "purpose",
+    "agent_id",
+    "policy_version",
+    "policy_version_last",
+    "model",
+    "temperature",
+    "top_p",
+    "top_k",
+    "max_tokens",
+    "seed",
+    "episode_reward",
+    "reward_components",
+    "finish_reason",
+    "truncation_reason",
+    "error",
+    "metadata",
+)
+"""What a mapping may fill: columns of the rollouts table, and the four that become such: prompt (text, or messages),
+completion (text), messages (of the whole conversation), and group (what rollouts of one group have in common)."""
+
+ANY_NUMBER = "*"
+"""As the place of reward_components: every number of the record that the mapping does not name."""
+
+_ENTRIES = ("container", "layout", "path", "json", "ignore", "fields", "reward_weights", "defaults")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatMapping:
+    """How to read one peer's files."""
+
+    name: str
+    sha256: str
+    """Of the mapping file: an import under another mapping is another import."""
+    container: Container
+    layout: Layout
+    """rollouts: a record is a rollout. episodes: a record is an episode of verifiers, with its message graph."""
+    path: re.Pattern[str] | None
+    """Named groups of what it finds in a file's path are fields of each record that has none of that name."""
+    json: frozenset[str]
+    """Fields whose text is JSON."""
+    ignore: frozenset[str]
+    """Fields that say nothing new; neither kept nor reported."""
+    fields: Mapping[str, tuple[str, ...]]
+    """For each of FIELDS, and for the run's own columns x_*, where it may be in a record; the first that is there
+    counts. A dot leads into an object."""
+    reward_weights: Mapping[str, float]
+    """Of reward_components, where the record has no episode_reward; 1 each if empty."""
+    defaults: Mapping[str, Any]
+    """Values of FIELDS that no record has."""
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Names at the top of a record that the mapping speaks of."""
+        places = [place for places in self.fields.values() for place in places]
+        return frozenset(place.partition(".")[0] for place in places) | frozenset(places) | self.ignore
+
+
+def format_names() -> list[str]:
+    """Formats that come with ludic."""
+    files = resources.files("ludic.exchange").joinpath("formats").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def load_format(name_or_path: str) -> FormatMapping:
+    """The mapping of a format by its name, or of a .toml file."""
+    if name_or_path.endswith(".toml"):
+        try:
+            return _parse(Path(name_or_path).stem, name_or_path, Path(name_or_path).read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{name_or_path}: {error.strerror or error}") from error
+    names = format_names()
+    if name_or_path not in names:
+        close = difflib.get_close_matches(name_or_path, names) or names
+        raise ConfigError(
+            f"there is no format {name_or_path!r}; did you mean {' or '.join(close)}? "
+            "A mapping of your own must end in .toml"
+        )
+    data = resources.files("ludic.exchange").joinpath("formats", f"{name_or_path}.toml").read_bytes()
+    return _parse(name_or_path, f"ludic/exchange/formats/{name_or_path}.toml", data)
+
+
+def _parse(name: str, source: str, data: bytes) -> FormatMapping:
+    try:
+        spec = tomllib.loads(data.decode())
+        _check_names(source, "entry", spec, _ENTRIES)
+        mapping = FormatMapping(
+            name=name,
+            sha256=hashlib.sha256(data).hexdigest(),
+            container=_one_of(source, "container", spec.get("container"), get_args(Container)),
+            layout=_one_of(source, "layout", spec.get("layout", "rollouts"), get_args(Layout)),
+            path=re.compile(spec["path"]) if "path" in spec else None,
+            json=frozenset(spec.get("json", ())),
+            ignore=frozenset(spec.get("ignore", ())),
+            fields={field: _places(places) for field, places in spec.get("fields", {}).items()},
+            reward_weights={part: float(weight) for part, weight in spec.get("reward_weights", {}).items()},
+            defaults=spec.get("defaults", {}),
+        )
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, re.error, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{source}: {error}") from error
+    for field in (*mapping.fields, *mapping.defaults):
+        if not field.startswith("x_"):
+            _check_names(source, "field", [field], FIELDS)
+    return mapping
+
+
+def _places(places: str | list[str]) -> tuple[str, ...]:
+    return (places,) if isinstance(places, str) else tuple(places)
+
+
+def _one_of(source: str, entry: str, found: Any, wanted: tuple[str, ...]) -> Any:
+    if found not in wanted:
+        raise ConfigError(f"{source}: {entry} is {found!r}, wanted {' or '.join(wanted)}")
+    return found
+
+
+def _check_names(source: str, what: str, names: Any, known: tuple[str, ...]) -> None:
+    for name in names:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise ConfigError(f"{source}: no {what} is called {name!r}; {hint}")

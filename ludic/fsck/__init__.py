@@ -1,0 +1,51 @@
+"""Is a root sound? Every file against its name and its schema, weights and checkpoints whole, and the data checks.
+
+Reads all files below the root; with `repair` sets broken ones aside and deletes old temporary files. What is wrong
+becomes a Finding. A filesystem that fails raises StoreError: what can't be reached is not called broken. Files that
+vanish while they are checked are left alone, since a run may delete them.
+"""
+
+from collections.abc import Iterator
+
+from ludic.fsck.compactions import check_compactions, unfinished_compactions
+from ludic.fsck.data import check_data
+from ludic.fsck.findings import Finding, Report, meaning_of
+from ludic.fsck.repairs import delete_leftovers, set_broken_aside
+from ludic.fsck.rows import RowChecks
+from ludic.fsck.tables import TABLES, Footer, check_tables, read_footers
+from ludic.fsck.weights import check_weights
+from ludic.store import RolloutFile, Root
+from ludic.store.repair import list_leftovers, list_set_aside
+from ludic.store.track import Track, untracked
+
+__all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", "read_footers"]
+
+
+def check_root(root: Root, track: Track = untracked, *, repair: bool = False) -> Report:
+    """Everything that is wrong with a run, file by file, then check by check. Raises StoreError."""
+    rows = RowChecks()
+    stored = check_tables(root, rows, track)
+    findings = sorted((finding for file in stored for finding in file.findings), key=lambda finding: finding.check)
+    repaired: list[Finding] = []
+    if repair:
+        repaired, findings = set_broken_aside(root, findings)
+        repaired += delete_leftovers(root)
+    moved = {finding.where for finding in repaired}
+    rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
+    findings += [*check_compactions(root, rollouts), *check_weights(root)]
+    unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
+    findings += rows.finish()
+    findings += check_data(root, unreadable, track)
+    notes = [*unfinished_compactions(root, rollouts), *_leftovers(root), *_set_aside(root)]
+    return Report(findings=findings, notes=notes, repaired=repaired)
+
+
+def _leftovers(root: Root) -> Iterator[Finding]:
+    for leftover in list_leftovers(root):
+        problem = f"last written {leftover.age_s / 3600:.1f} hours ago; after a day `ludic verify --repair` deletes it"
+        yield Finding(check="leftover", where=leftover.name, problem=problem)
+
+
+def _set_aside(root: Root) -> Iterator[Finding]:
+    for file in list_set_aside(root):
+        yield Finding(check="set_aside", where=file.name, problem=f"{file.reason} (found at {file.found_at})")

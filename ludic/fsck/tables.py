@@ -1,0 +1,286 @@
+"""Parquet files of a root: each is read to its last page, and compared with its name and its schema.
+
+Memory is bounded: four files are read at a time, and of each a compressed row group and some 8 MB of its rows are
+held. A file counts as broken only when a copy on the local disk can't be read either: what the network does to a
+read raises StoreError.
+"""
+
+import io
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ludic.errors import LudicError, NewerSchemaError, SchemaError, StoreError
+from ludic.fsck.findings import Finding, in_a_line
+from ludic.fsck.rows import RowChecks
+from ludic.schema import arrow_schema, check_schema
+from ludic.store import RolloutFile, Root
+from ludic.store.files import Folder, Source
+from ludic.store.ledger import ledger_name
+from ludic.store.parquet import group_starts
+from ludic.store.sources import sources_of
+from ludic.store.track import Track, untracked
+
+TABLES = {"rollouts": "rollouts", "evals": "rollouts", "batches": "batches", "metrics": "metrics"}
+"""The table that each folder of Parquet files holds."""
+
+_CONCURRENT_FILES = 4
+_BATCH_BYTES = 8 << 20
+_COPIED_BYTES = 1 << 20
+_MOST_NAMES = 3
+_BROKEN = (pa.ArrowException, OSError, ValueError)
+"""What pyarrow raises for files that are cut off, damaged or foreign; OSError may also be the filesystem's."""
+FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
+_NAMES = {
+    "batches": re.compile(r"batches/attempt=(\d+)/step=(\d+)\.parquet"),
+    "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
+}
+# `ludic export --format delta` keeps its log beside the files that it registers.
+_DELTA_LOG = "/_delta_log/"
+_KEYS = {
+    "rollouts": ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"],
+    "batches": ["attempt_id", "step"],
+    "metrics": ["run_id"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """What a Parquet file says of itself."""
+
+    name: str
+    size_bytes: int
+    num_rows: int = 0
+    problem: str | None = None
+    """Why it can't be used; None for a sound one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A file that was read."""
+
+    name: str
+    findings: tuple[Finding, ...] = ()
+    sources: tuple[Source, ...] = ()
+    """Of a compacted file, as its footer names them."""
+
+
+def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[Checked]:
+    """Read every file of TABLES, and show the rollouts to `rows`; a file that vanishes meanwhile has no findings."""
+    names = [name for folder in TABLES for name in root.list(folder) if _DELTA_LOG not in name]
+    with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
+        return list(track(pool.map(lambda name: _check_file(root, name, rows), names), len(names), "files"))
+
+
+def read_footers(root: Root, folder: str, track: Track = untracked) -> list[Footer]:
+    """Size, rows and problem of each Parquet file of a folder of TABLES, by its footer alone."""
+    sizes = {name: size for name, size in root.sizes(folder).items() if _is_table(name)}
+    with ThreadPoolExecutor(8) as pool:
+        return list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), sizes), len(sizes), folder))
+
+
+def ledger_place(name: str) -> tuple[int, int] | None:
+    """attempt_id and step of a file of batches/; None for any other name."""
+    match = _NAMES["batches"].fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _is_table(name: str) -> bool:
+    return name.endswith(".parquet") and _DELTA_LOG not in name
+
+
+def _read_footer(root: Root, name: str, size_bytes: int) -> Footer:
+    try:
+        with root.open_file(name) as source:
+            file = pq.ParquetFile(source)
+            check_schema(file.schema_arrow, _table_of(name), name)
+            return Footer(name=name, size_bytes=size_bytes, num_rows=file.metadata.num_rows)
+    except (*_BROKEN, LudicError) as error:
+        return Footer(name=name, size_bytes=size_bytes, problem=_problem(name, error))
+
+
+def _table_of(name: str) -> str:
+    return TABLES[name.partition("/")[0]]
+
+
+def _problem(name: str, error: Exception) -> str:
+    return in_a_line(error).removeprefix(f"{name}: ")
+
+
+def _check_file(root: Root, name: str, rows: RowChecks) -> Checked:
+    try:
+        content = _read(root, name, rows) if name.endswith(".parquet") else None
+    except FileNotFoundError:
+        return Checked(name)
+    except NewerSchemaError as error:
+        return Checked(name, (Finding(check="newer_schema", where=name, problem=_problem(name, error)),))
+    except SchemaError as error:
+        return Checked(name, (Finding(check="unreadable", where=name, problem=_problem(name, error)),))
+    if content is None or not _is_name(name):
+        return Checked(name, (Finding(check="misnamed", where=name, problem=FOREIGN_NAME),))
+    return Checked(name, tuple(_disagreements(root, name, content)), content.sources)
+
+
+def _is_name(name: str) -> bool:
+    pattern = _NAMES.get(name.partition("/")[0])
+    return bool(pattern.fullmatch(name)) if pattern else RolloutFile.parse(name) is not None
+
+
+@dataclass(slots=True)
+class _Content:
+    """What the rows of a file say of themselves."""
+
+    runs: set[str] = field(default_factory=set)
+    """run_ids."""
+    homes: set[str] = field(default_factory=set)
+    """Names of the files that the rows were committed in."""
+    scattered: set[str] = field(default_factory=set)
+    """group_ids that come again after another one."""
+    sources: tuple[Source, ...] = ()
+    """Of a compacted file, as its footer names them."""
+
+
+def _read(root: Root, name: str, rows: RowChecks) -> _Content:
+    """Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError."""
+    try:
+        with root.open_file(name) as source:
+            return _read_open(source, name, rows)
+    except (LudicError, FileNotFoundError):
+        raise
+    except Exception:
+        # A network fails in many ways while pyarrow reads: only a copy of the whole file tells.
+        with tempfile.TemporaryFile() as copy:
+            _copy(root, name, copy)
+            return _read_copy(copy, name, rows)
+
+
+def _copy(root: Root, name: str, target: BinaryIO) -> None:
+    """Raises StoreError when the filesystem fails, also where it does so without a word."""
+    with root.explained(name), root.open_file(name) as source:
+        num_bytes = source.seek(0, io.SEEK_END)
+        source.seek(0)
+        shutil.copyfileobj(source, target, _COPIED_BYTES)
+        if target.tell() != num_bytes:
+            raise StoreError(f"{root.url}/{name}: {target.tell():,} of {num_bytes:,} bytes came; try again")
+
+
+def _read_copy(copy: BinaryIO, name: str, rows: RowChecks) -> _Content:
+    try:
+        return _read_open(copy, name, rows)
+    except LudicError:
+        raise
+    except _BROKEN as error:
+        raise SchemaError(in_a_line(error)) from error
+
+
+def _read_open(source: BinaryIO, name: str, rows: RowChecks) -> _Content:
+    table, file = _table_of(name), RolloutFile.parse(name)
+    content = _Content()
+    groups: list[str] = []
+    with pq.ParquetFile(source, pre_buffer=True) as parquet:
+        check_schema(parquet.schema_arrow, table, name)
+        if file is not None and file.is_compacted:
+            content.sources = tuple(sources_of(parquet, file))
+        for keys in _read_row_groups(parquet, name, rows):
+            if table != "batches":
+                content.runs |= set(keys.column("run_id").unique().to_pylist())
+            content.homes |= _homes(keys, name)
+            if table == "rollouts":
+                groups += keys.column("group_id").take(group_starts(keys)).to_pylist()
+    content.scattered = _scattered(groups)
+    return content
+
+
+def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks) -> Iterator[pa.Table]:
+    """The key columns of each row group, after all of its columns were decoded and `rows` has seen them."""
+    table = _table_of(name)
+    for place in range(parquet.num_row_groups):
+        row_group = parquet.metadata.row_group(place)
+        batch_size = max(1, _BATCH_BYTES * row_group.num_rows // max(1, row_group.total_byte_size))
+        batches = []
+        for batch in parquet.iter_batches(batch_size, row_groups=[place], use_threads=False):
+            _check_nulls(batch, table, name)
+            if table == "rollouts":
+                rows.add(batch)
+            batches.append(batch.select(_KEYS[table]))
+        if sum(batch.num_rows for batch in batches) != row_group.num_rows:
+            raise SchemaError(f"{name}: row group {place} has fewer rows than the {row_group.num_rows} of its footer")
+        if batches:
+            yield pa.Table.from_batches(batches)
+
+
+def _check_nulls(batch: pa.RecordBatch, table: str, name: str) -> None:
+    for column in arrow_schema(table):
+        if not column.nullable and batch.column(column.name).null_count:
+            raise SchemaError(f"{name}: column {column.name!r} has nulls, wanted none")
+
+
+def _homes(keys: pa.Table, name: str) -> set[str]:
+    match name.partition("/")[0]:
+        case "batches":
+            return {ledger_name(**row) for row in _distinct(keys, "attempt_id", "step")}
+        case "metrics":
+            return {name}
+    # A group lies in the partition of its oldest version.
+    groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
+    groups = groups.aggregate([("policy_version", "min")])
+    rows = _distinct(groups, "policy_version_min", "env_name", "worker_id", "sequence")
+    folder: Folder = "evals" if name.startswith("evals/") else "rollouts"
+    return {
+        RolloutFile(row["policy_version_min"], row["env_name"], row["worker_id"], row["sequence"], folder).name
+        for row in rows
+    }
+
+
+def _distinct(table: pa.Table, *columns: str) -> list[dict[str, Any]]:
+    return table.select(columns).group_by(list(columns), use_threads=False).aggregate([]).to_pylist()
+
+
+def _scattered(groups: Sequence[str]) -> set[str]:
+    """group_ids that come again after another one. groups: of each run of equal ids, row group by row group."""
+    runs = [group_id for place, group_id in enumerate(groups) if place == 0 or groups[place - 1] != group_id]
+    return {group_id for group_id, count in Counter(runs).items() if count > 1}
+
+
+def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding]:
+    """Where the rows of a file don't agree with its name or its footer."""
+    others = sorted(content.runs - {root.run_id})
+    if others:
+        yield Finding(check="misnamed", where=name, problem=f"holds rows that belong in another run ({others[0]})")
+        return
+    wanted = {name}
+    file = RolloutFile.parse(name)
+    if file is not None and file.is_compacted:
+        wanted = {replace(file, worker_id=worker_id, sequence=sequence).name for worker_id, sequence in content.sources}
+        yield from _source_problems(name, content.homes, wanted)
+    elif content.homes - wanted:
+        yield Finding(
+            check="misnamed", where=name, problem=f"holds rows that belong in {first_names(content.homes - wanted)}"
+        )
+    if content.scattered:
+        yield Finding(check="scattered_groups", where=name, problem=first_names(content.scattered))
+
+
+def _source_problems(name: str, homes: set[str], sources: set[str]) -> Iterator[Finding]:
+    """Where a compacted file holds rows of files that its footer does not name, or none of one that it does."""
+    if homes - sources:
+        problem = f"holds rows of {first_names(homes - sources)}, which its footer does not name"
+        yield Finding(check="compaction", where=name, problem=problem)
+    if sources - homes:
+        problem = f"holds no rows of {first_names(sources - homes)}, which its footer names"
+        yield Finding(check="compaction", where=name, problem=problem)
+
+
+def first_names(names: set[str]) -> str:
+    """The first names, and how many more there are."""
+    shown = sorted(names)[:_MOST_NAMES]
+    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
+    return f"{', '.join(shown)}{more}"

@@ -1,0 +1,157 @@
+"""Attempts, published policies and checkpoints: whether each can be read and is whole in form; no tensor is loaded.
+
+What vanishes while it is checked is left out, since a trainer prunes. Raises StoreError when the filesystem fails.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ludic.fsck.findings import Finding, in_a_line
+from ludic.fsck.tables import FOREIGN_NAME
+from ludic.store import Root, latest_policy, read_attempt
+from ludic.store.attempts import read_parent
+from ludic.store.lease import read_lease
+from ludic.store.ledger import ledger_name
+from ludic.store.policies import LATEST, Policy, policy_folder
+from ludic.store.repair import SET_ASIDE
+
+_MARKER = "checkpoint.json"
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+"""What parsing a damaged file raises; ludic's SchemaError is a ValueError."""
+_MOST_HEADER_BYTES = 100_000_000
+"""The format of safetensors allows no more."""
+
+
+def check_weights(root: Root) -> Iterator[Finding]:
+    """Attempts, then policies, then checkpoints."""
+    for name in root.list("attempts"):
+        yield from _unless_gone(_check_attempt(root, name))
+    policies = root.sizes("policies")
+    for name in policies:
+        if name.endswith("/policy.json"):
+            yield from _unless_gone(_check_policy(root, name))
+        elif name.endswith("/config.json"):  # the last file of a version that is complete
+            folder = name.removesuffix("/config.json")
+            yield from _unless_gone(_findings("policy", folder, _weights_problems(root, folder, policies)))
+    yield from _check_latest(root, policies)
+    checkpoints = root.sizes("checkpoints")
+    for name in checkpoints:
+        if name.endswith(f"/{_MARKER}"):  # without it a checkpoint is a torso, which no trainer reads
+            folder = name.removesuffix(f"/{_MARKER}")
+            yield from _unless_gone(_findings("checkpoint", folder, _checkpoint_problems(root, folder, checkpoints)))
+
+
+def _unless_gone(findings: Iterator[Finding]) -> Iterator[Finding]:
+    with suppress(FileNotFoundError):
+        yield from findings
+
+
+def _findings(check: str, where: str, problems: Iterator[str]) -> Iterator[Finding]:
+    return (Finding(check=check, where=where, problem=problem) for problem in problems)
+
+
+def _check_attempt(root: Root, name: str) -> Iterator[Finding]:
+    readers: Mapping[str, Callable[[Root, int], Any]] = {"json": read_attempt, "lease": read_lease}
+    stem, _, kind = name.removeprefix("attempts/").rpartition(".")
+    if not stem.isdigit() or kind not in readers:
+        yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
+        return
+    try:
+        found = readers[kind](root, int(stem)).attempt_id
+    except _UNREADABLE as error:
+        yield Finding(check="attempt", where=name, problem=f"is no {kind} that ludic can read: {in_a_line(error)}")
+        return
+    if found != int(stem):
+        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in attempts/{found}.{kind}")
+
+
+def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
+    try:
+        latest = latest_policy(root)
+    except _UNREADABLE as error:
+        yield Finding(check="policy", where=LATEST, problem=f"names no version: {in_a_line(error)}")
+        return
+    if latest is not None and f"{policy_folder(latest.version)}/config.json" not in sizes:
+        yield Finding(check="policy", where=LATEST, problem=f"names version {latest.version}, which has no config.json")
+
+
+def _check_policy(root: Root, name: str) -> Iterator[Finding]:
+    try:
+        found = f"{policy_folder(Policy(**json.loads(root.read(name))).version)}/policy.json"
+    except _UNREADABLE as error:
+        yield Finding(check="policy", where=name, problem=f"is no policy.json that ludic can read: {in_a_line(error)}")
+        return
+    if found != name:
+        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {found}")
+
+
+def _checkpoint_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    yield from _marker_problems(root, folder)
+    yield from _weights_problems(root, folder, sizes)
+    for name in ("optimizer.safetensors", "random.safetensors"):
+        yield from _tensor_problems(root, f"{folder}/{name}", sizes)
+
+
+def _marker_problems(root: Root, folder: str) -> Iterator[str]:
+    try:
+        info = json.loads(root.read(f"{folder}/{_MARKER}"))
+        attempt_id, step = int(info["attempt_id"]), int(info["step"])
+    except _UNREADABLE as error:
+        yield f"{_MARKER} can't be read: {in_a_line(error)}"
+        return
+    if folder != f"checkpoints/attempt={attempt_id}/step={step}":
+        yield f"{_MARKER} belongs in checkpoints/attempt={attempt_id}/step={step}"
+    yield from _ledger_problems(root, attempt_id, step)
+
+
+def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
+    """A step's ledger is written before its gradient step; a checkpoint may also be of the step resumed from."""
+    try:
+        parent = read_parent(root, attempt_id)
+    except _UNREADABLE:
+        return  # the attempt has a finding of its own
+    name = ledger_name(attempt_id, step)
+    names = (name, f"{SET_ASIDE}/{name}")
+    if step > (parent[1] if parent else 0) and not any(map(root.exists, names)):
+        yield f"{name}, which says what its last step trained on, is missing"
+
+
+def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    """What a Hugging Face folder lacks: its config, its weights or some of their shards, whole."""
+    if f"{folder}/config.json" not in sizes:
+        yield "config.json is missing"
+    index = f"{folder}/model.safetensors.index.json"
+    if index not in sizes:
+        yield from _tensor_problems(root, f"{folder}/model.safetensors", sizes)
+        return
+    try:
+        shards = sorted(set(json.loads(root.read(index))["weight_map"].values()))
+    except _UNREADABLE as error:
+        yield f"model.safetensors.index.json can't be read: {in_a_line(error)}"
+        return
+    for shard in shards:
+        yield from _tensor_problems(root, f"{folder}/{shard}", sizes)
+
+
+def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Whether a safetensors file is as long as its header says: 8 bytes of header length, header, tensors."""
+    file = name.rpartition("/")[2]
+    if name not in sizes:
+        yield f"{file} is missing"
+        return
+    try:
+        with root.explained(name):
+            length = int.from_bytes(root.fs.cat_file(root.at(name), start=0, end=8), "little")
+            if length > _MOST_HEADER_BYTES or 8 + length > sizes[name]:
+                yield f"{file} has {sizes[name]:,} bytes, its header alone wants {8 + length:,}"
+                return
+            header = json.loads(root.fs.cat_file(root.at(name), start=8, end=8 + length))
+        ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
+    except _UNREADABLE as error:
+        yield f"{file} is no safetensors file: {in_a_line(error)}"
+        return
+    wanted = 8 + length + max(ends, default=0)
+    if sizes[name] != wanted:
+        yield f"{file} has {sizes[name]:,} bytes, its header says {wanted:,}"

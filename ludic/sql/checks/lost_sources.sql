@@ -1,0 +1,25 @@
+-- lost_sources: a file that compaction was to replace and whose rows are nowhere
+-- grain: one row per partition and file | reads: compactions, rollouts, evals, gone
+-- what expired or was set aside is not missed
+with planned as (
+    select distinct parse_dirpath(name) as partition, worker_id, sequence from compactions
+),
+
+stored as (
+    select distinct worker_id, sequence from rollouts
+    union
+    select distinct worker_id, sequence from evals
+)
+
+select planned.*
+from planned
+anti join stored using (worker_id, sequence)
+where not exists (
+    select 1
+    from gone
+    where
+        gone.partition = planned.partition
+        and gone.worker_id = planned.worker_id
+        and planned.sequence between gone.first_sequence and gone.last_sequence
+)
+order by partition, worker_id, sequence

@@ -1,0 +1,18 @@
+-- partial_groups: a group of which a step considered some rollouts and passed over others
+-- grain: one row per attempt_id, step and group_id | reads: all_batches, rollouts
+with planned as (
+    select attempt_id, step, group_id, count(distinct rollout_id) as num_planned
+    from all_batches
+    group by all
+),
+
+stored as (
+    select group_id, count(distinct rollout_id) as num_stored
+    from rollouts
+    group by all
+)
+
+select *
+from planned
+inner join stored using (group_id)
+where num_planned < num_stored

@@ -1,0 +1,13 @@
+-- unknown_attempts: a ledger or a policy of a trainer start that is not recorded, so that nobody knows whether it counts
+-- grain: one row per such attempt_id | reads: all_batches, policies, attempts
+with mentioned as (
+    select attempt_id, 'batches' as folder, step from all_batches
+    union all
+    select attempt_id, 'policies' as folder, step from policies
+)
+
+select attempt_id, list(distinct folder order by folder) as folders, min(step) as first_step, max(step) as last_step
+from mentioned
+anti join attempts using (attempt_id)
+group by attempt_id
+order by attempt_id

@@ -1,0 +1,207 @@
+"""Scalars of the files that workers wrote, kept on this machine: a file never changes, so each is read once.
+
+Writes {folder}/{uuid4}.parquet, "segments": the scalar columns, the partition (version, env) and the address
+(file, row_group, row) of the rows of whole files, which the footer names. A segment appears whole and never
+changes, and all that it holds can be read again: so several processes may share a folder without a lock, and one
+that is damaged or foreign is passed over. Raises OSError where the folder can't be written, StoreError where the
+root can't be read.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ludic.errors import SchemaError
+from ludic.schema import rollouts_schema
+from ludic.store import RolloutFile, Root
+from ludic.store.parquet import open_parquet, read_row_groups, row_counts
+
+logger = logging.getLogger(__name__)
+
+ADDRESS = ("file", "row_group", "row")
+"""Columns that say where a row is: path below the root, row group, row in it."""
+
+SEGMENT_FILES = 2048
+_SEGMENT_ROW_GROUP = 1 << 16
+_MOST_SMALL_SEGMENTS = 16
+"""More of those with less than half of SEGMENT_FILES become one; so a file is written a few times at most."""
+_IN_USE_S = 24 * 3600
+"""How long a segment stays after its last use, once others replaced it: a connection may still query it."""
+_FILES_KEY = b"ludic.files"
+_MANY_FILES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Scalars of whole files, on this machine."""
+
+    path: Path
+    files: frozenset[str]
+
+
+@dataclass(slots=True)
+class Scalars:
+    """What serves the scalars of some files."""
+
+    segments: list[Path] = field(default_factory=list)
+    """Together they hold each row of the files once."""
+    broken: dict[str, str] = field(default_factory=dict)
+    """Files that are left out since they can't be read, and why."""
+    gone: list[str] = field(default_factory=list)
+    """Files that vanished since they were listed."""
+
+
+def segment_schema(root: Root) -> pa.Schema:
+    """Columns of a segment: the run's scalars, then version, env and ADDRESS."""
+    scalars = [column for column in rollouts_schema(root.run.extra_columns) if not pa.types.is_nested(column.type)]
+    partition = [pa.field("version", pa.int64()), pa.field("env", pa.string())]
+    address = [pa.field("file", pa.string()), pa.field("row_group", pa.int32()), pa.field("row", pa.int32())]
+    return pa.schema([*scalars, *partition, *address])
+
+
+def update(root: Root, files: Sequence[RolloutFile], folder: Path) -> Scalars:
+    """Segments in `folder` that hold the scalars of exactly these files; reads those that no segment holds yet."""
+    schema, left = segment_schema(root), {file.name: file for file in files}
+    folder.mkdir(parents=True, exist_ok=True)
+    stored = _read_segments(folder, schema)
+    kept = _choose(stored, left)
+    for segment in kept:
+        for name in segment.files:
+            del left[name]
+    scalars = Scalars([segment.path for segment in kept])
+    for names, table in _fill_up(_rows(root, [s for s in stored if s not in kept], left, schema, scalars)):
+        scalars.segments.append(_write(folder, names, table))
+    _forget_replaced(folder, set(scalars.segments))
+    return scalars
+
+
+def _read_segments(folder: Path, schema: pa.Schema) -> list[Segment]:
+    """Largest first, and in the same order in each process."""
+    segments = [_read_segment(path, schema) for path in folder.glob("*.parquet")]
+    return sorted((s for s in segments if s is not None), key=lambda segment: (-len(segment.files), segment.path))
+
+
+def _read_segment(path: Path, schema: pa.Schema) -> Segment | None:
+    """None for what is damaged, foreign, or of another schema."""
+    try:
+        with pq.ParquetFile(path) as parquet:
+            files = json.loads(parquet.metadata.metadata[_FILES_KEY])
+            return Segment(path, frozenset(files)) if parquet.schema_arrow.equals(schema) else None
+    except (pa.ArrowException, OSError, KeyError, ValueError, TypeError):
+        return None
+
+
+def _choose(stored: Sequence[Segment], wanted: dict[str, RolloutFile]) -> list[Segment]:
+    """Segments to use as they are: all of their files are wanted, and none is in two of them."""
+    chosen: list[Segment] = []
+    left = set(wanted)
+    for segment in stored:
+        if segment.files <= left:
+            chosen.append(segment)
+            left -= segment.files
+    small = [segment for segment in chosen if len(segment.files) < SEGMENT_FILES // 2]
+    kept = chosen if len(small) <= _MOST_SMALL_SEGMENTS else [s for s in chosen if s not in small]
+    return [segment for segment in kept if _mark_in_use(segment.path)]
+
+
+def _mark_in_use(path: Path) -> bool:
+    """By its time of change, which `_forget_replaced` looks at; False for a segment that is gone."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass  # another user's: that one keeps it
+    return True
+
+
+def _rows(
+    root: Root, segments: Sequence[Segment], left: dict[str, RolloutFile], schema: pa.Schema, scalars: Scalars
+) -> Iterator[tuple[list[str], pa.Table]]:
+    """Names of files with their rows: from segments that hold them among others, else from the files themselves."""
+    for segment in segments:
+        names = [name for name in left if name in segment.files]
+        table = _read_rows_of(segment, names) if names else None
+        if table is not None:
+            for name in names:
+                del left[name]
+            yield names, table
+    if len(left) > _MANY_FILES:
+        logger.info("reading the scalars of %d new files of %s; the next time they are here", len(left), root.url)
+    files = list(left.values())
+    with ThreadPoolExecutor(min(4, os.cpu_count() or 1) if root.is_local else 32) as pool:
+        for start in range(0, len(files), SEGMENT_FILES):
+            some = files[start : start + SEGMENT_FILES]
+            tables = list(pool.map(lambda file: _read_file(root, file, schema, scalars), some))
+            found = [(file.name, table) for file, table in zip(some, tables, strict=True) if table is not None]
+            if found:
+                yield [name for name, _ in found], pa.concat_tables([table for _, table in found])
+
+
+def _read_rows_of(segment: Segment, names: Sequence[str]) -> pa.Table | None:
+    """None for a segment that is damaged or gone."""
+    try:
+        return pq.read_table(segment.path, filters=pc.field("file").isin(names))
+    except (pa.ArrowException, OSError, ValueError):
+        return None
+
+
+def _read_file(root: Root, file: RolloutFile, schema: pa.Schema, scalars: Scalars) -> pa.Table | None:
+    """All rows; None, and a note in `scalars`, for a file that is broken or gone."""
+    where = f"{root.url}/{file.name}"
+    own = [name for name in schema.names if name not in ("version", "env", *ADDRESS)]
+    try:
+        with open_parquet(root, file.name) as parquet:
+            counts = row_counts(parquet)
+            table = read_row_groups(parquet, range(len(counts)), own, where, rollouts_schema(root.run.extra_columns))
+    except FileNotFoundError:
+        scalars.gone.append(file.name)
+        return None
+    except SchemaError as error:
+        scalars.broken[file.name] = str(error)
+        return None
+    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in [*counts, 0]])
+    row_groups = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    same = [pa.repeat(pa.scalar(value), table.num_rows) for value in (file.version, file.env_name, file.name)]
+    return pa.Table.from_arrays([*table.columns, *same, pa.array(row_groups), pa.array(rows)], schema=schema)
+
+
+def _fill_up(pieces: Iterator[tuple[list[str], pa.Table]]) -> Iterator[tuple[list[str], pa.Table]]:
+    """Join small pieces to some SEGMENT_FILES files."""
+    names: list[str] = []
+    tables: list[pa.Table] = []
+    for some, table in pieces:
+        names, tables = names + some, [*tables, table]
+        if len(names) >= SEGMENT_FILES:
+            yield names, pa.concat_tables(tables)
+            names, tables = [], []
+    if names:
+        yield names, pa.concat_tables(tables)
+
+
+def _write(folder: Path, names: Sequence[str], table: pa.Table) -> Path:
+    path, partial = folder / f"{uuid4()}.parquet", folder / f"{uuid4()}.partial"
+    table = table.replace_schema_metadata({_FILES_KEY: json.dumps(names).encode()})
+    pq.write_table(table, partial, compression="zstd", compression_level=1, row_group_size=_SEGMENT_ROW_GROUP)
+    return partial.replace(path)
+
+
+def _forget_replaced(folder: Path, in_use: set[Path]) -> None:
+    """Delete what other segments replaced, and what a killed process left, once it is old enough."""
+    for path in folder.iterdir():
+        try:
+            if path not in in_use and time.time() - path.stat().st_mtime > _IN_USE_S:
+                path.unlink()
+        except OSError:
+            continue  # another process was faster, or may not be disturbed

@@ -1,0 +1,105 @@
+"""The files that serve `rollouts` and `evals` of a connection: looked for when a query first asks, then kept.
+
+Reads the root; keeps the scalars of workers' files in the user's cache folder (LUDIC_CACHE_DIR overrides it) where
+there are many of them, else in a temporary folder that goes with the connection. A file that can't be read is left
+out with a warning; raises StoreError where the root can't be read.
+"""
+
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from ludic.errors import StoreError
+from ludic.sql.scalars import Scalars, update
+from ludic.store import RolloutFile, Root
+from ludic.store.current import current_files
+from ludic.store.files import Folder
+
+logger = logging.getLogger(__name__)
+
+FEW_FILES = 64
+"""So many are read anew for each connection, in a tenth of a second: a small run leaves nothing behind."""
+CACHE_VARIABLE = "LUDIC_CACHE_DIR"
+
+_MOST_LISTINGS = 10
+_MOST_NAMES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What serves one folder: together, each of its rows once."""
+
+    segments: Sequence[Path] = ()
+    """Scalars of workers' files; see ludic.sql.scalars."""
+    compacted: Sequence[RolloutFile] = ()
+
+
+class Snapshot:
+    """What a root holds, as of the first question since the last `refresh`. Threads may share one."""
+
+    def __init__(self, root: Root, without: Collection[str] = ()) -> None:
+        """`without`: names to leave out. Shows nothing before the first `refresh`."""
+        self._root, self._without = root, frozenset(without)
+        self._lock = threading.Lock()
+        self._stored: dict[Folder, Stored] = {"rollouts": Stored(), "evals": Stored()}
+        self._private: Path | None = None
+
+    def refresh(self) -> None:
+        """Look again at the next question."""
+        with self._lock:
+            self._stored.clear()
+
+    def stored(self, folder: Folder) -> Stored:
+        """What serves a folder."""
+        with self._lock:
+            if folder not in self._stored:
+                self._stored[folder] = self._look(folder)
+            return self._stored[folder]
+
+    def _look(self, folder: Folder) -> Stored:
+        for _ in range(_MOST_LISTINGS):
+            files = [file for file in current_files(self._root, folder) if file.name not in self._without]
+            scalars = self._update([file for file in files if not file.is_compacted], folder)
+            # A file that vanished was compacted or has expired since: a new listing tells which.
+            if not scalars.gone:
+                self._warn_of(scalars.broken)
+                return Stored(scalars.segments, [file for file in files if file.is_compacted])
+        raise StoreError(f"{self._root.url}: files keep vanishing while they are read, such as {scalars.gone[0]}")
+
+    def _update(self, files: Sequence[RolloutFile], folder: Folder) -> Scalars:
+        if len(files) > FEW_FILES:
+            shared = cache_folder(self._root) / folder
+            try:
+                return update(self._root, files, shared)
+            except StoreError:
+                raise
+            except OSError as error:
+                logger.warning("can't keep scalars in %s, so each connection reads them anew: %s", shared, error)
+        return update(self._root, files, self._private_folder() / folder)
+
+    def _private_folder(self) -> Path:
+        if self._private is None:
+            self._private = Path(tempfile.mkdtemp(prefix="ludic-"))
+            weakref.finalize(self, shutil.rmtree, self._private, ignore_errors=True)
+        return self._private
+
+    def _warn_of(self, broken: Mapping[str, str]) -> None:
+        if broken:
+            names = ", ".join([*sorted(broken)[:_MOST_NAMES], *(["..."] if len(broken) > _MOST_NAMES else [])])
+            logger.warning("left out what can't be read: %s; `ludic verify %s` says why", names, self._root.url)
+
+
+def cache_folder(root: Root) -> Path:
+    """Where scalars of a run stay between connections; a copy of the run elsewhere has a folder of its own."""
+    base = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("ludic", appauthor=False)
+    place = hashlib.sha256(root.fs.unstrip_protocol(root.path).encode()).hexdigest()[:16]
+    return Path(base) / "scalars" / f"{root.run_id}-{place}"

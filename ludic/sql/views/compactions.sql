@@ -1,0 +1,15 @@
+-- compactions: the files that `ludic compact` made or is about to make, and those whose rows they hold
+-- grain: one row per compacted file and source | reads: compactions/ of the root
+-- name is the compacted file's, worker_id and sequence are of the file that a worker committed
+with plans as (
+    select from_json(content, '{"outputs": [{"name": "varchar", "sources": ["json[]"]}]}') as plan
+    from read_text($root || '/compactions/**/*.json')
+    where json_valid(content)
+),
+
+outputs as (
+    select unnest(plan.outputs, recursive := true) from plans
+)
+
+select name, source[1] ->> '$' as worker_id, (source[2] ->> '$')::bigint as sequence
+from (select name, unnest(sources) as source from outputs)

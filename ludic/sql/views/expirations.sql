@@ -1,0 +1,25 @@
+-- expirations: what `ludic expire` deleted, or is about to delete, partition by partition
+-- grain: one row per expiry and partition | reads: expired/ of the root
+-- files are the names deleted and sources what workers had committed of their rows: half-open intervals by worker_id
+with tombstones as (
+    select
+        from_json(
+            content,
+            '{
+                "created_at": "timestamptz",
+                "rule": "varchar",
+                "partitions": [{
+                    "folder": "varchar",
+                    "version": "bigint",
+                    "env_name": "varchar",
+                    "num_rows": "bigint",
+                    "size_bytes": "bigint",
+                    "files": "map(varchar, bigint[][])",
+                    "sources": "map(varchar, bigint[][])"
+                }]
+            }'
+        ) as tombstone
+    from read_text($root || '/expired/*.json')
+    where json_valid(content)
+)
+select tombstone.created_at, tombstone.rule, unnest(tombstone.partitions, recursive := true) from tombstones

@@ -1,0 +1,35 @@
+-- gone: files that nobody needs to miss, since they expired or were set aside
+-- grain: one row per partition, worker_id, run of sequences (first to last) and why | reads: expirations, set_aside,
+-- compactions
+-- partition is the folder, such as rollouts/version=12/env=moar_cats; a compacted file stands here under its own name,
+-- and so do the files that it had replaced
+with expired as (
+    select
+        folder || '/version=' || version || '/env=' || url_encode(env_name) as partition,
+        unnest(map_entries(files) || map_entries(sources)) as worker
+    from expirations
+),
+
+broken as (
+    select
+        name,
+        parse_dirpath(name) as partition,
+        regexp_extract(name, '([^/]+)-(\d+)\.parquet$', ['worker_id', 'sequence']) as file
+    from set_aside
+    where starts_with(name, 'rollouts/') or starts_with(name, 'evals/')
+)
+
+select
+    partition,
+    worker.key as worker_id,
+    unnest(worker.value)[1] as first_sequence,
+    unnest(worker.value)[2] - 1 as last_sequence,
+    'expired' as why
+from expired
+union
+select partition, file.worker_id, try_cast(file.sequence as bigint), try_cast(file.sequence as bigint), 'set aside'
+from broken
+union
+select broken.partition, compactions.worker_id, compactions.sequence, compactions.sequence, 'set aside'
+from broken
+inner join compactions using (name)

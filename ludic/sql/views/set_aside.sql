@@ -1,0 +1,9 @@
+-- set_aside: broken files that were moved out of every reader's sight
+-- grain: one row per file | reads: set_aside/ of the root
+-- name is where the file was, found_at when it was found
+with notes as (
+    select from_json(content, '{"name": "varchar", "reason": "varchar", "found_at": "timestamptz"}') as note
+    from read_text($root || '/set_aside/**/*.json')
+    where json_valid(content)
+)
+select unnest(note) from notes

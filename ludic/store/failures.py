@@ -1,0 +1,276 @@
+"""Failures of filesystems: which pass by themselves, and what to say and to do about the others.
+
+Reads no file. Knows what the operating system, botocore (s3fs), aiohttp and Google (gcsfs), Azure (adlfs) and
+obstore raise, by attributes and texts alone, so that none of them needs to be installed.
+"""
+
+import errno
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    sleep_using_event,
+    stop_before_delay,
+    stop_when_event_set,
+    wait_random_exponential,
+)
+
+from ludic.errors import ConfigError, LudicError
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+RETRY_LIMIT = "LUDIC_RETRY_S"
+"""Environment variable: seconds after which an operation is not tried again; 0 is never."""
+_DEFAULT_RETRY_S = 30.0
+_SILENT_ATTEMPTS = 2
+"""Failures that nobody hears of."""
+
+_TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
+_UNREACHABLE = "Unreachable"
+"""Our own code for a request without an answer, of which obstore tells only in its text."""
+_TRANSIENT_CODES = {
+    "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "ServerBusy",
+    "InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted",
+    "NoSuchUpload", _UNREACHABLE,
+}  # fmt: skip
+"""Of S3 and Azure. ConditionalRequestConflict: another put-if-absent of the same key was under way. NoSuchUpload: the
+answer to the end of an upload in parts was lost, and s3fs found nothing to abort."""
+_TRANSIENT_NAMES = re.compile(
+    r"Timeout|Connection|Connector|Disconnected|HTTPClientError|Payload|IncompleteRead|ChunkedEncoding|ResponseParser"
+    r"|ServiceRequestError|ServiceResponseError|TransportError|ClientOSError"
+)
+"""Error classes of HTTP clients that are neither TimeoutError nor ConnectionError."""
+_CLIENTS = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "obstore", "requests", "urllib3"}
+
+_STATUS_TEXT = re.compile(r"status code: (\d{3})")
+_CODE_TEXT = re.compile(r"<Code>(\w+)</Code>")
+_MESSAGE_TEXT = re.compile(r"<Message>([^<]*)</Message>")
+_UNANSWERED = re.compile(
+    r"Error performing \w+ (https?://[^/\s]+).*?\bkind: (Connect|Timeout|Request|Interrupted|Decode)\b", re.DOTALL
+)
+_REASON = re.compile(r'\b(?:message|error): "([^"]+)"')
+_ERRNO = re.compile(r"^\[Errno \d+\] ")
+_REDIRECT = "Received redirect without LOCATION"
+
+_SECRETS = re.compile(
+    r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b"
+    r"|(?<=://)[^/@\s]+(?=@)"
+    r"|(?<=Bearer )\S+"
+    r"|(?<=[?&;\s])(?:[\w-]*(?:signature|credential|secret|token|accesskeyid|accountkey|password)|sig)=[^&;\s'\"]+"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a filesystem said, in terms that all of them share."""
+
+    cause: str
+    """One line, without secrets."""
+    code: str
+    """S3's or Azure's error code, a name from errno, or that of the error's class."""
+    status: int | None = None
+    """Of HTTP."""
+
+    @property
+    def is_missing_bucket(self) -> bool:
+        return self.code in {"NoSuchBucket", "ContainerNotFound"}
+
+
+def diagnose(error: BaseException) -> Failure:
+    """The first error in the chain of causes that says something definite, else the error itself."""
+    for link in _chain(error):
+        failure = _from_response(link) or _from_text(link) or _from_status(link)
+        if failure is not None:
+            return failure
+    code = errno.errorcode.get(getattr(error, "errno", None) or 0, type(error).__name__)
+    return Failure(_one_line(f"{type(error).__name__}: {_ERRNO.sub('', str(error))}"), code)
+
+
+def is_transient(error: BaseException) -> bool:
+    """Throttling, an overloaded server, a time-out or a lost connection: the same call may work in a moment."""
+    if isinstance(error, LudicError | FileExistsError):
+        return False
+    failure = diagnose(error)
+    if failure.status is not None or failure.code in _TRANSIENT_CODES:
+        return failure.status in _TRANSIENT_STATUS or failure.code in _TRANSIENT_CODES
+    if isinstance(error, FileNotFoundError | PermissionError):
+        return False
+    return any(_is_lost_connection(link) for link in _chain(error))
+
+
+def is_filesystem_error(error: BaseException) -> bool:
+    """Whether a filesystem raised it; those of HTTP clients are no OSErrors."""
+    known = isinstance(error, OSError | NotImplementedError)
+    return known or any(type(link).__module__.split(".")[0] in _CLIENTS for link in _chain(error))
+
+
+def is_refused_overwrite(error: BaseException) -> bool:
+    """The answer to a put-if-absent of a name that is taken: HTTP's 412, or FileExistsError."""
+    if isinstance(error, FileExistsError):
+        return True
+    failure = diagnose(error)
+    return failure.status == 412 or failure.code == "PreconditionFailed"
+
+
+def explain(error: BaseException, where: str, *, writing: bool) -> str:
+    """URL of the file, cause and advice, in a line that holds no secret."""
+    failure = diagnose(error)
+    if writing and "://" in where and isinstance(error, FileNotFoundError):
+        failure = replace(failure, code="NoSuchBucket")
+    advice = _advice(failure, where, "write to" if writing else "read")
+    if advice is None and is_transient(error):
+        tried = f"tried again for {limit_s:g} s ({RETRY_LIMIT}); " if (limit_s := retry_limit_s()) else ""
+        advice = f"{tried}see the network and the endpoint{' (AWS_ENDPOINT_URL)' * where.startswith('s3')}"
+    cause = failure.cause.removesuffix(f": '{where}'")
+    return f"{where}: {cause}; {advice}" if advice else f"{where}: {cause}"
+
+
+def retry_limit_s() -> float:
+    """Raises ConfigError for a limit that is no number of seconds."""
+    text = os.environ.get(RETRY_LIMIT, str(_DEFAULT_RETRY_S))
+    try:
+        return float(text)
+    except ValueError:
+        raise ConfigError(f"{RETRY_LIMIT} is {text!r}, wanted a number of seconds; 0 never tries again") from None
+
+
+def retried(operation: Callable[[], Result], where: str, stop: threading.Event | None = None) -> Result:
+    """The result of an operation that is tried again while its failures are transient, for `retry_limit_s`.
+
+    Raises the last failure; `stop` ends the waiting at once.
+    """
+    stop = stop or threading.Event()
+    retrying = Retrying(
+        retry=retry_if_exception(is_transient),
+        wait=wait_random_exponential(multiplier=0.2, max=8.0),
+        stop=stop_before_delay(retry_limit_s()) | stop_when_event_set(stop),
+        sleep=sleep_using_event(stop),
+        before_sleep=_log_wait(where),
+        reraise=True,
+    )
+    return retrying(operation)
+
+
+def _log_wait(where: str) -> Callable[[RetryCallState], None]:
+    def log(state: RetryCallState) -> None:
+        assert state.outcome is not None
+        error = state.outcome.exception()
+        if error is not None and state.attempt_number > _SILENT_ATTEMPTS:
+            logger.warning("%s: %s; trying again", where, diagnose(error).cause)
+
+    return log
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: list[BaseException] = []
+    while error is not None and error not in seen:
+        yield error
+        seen.append(error)
+        error = error.__cause__ or error.__context__
+
+
+def _from_response(error: BaseException) -> Failure | None:
+    """botocore's ClientError, which s3fs keeps as the cause of its own."""
+    response = getattr(error, "response", None)
+    if not isinstance(response, Mapping) or "Error" not in response:
+        return None
+    details, meta = response["Error"], response.get("ResponseMetadata", {})
+    return _failure(details.get("Code", ""), details.get("Message", ""), meta.get("HTTPStatusCode"))
+
+
+def _from_text(error: BaseException) -> Failure | None:
+    """obstore's errors, whose text is the server's answer and much else."""
+    text = str(error)
+    if "Error performing" not in text:
+        return None
+    if status := _STATUS_TEXT.search(text):
+        code, message = _CODE_TEXT.search(text), _MESSAGE_TEXT.search(text)
+        return _failure(code[1] if code else "", message[1] if message else "", int(status[1]))
+    if _REDIRECT in text:
+        return _failure("PermanentRedirect", "", 301)
+    if unanswered := _UNANSWERED.search(text):
+        reason = _REASON.search(text)
+        said = reason[1] if reason else {"Timeout": "time-out"}.get(unanswered[2], "connection lost")
+        return Failure(f"no answer from {unanswered[1]}: {said}", _UNREACHABLE)
+    return None
+
+
+def _from_status(error: BaseException) -> Failure | None:
+    """aiohttp (status), Azure (status_code, error_code), gcsfs (code)."""
+    if type(error).__module__.split(".")[0] not in _CLIENTS:
+        return None
+    for name in ("status", "status_code", "code"):
+        status = getattr(error, name, None)
+        if str(status).isdecimal():
+            code = str(getattr(error, "error_code", None) or "")
+            return _failure(code, str(getattr(error, "message", "") or error), int(str(status)))
+    return None
+
+
+def _failure(code: str, message: str, status: int | None) -> Failure:
+    if code.isdecimal():  # the answer to a HEAD has no body, so that botocore's code is the status
+        status, code, message = int(code), "", message if message != "Forbidden" else ""
+    known = f"{code} (HTTP {status})" if code and status else code or f"HTTP {status}"
+    return Failure(_one_line(f"{known}: {message}" if message else known), code, status)
+
+
+def _is_lost_connection(error: BaseException) -> bool:
+    if isinstance(error, TimeoutError | ConnectionError):
+        return True
+    if type(error).__module__.split(".")[0] not in _CLIENTS:
+        return False
+    return bool(_TRANSIENT_NAMES.search(type(error).__name__))
+
+
+def _one_line(text: str) -> str:
+    """The first paragraph, without line breaks, secrets and an endless tail."""
+    text = " ".join(_SECRETS.sub("***", text.split("\n\n")[0]).split()).rstrip(".")
+    return text if len(text) <= 400 else f"{text[:400]}..."
+
+
+_ADVICE: Mapping[frozenset[str], str] = {
+    frozenset({"NoSuchBucket", "ContainerNotFound"}): "create bucket {bucket}, or correct the URL or the endpoint",
+    frozenset({"AccessDenied", "AllAccessDisabled", "AuthorizationPermissionMismatch", "403"}): (
+        "these credentials may not {act} bucket {bucket}: ask for the right, or choose others (AWS_PROFILE)"
+    ),
+    frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "AuthenticationFailed", "InvalidToken", "401"}): (
+        "the credentials are wrong: see AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE in ~/.aws"
+    ),
+    frozenset({"ExpiredToken", "TokenRefreshRequired"}): "the credentials have expired: log in again",
+    frozenset({"RequestTimeTooSkewed"}): "this machine's clock is wrong: set it",
+    frozenset({"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError", "ProfileNotFound"}): (
+        "set AWS_PROFILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role"
+    ),
+    frozenset({"NoRegionError"}): "set AWS_DEFAULT_REGION to the region of bucket {bucket}",
+    frozenset(
+        {"PermanentRedirect", "Redirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "301"}
+    ): "bucket {bucket} is in another region: set AWS_DEFAULT_REGION, and no AWS_ENDPOINT_URL of another one",
+    frozenset({"ENOSPC", "EDQUOT"}): "the disk or the quota is full: free some space, or choose another root",
+    frozenset({"EFBIG"}): "the file is larger than this process may write (ulimit -f) or the disk can hold",
+    frozenset({"EROFS"}): "the disk is mounted read-only: mount it for writing, or choose another root",
+    frozenset(
+        {"EACCES", "EPERM"}
+    ): "this user may not {act} the folder: see its owner and mode, or choose another root",
+    frozenset({"ENOTDIR"}): "a file stands where a folder is wanted: move it away, or choose another root",
+    frozenset({"EISDIR"}): "a folder stands where a file is wanted: move it away, or choose another root",
+    frozenset({"EOPNOTSUPP", "ENOTSUP"}): "without put-if-absent files would be overwritten: choose another disk",
+    frozenset({"EMFILE", "ENFILE"}): "too many files are open: raise `ulimit -n`",
+}
+
+
+def _advice(failure: Failure, where: str, act: str) -> str | None:
+    bucket = where.partition("://")[2].partition("/")[0]
+    for codes, advice in _ADVICE.items():
+        if failure.code in codes or (not failure.code and str(failure.status) in codes):
+            return advice.format(bucket=bucket, act=act)
+    return None

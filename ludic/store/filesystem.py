@@ -1,0 +1,322 @@
+"""Files below one URL of any fsspec filesystem: what a Root can do before its run.json is known.
+
+A file that is visible is complete: creation is put-if-absent, replacement is atomic. Names are
+relative to the URL, with forward slashes. An operation that fails for a passing reason is tried again
+for a while; other failures raise StoreError naming URL, cause and what to do. Absence of a file that is
+read is FileNotFoundError.
+"""
+
+import builtins
+import io
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO, TypeVar, cast
+
+import fsspec
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ludic.errors import ConfigError, LudicError, StoreError
+from ludic.store import local
+from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
+from ludic.store.remote import TAIL_BYTES, RemoteFile
+
+Result = TypeVar("Result")
+
+SCRATCH = ".tmp"
+"""Below a local URL: what is not complete yet."""
+_USER_INFO = re.compile(r"://[^/@]*@")
+_SECRET_IN_QUERY = re.compile(r"(?i)[?&][^=&]*(sig|signature|credential|secret|token|key|password)=")
+_COMPARED_BYTES = 16 << 20
+
+# memory:// checks and stores in two steps; one process has many threads that put.
+_memory_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A folder on a filesystem."""
+
+    url: str
+    """As the user gave it, without a trailing slash."""
+    fs: fsspec.AbstractFileSystem
+    path: str
+    """The folder within `fs`, without protocol."""
+    stop: threading.Event | None = None
+    """Once set, nothing is tried again."""
+
+    @classmethod
+    def at(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
+        """Raises ConfigError for a URL that holds a secret, StoreError for one that no filesystem serves."""
+        url = str(url)
+        _refuse_secrets(url)
+        if fs is not None:
+            path = fs._strip_protocol(url)
+        else:
+            fs, path = _connect(url)
+        return cls(url.rstrip("/"), fs, path.rstrip("/"))
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.fs, LocalFileSystem)
+
+    @property
+    def _is_memory(self) -> bool:
+        return isinstance(self.fs, MemoryFileSystem)
+
+    @property
+    def _scratch(self) -> Path:
+        assert self.is_local
+        return Path(self.at_path(SCRATCH))
+
+    def at_path(self, name: str) -> str:
+        """Path of a file within `fs`."""
+        return f"{self.path}/{name}"
+
+    def read(self, name: str) -> bytes:
+        return self._try(name, lambda: self.fs.cat_file(self.at_path(name)))
+
+    def read_range(self, name: str, start: int, end: int | None = None) -> bytes:
+        if end is not None and 0 <= end <= start:
+            return b""
+        if start < 0 and not self._counts_from_the_end:
+            start = max(0, self._size(name) + start)
+        return self._try(name, lambda: self.fs.cat_file(self.at_path(name), start=start, end=end))
+
+    def _read_exactly(self, name: str, start: int, end: int) -> bytes:
+        def read() -> bytes:
+            data = self.fs.cat_file(self.at_path(name), start=start, end=end)
+            if len(data) != end - start:
+                raise ConnectionError(f"{len(data):,} of {end - start:,} bytes came")
+            return data
+
+        return self._try(name, read)
+
+    def open_file(self, name: str) -> BinaryIO:
+        if self.is_local:
+            return self._try(name, lambda: self.fs.open(self.at_path(name), "rb"))
+        if self._is_memory:  # it would hand the same file, with one position, to every thread
+            return io.BytesIO(self.read(name))
+        tail, size = self._tail(name)
+        return cast(BinaryIO, RemoteFile(partial(self._read_exactly, name), size, tail))
+
+    def _tail(self, name: str) -> tuple[bytes, int]:
+        """The end of a file, and the size of it all; one request for a small file where the protocol allows."""
+        if not self._counts_from_the_end:
+            size = self._size(name)
+            return self.read_range(name, max(0, size - TAIL_BYTES), size), size
+        try:
+            tail = self.read_range(name, -TAIL_BYTES)
+        except StoreError as error:
+            # An empty file has no last byte: S3 answers 416, others all of nothing.
+            if error.__cause__ is None or is_transient(error.__cause__) or self._size(name):
+                raise
+            return b"", 0
+        return tail, len(tail) if len(tail) < TAIL_BYTES else self._size(name)
+
+    @property
+    def _counts_from_the_end(self) -> bool:
+        """Whether cat_file takes a negative start; adlfs does not."""
+        protocols = [self.fs.protocol] if isinstance(self.fs.protocol, str) else self.fs.protocol
+        return not {"s3", "gs", "file", "memory"}.isdisjoint(protocols)
+
+    def _size(self, name: str) -> int:
+        return self._try(name, lambda: self.fs.info(self.at_path(name)))["size"]
+
+    def exists(self, name: str) -> bool:
+        try:
+            self._try(name, lambda: self.fs.info(self.at_path(name)))
+        except FileNotFoundError:
+            return False
+        return True
+
+    def list(self, name: str) -> builtins.list[str]:
+        if self.is_local:
+            return self._try(name, lambda: sorted(self._below(entry.path) for entry in self._walk(name)))
+        return sorted(self._find(name))
+
+    def sizes(self, name: str) -> dict[str, int]:
+        if self.is_local:
+            entries = self._try(name, lambda: [(self._below(e.path), e.stat().st_size) for e in self._walk(name)])
+            return dict(sorted(entries))
+        return {file: info["size"] for file, info in sorted(self._find(name).items())}
+
+    def _walk(self, name: str) -> Iterator[Any]:
+        return local.walk(self.at_path(name))
+
+    def _below(self, path: str) -> str:
+        return path[len(self.path) + 1 :]
+
+    def _find(self, name: str) -> dict[str, dict[str, Any]]:
+        """Files below a folder, with what the filesystem says of them."""
+        try:
+            found = self._try(name, lambda: self.fs.find(self.at_path(name).rstrip("/"), detail=True))
+        except FileNotFoundError:
+            return {}
+        return {self._below(path): info for path, info in found.items()}
+
+    def folders(self, name: str) -> builtins.list[str]:
+        try:
+            entries = self._try(name, lambda: self.fs.ls(self.at_path(name), detail=True))
+        except FileNotFoundError:
+            return []
+        return sorted(self._below(entry["name"].rstrip("/")) for entry in entries if entry["type"] == "directory")
+
+    def put_if_absent(self, name: str, data: bytes) -> bool:
+        return self._create_or_compare(name, lambda: self._create(name, data), lambda: self.read(name) == data)
+
+    def put_file_if_absent(self, file: Path, name: str) -> bool:
+        return self._create_or_compare(name, lambda: self._create_from(file, name), lambda: self._holds(file, name))
+
+    def _create_or_compare(self, name: str, create: Callable[[], None], is_same: Callable[[], bool]) -> bool:
+        while True:
+            try:
+                self._try(name, create, writing=True)
+                return True
+            except FileExistsError:
+                with suppress(FileNotFoundError):  # deleted meanwhile, so it is absent
+                    return is_same()
+
+    def put(self, name: str, data: bytes) -> None:
+        if self.is_local:
+            self._try(name, lambda: local.replace(Path(self.at_path(name)), data, self._scratch), writing=True)
+        else:
+            self._try(name, lambda: self.fs.pipe_file(self.at_path(name), data), writing=True)
+
+    def delete(self, name: str) -> None:
+        try:
+            self._try(name, lambda: self.fs.rm(self.at_path(name), recursive=True))
+        except FileNotFoundError:
+            return
+
+    @contextmanager
+    def scratch_folder(self) -> Iterator[Path]:
+        parent = self._scratch if self.is_local else None
+        with self.explained(SCRATCH, writing=True):
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            folder = tempfile.TemporaryDirectory(prefix="ludic-", dir=parent)
+        with folder as path:
+            yield Path(path)
+
+    def move_in(self, file: Path, name: str) -> None:
+        """Move a local file to `name`, whether that is there or not."""
+        if self.is_local:
+            with self.explained(name, writing=True):
+                Path(self.at_path(name)).parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(file, self.at_path(name))
+        else:
+            self._try(name, lambda: self.fs.put_file(str(file), self.at_path(name)), writing=True)
+            file.unlink()
+
+    def copy_out(self, name: str, target: Path) -> None:
+        """Copy a file to a local one."""
+        if self._is_memory:  # see open_file
+            target.write_bytes(self.read(name))
+        else:
+            self._try(name, lambda: self.fs.get_file(self.at_path(name), str(target)))
+
+    def prove_put_if_absent(self, name: str, data: bytes) -> None:
+        """Create a file again, with the bytes that it holds: who accepts that would overwrite rollouts."""
+        try:
+            self._try(name, lambda: self._create(name, data), writing=True)
+        except FileExistsError:
+            return
+        raise StoreError(
+            f"{self.url}: {type(self.fs).__name__} overwrites files although it was asked to create only; ludic needs "
+            "put-if-absent: use a local folder, S3, Google Cloud Storage or Azure (docs/storage.md has a table)"
+        )
+
+    def _create(self, name: str, data: bytes) -> None:
+        """Create a file; FileExistsError when there is one."""
+        target = self.at_path(name)
+        if self.is_local:
+            local.create(Path(target), data, self._scratch)
+        elif self._is_memory:
+            with _memory_lock:
+                self.fs.pipe_file(target, data, mode="create")
+        else:
+            with _refusal_named(target):
+                self.fs.pipe_file(target, data, mode="create")
+
+    def _create_from(self, file: Path, name: str) -> None:
+        target = self.at_path(name)
+        if self.is_local:
+            local.create_from(file, Path(target), self._scratch)
+        elif self._is_memory:
+            self._create(name, file.read_bytes())
+        else:
+            with _refusal_named(target):
+                self.fs.put_file(str(file), target, mode="create")
+
+    def _holds(self, file: Path, name: str) -> bool:
+        """Whether a stored file has the content of a local one."""
+        with file.open("rb") as mine, self.open_file(name) as theirs:
+            while block := mine.read(_COMPARED_BYTES):
+                if theirs.read(len(block)) != block:
+                    return False
+            return theirs.read(1) == b""
+
+    def _try(self, name: str, operation: Callable[[], Result], *, writing: bool = False) -> Result:
+        with self.explained(name, writing=writing):
+            return retried(operation, f"{self.url}/{name}", self.stop)
+
+    @contextmanager
+    def explained(self, name: str, *, writing: bool = False) -> Iterator[None]:
+        """Turn a filesystem's error into a StoreError that names URL, cause and what to do; presence passes through.
+
+        So does absence, unless it is that of the bucket, or while writing: then it is that of a folder.
+        """
+        try:
+            yield
+        except (LudicError, FileExistsError):
+            raise
+        except Exception as error:
+            if isinstance(error, FileNotFoundError) and not writing and not diagnose(error).is_missing_bucket:
+                raise
+            if not is_filesystem_error(error):
+                raise
+            raise StoreError(explain(error, f"{self.url}/{name}", writing=writing)) from error
+
+
+def _connect(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The URL's filesystem, and the path in it."""
+    try:
+        if url.startswith(("s3://", "s3a://")):
+            from ludic.store.s3 import open_s3  # an extra of the package
+
+            fs = open_s3()
+            return fs, fs._strip_protocol(url)
+        # Listings change under our hands; a cached one would hide new files.
+        return fsspec.core.url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        raise StoreError(f"{url}: {error}; `pip install 'ludic-rl[s3]'`, gcsfs or adlfs, as the URL wants") from error
+    except (ValueError, OSError) as error:
+        raise StoreError(f"{url}: {error}") from error
+
+
+def _refuse_secrets(url: str) -> None:
+    if _USER_INFO.search(url) or _SECRET_IN_QUERY.search(url):
+        shown = _USER_INFO.sub("://", url).partition("?")[0]
+        raise ConfigError(
+            f"{shown} was given with a user, a password or a key, which logs would show; "
+            "put them into the environment or into fsspec's configuration files"
+        )
+
+
+@contextmanager
+def _refusal_named(target: str) -> Iterator[None]:
+    """FileExistsError for the answers of servers that refuse a put-if-absent without naming the condition."""
+    try:
+        yield
+    except Exception as error:
+        if is_refused_overwrite(error):
+            raise FileExistsError(target) from error
+        raise

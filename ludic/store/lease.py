@@ -1,0 +1,199 @@
+"""attempts/N.lease: who trains a root as attempt N, and that this trainer lives.
+
+Putting the file if absent claims the root, and fences attempt N - 1. The owner then replaces it every third
+of its lease, with another count, and marks it as released at its end. Whoever starts next watches the newest
+lease: one that changes is alive, one that stays the same for its whole length is over. That is judged by this
+machine's monotonic clock alone. Losing a lease is no danger: only a newer claim takes the root away.
+"""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ludic.errors import LudicError, OwnedError, SchemaError
+from ludic.records import new_id
+from ludic.store.root import Root
+
+logger = logging.getLogger(__name__)
+
+LEASE_S = 12.0
+"""A put and two gets every 4 s: 13 cents a day on S3."""
+_RENEWALS_A_LEASE = 3
+_LOOKS_A_LEASE = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """What attempts/N.lease says."""
+
+    attempt_id: int
+    claim_id: str
+    """Drawn by the owner, so that no two claims are alike."""
+    owner: str
+    """host-pid, for people."""
+    since: str
+    """When the root was claimed, by the owner's clock; for people."""
+    process: str | None
+    """The owner's process among all processes of all machines; None where the system doesn't tell."""
+    lease_s: float
+    """Seconds without a renewal after which the owner is taken for dead."""
+    num_renewals: int = 0
+    released: bool = False
+    """The owner has ended, or never meant to renew."""
+
+    def to_json(self) -> bytes:
+        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+
+
+def lease_name(attempt_id: int) -> str:
+    return f"attempts/{attempt_id}.lease"
+
+
+def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = False) -> Lease:
+    """Make the attempt that follows `after` ours, which fences that one. Raises OwnedError when another was faster."""
+    lease = Lease(
+        attempt_id=after + 1,
+        claim_id=new_id(),
+        owner=f"{socket.gethostname()}-{os.getpid()}",
+        since=datetime.now(UTC).isoformat(timespec="seconds"),
+        process=describe_process(os.getpid()),
+        lease_s=lease_s,
+        released=released,
+    )
+    if not root.put_if_absent(lease_name(lease.attempt_id), lease.to_json()):
+        raise _refusal(root, lease.attempt_id)
+    return lease
+
+
+def newest_claim(root: Root) -> int:
+    """The newest attempt that was claimed; 0 when none was. Claims have no gaps, so a listing may lag."""
+    stems = [name.removeprefix("attempts/").rpartition(".") for name in root.list("attempts")]
+    newest = max((int(stem) for stem, _, kind in stems if kind in ("lease", "json") and stem.isdigit()), default=0)
+    while read_lease(root, newest + 1) is not None:
+        newest += 1
+    return newest
+
+
+def read_lease(root: Root, attempt_id: int) -> Lease | None:
+    """None where the attempt was not claimed. Raises SchemaError for a file that is no lease."""
+    name = lease_name(attempt_id)
+    try:
+        return Lease(**json.loads(root.read(name)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise SchemaError(
+            f"{root.url}/{name} is no lease that ludic can read: {error}; see that no trainer runs, and delete it"
+        ) from error
+
+
+def await_free(root: Root, stop: threading.Event) -> int | None:
+    """The newest claim, once its owner is seen to be gone; 0 when there is none, None when told to stop.
+
+    Returns at once where the owner let go, or where its process is proven dead; else watches for one lease.
+    Raises OwnedError as soon as the lease is renewed.
+    """
+    newest = newest_claim(root)
+    first = read_lease(root, newest)
+    if first is None or _is_over(first):
+        return newest
+    logger.warning(
+        "%s: attempt %d of %s, since %s, has not ended by itself; watching for %.0f s whether it lives",
+        *(root.url, newest, first.owner, first.since, first.lease_s),
+    )
+    deadline = time.monotonic() + first.lease_s
+    while time.monotonic() < deadline:
+        if stop.wait(first.lease_s / _LOOKS_A_LEASE):
+            return None
+        lease = read_lease(root, newest)
+        if lease is None or _is_over(lease):
+            return newest
+        if lease != first:
+            raise _refusal(root, newest)
+    return newest
+
+
+def _refusal(root: Root, attempt_id: int) -> OwnedError:
+    lease = read_lease(root, attempt_id)
+    assert lease is not None, "leases are never deleted"
+    return OwnedError(
+        f"{root.url}: attempt {attempt_id} of {lease.owner} trains here since {lease.since} and renews its lease; "
+        "stop it, or start with --take-over, which fences it"
+    )
+
+
+@contextmanager
+def held(root: Root, lease: Lease, *, on_fenced: Callable[[], None], also: Callable[[], None]) -> Iterator[None]:
+    """Renew a lease in a thread until the end of the block, and then release it.
+
+    `also` is called after each renewal, in that thread. A filesystem that fails is tried again, for ever. On a newer
+    claim `on_fenced` is called, once, and the lease is left as it is.
+    """
+    done = threading.Event()
+    thread = threading.Thread(target=_renew, args=(root, lease, done, on_fenced, also), name="ludic-lease", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _renew(
+    root: Root, lease: Lease, done: threading.Event, on_fenced: Callable[[], None], also: Callable[[], None]
+) -> None:
+    while not done.wait(lease.lease_s / _RENEWALS_A_LEASE):
+        try:
+            if read_lease(root, lease.attempt_id + 1) is not None:
+                return on_fenced()
+            lease = replace(lease, num_renewals=lease.num_renewals + 1)
+            root.put(lease_name(lease.attempt_id), lease.to_json())
+            also()
+        except LudicError as error:
+            logger.warning("the lease of attempt %d is not renewed, trying again: %s", lease.attempt_id, error)
+    try:
+        root.put(lease_name(lease.attempt_id), replace(lease, released=True).to_json())
+    except LudicError as error:
+        logger.warning("the lease of attempt %d is not released, the next trainer waits: %s", lease.attempt_id, error)
+
+
+def _is_over(lease: Lease) -> bool:
+    return lease.released or (lease.process is not None and is_dead(lease.process))
+
+
+def describe_process(pid: int) -> str | None:
+    """A process that lives here, as no other does on any machine: boot, pid namespace, pid, start in clock ticks.
+
+    None for one that is dead, and where there is no /proc.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        namespace = Path("/proc/self/ns/pid").readlink()
+        # After the name, which may hold anything: the state is the 3rd field of all, the start the 22nd.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else f"{boot} {namespace} {pid} {fields[19]}"
+
+
+def is_dead(process: str) -> bool:
+    """True is a proof: the process was started on this boot, in this pid namespace, and is no more."""
+    boot, namespace, pid, _ = process.split()
+    here = describe_process(os.getpid())
+    if here is None or here.split()[:2] != [boot, namespace]:
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:  # another user's, whose /proc may be hidden from us
+        return False
+    return describe_process(int(pid)) != process

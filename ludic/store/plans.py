@@ -1,0 +1,99 @@
+"""The intent log of compaction: which sources go into which compacted file, decided once for all compactors.
+
+Plan N of a partition is compactions/{partition}/{N}.json, put if absent; whoever would put it has read those before
+it, so no source is planned twice. What is stored decides: a plan that can't be read counts as one without
+outputs, and its number stays taken. Plans are never deleted, so that no compacted file's name is used again.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ludic.store.files import COMPACTED, RolloutFile, Source
+from ludic.store.root import Root
+
+FOLDER = "compactions"
+
+_NAME = re.compile(r"compactions/(.+)/(\d+)\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """A compacted file that is wanted, and what it replaces."""
+
+    file: RolloutFile
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One compaction of a partition; compacted files are named by its number."""
+
+    partition: str
+    number: int
+    outputs: tuple[Output, ...]
+
+    @property
+    def name(self) -> str:
+        """Path below the root."""
+        return _plan_name(self.partition, self.number)
+
+
+def put_plan(root: Root, partition: str, number: int, sources: Sequence[Sequence[Source]]) -> None:
+    """Store a plan with one output for each of `sources`, unless there is one of this number; read it to see."""
+    outputs = [
+        {"name": f"{partition}/{COMPACTED}{number}-{place}.parquet", "sources": list(map(list, of_output))}
+        for place, of_output in enumerate(sources)
+    ]
+    root.put_if_absent(_plan_name(partition, number), json.dumps({"outputs": outputs}).encode())
+
+
+def read_partition_plans(root: Root, partition: str) -> list[Plan]:
+    """Those of one partition, in order; found by their names, since a listing may lag behind."""
+    plans: list[Plan] = []
+    while (plan := _read_plan(root, partition, len(plans))) is not None:
+        plans.append(plan)
+    return plans
+
+
+def read_plans(root: Root) -> list[Plan]:
+    """Those of all partitions that have one."""
+    found = (_NAME.fullmatch(name) for name in root.list(FOLDER))
+    partitions = sorted({match[1] for match in found if match})
+    return [plan for partition in partitions for plan in read_partition_plans(root, partition)]
+
+
+def find_replacement(root: Root, file: RolloutFile) -> RolloutFile | None:
+    """The compacted file that was planned to hold a worker's file, when that is gone; None when none was."""
+    if file.is_compacted:
+        return None
+    for plan in reversed(read_partition_plans(root, file.partition)):
+        for output in plan.outputs:
+            if file.source in output.sources:
+                return output.file
+    return None
+
+
+def _plan_name(partition: str, number: int) -> str:
+    return f"{FOLDER}/{partition}/{number}.json"
+
+
+def _read_plan(root: Root, partition: str, number: int) -> Plan | None:
+    """None where there is none."""
+    try:
+        data = root.read(_plan_name(partition, number))
+    except FileNotFoundError:
+        return None
+    try:
+        outputs = tuple(_parse_output(output) for output in json.loads(data)["outputs"])
+    except (ValueError, KeyError, TypeError):
+        outputs = ()
+    return Plan(partition, number, outputs)
+
+
+def _parse_output(output: dict) -> Output:
+    file = RolloutFile.parse(output["name"])
+    if file is None:
+        raise ValueError(output["name"])
+    return Output(file, tuple(Source(str(worker_id), int(sequence)) for worker_id, sequence in output["sources"]))

@@ -1,0 +1,101 @@
+"""Read rollouts that the ledger names, wherever their rows are now.
+
+The ledger's file, row_group and row are where a row was when its step was planned. Compaction may have moved it
+since: then the intent log says where to, and rollout_id finds it there.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+
+from ludic.errors import SchemaError, StoreError
+from ludic.schema import rollouts_schema
+from ludic.store.files import RolloutFile
+from ludic.store.merge import group_ranges
+from ludic.store.parquet import open_parquet, read_row_groups, read_rows
+from ludic.store.plans import find_replacement
+from ludic.store.root import Root
+
+_CONCURRENT_READS = 8
+
+
+def read_rollouts(
+    root: Root, rows: pa.Table, columns: Sequence[str], *, on_broken: Callable[[str, str], object] | None = None
+) -> pa.Table:
+    """Columns of at least one rollout, in the order of `rows`; files are read concurrently, each opened once.
+
+    rows: rollout_id, group_id, file, row_group and row, as the ledger has them. on_broken: is told the name of each
+    file that turns out broken, and why. Raises SchemaError for such a file, StoreError for one that is gone
+    and was not compacted, or when the filesystem fails.
+    """
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(rows.column("file").to_pylist()):
+        places.setdefault(name, []).append(place)
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        reads = [
+            pool.submit(_read_file, root, name, rows.take(of_file), columns, on_broken)
+            for name, of_file in places.items()
+        ]
+    order = np.argsort([place for of_file in places.values() for place in of_file])
+    return pa.concat_tables([read.result() for read in reads]).take(order)
+
+
+def _read_file(
+    root: Root, name: str, rows: pa.Table, columns: Sequence[str], on_broken: Callable[[str, str], object] | None
+) -> pa.Table:
+    """Of rows that were planned from one file."""
+    try:
+        try:
+            return _read_planned(root, name, rows, columns)
+        except FileNotFoundError:
+            name = _replacement_of(root, name)
+            return _read_moved(root, name, rows, columns)
+    except SchemaError as error:
+        if on_broken is not None:
+            on_broken(name, str(error))
+        raise
+
+
+def _read_planned(root: Root, name: str, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    addresses = list(zip(rows.column("row_group").to_pylist(), rows.column("row").to_pylist(), strict=True))
+    table = read_rows(root, name, addresses, _with_id(columns))
+    assert table["rollout_id"].equals(rows["rollout_id"]), f"{name} is not what was planned"
+    return table.select(columns)
+
+
+def _replacement_of(root: Root, name: str) -> str:
+    file = RolloutFile.parse(name)
+    replacement = find_replacement(root, file) if file is not None else None
+    if replacement is None:
+        raise StoreError(
+            f"{root.url}/{name} was planned for a step and is gone; start the trainer again, it plans anew"
+        )
+    return replacement.name
+
+
+def _read_moved(root: Root, name: str, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+    """Rows by their rollout_id, of the row groups that may hold their groups."""
+    group_ids = set(rows.column("group_id").to_pylist())
+    schema = rollouts_schema(root.run.extra_columns)
+    try:
+        with open_parquet(root, name) as parquet:
+            row_groups = [
+                number
+                for number, (lowest, highest) in enumerate(group_ranges(parquet))
+                if any(lowest <= group_id and (highest is None or group_id <= highest) for group_id in group_ids)
+            ]
+            table = read_row_groups(parquet, row_groups, _with_id(columns), f"{root.url}/{name}", schema)
+        row_of = {rollout_id: row for row, rollout_id in enumerate(table.column("rollout_id").to_pylist())}
+        moved = [row_of[rollout_id] for rollout_id in rows.column("rollout_id").to_pylist()]
+    except (FileNotFoundError, KeyError) as error:
+        raise StoreError(
+            f"{root.url}/{name} should hold rollouts that were planned for a step, and does not; "
+            "start the trainer again, it plans anew"
+        ) from error
+    return table.take(moved).select(columns)
+
+
+def _with_id(columns: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(["rollout_id", *columns]))

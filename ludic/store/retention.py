@@ -1,0 +1,224 @@
+"""Delete rollouts that are no longer needed: whole files, and first a tombstone that tells of them.
+
+expired/N.json, put if absent, holds what was deleted and why, so that checks do not miss it, and which groups of
+the schedule it was, so that restarted workers do not make them again. A deletion that was cut short leaves files
+that a tombstone names; they are as good as before, and go with the next expiry that chooses them.
+policies/ and checkpoints/ are the trainer's to prune (keep_policies, keep_checkpoints); policy.json, ledger and
+metrics stay.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ludic.errors import SchemaError
+from ludic.store.cursor import Cursor, Intervals
+from ludic.store.files import Folder, RolloutFile, Source, slot_of
+from ludic.store.parquet import read_columns
+from ludic.store.root import Root
+from ludic.store.sources import read_sources
+from ludic.store.track import Track, untracked
+
+FOLDER = "expired"
+
+_NAME = re.compile(r"expired/(\d+)\.json")
+_CONCURRENT_REQUESTS = 8
+
+Spans = Mapping[str, Sequence[tuple[int, int]]]
+"""By worker_id, half-open intervals of sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFile:
+    """A file of rollouts, by what it holds."""
+
+    file: RolloutFile
+    size_bytes: int
+    sources: tuple[Source, ...]
+    leftovers: tuple[RolloutFile, ...] = ()
+    """Of a compaction that was cut short: workers' files whose rows it holds, and that still are there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredPartition:
+    """What is deleted of a partition."""
+
+    folder: Folder
+    version: int
+    env_name: str
+    num_files: int
+    num_rows: int
+    size_bytes: int
+    files: Spans
+    """As their names say; a compacted file's worker_id is compacted.N."""
+    sources: Spans
+    """That their rows came from."""
+    groups: Sequence[tuple[int, int]]
+    """Half-open intervals of group numbers, of workers that follow the schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """One expiry."""
+
+    created_at: str
+    rule: str
+    """What was asked for, for people."""
+    partitions: tuple[ExpiredPartition, ...]
+
+
+def stored_files(root: Root, folder: Folder = "rollouts") -> list[StoredFile]:
+    """All that holds rows, by version and name, save compacted files that are broken: `ludic verify` lists those."""
+    sizes = root.sizes(folder)
+    files = sorted(file for file in map(RolloutFile.parse, sizes) if file is not None)
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+        sources = dict(zip(files, pool.map(partial(_sources, root), files), strict=True))
+    workers = {file.source: file for file in files if not file.is_compacted}
+    leftovers = {
+        file: tuple(workers.pop(source) for source in held if source in workers)
+        for file, held in sources.items()
+        if file.is_compacted
+    }
+    kept = sorted([*workers.values(), *(file for file in leftovers if sources[file])])
+    return [
+        StoredFile(file=file, size_bytes=sizes[file.name], sources=sources[file], leftovers=leftovers.get(file, ()))
+        for file in kept
+    ]
+
+
+def _sources(root: Root, file: RolloutFile) -> tuple[Source, ...]:
+    try:
+        return tuple(read_sources(root, file))
+    except (SchemaError, FileNotFoundError):
+        return ()
+
+
+def all_rows_match(files: Iterable[StoredFile], rows: Mapping[Source, tuple[int, int]]) -> tuple[list[StoredFile], int]:
+    """The files whose rows all match, and how many rows match in the others.
+
+    rows: rows of a source, and how many of those match.
+    """
+    chosen, num_left = [], 0
+    for stored in files:
+        num_rows, num_matching = np.sum([rows.get(source, (0, 0)) for source in stored.sources], axis=0)
+        if num_rows and num_rows == num_matching:
+            chosen.append(stored)
+        else:
+            num_left += int(num_matching)
+    return chosen, num_left
+
+
+def is_unconsumed(stored: StoredFile, first_version: int, cursor: Cursor) -> bool:
+    """Whether a trainer that goes on from `cursor`, reading from `first_version` on, would still use some of a file."""
+    return stored.file.version >= first_version and not all(cursor.has_source(*source) for source in stored.sources)
+
+
+def is_trained_on(stored: StoredFile, names: Collection[str]) -> bool:
+    """Whether one of these files of the ledger is this one, or was compacted into it."""
+    return stored.file.name in names or any(_home(stored.file, source).name in names for source in stored.sources)
+
+
+def _home(file: RolloutFile, source: Source) -> RolloutFile:
+    return RolloutFile(file.version, file.env_name, source.worker_id, source.sequence, file.folder)
+
+
+def expire(
+    root: Root, files: Iterable[StoredFile], *, rule: str, dry_run: bool = False, track: Track = untracked
+) -> list[ExpiredPartition]:
+    """Delete files, and leave a tombstone; what it says, by version and environment.
+
+    Raises StoreError when the filesystem fails: then call it again.
+    """
+    chosen = list(files)
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+        read = list(track(pool.map(partial(_read_groups, root), chosen), len(chosen), "files read"))
+        partitions = _describe(chosen, read)
+        if not dry_run and partitions:
+            _put_tombstone(root, Tombstone(created_at=datetime.now(UTC).isoformat(), rule=rule, partitions=partitions))
+            # What a compaction left comes first: without the compacted file it would be as good as new.
+            list(pool.map(root.delete, (file.name for stored in chosen for file in stored.leftovers)))
+            list(track(pool.map(root.delete, (stored.file.name for stored in chosen)), len(chosen), "files deleted"))
+    return list(partitions)
+
+
+def read_tombstones(root: Root) -> list[Tombstone]:
+    """What has expired so far; a tombstone that can't be read was followed by one that can, and is left out."""
+    names = (name for name in root.list(FOLDER) if _NAME.fullmatch(name))
+    found = (_parse_tombstone(root.read(name)) for name in names)
+    return [tombstone for tombstone in found if tombstone is not None]
+
+
+def _parse_tombstone(data: bytes) -> Tombstone | None:
+    try:
+        values = json.loads(data)
+        partitions = tuple(ExpiredPartition(**partition) for partition in values.pop("partitions"))
+        return Tombstone(**values, partitions=partitions)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _put_tombstone(root: Root, tombstone: Tombstone) -> None:
+    """Under the next number; it is there to be read when this returns."""
+    data = json.dumps(asdict(tombstone)).encode()
+    number = len(root.list(FOLDER))
+    while not (root.put_if_absent(name := f"{FOLDER}/{number}.json", data) and root.read(name) == data):
+        number += 1
+
+
+def _read_groups(root: Root, stored: StoredFile) -> tuple[int, np.ndarray]:
+    """Rows of a file, and the group numbers, (num_groups,) int64, of those that follow the schedule."""
+    try:
+        table = read_columns(root, stored.file.name, ["worker_id", "request_index", "group_size"])
+    except (SchemaError, FileNotFoundError):
+        return 0, np.zeros(0, np.int64)
+    workers = table.column("worker_id")
+    scheduled = [worker_id for worker_id in workers.unique().to_pylist() if slot_of(worker_id) is not None]
+    mine = table.filter(pc.is_in(workers, value_set=pa.array(scheduled, pa.string())))
+    return table.num_rows, np.unique(mine["request_index"].to_numpy() // mine["group_size"].to_numpy())
+
+
+def _describe(files: Sequence[StoredFile], read: Sequence[tuple[int, np.ndarray]]) -> tuple[ExpiredPartition, ...]:
+    places: dict[str, list[int]] = {}
+    for place, stored in enumerate(files):
+        places.setdefault(stored.file.partition, []).append(place)
+    return tuple(_describe_partition([files[p] for p in mine], [read[p] for p in mine]) for mine in places.values())
+
+
+def _describe_partition(files: Sequence[StoredFile], read: Sequence[tuple[int, np.ndarray]]) -> ExpiredPartition:
+    file = files[0].file
+    numbers = np.unique(np.concatenate([of_file for _, of_file in read]))
+    return ExpiredPartition(
+        folder=file.folder,
+        version=file.version,
+        env_name=file.env_name,
+        num_files=len(files),
+        num_rows=sum(num_rows for num_rows, _ in read),
+        size_bytes=sum(stored.size_bytes for stored in files),
+        files=_spans(
+            Source(file.worker_id, file.sequence) for stored in files for file in (stored.file, *stored.leftovers)
+        ),
+        sources=_spans(source for stored in files for source in stored.sources),
+        groups=_intervals(numbers.tolist()).pairs,
+    )
+
+
+def _spans(sources: Iterable[Source]) -> Spans:
+    sequences: dict[str, list[int]] = {}
+    for source in sources:
+        sequences.setdefault(source.worker_id, []).append(source.sequence)
+    return {worker_id: _intervals(found).pairs for worker_id, found in sorted(sequences.items())}
+
+
+def _intervals(numbers: Iterable[int]) -> Intervals:
+    intervals = Intervals()
+    for number in sorted(numbers):
+        intervals.add(number)
+    return intervals

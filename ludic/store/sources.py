@@ -1,0 +1,41 @@
+"""The sources of a rollout file: what workers committed, that its rows came from.
+
+A worker's file is its own source. A compacted file names the sources whose rows it holds, each whole, in the
+entry `ludic.sources` of its footer: a JSON list of [worker_id, sequence].
+"""
+
+import json
+from collections.abc import Iterable
+
+import pyarrow.parquet as pq
+
+from ludic.errors import SchemaError
+from ludic.store.files import RolloutFile, Source
+from ludic.store.parquet import open_parquet
+from ludic.store.root import Root
+
+SOURCES_KEY = b"ludic.sources"
+
+
+def to_json(sources: Iterable[Source]) -> bytes:
+    """What a compacted file's footer says under SOURCES_KEY."""
+    return json.dumps([list(source) for source in sources]).encode()
+
+
+def sources_of(parquet: pq.ParquetFile, file: RolloutFile) -> list[Source]:
+    """Of a file that is open. Raises SchemaError for a compacted one that names none."""
+    if not file.is_compacted:
+        return [file.source]
+    try:
+        pairs = json.loads((parquet.metadata.metadata or {})[SOURCES_KEY])
+        return [Source(str(worker_id), int(sequence)) for worker_id, sequence in pairs]
+    except (KeyError, ValueError, TypeError) as error:
+        raise SchemaError(f"{file.name} does not name its sources in its footer; no compaction wrote it") from error
+
+
+def read_sources(root: Root, file: RolloutFile) -> list[Source]:
+    """By its footer; raises what `open_parquet` raises."""
+    if not file.is_compacted:
+        return [file.source]
+    with open_parquet(root, file.name) as parquet:
+        return sources_of(parquet, file)

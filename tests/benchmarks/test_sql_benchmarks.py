@@ -1,0 +1,58 @@
+"""Contestants of the SQL and the point-read benchmarks do the same work; no figure is checked."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+import ludic
+from ludic.store import list_files
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are no part of the package
+
+from benchmarks import point_read, sql
+from benchmarks.stores import compact_copy, make_store
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("stores")
+    small = make_store(str(folder / "small"), 6, num_versions=2, mean_length=5, base_groups=16)
+    return small, compact_copy(small, str(folder / "compacted"))
+
+
+def test_all_contestants_get_the_same_advantages(stores):
+    small, compacted = stores
+    expected = {row["rollout_id"]: row["advantage"] for row in sql.by_sql(ludic.connect(small)).to_pylist()}
+    # Some of 6 x 64 are dropped by the flags that are drawn for them.
+    assert 300 < len(expected) < 384
+    rows = ludic.connect(small).sql("from rollouts").to_arrow_table().to_pylist(maps_as_pydicts="lossy")
+    found = [
+        dict(sql.by_sql(ludic.connect(compacted)).to_pandas().values),
+        dict(sql.by_sql(sql.plain_duckdb(small)).to_pandas().values),
+        dict(sql.by_polars(ludic.scan(small)).rows()),
+        dict(sql.by_polars(ludic.scan(compacted), rows_are_episodes=True).rows()),
+        sql.by_python(rows),
+    ]
+    for advantages in found:
+        assert advantages == pytest.approx(expected)
+
+
+def test_compaction_leaves_a_file_a_version(stores):
+    assert [len(list_files(root)) for root in stores] == [6, 2]
+
+
+def test_all_point_reads_find_the_row(stores, tmp_path):
+    small, compacted = stores
+    point_read.make_lance(small, str(tmp_path / "lance")).create_scalar_index("rollout_id", "BTREE")
+    for rollout_id, version in point_read.some_ids(small, 4):
+        rows = [
+            point_read.by_ludic(small.url, True, rollout_id, version),
+            point_read.by_ludic(compacted.url, False, rollout_id, version),
+            point_read.by_duckdb(compacted.url, rollout_id, version),
+            point_read.by_lance(str(tmp_path / "lance"), rollout_id, version),
+        ]
+        for row in rows:
+            assert row["rollout_id"] == rollout_id
+            assert row["response_tokens"] == rows[0]["response_tokens"]
+            assert row["messages"] == rows[0]["messages"]

@@ -1,0 +1,76 @@
+"""`ludic import`: what came in, what was lost, and roots that are not there yet."""
+
+import json
+from pathlib import Path
+
+import peers
+import pytest
+
+from ludic.store import Root
+
+
+@pytest.fixture
+def verl_file(tmp_path: Path) -> Path:
+    records = [
+        peers.verl_record("cc", 1.0, trace=["x" * 300]),
+        peers.verl_record("dd", 0.0),
+        "no json",
+    ]
+    return peers.write_verl(tmp_path, records)
+
+
+def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, verl_file: Path, tmp_path: Path):
+    root = tmp_path / "run"
+    result = ludic("import", root, "--from", "verl", verl_file, "--model", model_folder)
+    assert result.code == 0
+    assert result.out == f"{verl_file}: 2 rollouts in 1 group, of 3 records\n"
+    assert result.err.splitlines() == [
+        f"{verl_file}: kept as metadata: gts (2)",
+        f"{verl_file}: not kept: trace (1)",
+        f"{verl_file}: refused, line 3: is no JSON: Expecting value: line 1 column 1 (char 0)",
+        f"{verl_file}: 2 rollouts without logprobs: no importance ratio can be taken; "
+        "ludic train --filters drop_absent_logprobs leaves them out",
+    ]
+    assert Root.open(str(root)).run.env == ("verl",)
+
+
+def test_the_other_commands_work_on_what_came_in(ludic, model_folder: str, verl_file: Path, tmp_path: Path):
+    root = tmp_path / "run"
+    ludic("import", root, "--from", "verl", verl_file, "--model", model_folder, "--env", "cats")
+    assert ludic("verify", root).out == f"{root} is sound\n"
+    assert ludic("stats", root).code == 0
+    row = json.loads(ludic("sql", root, "select rollout_id, env_name from rollouts limit 1", "--format", "json").out)[0]
+    assert row["env_name"] == "cats"
+    shown = ludic("show", root, row["rollout_id"])
+    assert (shown.code, "aa bb" in shown.out) == (0, True)
+
+
+def test_the_whole_report_as_json(ludic, model_folder: str, verl_file: Path, tmp_path: Path):
+    options = ["--from", "verl", "--model", model_folder, "--json"]
+    reports = [json.loads(ludic("import", tmp_path / "run", verl_file, *options).out)["files"][0] for _ in range(2)]
+    assert [report.pop("was_there") for report in reports] == [False, True]
+    assert reports[0] == reports[1]
+    assert reports[0]["refused"] == [{"line": 3, "reason": "is no JSON: Expecting value: line 1 column 1 (char 0)"}]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--from", "verl"], "holds no run; --model FOLDER_OR_ID starts one"),
+        (["--from", "verll", "--model", "m"], "there is no format 'verll'; did you mean verl?"),
+        (["--from", "missing.toml", "--model", "m"], "missing.toml: No such file or directory"),
+        (["--from", "verl", "--model", "no/such/model"], "no/such/model: the tokenizer could not be loaded"),
+    ],
+)
+def test_what_can_not_be_done_is_said_in_a_line(
+    ludic, verl_file: Path, tmp_path: Path, options: list[str], message: str
+):
+    result = ludic("import", tmp_path / "run", verl_file, *options)
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert message in result.err
+
+
+def test_another_model_than_the_runs_is_refused(ludic, started: Root, verl_file: Path):
+    result = ludic("import", started.url, verl_file, "--from", "verl", "--model", "other")
+    assert result.code == 1
+    assert "not 'other'; leave --model out" in result.err

@@ -1,0 +1,173 @@
+"""Stores that ludic wrote when a schema version was new read as their records were, in every way ludic reads."""
+
+import io
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from golden.write_golden import as_json
+
+import ludic
+from ludic.errors import SchemaError
+from ludic.schema import SCHEMA_VERSION, from_table, resolve_row, rollouts_schema
+from ludic.store import RolloutReader, Root, latest_policy, newest_attempt_id, read_attempt, read_columns, read_rows
+
+HERE = Path(__file__).parent
+STORES = {"v1.0": {"extra": {}}, "v1.1": {}}
+"""What a Rollout of each version had not yet, as it reads now."""
+
+
+@pytest.fixture(params=STORES)
+def name(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def root(name) -> Root:
+    return Root.open(str(HERE / name))
+
+
+@pytest.fixture
+def expected(name) -> dict[str, Any]:
+    """What write_golden.py put down beside the store."""
+    found = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+    for row in rows_of(found, ""):
+        row.update({field: value for field, value in STORES[name].items() if field not in row})
+    return found
+
+
+def rows_of(expected: dict[str, Any], folder: str) -> Iterator[dict[str, Any]]:
+    for file, groups in expected["files"].items():
+        if file.startswith(folder):
+            yield from (row for group in groups for row in group["rollouts"])
+
+
+def by_id(rows: Iterator[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["rollout_id"]: row for row in rows}
+
+
+def test_every_record_comes_back_bit_for_bit(root, expected):
+    for file, groups in expected["files"].items():
+        (batch,) = from_table(read_columns(root, file, rollouts_schema(root.run.extra_columns).names))
+        assert batch.metadata.timestamp == datetime.fromisoformat(expected["created_at"])
+        assert as_json(batch.groups) == groups
+
+
+def test_a_record_is_read_without_the_declaration_of_its_own_columns(root, expected):
+    for file, groups in expected["files"].items():
+        (batch,) = from_table(pq.read_table(io.BytesIO(root.read(file))))
+        assert as_json(batch.groups) == groups
+
+
+def test_the_reader_delivers_each_row_once_with_the_address_that_reads_it(root, expected):
+    reader = RolloutReader(root, ["rollout_id", "group_id", "policy_version", "env_name"])
+    rows = reader.poll(None).to_pylist()
+    wanted = by_id(rows_of(expected, "rollouts"))
+    assert sorted(row["rollout_id"] for row in rows) == sorted(wanted)
+    assert reader.poll(None) is None
+    assert reader.set_aside == {}
+    for row in rows:
+        (read,) = read_rows(root, row["file"], [(row["row_group"], row["row"])], ["response_logprobs"]).to_pylist()
+        assert read["response_logprobs"] == wanted[row["rollout_id"]]["response_logprobs"]
+
+
+def ask(root: Root, query: str) -> list[dict[str, Any]]:
+    cursor = ludic.connect(root).execute(query)
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+
+@pytest.mark.parametrize("view", ["rollouts", "evals"])
+def test_sql_sees_every_column(root, expected, view):
+    rows = ask(root, f"from {view}")
+    wanted = by_id(rows_of(expected, view))
+    assert sorted(row["rollout_id"] for row in rows) == sorted(wanted)
+    for row in map(resolve_row, rows):
+        record = wanted[row["rollout_id"]]
+        flat = {name: value for name, value in record.items() if name != "extra"} | record["extra"]
+        # As SQL has it: DuckDB's float is the row's float32, and not the decimal that was set.
+        assert {name: row[name] for name in flat} == flat | {"temperature": row["temperature"], "top_p": row["top_p"]}
+        assert (row["temperature"], row["top_p"]) == pytest.approx((record["temperature"], record["top_p"]))
+
+
+def test_sql_sees_the_steps_with_their_texts(root, expected):
+    found = ask(root, "from steps order by rollout_id, kind, step_index")
+    rows = sorted(rows_of(expected, "rollouts"), key=lambda row: row["rollout_id"])
+    kinds = ("agent", "environment")
+    wanted = [(row["rollout_id"], kind, step) for row in rows for kind in kinds for step in row[f"{kind}_steps"]]
+    assert len(found) == len(wanted)
+    for step, (rollout_id, kind, record) in zip(found, wanted, strict=True):
+        assert (step["rollout_id"], step["kind"]) == (rollout_id, kind)
+        assert {name: step[name] for name in record} == record
+
+
+def test_sql_sees_what_the_trainer_wrote(root, expected):
+    ledger = ask(root, "select step, rollout_id, advantage, used, reason from batches")
+    assert {(str(row.pop("step")), row.pop("rollout_id")): list(row.values()) for row in ledger} == {
+        (step, rollout_id): rest for step, rows in expected["ledger"].items() for rollout_id, rest in rows.items()
+    }
+    (metrics,) = ask(root, "from metrics")
+    assert {name: metrics[name] for name in expected["metrics"]} == expected["metrics"]
+    assert ask(root, "select version, attempt_id from policies") == [{"version": 3, "attempt_id": 1}]
+    assert ask(root, "select attempt_id, owner from attempts") == [{"attempt_id": 1, "owner": "host-3"}]
+    assert latest_policy(root).version == 3
+    assert read_attempt(root, newest_attempt_id(root)).owner == "host-3"
+
+
+def test_polars_sees_every_column(root, expected):
+    frame = ludic.scan(root).collect()
+    assert isinstance(frame, pl.DataFrame)
+    wanted = by_id(rows_of(expected, "rollouts"))
+    assert sorted(frame["rollout_id"]) == sorted(wanted)
+    for row in map(resolve_row, frame.to_dicts()):
+        record = wanted[row["rollout_id"]]
+        for name in ("response_tokens", "response_logprobs", "action_mask", "agent_steps", "messages", "error"):
+            assert row[name] == record[name]
+        assert {name: row[name] for name in record["extra"]} == record["extra"]
+
+
+# --- Versions to come --------------------------------------------------------------------------------------
+
+
+def rewritten(tmp_path: Path, name: str, version: str) -> Root:
+    """A copy of a store whose rollouts say this schema version, with a column and a field that we do not know."""
+    folder = shutil.copytree(HERE / name, tmp_path / name)
+    for path in folder.glob("rollouts/**/*.parquet"):
+        table = pq.ParquetFile(path).read()
+        metadata = table.schema.metadata | {b"ludic.schema_version": version.encode()}
+        table = table.append_column("mood", pa.array(["calm"] * table.num_rows))
+        column = table.schema.get_field_index("messages")
+        message = table.schema.field("messages").type.value_type
+        type_ = pa.list_(pa.struct([pa.field("mood", pa.string()), *message]))
+        table = table.set_column(column, "messages", table["messages"].cast(type_))
+        pq.write_table(table.replace_schema_metadata(metadata), path)
+    return Root.open(str(folder))
+
+
+def test_a_newer_minor_version_reads_the_same(tmp_path, name, expected):
+    root = rewritten(tmp_path, name, "1.2")
+    reader = RolloutReader(root, ["rollout_id", "group_id"])
+    assert reader.poll(None).num_rows == len(list(rows_of(expected, "rollouts")))
+    for file, groups in expected["files"].items():
+        (batch,) = from_table(read_columns(root, file, rollouts_schema(root.run.extra_columns).names))
+        assert as_json(batch.groups) == groups
+    test_sql_sees_every_column(root, expected, "rollouts")
+    test_polars_sees_every_column(root, expected)
+
+
+def test_a_newer_major_version_is_refused_by_name(tmp_path, name):
+    root = rewritten(tmp_path, name, "2.0")
+    file = "rollouts/version=4/env=moar_cats/host-1-2.parquet"
+    message = f"{file}: rollouts schema 2.0 is newer than this ludic, which reads {SCHEMA_VERSION}; upgrade ludic"
+    with pytest.raises(SchemaError, match=message):
+        read_columns(root, file, ["rollout_id"])
+    reader = RolloutReader(root, ["rollout_id", "group_id"])
+    assert reader.poll(None) is None
+    assert message in reader.set_aside[file]

@@ -1,0 +1,52 @@
+"""What run.json says of a run's own columns, and what other versions of ludic make of it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from ludic.errors import ConfigError
+from ludic.schema import SCHEMA_VERSION
+from ludic.store import Root, RunConfig
+from ludic.store.run import from_json, to_json
+
+COLUMNS = {"x_judge": "string", "x_spans": "list<int64>"}
+
+
+def edited(config: RunConfig, **changes) -> bytes:
+    """Its run.json with these values changed."""
+    return json.dumps(json.loads(to_json(config, "an-id")) | changes).encode()
+
+
+def test_a_runs_own_columns_are_kept_in_their_order(root_url, run_config):
+    root = Root.create(root_url, replace(run_config, extra_columns=COLUMNS))
+    assert list(Root.open(root_url).run.extra_columns.items()) == list(COLUMNS.items())
+    assert root.run.extra_columns == COLUMNS
+    with pytest.raises(ConfigError, match=r"extra_columns is \{'x_judge'.* there, \{\} was asked for"):
+        Root.create(root_url, run_config)
+
+
+def test_columns_that_can_not_be_are_refused_when_a_run_is_configured(run_config):
+    with pytest.raises(ConfigError, match="extra column 'x_a' is 'text', wanted one of string"):
+        replace(run_config, extra_columns={"x_a": "text"})
+    with pytest.raises(ConfigError, match="extra column 'judge': wanted x_"):
+        replace(run_config, extra_columns={"judge": "string"})
+
+
+def test_a_run_without_columns_of_its_own_is_one_that_ludic_of_schema_1_0_opens(run_config):
+    assert "extra_columns" not in json.loads(to_json(run_config, "an-id"))
+
+
+def test_a_run_of_an_older_minor_version_opens(run_config):
+    assert from_json(edited(run_config, schema_version="1.0"), "run.json") == (run_config, "an-id")
+
+
+def test_settings_that_a_newer_minor_version_added_are_left_out(run_config):
+    assert from_json(edited(run_config, schema_version="1.99", mood="calm"), "run.json") == (run_config, "an-id")
+    with pytest.raises(ConfigError, match=r"run.json is not a run.json that ludic can read: .*'mood'"):
+        from_json(edited(run_config, mood="calm"), "run.json")
+
+
+def test_a_newer_major_version_is_refused_by_name(run_config):
+    with pytest.raises(ConfigError, match=f"run.json has schema 2.0, this ludic reads {SCHEMA_VERSION}; upgrade ludic"):
+        from_json(edited(run_config, schema_version="2.0"), "run.json")
