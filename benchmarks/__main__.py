@@ -2,7 +2,33 @@
 
 import tyro
 
-from benchmarks import loop, planner, store_size, wait
+from benchmarks import (
+    compaction,
+    contention,
+    loop,
+    memory,
+    object_store,
+    planner,
+    point_read,
+    sql,
+    store_size,
+    tail,
+    wait,
+)
+
+BENCHMARKS = (
+    store_size,
+    contention,
+    tail,
+    sql,
+    point_read,
+    compaction,
+    memory,
+    object_store,
+    planner,
+    wait,
+    loop,
+)
 
 
 def main(quick: bool = False) -> None:
@@ -11,7 +37,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Tiny sizes; the figures mean nothing.
     """
-    for benchmark in (store_size, planner, wait, loop):
+    for benchmark in BENCHMARKS:
         benchmark.main(quick)
 
 

@@ -103,6 +103,8 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     con = duckdb.connect()
     con.execute("set TimeZone = 'UTC'")
     con.execute("set python_enable_replacements = false")
+    # Files never change, and footers of a million rollouts take a third of the time of their advantages.
+    con.execute("set parquet_metadata_cache = true")
     return con
 
 

@@ -233,7 +233,10 @@ def read_row_groups(
     """
     table = _read(file, list(row_groups), list(columns))
     wanted = pa.schema([(schema or arrow_schema("rollouts")).field(column) for column in columns])
-    return pa.Table.from_arrays([_fit(table, field, where) for field in wanted], schema=wanted)
+    found = dict(zip(table.column_names, table.columns, strict=True))
+    return pa.Table.from_arrays(
+        [_fit(found.get(field.name), field, table.num_rows, where) for field in wanted], schema=wanted
+    )
 
 
 def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa.Table:
@@ -247,10 +250,9 @@ def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa
     return pa.concat_tables([_read(file, [row_group], columns) for row_group in row_groups])
 
 
-def _fit(table: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
-    if field.name not in table.column_names:
-        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table.column(field.name)
+def _fit(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, where: str) -> pa.ChunkedArray:
+    if column is None:
+        return pa.chunked_array([pa.nulls(num_rows, field.type)])
     if column.null_count and not field.nullable:
         raise SchemaError(f"{where}: column {field.name!r} has {column.null_count} nulls, wanted none")
-    return column.cast(field.type)
+    return column if column.type == field.type else column.cast(field.type)

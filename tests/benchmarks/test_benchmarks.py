@@ -36,6 +36,11 @@ def test_all_benchmarks_run_and_print_ratios():
     titles = (
         "Bytes a response token",
         "Million tokens a second",
+        "Groups of 8 rollouts committed one by one",
+        "Time of a poll that finds nothing",
+        "Advantages of",
+        "by its id",
+        "Peak resident memory",
         "Planning a batch",
         "A trainer whose rollouts",
         "The whole ring",
