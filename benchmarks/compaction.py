@@ -1,4 +1,4 @@
-"""What compaction costs, what it gains, and how many rows should share a row group of a compacted file.
+"""What compaction costs and gains, how many rows should share a row group, and what indexes would add.
 
     python -m benchmarks.compaction
 
@@ -16,8 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
@@ -28,8 +30,8 @@ from ludic.records import new_id
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig, list_files
 from ludic.store.compaction import compact
-from ludic.store.merge import group_ranges
-from ludic.store.parquet import encode, open_writer, row_group_bounds
+from ludic.store.merge import ROW_GROUP_ROWS, group_ranges
+from ludic.store.parquet import encode, open_writer, row_group_bounds, writer_options
 
 NUM_WORKERS = 64
 ROWS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -47,7 +49,7 @@ from (
 
 
 def main(quick: bool = False) -> None:
-    """Print two tables.
+    """Print three tables.
 
     Args:
         quick: A few small files, once, to see that all works.
@@ -61,6 +63,7 @@ def main(quick: bool = False) -> None:
             assert root.put_if_absent(file.name, encode(table)), number
         print_compaction(root, rounds)
         print_row_groups(root, folder, rounds)
+        print_indexes(root, folder, rounds)
     finally:
         shutil.rmtree(folder)
 
@@ -114,6 +117,45 @@ def print_row_groups(root: Root, folder: Path, rounds: int) -> None:
         size_mb = path.stat().st_size / 1e6
         rows.append([f"{num_rows:,}", f"{size_mb:,.1f}", *measure_reads([str(path)], rounds)])
     print_table(f"row groups: {table.num_rows:,} rows in one file", ["rows a row group", "MB", *READS], rows)
+
+
+def print_indexes(root: Root, folder: Path, rounds: int) -> None:
+    """What Parquet has to find a row by, over row groups as compaction makes them; DuckDB uses all of it."""
+    table = pq.read_table(files_of(root)[0])
+    mixed = table.take(np.random.default_rng(0).permutation(table.num_rows))
+    filters = {name: {"ndv": ROW_GROUP_ROWS, "fpp": 0.01} for name in ("group_id", "rollout_id")}
+    files = {
+        "sorted, statistics (ludic)": _write(folder, table),
+        "sorted, statistics, page index": _write(folder, table, write_page_index=True),
+        "sorted, statistics, bloom filters": _write(folder, table, bloom_filter_options=filters),
+        "rows in any order, statistics": _write(folder, mixed),
+        "rows in any order, statistics, bloom filters": _write(folder, mixed, bloom_filter_options=filters),
+    }
+    con, rollout_id = duckdb.connect(), table["rollout_id"][table.num_rows // 2].as_py()
+    group_id = table["group_id"][table.num_rows // 2].as_py()
+    calls = {
+        (name, column): partial(_find, con, file, column, value)
+        for name, file in files.items()
+        for column, value in {"rollout_id": rollout_id, "group_id": group_id}.items()
+    }
+    seconds = take_turns(calls, rounds)
+    rows = [
+        [name, f"{file.stat().st_size / 1e6:,.1f}"]
+        + [f"{1000 * median(seconds[name, column]):,.1f}" for column in ("rollout_id", "group_id")]
+        for name, file in files.items()
+    ]
+    print_table("indexes: a row by its id, through DuckDB", ["", "MB", "one rollout, ms", "one group, ms"], rows)
+
+
+def _write(folder: Path, table: pa.Table, **options: Any) -> Path:
+    path = folder / f"{new_id()}.parquet"
+    with pq.ParquetWriter(path, table.schema, **writer_options(table.schema, dictionaries=True), **options) as writer:
+        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+    return path
+
+
+def _find(con: duckdb.DuckDBPyConnection, file: Path, column: str, value: str) -> None:
+    assert con.execute(f"from read_parquet(?) where {column} = ?", [str(file), value]).fetchall()
 
 
 def files_of(root: Root) -> list[str]:

@@ -67,7 +67,7 @@ def open_writer(
     dictionaries: whether columns other than numbers of tokens begin as such.
     One write_table of a whole number of groups, with row_group_size its number of rows, makes one row group.
     """
-    writer = pq.ParquetWriter(sink, schema, **_writer_options(schema, dictionaries=dictionaries))
+    writer = pq.ParquetWriter(sink, schema, **writer_options(schema, dictionaries=dictionaries))
     writer.add_key_value_metadata({**(schema.metadata or {}), **(metadata or {})})
     return writer
 
@@ -80,8 +80,8 @@ def encode_plain(table: pa.Table) -> bytes:
 
 
 @functools.cache
-def _writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
-    """Token ids and logprobs as byte streams; zstd level 1 where there is something to compress.
+def writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
+    """Of a ParquetWriter: token ids and logprobs as byte streams; zstd level 1 where there is something to compress.
 
     benchmarks/store_size.py has the figures. Arrow's own schema is left out of the footer: Parquet's says as much,
     and it would be 7 of 16 kB.
