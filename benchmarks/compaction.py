@@ -134,14 +134,14 @@ def print_indexes(root: Root, folder: Path, rounds: int) -> None:
     con, rollout_id = duckdb.connect(), table["rollout_id"][table.num_rows // 2].as_py()
     group_id = table["group_id"][table.num_rows // 2].as_py()
     calls = {
-        (name, column): partial(_find, con, file, column, value)
+        f"{name}: {column}": partial(_find, con, file, column, value)
         for name, file in files.items()
         for column, value in {"rollout_id": rollout_id, "group_id": group_id}.items()
     }
     seconds = take_turns(calls, rounds)
     rows = [
         [name, f"{file.stat().st_size / 1e6:,.1f}"]
-        + [f"{1000 * median(seconds[name, column]):,.1f}" for column in ("rollout_id", "group_id")]
+        + [f"{1000 * median(seconds[f'{name}: {column}']):,.1f}" for column in ("rollout_id", "group_id")]
         for name, file in files.items()
     ]
     print_table("indexes: a row by its id, through DuckDB", ["", "MB", "one rollout, ms", "one group, ms"], rows)

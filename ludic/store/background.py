@@ -58,19 +58,18 @@ class BackgroundAppender(Generic[Item]):
         Raises the error of an earlier write, once: then this item was not taken, and that write is tried again.
         """
         with self._changed:
-            assert not self._closed, "append after close"
-            self._raise_error()
             size_bytes = self._size_bytes(item)
-            if not self._has_room(size_bytes):
-                self._flushing = True
-                self._changed.notify_all()
-            self._changed.wait_for(lambda: self._has_room(size_bytes) or self._error)
-            self._raise_error()
+            self._wait_for_room(size_bytes)
             if not self._items:
                 self._oldest = time.monotonic()
             self._items.append(item)
             self._gathered_bytes += size_bytes
             self._changed.notify_all()
+
+    def wait_for_room(self, size_bytes: int) -> None:
+        """Wait as append would for an item of about this size, so that it need not be made before; raises as append."""
+        with self._changed:
+            self._wait_for_room(size_bytes)
 
     def flush(self, *, wait: bool = True) -> None:
         """Write what is there now; with `wait`, return when it is committed."""
@@ -92,6 +91,15 @@ class BackgroundAppender(Generic[Item]):
         self._thread.join()
         with self._changed:
             self._raise_error()
+
+    def _wait_for_room(self, size_bytes: int) -> None:
+        assert not self._closed, "append after close"
+        self._raise_error()
+        if not self._has_room(size_bytes):
+            self._flushing = True
+            self._changed.notify_all()
+        self._changed.wait_for(lambda: self._has_room(size_bytes) or self._error)
+        self._raise_error()
 
     def _has_room(self, size_bytes: int) -> bool:
         waiting_bytes = self._gathered_bytes + self._begun_bytes

@@ -196,10 +196,10 @@ def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], colum
         starts = np.cumsum([0, *row_counts(file)[row_groups]])
         table = read_row_groups(file, row_groups, columns, f"{root.url}/{name}", schema)
     start_of = dict(zip(row_groups, starts.tolist(), strict=False))
-    return _take(table, [start_of[row_group] + row for row_group, row in addresses])
+    return take_rows(table, [start_of[row_group] + row for row_group, row in addresses])
 
 
-def _take(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+def take_rows(table: pa.Table, rows: Sequence[int]) -> pa.Table:
     """These rows; without a copy where they lie together, as those of a batch's groups do."""
     if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return table.slice(rows[0], len(rows))

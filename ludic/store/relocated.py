@@ -14,7 +14,7 @@ from ludic.errors import SchemaError, StoreError
 from ludic.schema import rollouts_schema
 from ludic.store.files import RolloutFile
 from ludic.store.merge import group_ranges
-from ludic.store.parquet import open_parquet, read_row_groups, read_rows
+from ludic.store.parquet import open_parquet, read_row_groups, read_rows, take_rows
 from ludic.store.plans import find_replacement
 from ludic.store.root import Root
 
@@ -39,7 +39,7 @@ def read_rollouts(
             for name, of_file in places.items()
         ]
     order = np.argsort([place for of_file in places.values() for place in of_file])
-    return pa.concat_tables([read.result() for read in reads]).take(order)
+    return take_rows(pa.concat_tables([read.result() for read in reads]), order.tolist())
 
 
 def _read_file(

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ludic.records import RolloutBatch
-from ludic.schema import to_table, validate
+from ludic.schema import TOKEN_COLUMNS, to_table, validate
 from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.files import Folder, RolloutFile, check_worker_id
 from ludic.store.parquet import encode, group_starts
@@ -73,6 +73,7 @@ class RolloutWriter:
         earlier write (StoreError, NameTakenError): then this batch was not taken, and that write is tried again.
         """
         assert batch.metadata.worker_id == self.worker_id, "a batch of another worker"
+        self._appender.wait_for_room(_least_bytes(batch))
         extra_columns = self._root.run.extra_columns
         tokens = validate(batch, extra_columns)
         rows = to_table(batch, run_id=self._root.run_id, sequence=0, extra_columns=extra_columns, tokens=tokens)
@@ -112,6 +113,12 @@ class RolloutWriter:
         column = rows.schema.get_field_index("sequence")
         sequence = pa.repeat(pa.scalar(file.sequence, pa.int64()), rows.num_rows)
         return file.name, encode(rows.set_column(column, rows.schema.field(column), sequence))
+
+
+def _least_bytes(batch: RolloutBatch) -> int:
+    """Of a batch's token columns as rows; nothing is trusted yet, not even that they are there."""
+    rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
+    return sum(getattr(getattr(rollout, name), "nbytes", 0) for rollout in rollouts for name in TOKEN_COLUMNS)
 
 
 def _partitions(table: pa.Table) -> dict[tuple[int, str], pa.Table]:
