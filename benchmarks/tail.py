@@ -67,7 +67,7 @@ def main(quick: bool = False) -> None:
     for num_files in sizes:
         with tempfile.TemporaryDirectory() as folder:
             tails = {name: start(folder, num_files) for name, start in TAILS.items()}
-            idle = take_turns({name: tail.poll for name, tail in tails.items()}, rounds)
+            idle = take_turns({name: tail.poll for name, tail in tails.items()}, rounds, twice=True)
             new = _deliver(tails, rounds)
         first = first or idle
         rows += [_row(num_files, name, idle, new, first) for name in tails]
