@@ -8,6 +8,7 @@ from benchmarks import (
     loop,
     memory,
     object_store,
+    packing,
     planner,
     point_read,
     sql,
@@ -26,6 +27,7 @@ BENCHMARKS = (
     memory,
     object_store,
     planner,
+    packing,
     wait,
     loop,
 )

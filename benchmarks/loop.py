@@ -81,11 +81,10 @@ def learn_in_memory(run: RunConfig, config: TrainConfig) -> Iterator[dict[str, f
             model,
             optimizer,
             [pack(sequences)],
-            loss_config=config.loss,
+            config=config,
             num_action_tokens=sum(sequence.num_action_tokens for sequence in sequences),
             num_ranks=1,
             learning_rate=learning_rate(step, config),
-            max_grad_norm=config.max_grad_norm,
         )
         engine._model.load_state_dict(model.state_dict())  # engines take folders only
         yield metrics | {"reward": fmean(rollout.episode_reward or 0.0 for g in groups for rollout in g.rollouts)}

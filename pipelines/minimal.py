@@ -78,11 +78,10 @@ def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[s
                 model,
                 optimizer,
                 [pack(sequences)],
-                loss_config=config.loss,
+                config=config,
                 num_action_tokens=sum(sequence.num_action_tokens for sequence in sequences),
                 num_ranks=1,
                 learning_rate=learning_rate(step, config),
-                max_grad_norm=config.max_grad_norm,
             )
             version = publisher.publish(save, step=step, num_ready_groups=0)
             engine.load_weights(store.fetch_policy(root, version, cache), version)

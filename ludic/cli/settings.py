@@ -1,6 +1,6 @@
-"""Settings of a command: a dataclass filled from flags, then a TOML file, then defaults.
+"""Settings of a command: a dataclass filled from flags, then a TOML file, then an algorithm's preset, then defaults.
 
-A file, and the settings of an earlier trainer, become flags in front of the user's own, so that
+A preset, a file, and the settings of an earlier trainer, become flags in front of the user's own, so that
 one parser checks them all and the last word is the user's.
 """
 
@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 import tyro
 
 from ludic.errors import ConfigError
+from ludic.training.presets import algorithm_names, load_algorithm
 
 S = TypeVar("S")
 
@@ -52,16 +53,24 @@ def _parse_json(text: str) -> Mapping[str, Any]:
 def parse(
     settings: type[S], args: Sequence[str], *, program: str, description: str, earlier: Mapping[str, Any] | None = None
 ) -> S:
-    """Settings from `earlier`, overruled by `--config FILE.toml`, overruled by the other flags.
+    """Settings from `earlier`, overruled by `--algorithm NAME`, by `--config FILE.toml`, and by the other flags.
 
     Wrong usage prints what is wrong and exits with 2; a bad file raises ConfigError.
     """
-    args, path = _take_config(list(args))
-    inserted = to_flags(earlier or {}) + to_flags(_read_toml(path, settings) if path else {})
+    args, path = _take_option(list(args), "--config", "a TOML file")
+    values = _read_toml(Path(path), settings) if path else {}
+    presets: dict[str, Any] = {}
+    has_algorithms = "objective" in field_names(settings)
+    if has_algorithms:
+        args, algorithm = _take_option(args, "--algorithm", f"one of {', '.join(algorithm_names())}")
+        presets = load_algorithm(algorithm) if algorithm else {}
+    inserted = to_flags(earlier or {}) + to_flags(presets) + to_flags(values)
     # After a leading ROOT: a flag that takes any number of values would swallow it.
     head = 1 if args and not args[0].startswith("-") else 0
     args = [*args[:head], *inserted, *args[head:]]
     description = f"{description}. --config FILE.toml sets options."
+    if has_algorithms:
+        description += f" --algorithm sets those of {', '.join(algorithm_names())} (docs/algorithms.md)."
     return tyro.cli(settings, args=args, prog=program, description=description, registry=_registry)
 
 
@@ -78,13 +87,15 @@ def _to_flag(name: str, value: Any) -> list[str]:
     return [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
 
 
-def _take_config(args: list[str]) -> tuple[list[str], Path | None]:
-    if "--config" not in args:
+def _take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str | None]:
+    """The arguments without a flag and its value, and the value."""
+    args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
+    if flag not in args:
         return args, None
-    place = args.index("--config")
+    place = args.index(flag)
     if place + 1 == len(args):
-        raise ConfigError("--config wants a TOML file after it")
-    return args[:place] + args[place + 2 :], Path(args[place + 1])
+        raise ConfigError(f"{flag} wants {wanted} after it")
+    return args[:place] + args[place + 2 :], args[place + 1]
 
 
 def _read_toml(path: Path, settings: type) -> dict[str, Any]:

@@ -3,14 +3,18 @@
 Imports no torch, so that the command line answers `--help` at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ludic.errors import ConfigError
 from ludic.store.lease import LEASE_S
 
+Objective = Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "sft"]
+"""Names of functions in ludic.training.losses."""
+
 _AT_LEAST_ONE = (
+    "constant_tokens",
     "num_steps",
     "micro_token_budget",
     "max_seq_len",
@@ -19,31 +23,27 @@ _AT_LEAST_ONE = (
     "keep_policies",
 )
 _AT_LEAST_ZERO = ("warmup_steps", "weight_decay", "max_off_policy_steps")
-_ABOVE_ZERO = ("learning_rate", "max_grad_norm", "stall_limit_s", "lease_s")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossConfig:
-    """How the ratio is bounded, and the pull to a reference. With neither clip nor cap the gradient is unbiased."""
-
-    clip_low: float | None = None
-    """PPO clip: ratios below 1 - clip_low are clipped; None is off."""
-    clip_high: float | None = None
-    """PPO clip: ratios above 1 + clip_high are clipped; None is off."""
-    truncate_ratio: float | None = None
-    """Truncated importance sampling: weigh the gradient of the logprob by at most this; None is off."""
-    kl_weight: float | None = None
-    """Of the KL to the reference model, added to the loss; None is off."""
-
-    def __post_init__(self) -> None:
-        for name in ("clip_low", "clip_high", "truncate_ratio", "kl_weight"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise ConfigError(f"{name} is {value}, wanted a number above 0, or nothing for off")
-        if self.clip_low is not None and self.clip_low > 1:
-            raise ConfigError(f"clip_low is {self.clip_low}, wanted at most 1: a ratio is never below 0")
-        if self.truncate_ratio is not None and (self.clip_low is not None or self.clip_high is not None):
-            raise ConfigError("truncate_ratio and clip_low or clip_high both bound the ratio; set one of them")
+_ABOVE_ZERO = (
+    "learning_rate",
+    "max_grad_norm",
+    "stall_limit_s",
+    "lease_s",
+    "clip_low",
+    "clip_high",
+    "truncate_ratio",
+    "sapo_tau_positive",
+    "sapo_tau_negative",
+    "entropy_weight",
+    "kl_weight",
+)
+# The settings that only some objectives look at; None is off.
+_ONLY_OF: Mapping[str, tuple[Objective, ...]] = {
+    "clip_low": ("ppo_clip", "cispo", "gspo", "gmpo"),
+    "clip_high": ("ppo_clip", "cispo", "gspo", "gmpo"),
+    "dual_clip": ("ppo_clip", "gspo"),
+    "truncate_ratio": ("reinforce",),
+    "mask_ratio": ("reinforce",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +62,38 @@ class TrainConfig:
     baseline_over: Literal["group", "kept"] = "group"
     """Take the baseline over the whole group, or over what the filters kept of it."""
 
+    objective: Objective = "reinforce"
+    """What is maximised at each token; a function in ludic.training.losses, docs/algorithms.md has the formulas."""
     clip_low: float | None = None
-    """PPO clip: importance ratios below 1 - clip_low are clipped."""
+    """Importance ratios below 1 - clip_low are clipped (ppo_clip, cispo, gspo, gmpo)."""
     clip_high: float | None = None
-    """PPO clip: importance ratios above 1 + clip_high are clipped."""
+    """Importance ratios above 1 + clip_high are clipped (ppo_clip, cispo, gspo, gmpo)."""
+    dual_clip: float | None = None
+    """A negative advantage costs at most so many times itself (ppo_clip, gspo); above 1."""
     truncate_ratio: float | None = None
-    """Truncated importance sampling: the largest importance weight; not together with a clip."""
+    """Truncated importance sampling: the largest importance weight (reinforce)."""
+    mask_ratio: tuple[float, float] | None = None
+    """Masked importance sampling: weights outside of these two bounds become 0 (reinforce)."""
+    ratio_level: Literal["token", "sequence"] = "token"
+    """Whether reinforce weighs a token by its own ratio, or by that of its whole sequence."""
+    sapo_tau_positive: float = 1.0
+    """How fast sapo's gate falls where the advantage is positive."""
+    sapo_tau_negative: float = 1.05
+    """And where it is not."""
+    normalize_over: Literal["tokens", "sequences", "constant"] = "tokens"
+    """The mean is over the batch's tokens (DAPO), over its sequences' means (GRPO), or over a constant (Dr. GRPO)."""
+    constant_tokens: int | None = None
+    """Tokens that stand for a sequence's length where normalize_over is constant; usually max_tokens."""
+    entropy_weight: float | None = None
+    """Of the policy's entropy, subtracted from the loss."""
     reference: str | None = None
     """Folder or Hugging Face id of a model that reference_kl is measured against."""
     kl_weight: float | None = None
-    """Weight of reference_kl in the loss; None only measures it."""
+    """Weight of reference_kl; None only measures it."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimator of the KL that is weighed; see ludic.training.losses."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Add the KL to the loss, or take it from each token's advantage."""
 
     learning_rate: float = 1e-6
     """Largest learning rate of AdamW."""
@@ -120,19 +142,29 @@ class TrainConfig:
             raise ConfigError(f"warmup_steps is {self.warmup_steps}, wanted less than num_steps ({self.num_steps})")
         if self.kl_weight is not None and self.reference is None:
             raise ConfigError(f"kl_weight is {self.kl_weight} but there is no reference; set reference to a model")
-        _ = self.loss  # checks the ratio's bounds
+        self._check_loss()
+
+    def _check_loss(self) -> None:
+        for name, objectives in _ONLY_OF.items():
+            if getattr(self, name) is not None and self.objective not in objectives:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}, which {self.objective} does not look at; "
+                    f"leave it out, or set objective to {' or '.join(objectives)}"
+                )
+        if self.clip_low is not None and self.clip_low > 1:
+            raise ConfigError(f"clip_low is {self.clip_low}, wanted at most 1: a ratio is never below 0")
+        if self.dual_clip is not None and self.dual_clip <= 1:
+            raise ConfigError(f"dual_clip is {self.dual_clip}, wanted above 1")
+        if self.mask_ratio is not None and not 0 <= self.mask_ratio[0] < 1 < self.mask_ratio[1]:
+            raise ConfigError(f"mask_ratio is {self.mask_ratio}, wanted one bound from 0 to below 1 and one above 1")
+        if (self.normalize_over == "constant") != (self.constant_tokens is not None):
+            raise ConfigError(
+                f"normalize_over is {self.normalize_over} and constant_tokens is {self.constant_tokens}; "
+                "set constant_tokens with normalize_over constant, and only then"
+            )
 
     def _check_range(self, names: tuple[str, ...], is_fine: Callable[[float], bool], wanted: str) -> None:
         for name in names:
             value = getattr(self, name)
             if value is not None and not is_fine(value):
                 raise ConfigError(f"{name} is {value}, wanted {wanted}")
-
-    @property
-    def loss(self) -> LossConfig:
-        return LossConfig(
-            clip_low=self.clip_low,
-            clip_high=self.clip_high,
-            truncate_ratio=self.truncate_ratio,
-            kl_weight=self.kl_weight,
-        )

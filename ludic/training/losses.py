@@ -1,24 +1,30 @@
-"""Policy-gradient losses over the response tokens of a micro-batch. Pure tensor code.
+"""Objectives over the response tokens of a micro-batch, and what turns them into a loss. Pure tensor code.
 
-The importance ratio is trainer over sampler, token by token, with the logprobs that the
-rollouts were sampled with: no second forward pass stands in for the sampler.
+The importance ratio is trainer over sampler, token by token, with the logprobs that the rollouts were
+sampled with: no second forward pass stands in for the sampler. docs/algorithms.md has papers and formulas.
 """
 
 # Shapes: A = response tokens of a micro-batch, V = vocabulary. Logprobs and KLs are in nats.
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from ludic.training.config import LossConfig
+from ludic.training.config import Objective, TrainConfig
 from ludic.training.packing import MicroBatch
 
 # Rows of logits turned to float32 at once: 150 MB at a vocabulary of 150,000.
 _ROWS = 256
 
 
-def token_logprobs_and_entropy(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Logprob of each target, and entropy of each row (without gradient), both (A,) float32 nats.
+def token_logprobs_and_entropy(
+    logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Logprob of each target, and entropy of each row, both (A,) float32 nats; entropy has a gradient only if asked.
 
     logits: (A, V) any float dtype. targets: (A,) int64. temperatures: (A,) float32 above 0,
     which divide the logits. No float32 copy of all logits is kept: rows are taken in chunks
@@ -26,80 +32,252 @@ def token_logprobs_and_entropy(logits: Tensor, targets: Tensor, temperatures: Te
     """
     parts = zip(logits.split(_ROWS), targets.split(_ROWS), temperatures.split(_ROWS), strict=True)
     if logits.requires_grad:
-        results = [checkpoint(_logprobs_and_entropy, *part, use_reentrant=False) for part in parts]
+        results = [checkpoint(_logprobs_and_entropy, *part, entropy_gradient, use_reentrant=False) for part in parts]
     else:
-        results = [_logprobs_and_entropy(*part) for part in parts]
+        results = [_logprobs_and_entropy(*part, entropy_gradient) for part in parts]
     logprobs, entropies = zip(*results, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _logprobs_and_entropy(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def _logprobs_and_entropy(
+    logits: Tensor, targets: Tensor, temperatures: Tensor, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     scaled = logits.float() / temperatures[:, None]
     log_normalizer = scaled.logsumexp(-1)
     logprobs = scaled.gather(-1, targets[:, None]).squeeze(-1) - log_normalizer
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = log_normalizer - (scaled.softmax(-1) * scaled).sum(-1)
     return logprobs, entropy
 
 
-def policy_gradient_loss(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTerms:
+    """What an objective is made of; all (A,), and 0 where nothing was sampled."""
+
+    logprobs: Tensor
+    """Of the trainer, with gradient."""
+    log_ratio: Tensor
+    """Trainer over sampler, with gradient."""
+    advantages: Tensor
+    mask: Tensor
+    """bool: sampled tokens."""
+    sequence_ids: Tensor
+    """int64, below A."""
+
+    @property
+    def ratio(self) -> Tensor:
+        return self.log_ratio.exp()
+
+    def sequence_sum(self, values: Tensor) -> Tensor:
+        """At each token, the sum over the sampled tokens of its sequence."""
+        sums = torch.zeros_like(values).index_add(0, self.sequence_ids, torch.where(self.mask, values, 0))
+        return sums[self.sequence_ids]
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        """At each token, the mean over the sampled tokens of its sequence."""
+        return self.sequence_sum(values) / self.sequence_lengths
+
+    @property
+    def sequence_lengths(self) -> Tensor:
+        """Sampled tokens of the token's sequence, at least 1."""
+        return self.sequence_sum(torch.ones_like(self.log_ratio)).clamp(min=1)
+
+
+def rl_loss(
     trainer_logprobs: Tensor,
     batch: MicroBatch,
-    config: LossConfig,
+    config: TrainConfig,
     *,
     num_action_tokens: int,
+    num_sequences: int,
+    entropies: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """This micro-batch's share of the loss: a scalar, nats per action token of the global batch.
+    """This micro-batch's share of the loss: a scalar, nats per action token or sequence of the global batch.
 
-    trainer_logprobs: (A,) float32 with gradient. reference_logprobs: (A,) float32 without.
-    num_action_tokens: of all micro-batches of all ranks; shares add up to the step's loss.
-    An empty mask gives a zero that still has a gradient: a rank that raised alone would hang
-    the others.
+    trainer_logprobs: (A,) float32 with gradient; entropies: (A,), with gradient where entropy_weight is set;
+    reference_logprobs: (A,) float32 without. num_action_tokens, num_sequences: of all micro-batches of all
+    ranks; shares add up to the step's loss. An empty mask gives a zero that still has a gradient: a rank that
+    raised alone would hang the others.
 
-    Also returns detached sums over action tokens, to be divided by num_action_tokens: ratio,
-    clipped (a count), sampler_kl, and reference_kl where there is a reference; and ratio_max.
-    Both KLs are k3 estimates (Schulman 2020, "Approximating KL divergence").
+    Also returns detached sums over action tokens, to be divided by num_action_tokens: ratio, clipped (a
+    count), sampler_kl, and reference_kl where there is a reference; and ratio_max. These KLs are k3 estimates.
     """
     assert num_action_tokens > 0, "a step without action tokens has no loss"
-    assert config.kl_weight is None or reference_logprobs is not None, "kl_weight needs reference_logprobs"
-    mask = batch.action_mask
-    # Masked before anything is computed from it, so that no inf or nan reaches the gradient.
-    logprobs = torch.where(mask, trainer_logprobs, 0)
-    log_ratio = logprobs - torch.where(mask, batch.sampler_logprobs, 0)
-    ratio = log_ratio.exp()
-    objective, clipped = _objective(logprobs, ratio, batch.advantages, config)
-    token_loss = -objective
-    sums = {
-        "ratio": ratio * mask,
-        "clipped": clipped & mask,
-        "sampler_kl": k3(log_ratio) * mask,
-    }
+    assert num_sequences > 0, "a step without sequences has no loss"
+    terms = _terms(trainer_logprobs, batch)
+    log_reference = None
     if reference_logprobs is not None:
-        sums["reference_kl"] = reference_kl = k3(torch.where(mask, reference_logprobs, 0) - logprobs) * mask
-        if config.kl_weight is not None:
-            token_loss = token_loss + config.kl_weight * reference_kl
-    loss = torch.where(mask, token_loss * batch.weights, 0).sum() / num_action_tokens
-    return loss, {name: value.detach().sum() for name, value in sums.items()} | {
-        "ratio_max": (ratio * mask).detach().max()
-    }
+        log_reference = torch.where(terms.mask, reference_logprobs, 0) - terms.logprobs
+    objective, clipped = OBJECTIVES[config.objective](_with_kl_reward(terms, log_reference, config), config)
+    token_loss = -objective
+    if config.entropy_weight is not None:
+        assert entropies is not None, "entropy_weight needs entropies"
+        token_loss = token_loss - config.entropy_weight * torch.where(terms.mask, entropies, 0)
+    if config.kl_weight is not None and config.kl_in == "loss":
+        assert log_reference is not None, "kl_weight needs reference_logprobs"
+        token_loss = token_loss + config.kl_weight * KL_ESTIMATORS[config.kl_estimator](log_reference)
+    share = batch.weights * token_shares(
+        terms, config, num_action_tokens=num_action_tokens, num_sequences=num_sequences
+    )
+    loss = torch.where(terms.mask, token_loss * share, 0).sum()
+    return loss, _measures(terms, clipped, log_reference)
 
 
-def _objective(logprobs: Tensor, ratio: Tensor, advantages: Tensor, config: LossConfig) -> tuple[Tensor, Tensor]:
-    """What is to be maximised at each token, and where the ratio was clipped or capped; both (A,)."""
+def _terms(trainer_logprobs: Tensor, batch: MicroBatch) -> TokenTerms:
+    # Masked before anything is computed from it, so that no inf or nan reaches the gradient.
+    logprobs = torch.where(batch.action_mask, trainer_logprobs, 0)
+    return TokenTerms(
+        logprobs=logprobs,
+        log_ratio=logprobs - torch.where(batch.action_mask, batch.sampler_logprobs, 0),
+        advantages=torch.where(batch.action_mask, batch.advantages, 0),
+        mask=batch.action_mask,
+        sequence_ids=batch.sequence_ids,
+    )
+
+
+def _with_kl_reward(terms: TokenTerms, log_reference: Tensor | None, config: TrainConfig) -> TokenTerms:
+    """Terms whose advantage pays for the KL at the token, without a gradient through it, if the settings say so."""
+    if config.kl_weight is None or config.kl_in != "reward":
+        return terms
+    assert log_reference is not None, "kl_weight needs reference_logprobs"
+    penalty = config.kl_weight * KL_ESTIMATORS[config.kl_estimator](log_reference.detach())
+    fields = {name: getattr(terms, name) for name in TokenTerms.__slots__}
+    return TokenTerms(**fields | {"advantages": terms.advantages - penalty})
+
+
+def token_shares(terms: TokenTerms, config: TrainConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
+    """(A,): what each token's loss is multiplied by, so that the shares of a global batch add up to its mean."""
+    match config.normalize_over:
+        case "tokens":  # DAPO (arXiv 2503.14476), eq. 8: every token of the batch alike
+            return torch.full_like(terms.log_ratio, 1 / num_action_tokens)
+        case "sequences":  # GRPO (arXiv 2402.03300), eq. 3: every sequence alike
+            return 1 / (terms.sequence_lengths * num_sequences)
+        case "constant":  # Dr. GRPO (arXiv 2503.20783), section 3.2: a length that no sequence can change
+            assert config.constant_tokens is not None
+            return torch.full_like(terms.log_ratio, 1 / (config.constant_tokens * num_sequences))
+
+
+def _measures(terms: TokenTerms, clipped: Tensor, log_reference: Tensor | None) -> dict[str, Tensor]:
+    ratio = terms.ratio * terms.mask
+    sums = {"ratio": ratio, "clipped": clipped & terms.mask, "sampler_kl": k3(terms.log_ratio) * terms.mask}
+    if log_reference is not None:
+        sums["reference_kl"] = k3(log_reference) * terms.mask
+    return {name: value.detach().sum() for name, value in sums.items()} | {"ratio_max": ratio.detach().max()}
+
+
+# Objectives: what is to be maximised at each token, and where the ratio was clipped, capped or masked; both (A,).
+
+
+def reinforce(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """Advantage times logprob, weighed by the importance ratio without a gradient through it (Williams 1992).
+
+    The ratio is the token's, or that of its whole sequence. Capped at truncate_ratio it is truncated importance
+    sampling (Ionides 2008); set to 0 outside of mask_ratio, masked importance sampling (IcePop, arXiv 2510.18855).
+    """
+    log_ratio = terms.log_ratio if config.ratio_level == "token" else terms.sequence_sum(terms.log_ratio)
+    ratio = log_ratio.detach().exp()
+    bounded = torch.zeros_like(terms.mask)
+    weight = ratio
     if config.truncate_ratio is not None:
-        # Truncated importance sampling (Ionides 2008); as a policy gradient, CISPO (arXiv 2506.13585, eq. 4).
-        return ratio.clamp(max=config.truncate_ratio).detach() * logprobs * advantages, ratio > config.truncate_ratio
+        weight, bounded = ratio.clamp(max=config.truncate_ratio), ratio > config.truncate_ratio
+    if config.mask_ratio is not None:
+        low, high = config.mask_ratio
+        bounded = (ratio < low) | (ratio > high)
+        weight = torch.where(bounded, 0, weight)
+    return weight * terms.logprobs * terms.advantages, bounded
+
+
+def ppo_clip(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """Schulman et al. 2017 (arXiv 1707.06347), eq. 7; with two bounds as in DAPO (arXiv 2503.14476), eq. 10.
+
+    With dual_clip, a negative advantage costs at most dual_clip times itself (Ye et al. 2020, arXiv 1912.09729, eq. 5).
+    """
+    return _clipped(terms.ratio, terms.advantages, config)
+
+
+def _clipped(ratio: Tensor, advantages: Tensor, config: TrainConfig) -> tuple[Tensor, Tensor]:
     objective = ratio * advantages
-    if config.clip_low is None and config.clip_high is None:
-        return objective, torch.zeros_like(ratio, dtype=torch.bool)
-    # Schulman et al. 2017 (arXiv 1707.06347), eq. 7; with two bounds as DAPO (arXiv 2503.14476), eq. 10.
+    bounded = torch.minimum(objective, _clamp(ratio, config) * advantages)
+    if config.dual_clip is not None:
+        floor = torch.where(advantages < 0, config.dual_clip * advantages, -math.inf)
+        bounded = torch.maximum(bounded, floor)
+    return bounded, bounded != objective
+
+
+def _clamp(ratio: Tensor, config: TrainConfig) -> Tensor:
     low = None if config.clip_low is None else 1 - config.clip_low
     high = None if config.clip_high is None else 1 + config.clip_high
-    bounded = ratio.clamp(low, high) * advantages
-    return torch.minimum(objective, bounded), bounded < objective
+    return ratio if low is None and high is None else ratio.clamp(low, high)
+
+
+def cispo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """Clipped importance weights that leave every token its gradient: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5."""
+    ratio = terms.ratio.detach()
+    weight = _clamp(ratio, config)
+    return weight * terms.logprobs * terms.advantages, weight != ratio
+
+
+def gspo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """Clips the geometric mean of a sequence's ratios: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 and 7.
+
+    In the paper's token form (eq. 14), whose value and gradient are the same for one advantage a sequence.
+    """
+    of_sequence = terms.sequence_mean(terms.log_ratio).detach().exp()
+    return _clipped(of_sequence * (terms.logprobs - terms.logprobs.detach()).exp(), terms.advantages, config)
+
+
+def gmpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """Geometric mean of ratios that are clipped token by token: Zhao et al. 2025 (arXiv 2507.20673), eq. 4."""
+    log_ratio = terms.log_ratio
+    low = -math.inf if config.clip_low is None else math.log(1 - config.clip_low) if config.clip_low < 1 else -math.inf
+    high = math.inf if config.clip_high is None else math.log1p(config.clip_high)
+    bounded = log_ratio.clamp(low, high)
+    gains = terms.advantages >= 0
+    chosen = torch.where(gains, torch.minimum(log_ratio, bounded), torch.maximum(log_ratio, bounded))
+    return terms.sequence_mean(chosen).exp() * terms.advantages, chosen != log_ratio
+
+
+def sapo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """A soft gate in the place of the clip: Gao et al. 2025 (arXiv 2511.20347), eq. 5 and 6."""
+    tau = torch.where(terms.advantages > 0, config.sapo_tau_positive, config.sapo_tau_negative).to(terms.log_ratio)
+    gate = torch.sigmoid(tau * (terms.ratio - 1)) * 4 / tau
+    return gate * terms.advantages, torch.zeros_like(terms.mask)
+
+
+def sft(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """Maximum likelihood of what was stored, whatever its advantage; filters choose what is good enough."""
+    return terms.logprobs, torch.zeros_like(terms.mask)
+
+
+OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, TrainConfig], tuple[Tensor, Tensor]]] = {
+    "reinforce": reinforce,
+    "ppo_clip": ppo_clip,
+    "cispo": cispo,
+    "gspo": gspo,
+    "gmpo": gmpo,
+    "sapo": sapo,
+    "sft": sft,
+}
+
+
+# KL(trainer || reference) at samples of the trainer, from log(reference / trainer); Schulman 2020,
+# "Approximating KL divergence". As a loss, k1 has a gradient that is 0 on average, k2 the right one on-policy.
+
+
+def k1(log_ratio: Tensor) -> Tensor:
+    """-log(p/q): unbiased, of either sign."""
+    return -log_ratio
+
+
+def k2(log_ratio: Tensor) -> Tensor:
+    """log(p/q)^2 / 2: biased, never below 0."""
+    return log_ratio.square() / 2
 
 
 def k3(log_ratio: Tensor) -> Tensor:
-    """Estimates KL(q || p) at samples of q, never below 0: p/q - 1 - log(p/q). log_ratio is log(p/q)."""
+    """p/q - 1 - log(p/q): unbiased, never below 0."""
     return log_ratio.expm1() - log_ratio
+
+
+KL_ESTIMATORS: Mapping[str, Callable[[Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}

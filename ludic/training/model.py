@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ludic.errors import ModelError
+from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
 from ludic.training.config import TrainConfig
 from ludic.training.packing import MicroBatch
 
@@ -55,7 +56,7 @@ def load_model(
     try:
         with _without_progress_bars():
             model, report = AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, device_map=None
+                source, dtype=dtype, attn_implementation=PACKED_ATTENTION, output_loading_info=True, device_map=None
             )
     except Exception as error:  # what a broken file raises depends on who parses it: OSError, SafetensorError, ...
         raise ModelError(f"{source}: not a model that transformers can load: {error}") from error
@@ -69,6 +70,11 @@ def load_model(
         raise ModelError(
             f"{source}: {type(model).__name__} has recurrent layers, whose state runs on from one packed sequence into "
             "the next; ludic trains attention-only models"
+        )
+    if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
+        raise ModelError(
+            f"{source}: {type(model).__name__} caps its attention scores, which PyTorch's fused attention can't; "
+            "ludic trains models without attn_logit_softcapping"
         )
     return model.to(device).eval()
 
@@ -117,11 +123,12 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 def micro_batch_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     """(A, V) logits that predict the response tokens; those of other places are never computed."""
+    is_ours = model.config._attn_implementation == PACKED_ATTENTION
     output = model(
         input_ids=batch.input_ids,
-        # Without a mask, transformers reads the sequences' borders from where positions restart.
         position_ids=batch.position_ids,
-        attention_mask=None,
+        # Without a mask, transformers makes a dense one from where positions restart.
+        attention_mask=sequence_lengths(batch.position_ids) if is_ours else None,
         use_cache=False,
         logits_to_keep=batch.logit_positions,
     )

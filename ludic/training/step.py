@@ -1,6 +1,6 @@
 """One gradient step over the micro-batches of every rank. Collective: all ranks call it alike."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import TrainingError
-from ludic.training.config import LossConfig
-from ludic.training.losses import policy_gradient_loss, token_logprobs_and_entropy
+from ludic.training.config import TrainConfig
+from ludic.training.losses import rl_loss, token_logprobs_and_entropy
 from ludic.training.model import micro_batch_logits
 from ludic.training.packing import MicroBatch
 
@@ -22,29 +22,29 @@ def train_step(
     optimizer: Optimizer,
     micro_batches: Sequence[MicroBatch],
     *,
-    loss_config: LossConfig,
+    config: TrainConfig,
     num_action_tokens: int,
     num_ranks: int,
     learning_rate: float,
-    max_grad_norm: float | None,
     reference_model: PreTrainedModel | None = None,
 ) -> dict[str, float]:
     """Change the weights once, and say what was seen, in the words of schemas/metrics.v1.json.
 
     micro_batches: this rank's, as many as on any other rank. num_action_tokens: of all ranks
-    together; the loss is per action token of the global batch, however it was split. The same
+    together; the loss is a mean over the global batch, however it was split. The same
     metrics are returned on every rank. Raises TrainingError on every rank, before the weights
     change, when the loss or the gradient is not finite.
     """
     totals: dict[str, Tensor] = {}
+    counts = {"num_action_tokens": num_action_tokens, "num_sequences": _count_sequences(micro_batches, model.device)}
     for batch in micro_batches:
-        loss, sums = _micro_batch_loss(model, batch.to(model.device), loss_config, num_action_tokens, reference_model)
+        loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, reference_model)
         # FSDP2 averages gradients over ranks; the loss is a sum over them. It reduces at each
         # micro-batch: waiting for the last would hold the gradients unsharded.
         (loss * num_ranks).backward()
         totals = _accumulate(totals, sums)
     metrics = _reduce(totals, num_action_tokens)
-    metrics["grad_norm"] = _clip_gradients(model, max_grad_norm)
+    metrics["grad_norm"] = _clip_gradients(model, config.max_grad_norm)
     metrics["learning_rate"] = learning_rate
     _check_finite(optimizer, metrics)
     for group in optimizer.param_groups:
@@ -67,19 +67,27 @@ def reference_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 def _micro_batch_loss(
     model: PreTrainedModel,
     batch: MicroBatch,
-    config: LossConfig,
-    num_action_tokens: int,
+    config: TrainConfig,
+    counts: Mapping[str, int],
     reference_model: PreTrainedModel | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's share of the loss, and detached sums of what is to be averaged over action tokens."""
     reference = None if reference_model is None else reference_logprobs(reference_model, batch)
     logits = micro_batch_logits(model, batch)
-    logprobs, entropies = token_logprobs_and_entropy(logits, batch.targets, batch.temperatures)
-    loss, sums = policy_gradient_loss(
-        logprobs, batch, config, num_action_tokens=num_action_tokens, reference_logprobs=reference
+    logprobs, entropies = token_logprobs_and_entropy(
+        logits, batch.targets, batch.temperatures, entropy_gradient=config.entropy_weight is not None
     )
-    entropy = torch.where(batch.action_mask, entropies, 0).sum()
-    return loss, sums | {"entropy": entropy, "loss": loss.detach() * num_action_tokens}
+    loss, sums = rl_loss(logprobs, batch, config, **counts, entropies=entropies, reference_logprobs=reference)
+    entropy = torch.where(batch.action_mask, entropies.detach(), 0).sum()
+    return loss, sums | {"entropy": entropy, "loss": loss.detach() * counts["num_action_tokens"]}
+
+
+def _count_sequences(micro_batches: Sequence[MicroBatch], device: torch.device) -> int:
+    """Sequences with sampled tokens on all ranks; at least 1."""
+    num_sequences = sum(batch.sequence_ids[batch.action_mask].unique().numel() for batch in micro_batches)
+    total = torch.tensor(num_sequences, device=device)
+    dist.all_reduce(total)
+    return max(1, int(total.item()))
 
 
 def _accumulate(totals: dict[str, Tensor], sums: dict[str, Tensor]) -> dict[str, Tensor]:

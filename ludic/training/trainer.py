@@ -302,11 +302,10 @@ class _Trainer:
             self._model,
             self._optimizer,
             batch.micro_batches,
-            loss_config=self._config.loss,
+            config=self._config,
             num_action_tokens=max(1, batch.num_action_tokens),
             num_ranks=num_ranks(),
             learning_rate=learning_rate(step, self._config),
-            max_grad_norm=self._config.max_grad_norm,
             reference_model=self._reference,
         )
 

@@ -84,11 +84,10 @@ def train(url: str, *, attempt_id: int, steps: range, resume_from: tuple[int, in
                 model,
                 optimizer,
                 [pack([sequences[i] for i in indexes]) for indexes in plan[rank()]],
-                loss_config=config.loss,
+                config=config,
                 num_action_tokens=sum(s.num_action_tokens for s in sequences),
                 num_ranks=num_ranks(),
                 learning_rate=config.learning_rate,
-                max_grad_norm=1.0,
             )
         )
         if step in (3, steps[-1]):

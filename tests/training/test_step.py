@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from ludic.errors import TrainingError
-from ludic.training.config import LossConfig
-from ludic.training.losses import policy_gradient_loss
+from ludic.training.config import TrainConfig
+from ludic.training.losses import rl_loss
 from ludic.training.model import shard
 from ludic.training.packing import assign, pack
 from ludic.training.step import reference_logprobs, train_step
@@ -18,7 +18,7 @@ from ludic.training.step import reference_logprobs, train_step
 def step(mesh, tiny_model):
     """One gradient step on a fresh model; metrics, gradients as the optimizer saw them, weights after."""
 
-    def run(micro_batches, *, num_action_tokens, loss_config=LossConfig(), max_grad_norm=None, **fields):  # noqa: B008
+    def run(micro_batches, *, num_action_tokens, reference_model=None, **settings):
         model, seen = tiny_model(), {}
         shard(model, mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -29,12 +29,11 @@ def step(mesh, tiny_model):
             model,
             optimizer,
             micro_batches,
-            loss_config=loss_config,
+            config=TrainConfig(**{"max_grad_norm": None} | settings),
             num_action_tokens=num_action_tokens,
             num_ranks=1,
             learning_rate=0.1,
-            max_grad_norm=max_grad_norm,
-            **fields,
+            reference_model=reference_model,
         )
         return metrics, seen, {n: p.full_tensor() for n, p in model.named_parameters()}
 
@@ -65,7 +64,8 @@ def padded_loss_and_gradients(model, sequences):
         response = logits[row, start - 1 : lengths[row] - 1] / s.temperature
         logprobs = response.log_softmax(-1)[torch.arange(len(s.response_tokens)), s.response_tokens]
         ratio = (logprobs - torch.from_numpy(s.sampler_logprobs)).exp()
-        token_loss = -s.weight * ratio * torch.from_numpy(np.broadcast_to(s.advantage, s.response_tokens.shape).copy())
+        advantages = torch.from_numpy(np.broadcast_to(s.advantage, s.response_tokens.shape).copy())
+        token_loss = -s.weight * ratio.detach() * logprobs * advantages
         loss = loss + (token_loss if s.action_mask is None else token_loss[torch.from_numpy(s.action_mask)]).sum()
     loss = loss / num_action_tokens(sequences)
     loss.backward()
@@ -110,7 +110,8 @@ def test_a_rollout_of_the_trainers_own_weights_has_ratio_one(step, tiny_model, s
         [pack(own)],
         num_action_tokens=num_action_tokens(own),
         reference_model=model,
-        loss_config=LossConfig(clip_high=0.2),
+        objective="ppo_clip",
+        clip_high=0.2,
     )
     assert metrics["ratio_mean"] == pytest.approx(1, abs=1e-5)
     assert metrics["ratio_max"] == pytest.approx(1, abs=1e-4)
@@ -126,7 +127,8 @@ def test_means_are_over_action_tokens_of_all_micro_batches(step, tiny_model, seq
     sums = []
     for s in some:
         batch = pack([s])
-        sums.append(policy_gradient_loss(reference_logprobs(model, batch), batch, LossConfig(), num_action_tokens=1)[1])
+        logprobs = reference_logprobs(model, batch)
+        sums.append(rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=1, num_sequences=1)[1])
     metrics, _, _ = step([pack([s]) for s in some], num_action_tokens=num_action_tokens(some))
     assert metrics["ratio_mean"] == pytest.approx(sum(s["ratio"].item() for s in sums) / num_action_tokens(some))
     assert metrics["ratio_max"] == pytest.approx(max(s["ratio_max"].item() for s in sums))
@@ -157,9 +159,9 @@ def test_a_step_makes_rewarded_tokens_more_likely(mesh, tiny_model, sequences):
     shard(model, mesh)
     before = reference_logprobs(model, batch)
     optimizer = torch.optim.AdamW(model.parameters())
-    settings = {"loss_config": LossConfig(), "num_action_tokens": num_action_tokens(some), "num_ranks": 1}
+    settings = {"config": TrainConfig(), "num_action_tokens": num_action_tokens(some), "num_ranks": 1}
     for _ in range(5):
-        train_step(model, optimizer, [batch], learning_rate=1e-2, max_grad_norm=1.0, **settings)
+        train_step(model, optimizer, [batch], learning_rate=1e-2, **settings)
     gain = (reference_logprobs(model, batch) - before)[batch.action_mask]
     assert gain.mean() > 1
 
@@ -175,11 +177,10 @@ def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights(mesh, tiny
             model,
             optimizer,
             [pack([replace(s, advantage=advantage) for s in sequences(2, 1)])],
-            loss_config=LossConfig(),
+            config=TrainConfig(),
             num_action_tokens=1,
             num_ranks=1,
             learning_rate=0.1,
-            max_grad_norm=1.0,
         )
     assert all(torch.equal(p.full_tensor(), before[name]) for name, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters())

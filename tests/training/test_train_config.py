@@ -5,13 +5,8 @@ import pytest
 import torch
 
 from ludic.errors import ConfigError
-from ludic.training.config import LossConfig, TrainConfig
+from ludic.training.config import TrainConfig
 from ludic.training.model import compute_dtype
-
-
-def test_the_loss_takes_its_settings_from_the_trainer():
-    config = TrainConfig(clip_low=0.2, clip_high=0.28, reference="base", kl_weight=0.01)
-    assert config.loss == LossConfig(clip_low=0.2, clip_high=0.28, kl_weight=0.01)
 
 
 def test_bfloat16_is_for_computing_only():
@@ -35,7 +30,14 @@ def test_settings_are_there_before_torch_is():
         ({"warmup_steps": 100, "num_steps": 100}, "warmup_steps is 100, wanted less than num_steps"),
         ({"betas": (0.9, 1.0)}, "betas is"),
         ({"kl_weight": 0.1}, "there is no reference"),
-        ({"truncate_ratio": 2.0, "clip_low": 0.2}, "set one of them"),
+        ({"truncate_ratio": 2.0, "objective": "ppo_clip"}, "set objective to reinforce"),
+        ({"clip_low": 0.2}, "clip_low is 0.2, which reinforce does not look at"),
+        ({"clip_low": 1.2, "objective": "cispo"}, "wanted at most 1"),
+        ({"dual_clip": 1.0, "objective": "ppo_clip"}, "dual_clip is 1.0, wanted above 1"),
+        ({"mask_ratio": (1.5, 2.0)}, "mask_ratio is"),
+        ({"normalize_over": "constant"}, "set constant_tokens"),
+        ({"constant_tokens": 100}, "set constant_tokens with normalize_over constant"),
+        ({"truncate_ratio": float("nan")}, "truncate_ratio is nan"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(settings, message):

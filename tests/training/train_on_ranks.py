@@ -14,7 +14,7 @@ from conftest import random_model, random_sequences, train
 from torch.optim import SGD
 
 from ludic.errors import StalledError, TrainingError
-from ludic.training.config import LossConfig
+from ludic.training.config import TrainConfig
 from ludic.training.distributed import (
     broadcast_bytes,
     init_distributed,
@@ -58,9 +58,9 @@ def error_of_a_nan_on_rank_1() -> str:
     shard(model, init_distributed("cpu"))
     advantage = float("nan") if rank() == 1 else 1.0
     batch = pack([replace(s, advantage=advantage) for s in random_sequences(2, seed=0)])
-    settings = {"loss_config": LossConfig(), "num_action_tokens": 1, "num_ranks": 2}
+    settings = {"config": TrainConfig(), "num_action_tokens": 1, "num_ranks": 2}
     try:
-        train_step(model, SGD(model.parameters()), [batch], learning_rate=0.1, max_grad_norm=1.0, **settings)
+        train_step(model, SGD(model.parameters()), [batch], learning_rate=0.1, **settings)
     except TrainingError as error:
         return str(error)
     raise AssertionError("a step with a nan went through")

@@ -1,0 +1,165 @@
+"""Packed against padded: tokens/s and peak memory of real training steps on lengths as skewed as rollouts are.
+
+Lengths are log-normal with sigma 1. `packed` is what ludic does; `packed, dense mask` the same with the mask that
+transformers makes from positions; `padded` lays rows side by side, padded to the longest of a micro-batch, as many
+tokens at once with their padding; `padded, sorted` puts rows of like length together first, as a careful user would.
+Each contestant runs in a process of its own, in turns.
+"""
+
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from statistics import median
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+
+from benchmarks.measure import median_ratio, print_table
+from ludic.training.attention import PACKED_ATTENTION
+from ludic.training.config import TrainConfig
+from ludic.training.losses import rl_loss, token_logprobs_and_entropy
+from ludic.training.model import micro_batch_logits
+from ludic.training.packing import MicroBatch, TrainingSequence, assign, pack
+
+# Shapes: B = rows, L = the longest of them, A = response tokens.
+
+CONTESTANTS = ("packed", "packed, dense mask", "padded, sorted", "padded")
+
+
+def main(quick: bool = False) -> None:
+    """Print the table.
+
+    Args:
+        quick: Tiny sizes; the figures mean nothing.
+    """
+    sizes = (8, 256) if quick else (32, 4096)
+    rounds = 1 if quick else 3
+    found = [{name: _in_a_process(name, *sizes) for name in CONTESTANTS} for _ in range(rounds)]
+    ours = [results["packed"] for results in found]
+    rows = []
+    for name in CONTESTANTS:
+        theirs = [results[name] for results in found]
+        speed = median_ratio([r["tokens_per_s"] for r in ours], [r["tokens_per_s"] for r in theirs])
+        memory = median_ratio([r["peak_mb"] for r in theirs], [r["peak_mb"] for r in ours])
+        rows.append(
+            [
+                name,
+                f"{median(r['tokens_per_s'] for r in theirs):,.0f}",
+                f"{speed:.2f}x",
+                f"{median(r['peak_mb'] for r in theirs):,.0f} MB",
+                f"{memory:.2f}x",
+                f"{theirs[0]['padding']:.0%}",
+            ]
+        )
+    title = f"packing: {sizes[0]} sequences, log-normal lengths (sigma 1), at most {sizes[1]:,} tokens at once"
+    columns = ["", "tokens/s", "packed is faster", "peak memory of the step", "of packed's", "padding"]
+    print_table(title, columns, rows)
+
+
+def _in_a_process(name: str, num_sequences: int, budget: int) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.packing", "--contestant", name, str(num_sequences), str(budget)]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measure(name: str, num_sequences: int, budget: int) -> dict[str, float]:
+    """Tokens/s, without padding, of a forward and a backward pass over all; peak memory above the model's."""
+    sequences, model = _sequences(num_sequences, budget), _model(name)
+    lengths = np.array([sequence.num_tokens for sequence in sequences])
+    before, started = _peak_mb(), time.perf_counter()
+    if name.startswith("packed"):
+        num_places = sum(_step_packed(model, sequences, plan) for plan in assign(lengths, 1, budget)[0])
+    else:
+        order = np.argsort(lengths) if name == "padded, sorted" else np.arange(len(lengths))
+        num_places = sum(_step_padded(model, [sequences[i] for i in rows]) for rows in _fill(order, lengths, budget))
+    seconds = time.perf_counter() - started
+    return {
+        "tokens_per_s": lengths.sum() / seconds,
+        "peak_mb": _peak_mb() - before,
+        "padding": 1 - lengths.sum() / num_places,
+    }
+
+
+def _sequences(num_sequences: int, budget: int) -> list[TrainingSequence]:
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.lognormal(mean=np.log(budget / 16), sigma=1.0, size=num_sequences), 4, budget - 16)
+    return [
+        TrainingSequence(
+            rollout_id=str(i),
+            prompt_tokens=rng.integers(0, 1024, 16, dtype=np.int32),
+            response_tokens=rng.integers(0, 1024, int(length), dtype=np.int32),
+            sampler_logprobs=np.full(int(length), -7.0, np.float32),
+            advantage=1.0,
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+def _model(name: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=1024,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=8192,
+    )
+    attention = PACKED_ATTENTION if name == "packed" else "sdpa"
+    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+
+
+def _step_packed(model: PreTrainedModel, sequences: list[TrainingSequence], plan: list[int]) -> int:
+    batch = pack([sequences[i] for i in plan])
+    _backward(micro_batch_logits(model, batch), batch)
+    return batch.input_ids.numel()
+
+
+def _step_padded(model: PreTrainedModel, sequences: list[TrainingSequence]) -> int:
+    """The usual way: rows and a mask, logits everywhere, then those of the responses."""
+    longest = max(sequence.num_tokens for sequence in sequences)
+    input_ids = torch.zeros(len(sequences), longest, dtype=torch.int64)
+    mask = torch.zeros_like(input_ids)
+    for row, sequence in enumerate(sequences):
+        tokens = np.concatenate([sequence.prompt_tokens, sequence.response_tokens])
+        input_ids[row, : len(tokens)] = torch.from_numpy(tokens)
+        mask[row, : len(tokens)] = 1
+    logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
+    responses = [logits[row, len(s.prompt_tokens) - 1 : s.num_tokens - 1] for row, s in enumerate(sequences)]
+    _backward(torch.cat(responses), pack(sequences))
+    return input_ids.numel()
+
+
+def _backward(logits: Tensor, batch: MicroBatch) -> None:
+    logprobs, _ = token_logprobs_and_entropy(logits, batch.targets, batch.temperatures)
+    loss, _ = rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=len(batch.targets), num_sequences=1)
+    loss.backward()
+
+
+def _fill(order: np.ndarray, lengths: np.ndarray, budget: int) -> Iterator[list[int]]:
+    """Rows in order, as many as fit with their padding."""
+    rows: list[int] = []
+    for index in order.tolist():
+        if rows and max(lengths[[*rows, index]]) * (len(rows) + 1) > budget:
+            yield rows
+            rows = []
+        rows.append(index)
+    yield rows
+
+
+def _peak_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--contestant"]:
+        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+    else:
+        tyro.cli(main, description=__doc__)

@@ -1,0 +1,54 @@
+-- length_penalty: rloo over a reward that prefers the shorter of a group's responses
+-- paper: Kimi k1.5, arXiv 2501.12599, section 2.3.3: with L = 0.5 - (length - shortest) / (longest - shortest),
+-- a success gets L more, a failure min(0, L); all lengths equal: nothing
+-- grain: one row per rollout_id | reads: rollouts
+-- an episode of several rollouts counts once, as long as its longest row; a group of one scored episode gets 0
+-- NULL: the rollout was not scored
+-- $length_weight multiplies the length reward | $success: episodes of at least this reward succeed
+-- default: length_weight = 1.0
+-- default: success = 1.0
+with lengths as (
+    select group_id, episode_id, max(episode_reward) as reward, max(response_length) as length
+    from rollouts
+    where episode_reward is not null
+    group by group_id, episode_id
+),
+
+scaled as (
+    select
+        *,
+        coalesce(0.5 - (length - min(length) over g)::double / nullif(max(length) over g - min(length) over g, 0), 0)
+            as brevity
+    from lengths
+    window g as (partition by group_id)
+),
+
+episodes as (
+    select
+        group_id,
+        episode_id,
+        reward + $length_weight * case when reward >= $success then brevity else least(0, brevity) end as reward
+    from scaled
+),
+
+-- in order, so that no bit of a sum depends on threads
+groups as (
+    select group_id, list(reward order by reward) as rewards
+    from episodes
+    group by group_id
+),
+
+-- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+baselines as (
+    select
+        group_id,
+        len(rewards) as n,
+        rewards[1] as lowest,
+        list_sum([reward - rewards[1] for reward in rewards]) as total
+    from groups
+)
+
+select rollout_id, (n * (reward - lowest) - total) / greatest(n - 1, 1) as advantage
+from rollouts
+left join episodes on episodes.group_id = rollouts.group_id and episodes.episode_id = rollouts.episode_id
+left join baselines on baselines.group_id = rollouts.group_id

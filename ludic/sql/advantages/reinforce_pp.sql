@@ -1,0 +1,30 @@
+-- reinforce_pp: reward minus the batch's mean, over the batch's standard deviation
+-- paper: Hu 2025 (REINFORCE++), arXiv 2501.03262, section 3.1, where the reward has no KL in it
+-- grain: one row per rollout_id | reads: rollouts
+-- an episode of several rollouts counts once; a batch of one scored episode gets 0
+-- NULL: the rollout was not scored
+with episodes as (
+    select episode_id, max(episode_reward) as reward
+    from rollouts
+    where episode_reward is not null
+    group by episode_id
+),
+
+-- in order, so that no bit of a sum depends on threads
+batch as (
+    select list(reward order by reward) as rewards
+    from episodes
+),
+
+-- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+baseline as (
+    select
+        rewards[1] as lowest,
+        list_avg([reward - rewards[1] for reward in rewards]) as mean,
+        list_stddev_samp([reward - rewards[1] for reward in rewards]) as std
+    from batch
+)
+
+select rollout_id, (episode_reward - lowest - mean) / (coalesce(std, 0) + 1e-6) as advantage
+from rollouts
+cross join baseline

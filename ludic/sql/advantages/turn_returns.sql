@@ -1,0 +1,64 @@
+-- turn_returns: at each token, the discounted sum of the environment's rewards from its turn on, less the mean
+-- return of that turn over the group's episodes
+-- the return of policy gradients, Sutton and Barto 2018, eq. 3.8, with a step of the environment as the step
+-- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with agent_steps, environment_steps
+-- a token of agent step i belongs to the first environment step that i led to; tokens of no step get 0
+-- NULL: never
+-- $discount: what a reward is worth one turn earlier
+-- default: discount = 1.0
+with turns as (
+    select
+        rollout_id,
+        group_id,
+        len(environment_steps) as num_turns,
+        unnest(range(1, len(environment_steps) + 1)) as turn,
+        unnest(environment_steps).agent_steps as led_here,
+        coalesce(unnest(environment_steps).reward, 0) as reward
+    from rollouts
+),
+
+returns as (
+    select
+        rollout_id,
+        group_id,
+        turn,
+        led_here,
+        sum(reward * pow($discount, turn)) over (
+            partition by rollout_id order by turn rows between current row and unbounded following
+        ) / pow($discount, turn) as return
+    from turns
+),
+
+baselines as (
+    select group_id, turn, list_avg(list(return order by rollout_id)) as mean
+    from returns
+    group by group_id, turn
+),
+
+steps as (
+    select rollout_id, unnest(range(len(agent_steps))) as agent_step, unnest(agent_steps) as step
+    from rollouts
+),
+
+tokens as (
+    select
+        steps.rollout_id,
+        unnest(range(step.start, step.end)) as place,
+        return - mean as advantage
+    from steps
+    inner join returns on returns.rollout_id = steps.rollout_id and list_contains(led_here, agent_step)
+    inner join baselines on baselines.group_id = returns.group_id and baselines.turn = returns.turn
+    qualify row_number() over (partition by steps.rollout_id, agent_step order by returns.turn) = 1
+),
+
+by_rollout as (
+    select rollout_id, map_from_entries(list((place, advantage))) as advantages
+    from tokens
+    group by rollout_id
+)
+
+select
+    rollouts.rollout_id,
+    [coalesce(advantages[place], 0) for place in range(response_length)] as token_advantages
+from rollouts
+left join by_rollout on by_rollout.rollout_id = rollouts.rollout_id

@@ -1,0 +1,50 @@
+"""Algorithms by their papers' names: what TrainConfig holds of an advantage, filters and a loss.
+
+Reads ludic/training/algorithms/NAME.toml; docs/algorithms.md lists them. Imports no torch. Raises ConfigError
+for an unknown name.
+"""
+
+import tomllib
+from dataclasses import MISSING, fields
+from difflib import get_close_matches
+from importlib import resources
+from typing import Any
+
+from ludic.errors import ConfigError
+from ludic.training.config import TrainConfig
+
+DIALS = (
+    "advantage",
+    "filters",
+    "baseline_over",
+    "objective",
+    "clip_low",
+    "clip_high",
+    "dual_clip",
+    "truncate_ratio",
+    "mask_ratio",
+    "ratio_level",
+    "sapo_tau_positive",
+    "sapo_tau_negative",
+    "normalize_over",
+    "constant_tokens",
+    "entropy_weight",
+)
+"""The settings that an algorithm decides; those that its file leaves out have TrainConfig's defaults."""
+
+
+def algorithm_names() -> list[str]:
+    files = resources.files("ludic.training").joinpath("algorithms").iterdir()
+    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+
+
+def load_algorithm(name: str) -> dict[str, Any]:
+    """Values of all DIALS: `TrainConfig(**load_algorithm("grpo"), learning_rate=1e-6)`."""
+    names = algorithm_names()
+    if name not in names:
+        close = get_close_matches(name, names) or names
+        raise ConfigError(f"there is no algorithm {name!r}; did you mean {' or '.join(close)}?")
+    text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
+    defaults = {field.name: field.default for field in fields(TrainConfig) if field.name in DIALS}
+    assert MISSING not in defaults.values()
+    return defaults | tomllib.loads(text)

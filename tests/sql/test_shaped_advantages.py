@@ -1,0 +1,145 @@
+"""Advantages of other credit than a group's plain reward, against numbers worked out by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import sqrt
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from strategies import make_group
+
+from ludic.errors import QueryError
+from ludic.records import AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.schema import to_table
+from ludic.sql import advantages
+from ludic.sql.connect import open_duckdb
+
+METADATA = RolloutMetadata(worker_id="worker")
+
+
+def estimate(name: str, *groups: RolloutGroup, **params: float) -> list:
+    """The advantage, or the list of them, of each rollout, in the order of the groups."""
+    table = to_table(RolloutBatch(groups=groups, metadata=METADATA), run_id="run", sequence=0)
+    con = open_duckdb()
+    con.register("rollouts", table)
+    by_id = dict(zip(*advantages(con, name, **params).to_pydict().values(), strict=True))
+    return [by_id[rollout_id] for rollout_id in table["rollout_id"].to_pylist()]
+
+
+def group_of(rewards: Sequence[float | None], lengths: Sequence[int], seed: int = 0) -> RolloutGroup:
+    group = make_group(rewards=rewards, response_length=1, seed=seed)
+    pairs = zip(group.rollouts, lengths, strict=True)
+    return replace(group, rollouts=tuple(with_length(rollout, length) for rollout, length in pairs))
+
+
+def with_length(rollout: Rollout, length: int, token_rewards: Sequence[float] | None = None) -> Rollout:
+    tokens, zeros = np.ones(length, np.int32), np.zeros(length, np.float32)
+    given = zeros if token_rewards is None else np.array(token_rewards, np.float32)
+    return replace(
+        rollout,
+        response_tokens=tokens,
+        response_logprobs=zeros,
+        token_rewards=given,
+        agent_steps=(),
+        environment_steps=(),
+    )
+
+
+def test_reinforce_pp_scales_by_the_whole_batch():
+    # rewards 0, 1, 2, 5 of two groups: mean 2, sample standard deviation sqrt((4 + 1 + 0 + 9) / 3)
+    found = estimate("reinforce_pp", group_of([0.0, 1.0], [1, 1]), group_of([2.0, 5.0], [1, 1], seed=1))
+    assert found == pytest.approx([x / sqrt(14 / 3) for x in (-2, -1, 0, 3)], rel=1e-5)
+
+
+def pass_at_k(succeeded: Sequence[bool], k: int) -> list[float]:
+    """By enumeration: the mean, over the draws that hold an episode, of the draw's normalised worth."""
+    draws = list(combinations(range(len(succeeded)), k))
+    worth = [float(any(succeeded[i] for i in draw)) for draw in draws]
+    mean = fmean(worth)
+    std = sqrt(mean * (1 - mean))
+    return [
+        fmean((w - mean) / std for draw, w in zip(draws, worth, strict=True) if i in draw) if std else 0.0
+        for i in range(len(succeeded))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_successes", "n", "k"), [(1, 4, 2), (2, 6, 3), (0, 4, 2), (4, 4, 2), (1, 8, 8), (3, 8, 1)]
+)
+def test_pass_at_k_is_the_mean_over_all_draws_of_k(num_successes, n, k):
+    succeeded = [i < num_successes for i in range(n)]
+    found = estimate("pass_at_k", group_of([float(s) for s in succeeded], [1] * n), k=k)
+    assert found == pytest.approx(pass_at_k(succeeded, k))
+
+
+def test_pass_at_k_gives_a_group_of_fewer_than_k_nothing():
+    assert estimate("pass_at_k", group_of([1.0, 0.0], [1, 1]), k=4) == [0.0, 0.0]
+
+
+def test_overlong_takes_up_to_one_reward_over_the_margin():
+    # 100 tokens with a margin of 20: 80 lose nothing, 90 a half, 100 and 120 all
+    rewards = [1.0, 1 - 0.5, 0 - 1.0, 1 - 1.0]
+    found = estimate("overlong", group_of([1.0, 1.0, 0.0, 1.0], [80, 90, 100, 120]), max_length=100, margin=20)
+    assert found == pytest.approx([(r - fmean(rewards)) / stdev(rewards) for r in rewards], rel=1e-4)
+
+
+def test_overlong_without_its_limits_says_which():
+    with pytest.raises(QueryError, match=r"no value for \$margin, \$max_length"):
+        estimate("overlong", group_of([1.0], [1]))
+
+
+def test_length_penalty_prefers_the_shorter_of_the_successes():
+    # lengths 10 to 30: L is 0.5, 0, -0.5; a short failure gets min(0, 0.5) = 0, a long one -0.5
+    shaped = [1.5, 1.0, 0.0, -0.5]
+    found = estimate("length_penalty", group_of([1.0, 1.0, 0.0, 0.0], [10, 20, 10, 30]))
+    assert found == pytest.approx([(4 * r - sum(shaped)) / 3 for r in shaped])
+
+
+def test_length_penalty_of_equal_lengths_is_rloo():
+    group = group_of([1.0, 0.0, 0.5], [7, 7, 7])
+    assert estimate("length_penalty", group) == pytest.approx(estimate("rloo", group))
+
+
+def test_token_returns_are_what_is_still_to_come():
+    # discount 1/2: [1 + 0 + 4/4, 4/2, 4], [8]; their mean is (2 + 2 + 4 + 8) / 4 = 4
+    group = make_group(rewards=[5.0, 8.0], response_length=1, seed=0)
+    first, second = group.rollouts
+    group = replace(group, rollouts=(with_length(first, 3, [1, 0, 4]), with_length(second, 1, [8])))
+    assert estimate("token_returns", group, discount=0.5) == [[-2.0, -2.0, 0.0], [4.0]]
+
+
+def test_token_returns_of_an_empty_response_are_empty():
+    group = make_group(rewards=[5.0, 8.0], response_length=1, seed=0)
+    first, second = group.rollouts
+    group = replace(group, rollouts=(with_length(first, 0), with_length(second, 1, [8])))
+    assert estimate("token_returns", group) == [[], [0.0]]
+
+
+def with_turns(rollout: Rollout, rewards: Sequence[float]) -> Rollout:
+    """Two tokens a turn, and a third between turns that the environment said."""
+    rollout = with_length(rollout, 3 * len(rewards))
+    agent_steps = [AgentStep(turn=i, action_target="env", start=3 * i, end=3 * i + 2) for i in range(len(rewards))]
+    environment_steps = [
+        EnvironmentStep(
+            turn=i,
+            agent_steps=(i,),
+            observation=None,
+            action=None,
+            next_observation=None,
+            reward=reward,
+            terminated=False,
+            truncated=False,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+    return replace(rollout, agent_steps=tuple(agent_steps), environment_steps=tuple(environment_steps))
+
+
+def test_turn_returns_credit_a_turn_with_what_comes_after_it():
+    # discount 1/2: returns [1 + 2/2, 2] and [3]; the means of turns 0 and 1 are (2 + 3) / 2 and 2
+    group = make_group(rewards=[3.0, 3.0], response_length=1, seed=0)
+    first, second = group.rollouts
+    group = replace(group, rollouts=(with_turns(first, [1, 2]), with_turns(second, [3])))
+    assert estimate("turn_returns", group, discount=0.5) == [[-0.5, -0.5, 0, 0, 0, 0], [0.5, 0.5, 0]]

@@ -1,0 +1,31 @@
+import pytest
+
+from ludic.errors import ConfigError
+from ludic.sql.library import load_advantage, load_filter
+from ludic.training.config import TrainConfig
+from ludic.training.losses import OBJECTIVES
+from ludic.training.presets import DIALS, algorithm_names, load_algorithm
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_each_algorithm_names_what_is_there(name):
+    values = load_algorithm(name)
+    assert set(values) == set(DIALS)
+    extra = {"constant_tokens": 32} if values["normalize_over"] == "constant" else {}
+    config = TrainConfig(**values | extra)
+    assert config.objective in OBJECTIVES
+    load_advantage(config.advantage)
+    for filter_name in config.filters:
+        load_filter(filter_name)
+
+
+def test_dapo_is_what_its_paper_says():
+    # clip-higher (0.2, 0.28), dynamic sampling, token-level loss
+    dapo = load_algorithm("dapo")
+    assert (dapo["clip_low"], dapo["clip_high"], dapo["normalize_over"]) == (0.2, 0.28, "tokens")
+    assert dapo["filters"] == ["drop_zero_variance_groups"]
+
+
+def test_an_unknown_algorithm_is_an_error_that_names_a_close_one():
+    with pytest.raises(ConfigError, match=r"no algorithm 'grop'; did you mean .*grpo"):
+        load_algorithm("grop")
