@@ -25,7 +25,7 @@ from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.schema.tables import VERSION_KEY
 from ludic.store.files import RolloutFile
-from ludic.store.parquet import ROW_GROUP_BYTES, group_starts, open_parquet, open_writer
+from ludic.store.parquet import ROW_GROUP_BYTES, group_starts, open_parquet, open_writer, release_memory
 from ludic.store.root import Root
 from ludic.store.sources import SOURCES_KEY, to_json
 
@@ -170,8 +170,9 @@ def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> No
         tables = _read_ahead(pool, root, row_groups, schema)
         for table in _fill_row_groups(_in_order(row_groups, tables)):
             writer.write_table(table, row_group_size=table.num_rows)
-            num_rows += table.num_rows
+            num_rows, size_bytes = num_rows + table.num_rows, table.nbytes
             del table
+            release_memory(size_bytes)
     assert num_rows == sum(source.num_rows for source in sources), "rows were lost or doubled while they were merged"
 
 

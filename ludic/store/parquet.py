@@ -79,6 +79,15 @@ def encode_plain(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
+def release_memory(size_bytes: int) -> None:
+    """Give back what Arrow keeps for later, once so many bytes were worked on; after large ones it would pile up.
+
+    Not after small ones: pages that are new cost ten times what a copy into them does.
+    """
+    if size_bytes > ROW_GROUP_BYTES:
+        pa.default_memory_pool().release_unused()
+
+
 @functools.cache
 def writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
     """Of a ParquetWriter: token ids and logprobs as byte streams; zstd level 1 where there is something to compress.

@@ -14,7 +14,7 @@ from ludic.errors import SchemaError, StoreError
 from ludic.schema import rollouts_schema
 from ludic.store.files import RolloutFile
 from ludic.store.merge import group_ranges
-from ludic.store.parquet import open_parquet, read_row_groups, read_rows, take_rows
+from ludic.store.parquet import open_parquet, read_row_groups, read_rows, release_memory, take_rows
 from ludic.store.plans import find_replacement
 from ludic.store.root import Root
 
@@ -39,7 +39,9 @@ def read_rollouts(
             for name, of_file in places.items()
         ]
     order = np.argsort([place for of_file in places.values() for place in of_file])
-    return take_rows(pa.concat_tables([read.result() for read in reads]), order.tolist())
+    table = take_rows(pa.concat_tables([read.result() for read in reads]), order.tolist())
+    release_memory(table.nbytes)
+    return table
 
 
 def _read_file(

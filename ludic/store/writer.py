@@ -17,7 +17,7 @@ from ludic.records import RolloutBatch
 from ludic.schema import TOKEN_COLUMNS, to_table, validate
 from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.files import Folder, RolloutFile, check_worker_id
-from ludic.store.parquet import encode, group_starts
+from ludic.store.parquet import encode, group_starts, release_memory
 from ludic.store.root import Root
 
 
@@ -112,7 +112,9 @@ class RolloutWriter:
     def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:
         column = rows.schema.get_field_index("sequence")
         sequence = pa.repeat(pa.scalar(file.sequence, pa.int64()), rows.num_rows)
-        return file.name, encode(rows.set_column(column, rows.schema.field(column), sequence))
+        data = encode(rows.set_column(column, rows.schema.field(column), sequence))
+        release_memory(rows.nbytes)
+        return file.name, data
 
 
 def _least_bytes(batch: RolloutBatch) -> int:
