@@ -26,9 +26,10 @@ _ADVANTAGE_WANTED = "wanted one SELECT over rollouts that returns rollout_id wit
 _SELECT_ALL = "select * from (\n{}\n)"
 # Far fewer rows are dropped than kept, so an anti join has the smaller table to build.
 _NOT_DROPPED = """
-with judged as (
-    select rollout_id, {hits} as is_dropped
+with dropped as (
+    select rollout_id
     from rollouts
+    where {hits}
 ),
 
 estimated as (
@@ -37,7 +38,7 @@ estimated as (
 
 select estimated.*
 from estimated
-anti join (from judged where is_dropped) as dropped using (rollout_id)
+anti join dropped using (rollout_id)
 """
 _ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
 _FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
