@@ -13,6 +13,7 @@ from benchmarks import (
     point_read,
     sql,
     store_size,
+    stream,
     tail,
     wait,
 )
@@ -27,6 +28,7 @@ BENCHMARKS = (
     memory,
     object_store,
     planner,
+    stream,
     packing,
     wait,
     loop,

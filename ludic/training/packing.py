@@ -170,25 +170,33 @@ _NOTHING = TrainingSequence(
 
 def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     """Lay sequences end to end. Those with an empty response are left out; nothing at all becomes a masked dummy."""
-    kept = [(i, s) for i, s in enumerate(sequences) if s.num_tokens] or [(0, _NOTHING)]
+    indexes, kept = zip(*[(i, s) for i, s in enumerate(sequences) if s.num_tokens] or [(0, _NOTHING)], strict=True)
+    lengths = np.array([len(s.response_tokens) for s in kept])
     # A response's last token predicts nothing, so it is a target but never an input.
-    inputs = [np.concatenate([s.prompt_tokens, s.response_tokens[:-1]]) for _, s in kept]
-    ends = np.cumsum([len(tokens) for tokens in inputs])
-    positions = [np.arange(end - len(s.response_tokens), end) for end, (_, s) in zip(ends, kept, strict=True)]
+    input_lengths = lengths + [len(s.prompt_tokens) - 1 for s in kept]
+    inputs = [part for s in kept for part in (s.prompt_tokens, s.response_tokens[:-1])]
 
-    def per_token(values: list[float | np.ndarray], dtype: torch.dtype) -> Tensor:
-        full = [np.broadcast_to(v, s.response_tokens.shape) for v, (_, s) in zip(values, kept, strict=True)]
-        return torch.from_numpy(np.concatenate(full)).to(dtype)
+    def per_token(values: Sequence[float | np.ndarray], dtype: type) -> Tensor:
+        if any(isinstance(value, np.ndarray) for value in values):
+            pairs = zip(values, lengths, strict=True)
+            full = [v if isinstance(v, np.ndarray) else np.broadcast_to(v, length) for v, length in pairs]
+            return torch.from_numpy(np.concatenate(full, dtype=dtype, casting="unsafe"))
+        return torch.from_numpy(np.repeat(np.array(values, dtype), lengths))
 
     return MicroBatch(
-        input_ids=torch.from_numpy(np.concatenate(inputs)).long()[None],
-        position_ids=torch.from_numpy(np.concatenate([np.arange(len(tokens)) for tokens in inputs]))[None],
-        logit_positions=torch.from_numpy(np.concatenate(positions)),
-        targets=per_token([s.response_tokens for _, s in kept], torch.int64),
-        sampler_logprobs=per_token([s.sampler_logprobs for _, s in kept], torch.float32),
-        advantages=per_token([s.advantage for _, s in kept], torch.float32),
-        action_mask=per_token([True if s.action_mask is None else s.action_mask for _, s in kept], torch.bool),
-        weights=per_token([s.weight for _, s in kept], torch.float32),
-        temperatures=per_token([s.temperature for _, s in kept], torch.float32),
-        sequence_ids=per_token([i for i, _ in kept], torch.int64),
+        input_ids=torch.from_numpy(np.concatenate(inputs, dtype=np.int64))[None],
+        position_ids=torch.from_numpy(_count_from(np.zeros_like(lengths), input_lengths))[None],
+        logit_positions=torch.from_numpy(_count_from(np.cumsum(input_lengths) - lengths, lengths)),
+        targets=per_token([s.response_tokens for s in kept], np.int64),
+        sampler_logprobs=per_token([s.sampler_logprobs for s in kept], np.float32),
+        advantages=per_token([s.advantage for s in kept], np.float32),
+        action_mask=per_token([True if s.action_mask is None else s.action_mask for s in kept], np.bool_),
+        weights=per_token([s.weight for s in kept], np.float32),
+        temperatures=per_token([s.temperature for s in kept], np.float32),
+        sequence_ids=per_token(indexes, np.int64),
     )
+
+
+def _count_from(firsts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """(sum of lengths,) int64: for each length, so many numbers that count up from its first."""
+    return np.arange(lengths.sum()) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths)

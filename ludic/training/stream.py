@@ -11,6 +11,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 
@@ -137,6 +138,9 @@ def read_sequences(root: Root, rows: pa.Table) -> list[TrainingSequence]:
     """
     if rows.num_rows == 0:
         return []
+    # As they lie in the files: then whole row groups are not copied.
+    order = np.array(pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]))
+    rows = rows.take(order)
     try:
         table = read_rollouts(root, rows, _COLUMNS, on_broken=partial(set_aside, root))
     except SchemaError as error:
@@ -144,9 +148,10 @@ def read_sequences(root: Root, rows: pa.Table) -> list[TrainingSequence]:
     names = dict(zip(_COLUMNS, _COLUMNS, strict=True)) | {"response_logprobs": "sampler_logprobs"}
     columns = {names[column]: column_values(table, column) for column in _COLUMNS}
     columns |= {"advantage": rows.column("advantage").to_pylist(), "weight": rows.column("weight").to_pylist()}
-    return [
+    sequences = [
         TrainingSequence(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
     ]
+    return [sequences[place] for place in np.argsort(order)]
 
 
 def _cap(sequence: TrainingSequence, max_seq_len: int | None) -> tuple[TrainingSequence, bool]:

@@ -42,6 +42,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "by its id",
         "Peak resident memory",
         "Planning a batch",
+        "stream:",
         "packing:",
         "A trainer whose rollouts",
         "The whole ring",

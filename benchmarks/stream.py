@@ -1,0 +1,184 @@
+"""From files to tensors on the device, one rank on one core: ludic's batch stream against what peers do.
+
+    python -m benchmarks.stream
+
+256 rollouts of about 1,000 response tokens, in files of 64 on the local disk (page cache), to what a training step
+takes. ludic reads the rows of a plan and packs them. The others read files that hold nothing but what training needs
+(ids, logprobs, an advantage), which peers pass on as lists; they make tensors of them and pad them to the longest of a
+micro-batch, with mask and shifted targets left to the step. The last two keep raw buffers: what a peer could do.
+Each contestant has processes of its own. The plan itself (SQL over scalars) is in `planner`.
+"""
+
+import json
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import torch
+import tyro
+
+from benchmarks.measure import median_ratio, print_table, take_turns
+from benchmarks.rollouts import make_batch
+from ludic.records import Rollout
+from ludic.schema import to_table
+from ludic.sql import BatchRules, Planner
+from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
+from ludic.store.parquet import encode
+from ludic.training.config import TrainConfig
+from ludic.training.feed import Plan
+from ludic.training.stream import read_share
+
+CONFIG = TrainConfig(micro_token_budget=16384)
+NUM_FILES, GROUPS_A_FILE, GROUP_SIZE = 4, 8, 8
+COLUMNS = {"prompt_tokens": np.int32, "response_tokens": np.int32, "response_logprobs": np.float32}
+_CALLS = 5
+
+Row = dict[str, Any]
+Load = Callable[[], int]
+"""All files to tensors; tokens of responses."""
+
+
+def main(quick: bool = False) -> None:
+    """Print a table.
+
+    Args:
+        quick: Short rollouts, once, to see that all works.
+    """
+    mean_length, rounds = (50, 1) if quick else (1000, 5)
+    seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
+    for _ in range(rounds):
+        for name in CONTESTANTS:
+            with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(1) as pool:
+                num_tokens, taken = pool.apply(measure, (name, folder, mean_length))
+                seconds[name].append(taken)
+    ours = seconds["Parquet (ludic), packed"]
+    rows = [
+        [name, f"{num_tokens / median(taken) / 1e6:.1f}", f"{median_ratio(taken, ours):.2g}x"]
+        for name, taken in seconds.items()
+    ]
+    print_table("stream: from files to tensors", ["", "M tokens/s", "ludic is faster"], rows)
+
+
+def measure(name: str, folder: str, mean_length: int) -> tuple[int, float]:
+    """Response tokens, and the median seconds to load them."""
+    torch.set_num_threads(1)
+    pa.set_cpu_count(1)
+    load = CONTESTANTS[name](Path(folder), mean_length)
+    return load(), median(take_turns({name: load}, _CALLS, twice=True)[name])
+
+
+def by_ludic(folder: Path, mean_length: int) -> Load:
+    """As a trainer's rank does, after the plan."""
+    root = Root.create(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
+    for number in range(NUM_FILES):
+        batch = make_batch(GROUPS_A_FILE, mean_length=mean_length, group_size=GROUP_SIZE, seed=number)
+        table = to_table(batch, run_id=root.run_id, sequence=number)
+        root.put_if_absent(RolloutFile(7, "moar_cats", batch.metadata.worker_id, number).name, encode(table))
+    planner = Planner(BatchRules(groups_per_batch=NUM_FILES * GROUPS_A_FILE))
+    found = RolloutReader(root, planner.columns).poll(None)
+    assert found is not None
+    planner.add(found)
+    rows = planner.plan(step=1, attempt_id=1, trainer_version=7)
+    assert rows is not None
+    plan = Plan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+
+    def load() -> int:
+        return read_share(root, CONFIG, plan, 0, 1).num_action_tokens
+
+    return load
+
+
+def by_peer(
+    folder: Path, mean_length: int, *, dumps: Callable[[list[Row]], bytes], loads: Callable[[bytes], list[Row]]
+) -> Load:
+    """Files of rows, each decoded whole and padded."""
+    files = []
+    for number in range(NUM_FILES):
+        batch = make_batch(GROUPS_A_FILE, mean_length=mean_length, group_size=GROUP_SIZE, seed=number)
+        files.append(folder / f"{number}.bin")
+        files[-1].write_bytes(dumps([_row(rollout) for group in batch.groups for rollout in group.rollouts]))
+
+    def load() -> int:
+        rows = [row for file in files for row in loads(file.read_bytes())]
+        return sum(_pad(micro_batch) for micro_batch in _micro_batches(rows))
+
+    return load
+
+
+def _row(rollout: Rollout) -> Row:
+    return {**{name: getattr(rollout, name) for name in COLUMNS}, "advantage": 1.0, "temperature": rollout.temperature}
+
+
+def _micro_batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """In order, as many as fit into the budget with their padding."""
+    taken: list[Row] = []
+    longest = 0
+    for row in rows:
+        length = len(row["prompt_tokens"]) + len(row["response_tokens"])
+        longest = max(longest, length)
+        if taken and longest * (len(taken) + 1) > CONFIG.micro_token_budget:
+            yield taken
+            taken, longest = [], length
+        taken.append(row)
+    yield taken
+
+
+def _pad(rows: Sequence[Row]) -> int:
+    """Ids, attention and loss masks, logprobs and advantages of rows side by side; tokens of responses."""
+    prompts, responses = ([torch.as_tensor(row[name]) for row in rows] for name in list(COLUMNS)[:2])
+    logprobs = [torch.as_tensor(row["response_logprobs"], dtype=torch.float32) for row in rows]
+    shape = len(rows), max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))
+    input_ids = torch.zeros(shape, dtype=torch.int64)
+    attention_mask, loss_mask = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    sampler_logprobs, advantages = torch.zeros(shape), torch.zeros(shape)
+    for place, (prompt, response, logprob, row) in enumerate(zip(prompts, responses, logprobs, rows, strict=True)):
+        begin, end = len(prompt), len(prompt) + len(response)
+        input_ids[place, :begin], input_ids[place, begin:end] = prompt, response
+        attention_mask[place, :end] = loss_mask[place, begin:end] = True
+        sampler_logprobs[place, begin:end] = logprob
+        advantages[place, begin:end] = row["advantage"]
+    return int(loss_mask.sum())
+
+
+def _as_lists(rows: list[Row]) -> list[Row]:
+    return [{k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in rows]
+
+
+def _as_bytes(rows: list[Row]) -> list[Row]:
+    return [{k: v.tobytes() if isinstance(v, np.ndarray) else v for k, v in row.items()} for row in rows]
+
+
+def _of_bytes(rows: list[Row]) -> list[Row]:
+    return [row | {name: np.frombuffer(row[name], dtype).copy() for name, dtype in COLUMNS.items()} for row in rows]
+
+
+CONTESTANTS: dict[str, Callable[[Path, int], Load]] = {
+    "Parquet (ludic), packed": by_ludic,
+    "MessagePack of lists, padded": partial(
+        by_peer, dumps=lambda rows: msgpack.packb(_as_lists(rows)), loads=msgpack.unpackb
+    ),
+    "JSON lines, padded": partial(
+        by_peer,
+        dumps=lambda rows: "\n".join(map(json.dumps, _as_lists(rows))).encode(),
+        loads=lambda data: [json.loads(line) for line in data.splitlines()],
+    ),
+    "pickle of lists, padded": partial(by_peer, dumps=lambda rows: pickle.dumps(_as_lists(rows)), loads=pickle.loads),
+    "pickle of NumPy arrays, padded": partial(by_peer, dumps=pickle.dumps, loads=pickle.loads),
+    "MessagePack of bytes, padded": partial(
+        by_peer,
+        dumps=lambda rows: msgpack.packb(_as_bytes(rows)),
+        loads=lambda data: _of_bytes(msgpack.unpackb(data)),
+    ),
+}
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
