@@ -29,8 +29,8 @@ LARGEST_GROUP_BYTES = 512 << 20
 
 # Statistics only on what prunes: each further column costs 50 bytes of footer a row group.
 _STATISTICS = ["group_id", "rollout_id", "policy_version", "env_name", "created_at"]
-# What may be long; to compress all other columns too, of some bytes a row each, would save 0.01 bytes a token and take two
-# thirds longer for a file of one group.
+# What may be long. To compress all other columns too, of some bytes a row each, would save 0.01 bytes a token, and make
+# the encoding of one group take two thirds longer.
 _LONG_TEXTS = {
     *("rollout_id", "episode_id", "error"),
     *("content", "action", "observation", "next_observation", "arguments", "result", "value"),
