@@ -1,4 +1,4 @@
-.PHONY: help demo test faults interop soak check format bench notebooks clean
+.PHONY: help demo test integration faults interop soak check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +10,10 @@ demo: .venv/installed  ## teach a tiny model on this machine, in a minute
 	$(BIN)/ludic demo
 
 test: .venv/installed  ## run the tests
-	$(BIN)/python -m pytest --ignore=tests/faults --ignore=tests/interop
+	$(BIN)/python -m pytest $(foreach folder,integration benchmarks faults interop,--ignore=tests/$(folder))
+
+integration: .venv/installed  ## whole runs in processes of their own, and all benchmarks at a tiny size
+	$(BIN)/python -m pytest tests/integration tests/benchmarks
 
 faults: .venv/installed  ## a thousand injected crashes and a hundred real kills
 	$(BIN)/python -m pytest tests/faults
