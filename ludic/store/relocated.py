@@ -6,6 +6,7 @@ since: then the intent log says where to, and rollout_id finds it there.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -33,15 +34,21 @@ def read_rollouts(
     places: dict[str, list[int]] = {}
     for place, name in enumerate(rows.column("file").to_pylist()):
         places.setdefault(name, []).append(place)
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        reads = [
-            pool.submit(_read_file, root, name, rows.take(of_file), columns, on_broken)
-            for name, of_file in places.items()
-        ]
+    reads = [
+        partial(_read_file, root, name, rows.take(of_file), columns, on_broken) for name, of_file in places.items()
+    ]
     order = np.argsort([place for of_file in places.values() for place in of_file])
-    table = take_rows(pa.concat_tables([read.result() for read in reads]), order.tolist())
+    table = take_rows(pa.concat_tables(_read_all(reads)), order.tolist())
     release_memory(table.nbytes)
     return table
+
+
+def _read_all(reads: Sequence[Callable[[], pa.Table]]) -> list[pa.Table]:
+    """Concurrently; but one read alone, which may be a group of gigabytes, in no thread that ends and keeps memory."""
+    if len(reads) == 1:
+        return [reads[0]()]
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        return list(pool.map(lambda read: read(), reads))
 
 
 def _read_file(
