@@ -11,7 +11,6 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from statistics import median
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from benchmarks.measure import median_ratio, print_table
+from benchmarks.padding import fill_padded
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
 from ludic.training.losses import rl_loss, token_logprobs_and_entropy
@@ -75,8 +75,10 @@ def measure(name: str, num_sequences: int, budget: int) -> dict[str, float]:
     if name.startswith("packed"):
         num_places = sum(_step_packed(model, sequences, plan) for plan in assign(lengths, 1, budget)[0])
     else:
-        order = np.argsort(lengths) if name == "padded, sorted" else np.arange(len(lengths))
-        num_places = sum(_step_padded(model, [sequences[i] for i in rows]) for rows in _fill(order, lengths, budget))
+        if name == "padded, sorted":
+            sequences = sorted(sequences, key=lambda sequence: sequence.num_tokens)
+        micro_batches = fill_padded([sequence.num_tokens for sequence in sequences], budget)
+        num_places = sum(_step_padded(model, [sequences[i] for i in rows]) for rows in micro_batches)
     seconds = time.perf_counter() - started
     return {
         "tokens_per_s": lengths.sum() / seconds,
@@ -141,17 +143,6 @@ def _backward(logits: Tensor, batch: MicroBatch) -> None:
     logprobs, _ = token_logprobs_and_entropy(logits, batch.targets, batch.temperatures)
     loss, _ = rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=len(batch.targets), num_sequences=1)
     loss.backward()
-
-
-def _fill(order: np.ndarray, lengths: np.ndarray, budget: int) -> Iterator[list[int]]:
-    """Rows in order, as many as fit with their padding."""
-    rows: list[int] = []
-    for index in order.tolist():
-        if rows and max(lengths[[*rows, index]]) * (len(rows) + 1) > budget:
-            yield rows
-            rows = []
-        rows.append(index)
-    yield rows
 
 
 def _peak_mb() -> float:

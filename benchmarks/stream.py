@@ -12,7 +12,7 @@ Each contestant has processes of its own. The plan itself (SQL over scalars) is 
 import json
 import pickle
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,6 +26,7 @@ import torch
 import tyro
 
 from benchmarks.measure import median_ratio, print_table, take_turns
+from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch
 from ludic.records import Rollout
 from ludic.schema import to_table
@@ -108,27 +109,15 @@ def by_peer(
 
     def load() -> int:
         rows = [row for file in files for row in loads(file.read_bytes())]
-        return sum(_pad(micro_batch) for micro_batch in _micro_batches(rows))
+        lengths = [len(row["prompt_tokens"]) + len(row["response_tokens"]) for row in rows]
+        micro_batches = fill_padded(lengths, CONFIG.micro_token_budget)
+        return sum(_pad([rows[index] for index in indexes]) for indexes in micro_batches)
 
     return load
 
 
 def _row(rollout: Rollout) -> Row:
     return {**{name: getattr(rollout, name) for name in COLUMNS}, "advantage": 1.0, "temperature": rollout.temperature}
-
-
-def _micro_batches(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """In order, as many as fit into the budget with their padding."""
-    taken: list[Row] = []
-    longest = 0
-    for row in rows:
-        length = len(row["prompt_tokens"]) + len(row["response_tokens"])
-        longest = max(longest, length)
-        if taken and longest * (len(taken) + 1) > CONFIG.micro_token_budget:
-            yield taken
-            taken, longest = [], length
-        taken.append(row)
-    yield taken
 
 
 def _pad(rows: Sequence[Row]) -> int:

@@ -226,7 +226,7 @@ def _undecodable(values: Sequence[str], rows: Sequence[int], path: str) -> Itera
     if all(map(str.isascii, values)):
         return
     for row, value in zip(rows, values, strict=True):
-        if not _is_utf8(value):
+        if not value.isascii() and not _is_utf8(value):
             yield row, path, f"is {_shown(value)}, which holds half a surrogate pair; wanted text that UTF-8 can hold"
 
 

@@ -25,7 +25,7 @@ from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.schema.tables import VERSION_KEY
 from ludic.store.files import RolloutFile
-from ludic.store.parquet import ROW_GROUP_BYTES, group_starts, open_parquet, open_writer, release_memory
+from ludic.store.parquet import ROW_GROUP_BYTES, as_type, group_starts, open_parquet, open_writer, release_memory
 from ludic.store.root import Root
 from ludic.store.sources import SOURCES_KEY, to_json
 
@@ -197,13 +197,10 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
         mine = pc.and_(pc.equal(table["worker_id"], source.worker_id), pc.equal(table["sequence"], source.sequence))
         if not pc.all(mine).as_py():
             raise SchemaError("it holds rows of another worker or sequence; somebody copied it")
-        return pa.Table.from_arrays([_fit(table, field) for field in schema], schema=schema)
-
-
-def _fit(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    if field.name not in table.column_names:
-        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    return table.column(field.name).cast(field.type)
+        found = dict(zip(table.column_names, table.columns, strict=True))
+        return pa.Table.from_arrays(
+            [as_type(found.get(field.name), field.type, table.num_rows) for field in schema], schema=schema
+        )
 
 
 class _Group(NamedTuple):

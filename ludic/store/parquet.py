@@ -260,8 +260,13 @@ def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa
 
 
 def _fit(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, where: str) -> pa.ChunkedArray:
-    if column is None:
-        return pa.chunked_array([pa.nulls(num_rows, field.type)])
-    if column.null_count and not field.nullable:
+    if column is not None and column.null_count and not field.nullable:
         raise SchemaError(f"{where}: column {field.name!r} has {column.null_count} nulls, wanted none")
-    return column if column.type == field.type else column.cast(field.type)
+    return as_type(column, field.type, num_rows)
+
+
+def as_type(column: pa.ChunkedArray | None, type_: pa.DataType, num_rows: int) -> pa.ChunkedArray:
+    """A column in exactly this type; nulls for one that a file lacks."""
+    if column is None:
+        return pa.chunked_array([pa.nulls(num_rows, type_)])
+    return column if column.type == type_ else column.cast(type_)

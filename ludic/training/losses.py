@@ -8,7 +8,7 @@ sampled with: no second forward pass stands in for the sampler. docs/algorithms.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -142,8 +142,7 @@ def _with_kl_reward(terms: TokenTerms, log_reference: Tensor | None, config: Tra
         return terms
     assert log_reference is not None, "kl_weight needs reference_logprobs"
     penalty = config.kl_weight * KL_ESTIMATORS[config.kl_estimator](log_reference.detach())
-    fields = {name: getattr(terms, name) for name in TokenTerms.__slots__}
-    return TokenTerms(**fields | {"advantages": terms.advantages - penalty})
+    return replace(terms, advantages=terms.advantages - penalty)
 
 
 def token_shares(terms: TokenTerms, config: TrainConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
@@ -230,7 +229,7 @@ def gspo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
 def gmpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
     """Geometric mean of ratios that are clipped token by token: Zhao et al. 2025 (arXiv 2507.20673), eq. 4."""
     log_ratio = terms.log_ratio
-    low = -math.inf if config.clip_low is None else math.log(1 - config.clip_low) if config.clip_low < 1 else -math.inf
+    low = -math.inf if config.clip_low in (None, 1) else math.log(1 - config.clip_low)
     high = math.inf if config.clip_high is None else math.log1p(config.clip_high)
     bounded = log_ratio.clamp(low, high)
     gains = terms.advantages >= 0
