@@ -29,6 +29,7 @@ from benchmarks.rollouts import Source, make_batch
 from ludic.records import RolloutBatch, new_id
 from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
 from ludic.store import RolloutFile, Root, RunConfig, read_rows
+from ludic.store.local import Content
 from ludic.store.parquet import encode
 
 COLUMNS = {"response_tokens": np.int32, "response_logprobs": np.float32, "token_rewards": np.float32}
@@ -50,7 +51,7 @@ Arrays = list[list[np.ndarray]]
 class Format:
     """A way to keep a batch."""
 
-    write: Callable[[], bytes]
+    write: Callable[[], Content]
     """All columns."""
     read: Callable[[bytes], Arrays]
     """COLUMNS, out of what `write` gave."""
@@ -135,7 +136,7 @@ def measure_speed(name: str, num_groups: int, mean_length: int) -> dict[str, flo
         calls: dict[str, Callable[[], object]] = {"write": partial(encode, table)}
     else:
         form = FORMATS[name](batch)
-        calls = {"write": form.write, "read": partial(form.read, form.write())}
+        calls = {"write": form.write, "read": partial(form.read, bytes(form.write()))}
     return {what: median(take_turns({what: call}, _CALLS, twice=True)[what]) for what, call in calls.items()}
 
 
@@ -158,7 +159,7 @@ def parquet(batch: RolloutBatch) -> Format:
     root = Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("moar_cats",)))
     name = RolloutFile(7, "moar_cats", batch.metadata.worker_id, 0).name
 
-    def write() -> bytes:
+    def write() -> Content:
         return encode(to_table(batch, run_id=root.run_id, sequence=0, tokens=validate(batch)))
 
     root.put_if_absent(name, write())

@@ -16,6 +16,7 @@ from benchmarks.rollouts import make_batch
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig
 from ludic.store.compaction import compact
+from ludic.store.local import Content
 from ludic.store.parquet import encode
 
 GROUP_SIZE = 8
@@ -48,7 +49,7 @@ def compact_copy(root: Root, url: str) -> Root:
     return copy
 
 
-def _put(root: Root, file: RolloutFile, data: bytes) -> None:
+def _put(root: Root, file: RolloutFile, data: Content) -> None:
     """Without the sync to disk that a commit has."""
     path = Path(root.at(file.name))
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ def _create_ludic(folder: str, schema: pa.Schema) -> None:
 
 
 def _open_ludic(folder: str, worker_id: str) -> Append:
-    writer = RolloutWriter(Root.open(f"{folder}/run", writable=True), worker_id)
+    writer = RolloutWriter(Root.open(f"{folder}/run", writable=True), worker_id, flush_groups=1)
 
     def append(batch: RolloutBatch) -> None:
         writer.append(batch)

@@ -29,7 +29,7 @@ from ludic.records import (
     RolloutMetadata,
     ToolCall,
 )
-from ludic.schema.references import REFERENCES, index_field, refer, resolve
+from ludic.schema.references import REFERENCES, index_field, message_places, refer, resolve
 from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, extra_names, rollouts_schema
 
 RECORDS: dict[str, type] = {
@@ -93,6 +93,7 @@ def _tables(
 def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema, tokens: TokenColumns) -> pa.Table:
     rollouts = [rollout for _, rollout in rows]
     extras = set(extra_names(schema.names))
+    places = message_places(rollouts)
     columns = []
     for name, type_ in zip(schema.names, schema.types, strict=True):
         if name in stamps:
@@ -102,10 +103,10 @@ def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema
         elif name in extras:
             columns.append(_extra_to_array([rollout.extra.get(name) for rollout in rollouts], type_, name))
         elif name in tokens:
-            offsets = _offsets((len(getattr(rollout, name)) for rollout in rollouts), name)
+            offsets = _offsets(map(len, map(attrgetter(name), rollouts)), name)
             columns.append(pa.ListArray.from_arrays(offsets, tokens[name], type=type_))
         elif name in REFERENCES:
-            columns.append(_steps_to_array(rollouts, type_, name))
+            columns.append(_steps_to_array(rollouts, places, type_, name))
         else:
             columns.append(_to_array(list(map(attrgetter(name), rollouts)), type_, name))
     return pa.Table.from_arrays(columns, schema=schema)
@@ -183,10 +184,12 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
     return array
 
 
-def _steps_to_array(rollouts: Sequence[Rollout], type_: pa.DataType, column: str) -> pa.Array:
+def _steps_to_array(
+    rollouts: Sequence[Rollout], places: Sequence[Mapping[str, int]], type_: pa.DataType, column: str
+) -> pa.Array:
     """As _to_array, with texts that messages hold as references."""
     lists = list(map(attrgetter(column), rollouts))
-    steps, stored = list(chain.from_iterable(lists)), refer(rollouts, column)
+    steps, stored = list(chain.from_iterable(lists)), refer(rollouts, column, places)
     children = [
         _to_array(
             stored[field.name] if field.name in stored else list(map(attrgetter(field.name), steps)),

@@ -28,20 +28,32 @@ INDEX_FIELDS = frozenset(index_field(name) for names in REFERENCES.values() for 
 """What rows have and records have not."""
 
 
-def refer(rollouts: Iterable[Rollout], column: str) -> dict[str, list[str | None] | list[int | None]]:
-    """What is stored in a column's text and index fields, for the steps of all rollouts end to end."""
-    texts: dict[str, list[str | None]] = {name: [] for name in REFERENCES[column]}
-    indexes: dict[str, list[int | None]] = {name: [] for name in REFERENCES[column]}
+def message_places(rollouts: Iterable[Rollout]) -> list[dict[str, int]]:
+    """For each rollout, the index of the first message with a content."""
+    places = []
     for rollout in rollouts:
-        steps = getattr(rollout, column)
-        contents = [message.content for message in rollout.messages]
-        first_with = dict(zip(reversed(contents), reversed(range(len(contents))), strict=True))
-        for name in REFERENCES[column]:
-            for text in map(attrgetter(name), steps):
-                index = first_with.get(text)
-                texts[name].append(text if index is None else None)
-                indexes[name].append(index)
-    return {**texts, **{index_field(name): values for name, values in indexes.items()}}
+        contents = [message.content for message in reversed(rollout.messages)]
+        places.append(dict(zip(contents, range(len(contents) - 1, -1, -1), strict=True)))
+    return places
+
+
+def refer(
+    rollouts: Iterable[Rollout], column: str, places: Iterable[Mapping[str, int]]
+) -> dict[str, list[str | None] | list[int | None]]:
+    """What is stored in a column's text and index fields, for the steps of all rollouts end to end.
+
+    places: as from `message_places`, which are the same for both columns of steps.
+    """
+    lookups = [
+        (place.get, step) for rollout, place in zip(rollouts, places, strict=True) for step in getattr(rollout, column)
+    ]
+    stored: dict[str, list[str | None] | list[int | None]] = {}
+    for name in REFERENCES[column]:
+        texts = list(map(attrgetter(name), (step for _, step in lookups)))
+        indexes = [find(text) for (find, _), text in zip(lookups, texts, strict=True)]
+        stored[name] = [text if index is None else None for text, index in zip(texts, indexes, strict=True)]
+        stored[index_field(name)] = indexes
+    return stored
 
 
 def resolve(

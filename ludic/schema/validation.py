@@ -8,6 +8,7 @@ looked for only where there is one.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import chain
 from math import isfinite
 from operator import attrgetter
@@ -19,8 +20,6 @@ import pyarrow as pa
 from ludic.errors import InvalidBatchError
 from ludic.records import (
     ActionTarget,
-    AgentStep,
-    EnvironmentStep,
     FinishReason,
     Purpose,
     Rollout,
@@ -125,7 +124,7 @@ def _misfits(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
         if name in TOKEN_COLUMNS:
             yield from _array_misfits(values, schema.field(name))
         else:
-            yield from _value_misfits(values, rows, schema.field(name), name)
+            yield from _value_misfits(values, lambda: rows, schema.field(name), name)
     for name in _RESPONSE_COLUMNS:
         yield from _wrong_lengths(rollouts, name)
 
@@ -142,11 +141,15 @@ def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]
             yield row, str(name), f"is no column of this run, whose extra_columns are {declared}; a new run declares it"
     schema = rollouts_schema(extra_columns)
     for name in extra_columns:
-        yield from _value_misfits([rollouts[row].extra.get(name) for row in rows], rows, schema.field(name), name)
+        yield from _value_misfits(
+            [rollouts[row].extra.get(name) for row in rows], lambda: rows, schema.field(name), name
+        )
 
 
 def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[_Finding]:
     dtype = np.dtype(field.type.value_type.to_pandas_dtype())
+    if set(map(type, arrays)) <= {np.ndarray} and set(map(attrgetter("dtype", "ndim"), arrays)) <= {(dtype, 1)}:
+        return
     for row, array in enumerate(arrays):
         if isinstance(array, np.ndarray):
             if array.dtype != dtype or array.ndim != 1:
@@ -156,33 +159,46 @@ def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[_Finding]
 
 
 def _wrong_lengths(rollouts: Sequence[Rollout], column: str) -> Iterator[_Finding]:
-    for row, (array, tokens) in enumerate(map(attrgetter(column, "response_tokens"), rollouts)):
+    pairs = list(map(attrgetter(column, "response_tokens"), rollouts))
+    for row, (array, tokens) in enumerate(pairs):
         if isinstance(array, np.ndarray) and isinstance(tokens, np.ndarray) and array.size != tokens.size:
             yield row, column, f"has length {array.size}, response_tokens has {tokens.size}"
 
 
-def _value_misfits(values: Sequence[Any], rows: Sequence[int], field: pa.Field, path: str) -> Iterator[_Finding]:
+_Rows = Callable[[], Iterable[int]]
+"""The row of each value; asked for only when a bad one is there."""
+
+
+def _value_misfits(values: Sequence[Any], rows: _Rows, field: pa.Field, path: str) -> Iterator[_Finding]:
     """Misfits of a column, or of a nested field whose values belong to the given rows."""
+    if field.nullable:
+        rows, values = partial(_rows_of_values, values, rows), [value for value in values if value is not None]
+    if not values:
+        return
     wanted = _python_types(field.type, path)
     wrong = {found for found in set(map(type, values)) if not _is_one_of(found, wanted)}
     if wrong:
-        kept = []
-        for row, value in zip(rows, values, strict=True):
-            if type(value) not in wrong:
-                kept.append((row, value))
-            elif value is not None or not field.nullable:
+        pairs = list(zip(rows(), values, strict=True))
+        for row, value in pairs:
+            if type(value) in wrong:
                 yield row, path, f"is {_shown(value)}, wanted {wanted[0].__name__}"
-        rows, values = [row for row, _ in kept], [value for _, value in kept]
+        sound = [pair for pair in pairs if type(pair[1]) not in wrong]
+        rows, values = lambda: [row for row, _ in sound], [value for _, value in sound]
     yield from _content_misfits(values, rows, field.type, path)
 
 
-def _content_misfits(values: Sequence[Any], rows: Sequence[int], type_: pa.DataType, path: str) -> Iterator[_Finding]:
+def _rows_of_values(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
+    """The rows whose value is not null."""
+    return (row for row, value in zip(rows(), values, strict=True) if value is not None)
+
+
+def _content_misfits(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[_Finding]:
     """As _value_misfits, for values that have the right Python type."""
     if pa.types.is_list(type_):
-        owners = [row for row, value in zip(rows, values, strict=True) for _ in value]
+        owners = partial(_owners, values, rows)
         yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.value_field, f"{path}[]")
     elif pa.types.is_map(type_):
-        owners = [row for row, value in zip(rows, values, strict=True) for _ in value]
+        owners = partial(_owners, values, rows)
         items = [item for value in values for item in value.values()]
         yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.key_field, path)
         yield from _value_misfits(items, owners, type_.item_field, path)
@@ -193,6 +209,11 @@ def _content_misfits(values: Sequence[Any], rows: Sequence[int], type_: pa.DataT
         yield from _undecodable(values, rows, path)
     elif not pa.types.is_boolean(type_):
         yield from _out_of_range(values, rows, type_, path)
+
+
+def _owners(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
+    """The row of each element of lists or maps."""
+    return (row for row, value in zip(rows(), values, strict=True) for _ in value)
 
 
 def _python_types(type_: pa.DataType, path: str) -> tuple[type, ...]:
@@ -221,11 +242,11 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _undecodable(values: Sequence[str], rows: Sequence[int], path: str) -> Iterator[_Finding]:
+def _undecodable(values: Sequence[str], rows: _Rows, path: str) -> Iterator[_Finding]:
     # Python knows of each text whether it is ASCII, so most are not looked through.
     if all(map(str.isascii, values)):
         return
-    for row, value in zip(rows, values, strict=True):
+    for row, value in zip(rows(), values, strict=True):
         if not value.isascii() and not _is_utf8(value):
             yield row, path, f"is {_shown(value)}, which holds half a surrogate pair; wanted text that UTF-8 can hold"
 
@@ -238,7 +259,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _out_of_range(values: Sequence[Any], rows: Sequence[int], type_: pa.DataType, path: str) -> Iterator[_Finding]:
+def _out_of_range(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[_Finding]:
     if pa.types.is_integer(type_):
         highest = 2 ** (type_.bit_width - 1) - 1
         lowest, wanted = -highest - 1, str(type_)
@@ -247,7 +268,7 @@ def _out_of_range(values: Sequence[Any], rows: Sequence[int], type_: pa.DataType
         lowest, wanted = -highest, f"a finite {type_}"
     if _are_within(values, lowest, highest):
         return
-    for row, value in zip(rows, values, strict=True):
+    for row, value in zip(rows(), values, strict=True):
         # NaN compares as false. float() of a NumPy scalar, since those would round `highest` to inf.
         number = float(value) if isinstance(value, np.floating) else value
         if not lowest <= number <= highest:
@@ -256,10 +277,15 @@ def _out_of_range(values: Sequence[Any], rows: Sequence[int], type_: pa.DataType
 
 def _are_within(values: Sequence[Any], lowest: float, highest: float) -> bool:
     """Whether all are plain numbers in that range; five times as fast as to look at each, which then tells."""
-    if not set(map(type, values)) <= {int, float}:
+    types = set(map(type, values))
+    if not types:
+        return True
+    if types == {int}:
+        return lowest <= min(values) and max(values) <= highest
+    if not types <= {int, float}:
         return False
     try:
-        return not values or (all(map(isfinite, values)) and lowest <= min(values) and max(values) <= highest)
+        return all(map(isfinite, values)) and lowest <= min(values) and max(values) <= highest
     except OverflowError:  # an int beyond any float
         return False
 
@@ -325,39 +351,40 @@ def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
     names = {name for rule in _RULES for name in rule.columns}
     columns = {name: list(map(attrgetter(name), rollouts)) for name in names}
     for rule in _RULES:
-        rows = list(zip(*(columns[name] for name in rule.columns), strict=True))
-        broken = {values for values in set(rows) if not rule.holds(*values)}
+        values_of_rule = [columns[name] for name in rule.columns]
+        broken = {values for values in set(zip(*values_of_rule, strict=True)) if not rule.holds(*values)}
         if broken:
-            found = ((row, values[0]) for row, values in enumerate(rows) if values in broken)
+            rows = enumerate(zip(*values_of_rule, strict=True))
+            found = ((row, values[0]) for row, values in rows if values in broken)
             yield from ((row, rule.columns[0], f"is {_shown(value)}, {rule.wanted}") for row, value in found)
     for row, rollout in enumerate(rollouts):
-        for agent_step in rollout.agent_steps:
-            yield from ((row, f"agent_steps[].{name}", reason) for name, reason in _bad_agent_step(agent_step, rollout))
-        for environment_step in rollout.environment_steps:
-            yield from (
-                (row, "environment_steps[].agent_steps", reason) for reason in _bad_links(environment_step, rollout)
-            )
+        for column, reason in chain(_bad_agent_steps(rollout), _bad_links(rollout)):
+            yield row, column, reason
 
 
-def _bad_agent_step(step: AgentStep, rollout: Rollout) -> Iterator[tuple[str, str]]:
-    if step.action_target not in ACTION_TARGETS:
-        yield "action_target", f"is {_shown(step.action_target)}, wanted {_either(ACTION_TARGETS)}"
-    if step.finish_reason not in FINISH_REASONS:
-        yield "finish_reason", f"is {_shown(step.finish_reason)}, wanted {_either(FINISH_REASONS)}"
-    if not 0 <= step.start <= step.end:
-        yield "start", f"is {step.start} in turn {step.turn}, wanted 0 to end, which is {step.end}"
-    if step.end > rollout.response_length:
-        yield (
-            "end",
-            f"is {step.end} in turn {step.turn}, wanted at most response_length, which is {rollout.response_length}",
-        )
+def _bad_agent_steps(rollout: Rollout) -> Iterator[tuple[str, str]]:
+    num_tokens = rollout.response_length
+    for step in rollout.agent_steps:
+        if step.action_target not in ACTION_TARGETS:
+            wanted = _either(ACTION_TARGETS)
+            yield "agent_steps[].action_target", f"is {_shown(step.action_target)}, wanted {wanted}"
+        if step.finish_reason not in FINISH_REASONS:
+            wanted = _either(FINISH_REASONS)
+            yield "agent_steps[].finish_reason", f"is {_shown(step.finish_reason)}, wanted {wanted}"
+        if not 0 <= step.start <= step.end:
+            yield "agent_steps[].start", f"is {step.start} in turn {step.turn}, wanted 0 to end, which is {step.end}"
+        if step.end > num_tokens:
+            wanted = f"at most response_length, which is {num_tokens}"
+            yield "agent_steps[].end", f"is {step.end} in turn {step.turn}, wanted {wanted}"
 
 
-def _bad_links(step: EnvironmentStep, rollout: Rollout) -> Iterator[str]:
+def _bad_links(rollout: Rollout) -> Iterator[tuple[str, str]]:
     num_agent_steps = len(rollout.agent_steps)
-    for index in step.agent_steps:
-        if not 0 <= index < num_agent_steps:
-            yield f"is {index} in turn {step.turn}, wanted an index of the rollout's {num_agent_steps} agent_steps"
+    for step in rollout.environment_steps:
+        for index in step.agent_steps:
+            if not 0 <= index < num_agent_steps:
+                wanted = f"an index of the rollout's {num_agent_steps} agent_steps"
+                yield "environment_steps[].agent_steps", f"is {index} in turn {step.turn}, wanted {wanted}"
 
 
 # --- Tokens ----------------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from ludic.errors import NameTakenError
+from ludic.store.local import Content
 from ludic.store.root import Root
 
 Item = TypeVar("Item")
 
-NamedFile = tuple[str, bytes]
+NamedFile = tuple[str, Content]
 
 
 class BackgroundAppender(Generic[Item]):
@@ -164,7 +165,7 @@ class BackgroundAppender(Generic[Item]):
         return None
 
 
-def commit(root: Root, name: str, data: bytes) -> None:
+def commit(root: Root, name: str, data: Content) -> None:
     """Create a file that no other process may create; a retry after a lost answer changes nothing.
 
     Raises NameTakenError when it is there with other content.

@@ -26,6 +26,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ludic.errors import ConfigError, LudicError, StoreError
 from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
+from ludic.store.local import Content
 from ludic.store.remote import TAIL_BYTES, RemoteFile
 
 Result = TypeVar("Result")
@@ -169,7 +170,7 @@ class Storage:
             return []
         return sorted(self._below(entry["name"].rstrip("/")) for entry in entries if entry["type"] == "directory")
 
-    def put_if_absent(self, name: str, data: bytes) -> bool:
+    def put_if_absent(self, name: str, data: Content) -> bool:
         return self._create_or_compare(name, lambda: self._create(name, data), lambda: self.read(name) == data)
 
     def put_file_if_absent(self, file: Path, name: str) -> bool:
@@ -184,11 +185,11 @@ class Storage:
                 with suppress(FileNotFoundError):  # deleted meanwhile, so it is absent
                     return is_same()
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: Content) -> None:
         if self.is_local:
             self._try(name, lambda: local.replace(Path(self.at_path(name)), data, self._scratch), writing=True)
         else:
-            self._try(name, lambda: self.fs.pipe_file(self.at_path(name), data), writing=True)
+            self._try(name, lambda: self.fs.pipe_file(self.at_path(name), bytes(data)), writing=True)
 
     def delete(self, name: str) -> None:
         try:
@@ -223,7 +224,7 @@ class Storage:
         else:
             self._try(name, lambda: self.fs.get_file(self.at_path(name), str(target)))
 
-    def prove_put_if_absent(self, name: str, data: bytes) -> None:
+    def prove_put_if_absent(self, name: str, data: Content) -> None:
         """Create a file again, with the bytes that it holds: who accepts that would overwrite rollouts."""
         try:
             self._try(name, lambda: self._create(name, data), writing=True)
@@ -234,17 +235,17 @@ class Storage:
             "put-if-absent: use a local folder, S3, Google Cloud Storage or Azure (docs/storage.md has a table)"
         )
 
-    def _create(self, name: str, data: bytes) -> None:
+    def _create(self, name: str, data: Content) -> None:
         """Create a file; FileExistsError when there is one."""
         target = self.at_path(name)
         if self.is_local:
             local.create(Path(target), data, self._scratch)
         elif self._is_memory:
             with _memory_lock:
-                self.fs.pipe_file(target, data, mode="create")
+                self.fs.pipe_file(target, bytes(data), mode="create")
         else:
             with _refusal_named(target):
-                self.fs.pipe_file(target, data, mode="create")
+                self.fs.pipe_file(target, bytes(data), mode="create")
 
     def _create_from(self, file: Path, name: str) -> None:
         target = self.at_path(name)

@@ -14,17 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
+Content = bytes | memoryview
+"""Of a file; a view of what Arrow encoded spares a copy on its way to the disk."""
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
-def create(target: Path, data: bytes, scratch: Path) -> None:
+def create(target: Path, data: Content, scratch: Path) -> None:
     """Write a file that is not there yet."""
     with _written(target, data, scratch) as temporary:
         _give_name(temporary, target)
 
 
-def replace(target: Path, data: bytes, scratch: Path) -> None:
+def replace(target: Path, data: Content, scratch: Path) -> None:
     """Write a file, whether it is there or not."""
     with _written(target, data, scratch) as temporary:
         temporary.replace(target)
@@ -60,7 +62,7 @@ def walk(folder: str) -> Iterator[os.DirEntry[str]]:
 
 
 @contextmanager
-def _written(target: Path, data: bytes, scratch: Path) -> Iterator[Path]:
+def _written(target: Path, data: Content, scratch: Path) -> Iterator[Path]:
     """A complete file in `scratch`; gone at the end."""
     with _temporary(scratch) as temporary:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ import fsspec
 from ludic.errors import ConfigError, MissingRootError
 from ludic.records import new_id
 from ludic.store.filesystem import Storage
+from ludic.store.local import Content
 from ludic.store.run import RunConfig, from_json, to_json
 
 RUN_FILE = "run.json"
@@ -121,7 +122,7 @@ class Root:
         """Names of the folders directly below a folder, sorted; empty when there is none."""
         return self._storage.folders(name)
 
-    def put_if_absent(self, name: str, data: bytes) -> bool:
+    def put_if_absent(self, name: str, data: Content) -> bool:
         """Create a file. False when it is there with other content.
 
         A retry after a lost answer finds its own bytes, and is True.
@@ -136,7 +137,7 @@ class Root:
         """
         return self._storage.put_file_if_absent(file, name)
 
-    def put(self, name: str, data: bytes) -> None:
+    def put(self, name: str, data: Content) -> None:
         """Create or replace a file, atomically. Only for the few pointers that change, such as policies/LATEST."""
         self._storage.put(name, data)
 

@@ -77,7 +77,7 @@ class RolloutWriter:
         extra_columns = self._root.run.extra_columns
         tokens = validate(batch, extra_columns)
         rows = to_table(batch, run_id=self._root.run_id, sequence=0, extra_columns=extra_columns, tokens=tokens)
-        self._appender.append(_Append(len(batch.groups), rows, rows.nbytes))
+        self._appender.append(_Append(len(batch.groups), rows, rows.get_total_buffer_size()))
 
     def flush(self, *, wait: bool = True) -> None:
         """Commit what was appended; with `wait`, return when readers can see it.
@@ -113,7 +113,7 @@ class RolloutWriter:
         column = rows.schema.get_field_index("sequence")
         sequence = pa.repeat(pa.scalar(file.sequence, pa.int64()), rows.num_rows)
         data = encode(rows.set_column(column, rows.schema.field(column), sequence))
-        release_memory(rows.nbytes)
+        release_memory(rows.get_total_buffer_size())
         return file.name, data
 
 

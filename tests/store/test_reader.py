@@ -174,7 +174,7 @@ NAME = RolloutFile(0, "moar_cats", "bad", 0).name
 
 
 def a_file(**options) -> bytes:
-    return encode(to_table(make_batch(worker_id="bad", **options), run_id="run", sequence=0))
+    return bytes(encode(to_table(make_batch(worker_id="bad", **options), run_id="run", sequence=0)))
 
 
 def corrupt(data: bytes) -> bytes:
