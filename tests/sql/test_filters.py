@@ -50,6 +50,14 @@ def test_drop_zero_variance_groups_drops_groups_whole(dropped):
     assert dropped("drop_zero_variance_groups", [[1.0, 0.0], [0.5, 0.5], [1.0, None]]) == [2, 3, 4, 5]
 
 
+def test_drop_not_best_of_group_leaves_the_best_episode_of_each_group(dropped):
+    # of two that are best the lower episode_id stays; what failed or was not scored is never the best
+    ids = {"episode_id": list("abcdefghi")}
+    rewards = [[0.1, 0.9, 0.5], [0.7, None, 0.7], [1.0, 0.2, 0.0]]
+    errors = {"error": [None] * 6 + ["tool failed", None, None]}
+    assert dropped("drop_not_best_of_group", rewards, **ids, **errors) == [0, 2, 4, 5, 6, 8]
+
+
 def test_max_off_policy_steps_leaves_the_limit_itself(dropped):
     limits = {"max_off_policy_steps": 2, "trainer_version": 5}
     assert dropped("max_off_policy_steps", [[0.0]], limits, policy_version=2) == [0]
