@@ -5,6 +5,7 @@ import tyro
 from benchmarks import (
     compaction,
     contention,
+    logprobs_memory,
     loop,
     memory,
     object_store,
@@ -30,6 +31,7 @@ BENCHMARKS = (
     planner,
     stream,
     packing,
+    logprobs_memory,
     wait,
     loop,
 )

@@ -23,8 +23,8 @@ from benchmarks.measure import median_ratio, print_table
 from benchmarks.padding import fill_padded
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
-from ludic.training.losses import rl_loss, token_logprobs_and_entropy
-from ludic.training.model import micro_batch_logits
+from ludic.training.logprobs import linear_logprobs, token_logprobs
+from ludic.training.losses import rl_loss
 from ludic.training.packing import MicroBatch, TrainingSequence, assign, pack
 
 # Shapes: B = rows, L = the longest of them, A = response tokens.
@@ -120,12 +120,12 @@ def _model(name: str) -> PreTrainedModel:
 
 def _step_packed(model: PreTrainedModel, sequences: list[TrainingSequence], plan: list[int]) -> int:
     batch = pack([sequences[i] for i in plan])
-    _backward(micro_batch_logits(model, batch), batch)
+    _backward(token_logprobs(model, batch)[0], batch)
     return batch.input_ids.numel()
 
 
 def _step_padded(model: PreTrainedModel, sequences: list[TrainingSequence]) -> int:
-    """The usual way: rows and a mask, logits everywhere, then those of the responses."""
+    """The usual way, rows and a mask, and then only the hidden states of the responses, as the packed ones have it."""
     longest = max(sequence.num_tokens for sequence in sequences)
     input_ids = torch.zeros(len(sequences), longest, dtype=torch.int64)
     mask = torch.zeros_like(input_ids)
@@ -133,14 +133,16 @@ def _step_padded(model: PreTrainedModel, sequences: list[TrainingSequence]) -> i
         tokens = np.concatenate([sequence.prompt_tokens, sequence.response_tokens])
         input_ids[row, : len(tokens)] = torch.from_numpy(tokens)
         mask[row, : len(tokens)] = 1
-    logits = model(input_ids=input_ids, attention_mask=mask, use_cache=False).logits
-    responses = [logits[row, len(s.prompt_tokens) - 1 : s.num_tokens - 1] for row, s in enumerate(sequences)]
-    _backward(torch.cat(responses), pack(sequences))
+    hidden = model.get_decoder()(input_ids=input_ids, attention_mask=mask, use_cache=False).last_hidden_state
+    responses = [hidden[row, len(s.prompt_tokens) - 1 : s.num_tokens - 1] for row, s in enumerate(sequences)]
+    batch = pack(sequences)
+    head = model.get_output_embeddings()
+    logprobs, _ = linear_logprobs(torch.cat(responses), head.weight, None, batch.targets, batch.temperatures)
+    _backward(logprobs, batch)
     return input_ids.numel()
 
 
-def _backward(logits: Tensor, batch: MicroBatch) -> None:
-    logprobs, _ = token_logprobs_and_entropy(logits, batch.targets, batch.temperatures)
+def _backward(logprobs: Tensor, batch: MicroBatch) -> None:
     loss, _ = rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=len(batch.targets), num_sequences=1)
     loss.backward()
 

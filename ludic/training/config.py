@@ -17,6 +17,7 @@ _AT_LEAST_ONE = (
     "constant_tokens",
     "num_steps",
     "micro_token_budget",
+    "logprob_chunk_tokens",
     "max_seq_len",
     "checkpoint_every",
     "keep_checkpoints",
@@ -110,6 +111,8 @@ class TrainConfig:
 
     micro_token_budget: int = 16384
     """Most tokens in one forward pass of a rank; a longer sequence gets a pass of its own."""
+    logprob_chunk_tokens: int = 1024
+    """Tokens whose logits are in memory at once, in training and for the reference: 4 bytes times the vocabulary."""
     max_seq_len: int | None = None
     """Most tokens of a sequence; longer ones lose the end of their response."""
     dtype: Literal["float32", "bfloat16"] = "float32"

@@ -4,7 +4,7 @@ The importance ratio is trainer over sampler, token by token, with the logprobs 
 sampled with: no second forward pass stands in for the sampler. docs/algorithms.md has papers and formulas.
 """
 
-# Shapes: A = response tokens of a micro-batch, V = vocabulary. Logprobs and KLs are in nats.
+# Shapes: A = response tokens of a micro-batch. Logprobs and KLs are in nats.
 
 import math
 from collections.abc import Callable, Mapping
@@ -12,42 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ludic.training.config import Objective, TrainConfig
 from ludic.training.packing import MicroBatch
-
-# Rows of logits turned to float32 at once: 150 MB at a vocabulary of 150,000.
-_ROWS = 256
-
-
-def token_logprobs_and_entropy(
-    logits: Tensor, targets: Tensor, temperatures: Tensor, *, entropy_gradient: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Logprob of each target, and entropy of each row, both (A,) float32 nats; entropy has a gradient only if asked.
-
-    logits: (A, V) any float dtype. targets: (A,) int64. temperatures: (A,) float32 above 0,
-    which divide the logits. No float32 copy of all logits is kept: rows are taken in chunks
-    and computed again in the backward pass.
-    """
-    parts = zip(logits.split(_ROWS), targets.split(_ROWS), temperatures.split(_ROWS), strict=True)
-    if logits.requires_grad:
-        results = [checkpoint(_logprobs_and_entropy, *part, entropy_gradient, use_reentrant=False) for part in parts]
-    else:
-        results = [_logprobs_and_entropy(*part, entropy_gradient) for part in parts]
-    logprobs, entropies = zip(*results, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
-
-
-def _logprobs_and_entropy(
-    logits: Tensor, targets: Tensor, temperatures: Tensor, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    scaled = logits.float() / temperatures[:, None]
-    log_normalizer = scaled.logsumexp(-1)
-    logprobs = scaled.gather(-1, targets[:, None]).squeeze(-1) - log_normalizer
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropy = log_normalizer - (scaled.softmax(-1) * scaled).sum(-1)
-    return logprobs, entropy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,9 +24,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ludic.errors import ModelError
-from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
+from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
-from ludic.training.packing import MicroBatch
+from ludic.training.logprobs import check_head, register_token_logprobs
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -48,8 +48,8 @@ def load_model(
 
     source: a folder with safetensors or pytorch_model.bin weights, in one file or in shards, or
     a Hugging Face id. Raises ModelError when it can't be read, when a weight is missing or has
-    another shape than config.json says, or when a layer carries state across packed sequences;
-    if strict, also when there is a weight that the model has no use for.
+    another shape than config.json says, when a layer carries state across packed sequences, or when the
+    head is of an unknown kind; if strict, also when there is a weight that the model has no use for.
     """
     if source.startswith(("/", ".", "~")) and not Path(source).expanduser().is_dir():
         raise ModelError(f"{source}: there is no such folder; give a folder with config.json and weights, or an id")
@@ -76,7 +76,9 @@ def load_model(
             f"{source}: {type(model).__name__} caps its attention scores, which PyTorch's fused attention can't; "
             "ludic trains models without attn_logit_softcapping"
         )
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    check_head(model, source)
+    return model
 
 
 def shard(
@@ -102,6 +104,7 @@ def shard(
         fully_shard(layer, mesh=mesh, mp_policy=policy)
     # Tied embeddings live in the root's unit together, so FSDP2 shards them as one parameter.
     fully_shard(model, mesh=mesh, mp_policy=policy)
+    register_token_logprobs(model)
 
 
 def compute_dtype(config: TrainConfig) -> torch.dtype | None:
@@ -119,20 +122,6 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
         f"{type(model).__name__}: found no ModuleList of {wanted} decoder layers to shard; "
         "add its layout to ludic.training.model.decoder_layers"
     )
-
-
-def micro_batch_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """(A, V) logits that predict the response tokens; those of other places are never computed."""
-    is_ours = model.config._attn_implementation == PACKED_ATTENTION
-    output = model(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        # Without a mask, transformers makes a dense one from where positions restart.
-        attention_mask=sequence_lengths(batch.position_ids) if is_ours else None,
-        use_cache=False,
-        logits_to_keep=batch.logit_positions,
-    )
-    return output.logits[0]
 
 
 def full_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:

@@ -5,16 +5,16 @@ from collections.abc import Mapping, Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
-from ludic.training.losses import rl_loss, token_logprobs_and_entropy
-from ludic.training.model import micro_batch_logits
+from ludic.training.logprobs import token_logprobs
+from ludic.training.losses import rl_loss
 from ludic.training.packing import MicroBatch
+from ludic.training.reference import Reference
 
 
 def train_step(
@@ -26,19 +26,20 @@ def train_step(
     num_action_tokens: int,
     num_ranks: int,
     learning_rate: float,
-    reference_model: PreTrainedModel | None = None,
+    reference: Reference | None = None,
 ) -> dict[str, float]:
     """Change the weights once, and say what was seen, in the words of schemas/metrics.v1.json.
 
     micro_batches: this rank's, as many as on any other rank. num_action_tokens: of all ranks
-    together; the loss is a mean over the global batch, however it was split. The same
-    metrics are returned on every rank. Raises TrainingError on every rank, before the weights
-    change, when the loss or the gradient is not finite.
+    together; the loss is a mean over the global batch, however it was split. reference: runs over
+    all of them first. The same metrics are returned on every rank. Raises TrainingError on every rank,
+    before the weights change, when the loss or the gradient is not finite.
     """
     totals: dict[str, Tensor] = {}
     counts = {"num_action_tokens": num_action_tokens, "num_sequences": _count_sequences(micro_batches, model.device)}
-    for batch in micro_batches:
-        loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, reference_model)
+    references = reference(micro_batches) if reference else [None] * len(micro_batches)
+    for batch, of_reference in zip(micro_batches, references, strict=True):
+        loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference)
         # FSDP2 averages gradients over ranks; the loss is a sum over them. It reduces at each
         # micro-batch: waiting for the last would hold the gradients unsharded.
         (loss * num_ranks).backward()
@@ -54,28 +55,16 @@ def train_step(
     return metrics
 
 
-@torch.no_grad()
-def reference_logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """(A,) float32 logprobs of the response tokens under another model, at the rows' temperatures."""
-    logits = micro_batch_logits(model, batch)
-    if isinstance(model, FSDPModule):
-        # The root's unit, embeddings included, stays whole until a backward pass, which won't come.
-        model.reshard()
-    return token_logprobs_and_entropy(logits, batch.targets, batch.temperatures)[0]
-
-
 def _micro_batch_loss(
     model: PreTrainedModel,
     batch: MicroBatch,
     config: TrainConfig,
     counts: Mapping[str, int],
-    reference_model: PreTrainedModel | None,
+    reference: Tensor | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's share of the loss, and detached sums of what is to be averaged over action tokens."""
-    reference = None if reference_model is None else reference_logprobs(reference_model, batch)
-    logits = micro_batch_logits(model, batch)
-    logprobs, entropies = token_logprobs_and_entropy(
-        logits, batch.targets, batch.temperatures, entropy_gradient=config.entropy_weight is not None
+    logprobs, entropies = token_logprobs(
+        model, batch, chunk_tokens=config.logprob_chunk_tokens, entropy_gradient=config.entropy_weight is not None
     )
     loss, sums = rl_loss(logprobs, batch, config, **counts, entropies=entropies, reference_logprobs=reference)
     entropy = torch.where(batch.action_mask, entropies.detach(), 0).sum()

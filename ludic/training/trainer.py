@@ -49,6 +49,7 @@ from ludic.training.metrics import step_metrics
 from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, load_model, save_weights, shard
 from ludic.training.optimizer import build_optimizer, learning_rate
 from ludic.training.publisher import Publisher
+from ludic.training.reference import Reference, model_reference
 from ludic.training.step import train_step
 from ludic.training.stream import BatchStream, TrainingBatch
 from ludic.training.telemetry import open_log
@@ -159,10 +160,7 @@ def _open_trainer(
     with ExitStack() as stack:
         # What can fail without the root comes before ownership is taken, so that it fences nobody.
         model, optimizer = _load(root, config, mesh)
-        reference = None
-        if config.reference is not None:
-            reference = load_model(config.reference, device=mesh.device_type)
-            shard(reference, mesh, compute_dtype=compute_dtype(config))
+        reference = _load_reference(config, mesh)
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
 
         def take_ownership() -> bytes:
@@ -210,6 +208,14 @@ def _load(root: Root, config: TrainConfig, mesh: DeviceMesh) -> tuple[PreTrained
     model = load_model(root.run.model, device=mesh.device_type)
     shard(model, mesh, compute_dtype=compute_dtype(config), activation_checkpointing=config.activation_checkpointing)
     return model, build_optimizer(model, config)
+
+
+def _load_reference(config: TrainConfig, mesh: DeviceMesh) -> Reference | None:
+    if config.reference is None:
+        return None
+    model = load_model(config.reference, device=mesh.device_type)
+    shard(model, mesh, compute_dtype=compute_dtype(config))
+    return model_reference(model, torch.device(mesh.device_type), chunk_tokens=config.logprob_chunk_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +292,7 @@ class _Trainer:
         config: TrainConfig,
         model: PreTrainedModel,
         optimizer: Optimizer,
-        reference: PreTrainedModel | None,
+        reference: Reference | None,
     ) -> None:
         self._root, self._config = root, config
         self._model, self._optimizer, self._reference = model, optimizer, reference
@@ -306,7 +312,7 @@ class _Trainer:
             num_action_tokens=max(1, batch.num_action_tokens),
             num_ranks=num_ranks(),
             learning_rate=learning_rate(step, self._config),
-            reference_model=self._reference,
+            reference=self._reference,
         )
 
     def publish_if_due(self, step: int) -> None:

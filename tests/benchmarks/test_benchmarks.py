@@ -44,6 +44,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "Planning a batch",
         "stream:",
         "packing:",
+        "Peak memory of reference logprobs",
         "A trainer whose rollouts",
         "The whole ring",
     )
@@ -64,6 +65,15 @@ def test_every_format_gives_the_same_tokens_back():
         for column, found in arrays.items():
             for rollout, array in zip(rollouts, found, strict=True):
                 np.testing.assert_array_equal(array, getattr(rollout, column), err_msg=f"{name}: {column}")
+
+
+def test_chunks_and_all_logits_give_the_same_logprobs():
+    from benchmarks.logprobs_memory import _batch, _model, by_all_logits
+    from ludic.training.logprobs import token_logprobs
+
+    model, batch = _model(100), _batch(64, 100)
+    found = token_logprobs(model, batch, chunk_tokens=10)[0]
+    np.testing.assert_allclose(found.detach(), by_all_logits(model, batch).detach(), atol=1e-5)
 
 
 def test_sql_and_plain_python_plan_the_same_batch():

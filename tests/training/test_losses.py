@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from ludic.training import losses
 from ludic.training.config import TrainConfig
-from ludic.training.losses import OBJECTIVES, rl_loss, token_logprobs_and_entropy
+from ludic.training.logprobs import linear_logprobs
+from ludic.training.losses import OBJECTIVES, rl_loss
 from ludic.training.packing import TrainingSequence, pack
 
 # Sampler logprobs are -1 throughout, so that a trainer logprob is -1 + log(ratio).
@@ -259,7 +259,7 @@ def test_entropy_is_rewarded_through_its_gradient():
     batch, _ = batch_of(([1.0], [0.0]))
     logits = torch.tensor([[0.0, math.log(3)]], requires_grad=True)
     targets, temperatures = torch.tensor([0]), torch.ones(1)
-    logprobs, entropies = token_logprobs_and_entropy(logits, targets, temperatures, entropy_gradient=True)
+    logprobs, entropies = linear_logprobs(logits, torch.eye(2), None, targets, temperatures, entropy_gradient=True)
     config = TrainConfig(entropy_weight=0.5)
     loss, _ = rl_loss(logprobs, batch, config, num_action_tokens=1, num_sequences=1, entropies=entropies)
     loss.backward()
@@ -316,27 +316,3 @@ def test_the_unbounded_gradient_is_unbiased_under_another_sampler():
     )
     loss, _ = rl_loss(logits.log_softmax(-1), batch, TrainConfig(), num_action_tokens=1, num_sequences=1)
     assert torch.autograd.grad(-loss, logits)[0].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
-
-
-def test_logprobs_and_entropy_worked_out_by_hand():
-    # probabilities 1/4 and 3/4; at temperature 2 the odds of 9 become 3
-    logits = torch.tensor([[0.0, math.log(3)], [0.0, math.log(9)]])
-    logprobs, entropy = token_logprobs_and_entropy(logits, torch.tensor([0, 1]), torch.tensor([1.0, 2.0]))
-    assert logprobs.tolist() == pytest.approx([math.log(1 / 4), math.log(3 / 4)])
-    assert entropy.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3)] * 2)
-
-
-def test_chunks_do_not_change_logprobs_entropy_or_gradient(monkeypatch):
-    torch.manual_seed(0)
-    logits = torch.randn(7, 11, dtype=torch.bfloat16, requires_grad=True)
-    targets, temperatures = torch.randint(11, (7,)), torch.linspace(0.5, 2, 7)
-    scaled = logits.float() / temperatures[:, None]
-    expected = scaled.log_softmax(-1)[torch.arange(7), targets]
-    expected_gradient = torch.autograd.grad(expected.sum(), logits)[0]
-    monkeypatch.setattr(losses, "_ROWS", 3)
-    logprobs, entropy = token_logprobs_and_entropy(logits, targets, temperatures)
-    assert logprobs.dtype == torch.float32
-    assert torch.allclose(logprobs, expected, atol=1e-6)
-    assert torch.allclose(entropy, torch.distributions.Categorical(logits=scaled).entropy(), atol=1e-6)
-    assert not entropy.requires_grad
-    assert torch.allclose(torch.autograd.grad(logprobs.sum(), logits)[0], expected_gradient, atol=1e-2)

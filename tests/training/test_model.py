@@ -5,13 +5,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ludic.errors import ModelError
-from ludic.training.losses import token_logprobs_and_entropy
+from ludic.training.logprobs import token_logprobs
 from ludic.training.model import (
     copy_tokenizer,
     decoder_layers,
     full_state_dict,
     load_model,
-    micro_batch_logits,
     save_weights,
     shard,
 )
@@ -19,7 +18,7 @@ from ludic.training.packing import pack
 
 
 def logprobs(model, batch):
-    return token_logprobs_and_entropy(micro_batch_logits(model, batch), batch.targets, batch.temperatures)[0]
+    return token_logprobs(model, batch)[0]
 
 
 def gradients(model, batch):
@@ -46,12 +45,13 @@ def test_a_changed_neighbour_leaves_logprobs_bit_equal(model_folder, sequences):
     assert not torch.equal(logprobs(model, before)[~same], logprobs(model, after)[~same])
 
 
-def test_logits_are_those_of_the_token_before(model_folder, sequences):
+def test_logprobs_are_by_the_logits_of_the_token_before(model_folder, sequences):
     model, one = load_model(str(model_folder)), sequences(1, 1)
     batch = pack(one)
-    whole = model(input_ids=batch.input_ids, use_cache=False).logits[0]
+    whole = model(input_ids=batch.input_ids, use_cache=False).logits[0].log_softmax(-1)
     length = len(one[0].prompt_tokens)
-    assert torch.allclose(micro_batch_logits(model, batch), whole[length - 1 :], atol=1e-6)
+    expected = whole[torch.arange(length - 1, len(whole)), batch.targets]
+    assert torch.allclose(logprobs(model, batch), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -94,8 +94,10 @@ def test_bfloat16_computes_in_it_and_keeps_float32_weights(mesh, tiny_model, seq
     model, batch = tiny_model(), pack(sequences(4, 1))
     exact = logprobs(model, batch)
     shard(model, mesh, compute_dtype=torch.bfloat16)
-    assert micro_batch_logits(model, batch).dtype == torch.bfloat16
+    dtypes = []
+    model.model.register_forward_hook(lambda module, inputs, output: dtypes.append(output.last_hidden_state.dtype))
     assert torch.allclose(logprobs(model, batch), exact, atol=0.05)
+    assert dtypes == [torch.bfloat16]
     assert {g.dtype for g in gradients(model, batch).values()} == {torch.float32}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 

@@ -11,14 +11,15 @@ from ludic.training.config import TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.model import shard
 from ludic.training.packing import assign, pack
-from ludic.training.step import reference_logprobs, train_step
+from ludic.training.reference import model_reference, reference_logprobs
+from ludic.training.step import train_step
 
 
 @pytest.fixture
 def step(mesh, tiny_model):
     """One gradient step on a fresh model; metrics, gradients as the optimizer saw them, weights after."""
 
-    def run(micro_batches, *, num_action_tokens, reference_model=None, **settings):
+    def run(micro_batches, *, num_action_tokens, reference=None, **settings):
         model, seen = tiny_model(), {}
         shard(model, mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -33,7 +34,7 @@ def step(mesh, tiny_model):
             num_action_tokens=num_action_tokens,
             num_ranks=1,
             learning_rate=0.1,
-            reference_model=reference_model,
+            reference=reference,
         )
         return metrics, seen, {n: p.full_tensor() for n, p in model.named_parameters()}
 
@@ -93,7 +94,11 @@ def test_how_a_batch_is_split_into_micro_batches_does_not_matter(step, sequences
 
 def test_metrics_have_the_names_of_the_metrics_table(step, tiny_model, sequences):
     some = sequences(4, 1)
-    metrics, _, _ = step([pack(some)], num_action_tokens=num_action_tokens(some), reference_model=tiny_model())
+    metrics, _, _ = step(
+        [pack(some)],
+        num_action_tokens=num_action_tokens(some),
+        reference=model_reference(tiny_model(), torch.device("cpu")),
+    )
     schema = json.loads((Path(__file__).parents[2] / "schemas" / "metrics.v1.json").read_text())
     assert metrics.keys() <= {column["name"] for column in schema["columns"]}
     assert metrics.keys() >= {"loss", "entropy", "sampler_kl", "reference_kl", "ratio_mean", "ratio_max"}
@@ -109,7 +114,7 @@ def test_a_rollout_of_the_trainers_own_weights_has_ratio_one(step, tiny_model, s
     metrics, _, _ = step(
         [pack(own)],
         num_action_tokens=num_action_tokens(own),
-        reference_model=model,
+        reference=model_reference(model, torch.device("cpu")),
         objective="ppo_clip",
         clip_high=0.2,
     )

@@ -23,6 +23,7 @@ def test_settings_are_there_before_torch_is():
     ("settings", "message"),
     [
         ({"num_steps": 0}, "num_steps is 0, wanted at least 1"),
+        ({"logprob_chunk_tokens": 0}, "logprob_chunk_tokens is 0, wanted at least 1"),
         ({"max_seq_len": 0}, "max_seq_len is 0, wanted at least 1"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0, wanted a number above 0"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm is nan"),

@@ -1,0 +1,135 @@
+"""Peak memory of logprobs at a vocabulary of 150,000: in chunks of tokens, and through all logits at once.
+
+Each figure is of a process of its own, and its peak is what Linux says (VmHWM) above what the process held when model
+and batch were there, in two cases: `reference`, a forward pass without gradients, and `training`, a forward and a
+backward pass after a first one has made the gradients' buffers. `all logits` is the usual way: the model's own forward
+pass, log_softmax in float32, gather.
+"""
+
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+
+from benchmarks.measure import print_table
+from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
+from ludic.training.logprobs import token_logprobs
+from ludic.training.packing import MicroBatch, TrainingSequence, pack
+
+ALL_LOGITS = 0
+"""As a chunk size: no chunks."""
+_CLEAR_PEAK = "5"
+
+
+def main(quick: bool = False) -> None:
+    """Print a table for the reference and one for training.
+
+    Args:
+        quick: Tiny sizes; the figures mean nothing.
+    """
+    vocab_size = 1_500 if quick else 150_000
+    batches = (64, 128) if quick else (1_024, 2_048, 4_096, 8_192)
+    chunks = (16, ALL_LOGITS) if quick else (256, 512, 1_024, ALL_LOGITS)
+    for case in ("reference", "training"):
+        rows = []
+        for chunk_tokens in chunks:
+            peaks = [_in_a_process(case, vocab_size, num_tokens, chunk_tokens) for num_tokens in batches]
+            name = f"chunks of {chunk_tokens:,}" if chunk_tokens else "all logits"
+            rows.append([name, *(f"{peak / 1e6:,.0f} MB" for peak in peaks), f"{peaks[-1] / peaks[0]:.2f}x"])
+        title = f"Peak memory of {case} logprobs, a vocabulary of {vocab_size:,}, by tokens of the micro-batch"
+        print_table(title, ["", *(f"{num_tokens:,}" for num_tokens in batches), "last of first"], rows)
+
+
+def _in_a_process(case: str, vocab_size: int, num_tokens: int, chunk_tokens: int) -> int:
+    arguments = [case, str(vocab_size), str(num_tokens), str(chunk_tokens)]
+    command = [sys.executable, "-m", "benchmarks.logprobs_memory", "--measure", *arguments]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measure(case: str, vocab_size: int, num_tokens: int, chunk_tokens: int) -> int:
+    """Bytes at the peak above those before."""
+    model, training = _model(vocab_size), case == "training"
+    first, batch = _batch(8, vocab_size), _batch(num_tokens, vocab_size)
+    _run(model, first, chunk_tokens, training)
+    # The kernel's own reset: later peaks are counted from here.
+    Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
+    before = _memory("VmRSS")
+    _run(model, batch, chunk_tokens, training)
+    return max(_memory("VmHWM") - before, 1)  # a tiny run may fit into what the first one left
+
+
+def _run(model: PreTrainedModel, batch: MicroBatch, chunk_tokens: int, training: bool) -> None:
+    with nullcontext() if training else torch.no_grad():
+        if chunk_tokens == ALL_LOGITS:
+            logprobs = by_all_logits(model, batch)
+        else:
+            logprobs = token_logprobs(model, batch, chunk_tokens=chunk_tokens)[0]
+    if training:
+        logprobs.sum().backward()
+
+
+def by_all_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """(A,) float32 nats: the usual way."""
+    output = model(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        attention_mask=sequence_lengths(batch.position_ids),
+        use_cache=False,
+        logits_to_keep=batch.logit_positions,
+    )
+    scaled = output.logits[0].float() / batch.temperatures[:, None]
+    return scaled.log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0]
+
+
+def _model(vocab_size: int) -> PreTrainedModel:
+    """Of one thin layer, so that the head is what counts."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=True,
+    )
+    return AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION).eval()
+
+
+def _batch(num_tokens: int, vocab_size: int) -> MicroBatch:
+    """Sequences of at most 512 tokens, all but the first of each sampled."""
+    rng = np.random.default_rng(0)
+    lengths = [512] * (num_tokens // 512) or [num_tokens]
+    return pack(
+        [
+            TrainingSequence(
+                rollout_id=str(place),
+                prompt_tokens=rng.integers(0, vocab_size, 1, dtype=np.int32),
+                response_tokens=rng.integers(0, vocab_size, length, dtype=np.int32),
+                sampler_logprobs=np.zeros(length, np.float32),
+                advantage=1.0,
+            )
+            for place, length in enumerate(lengths)
+        ]
+    )
+
+
+def _memory(name: str) -> int:
+    """Bytes, by a line of /proc/self/status."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--measure"]:
+        print(measure(sys.argv[2], *map(int, sys.argv[3:])))
+    else:
+        tyro.cli(main, description=__doc__)

@@ -1,0 +1,224 @@
+"""Logprobs and entropies of a model on packed tokens, in chunks of rows: no (A, V) tensor is ever made.
+
+A causal model's head turns hidden states into logits, which at a vocabulary of 150,000 are a hundred times as large.
+Here a chunk of them is made, reduced to a number a row, and dropped; the backward pass makes each chunk again. So peak
+memory grows with the chunk, not with the micro-batch (benchmarks/logprobs_memory.py). Pure tensor code. A model whose
+head does more than this module knows raises ModelError.
+"""
+
+# Shapes: A = response tokens of a micro-batch, C = rows of a chunk, H = hidden size, V = vocabulary. Nats.
+
+from collections.abc import Iterator
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from ludic.errors import ModelError
+from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
+from ludic.training.packing import MicroBatch
+
+CHUNK_TOKENS = 1024
+"""Rows of logits at once: 0.6 GB of float32 at a vocabulary of 150,000, and enough for a GPU to be busy."""
+
+_METHOD = "ludic_token_logprobs"
+
+
+def token_logprobs(
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Logprob of each response token at its row's temperature, and entropy there: both (A,), at least float32.
+
+    Works on a plain model, and on a sharded one that went through `register_token_logprobs`. The entropy has a
+    gradient only if asked.
+    """
+    run = getattr(model, _METHOD) if isinstance(model, FSDPModule) else partial(_token_logprobs, model)
+    return run(batch, chunk_tokens, entropy_gradient)
+
+
+def register_token_logprobs(model: PreTrainedModel) -> None:
+    """Let FSDP2 gather the root's unit, to which the head belongs, for `token_logprobs` as it does for forward."""
+    setattr(model, _METHOD, MethodType(_token_logprobs, model))
+    register_fsdp_forward_method(model, _METHOD)
+
+
+def check_head(model: PreTrainedModel, source: str) -> None:
+    """Raise ModelError unless this module's logits are the model's own, for one token.
+
+    Some models scale their logits in a way of their own. Comparing finds all of them, where a list of names could not.
+    """
+    head = model.get_output_embeddings()
+    if type(head) is nn.Linear:
+        token = torch.zeros(1, 1, dtype=torch.int64, device=model.device)
+        with torch.no_grad():
+            wanted = model(input_ids=token, use_cache=False).logits[0]
+            hidden = model.get_decoder()(input_ids=token, use_cache=False).last_hidden_state[0]
+            found = _capped(linear(hidden, head.weight, head.bias), _softcap(model))
+        # bfloat16 has 8 bits
+        if (found - wanted).abs().max() <= 2**-7 * wanted.abs().max():
+            return
+    raise ModelError(
+        f"{source}: {type(model).__name__} makes its logits in a way that ludic does not know (neither a linear head "
+        "alone, nor one with final_logit_softcapping); add it to ludic.training.logprobs"
+    )
+
+
+def _token_logprobs(
+    model: PreTrainedModel, batch: MicroBatch, chunk_tokens: int, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    is_ours = model.config._attn_implementation == PACKED_ATTENTION
+    output = model.get_decoder()(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        # Without a mask, transformers makes a dense one from where positions restart.
+        attention_mask=sequence_lengths(batch.position_ids) if is_ours else None,
+        use_cache=False,
+    )
+    head = model.get_output_embeddings()
+    return linear_logprobs(
+        output.last_hidden_state[0, batch.logit_positions],
+        head.weight,
+        head.bias,
+        batch.targets,
+        batch.temperatures,
+        softcap=_softcap(model),
+        chunk_tokens=chunk_tokens,
+        entropy_gradient=entropy_gradient,
+    )
+
+
+def _softcap(model: PreTrainedModel) -> float | None:
+    """Of Gemma 2 (arXiv 2408.00118, section 2) and some later ones."""
+    return getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+
+
+def linear_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperatures: Tensor,
+    *,
+    softcap: float | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs of targets and entropies under softmax(logits / temperature), logits = hidden weight^T + bias.
+
+    hidden: (A, H) and weight: (V, H), of one float dtype; bias: (V,) or None. targets: (A,) int64. temperatures: (A,)
+    above 0. softcap: a bound c that logits approach, as c tanh(logits / c). Both results are (A,), float32 or float64.
+    Logits are made in the dtype of hidden, and all that follows in that of the results.
+    """
+    return _LinearLogprobs.apply(
+        hidden, weight, bias, targets, temperatures, softcap, max(1, chunk_tokens), entropy_gradient
+    )
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    """Keeps hidden states and a normalizer a row for the backward pass, which makes the logits again.
+
+    A function of its own, since checkpointing each chunk would add up the head's gradient in its own dtype, which in
+    bfloat16 loses what each further chunk adds.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperatures: Tensor,
+        softcap: float | None,
+        chunk_tokens: int,
+        entropy_gradient: bool,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs, entropies, normalizers = (hidden.new_empty(len(targets), dtype=dtype) for _ in range(3))
+        for rows in _chunks(len(targets), chunk_tokens):
+            scaled = _logits(hidden[rows], weight, bias, softcap).div_(temperatures[rows, None])
+            normalizers[rows] = scaled.logsumexp(-1)
+            logprobs[rows] = scaled.gather(-1, targets[rows, None])[:, 0] - normalizers[rows]
+            entropies[rows] = normalizers[rows] - torch.linalg.vecdot(scaled.softmax(-1), scaled)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures, normalizers, entropies)
+        ctx.softcap, ctx.chunk_tokens, ctx.entropy_gradient = softcap, chunk_tokens, entropy_gradient
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropies)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor, grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, targets, temperatures, normalizers, entropies = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=normalizers.dtype) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=normalizers.dtype) if needs_bias else None
+        for rows in _chunks(len(targets), ctx.chunk_tokens):
+            logits = _logits(hidden[rows], weight, bias, ctx.softcap)
+            # d capped / d logits
+            slope = None if ctx.softcap is None else 1 - (logits / ctx.softcap).square()
+            grad = _grad_scaled(
+                logits.div_(temperatures[rows, None]).sub_(normalizers[rows, None]),
+                targets[rows],
+                entropies[rows],
+                grad_logprobs[rows],
+                grad_entropies[rows] if ctx.entropy_gradient else None,
+            ).div_(temperatures[rows, None])
+            grad = (grad if slope is None else grad.mul_(slope)).to(hidden.dtype)
+            if grad_hidden is not None:
+                grad_hidden[rows] = grad @ weight
+            if grad_weight is not None:
+                grad_weight += grad.T @ hidden[rows]
+            if grad_bias is not None:
+                grad_bias += grad.sum(0)
+        grads = (grad_hidden, _to(grad_weight, hidden.dtype), _to(grad_bias, hidden.dtype))
+        return *grads, None, None, None, None, None
+
+
+def _chunks(num_rows: int, chunk_tokens: int) -> Iterator[slice]:
+    return (slice(start, start + chunk_tokens) for start in range(0, num_rows, chunk_tokens))
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
+    """(C, V), at least float32; a tensor of its own."""
+    logits = linear(hidden, weight, bias)
+    return _capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), softcap)
+
+
+def _capped(logits: Tensor, softcap: float | None) -> Tensor:
+    return logits if softcap is None else logits.div(softcap).tanh_().mul_(softcap)
+
+
+def _grad_scaled(
+    log_probabilities: Tensor,
+    targets: Tensor,
+    entropies: Tensor,
+    grad_logprobs: Tensor,
+    grad_entropies: Tensor | None,
+) -> Tensor:
+    """(C, V): the gradient by the logits that the softmax is taken of. log_probabilities, (C, V), is overwritten.
+
+    With p the softmax and H its entropy: d log p_t / d s_i = [i = t] - p_i, and d H / d s_i = -p_i (log p_i + H).
+    """
+    probabilities = log_probabilities.exp()
+    if grad_entropies is None:
+        grad = probabilities.mul_(-grad_logprobs[:, None])
+    else:
+        grad = log_probabilities.add_(entropies[:, None]).mul_(-grad_entropies[:, None])
+        grad.sub_(grad_logprobs[:, None]).mul_(probabilities)
+    return grad.scatter_add_(-1, targets[:, None], grad_logprobs[:, None])
+
+
+def _to(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if tensor is None else tensor.to(dtype)
