@@ -42,7 +42,7 @@ def token_logprobs_and_entropy(
 def _logprobs_and_entropy(
     logits: Tensor, targets: Tensor, temperatures: Tensor, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
-    scaled = logits.float() / temperatures[:, None]
+    scaled = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]
     log_normalizer = scaled.logsumexp(-1)
     logprobs = scaled.gather(-1, targets[:, None]).squeeze(-1) - log_normalizer
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
