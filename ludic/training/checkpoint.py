@@ -6,6 +6,7 @@ Writes checkpoints/attempt=A/step=S/:
     random.safetensors                 generator states of each rank
     checkpoint.json                    CheckpointInfo; put last, and what makes the others count
 
+Copying the state (`take_snapshot`) is the trainer's, writing it (`write_checkpoint`) any thread's.
 A checkpoint that doesn't fit the model raises ModelError naming the tensor, before anything is changed.
 """
 
@@ -81,6 +82,61 @@ class CheckpointInfo:
         return info
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Trainer state in this process's memory, apart from what the next step changes; rank 0's is whole."""
+
+    info: CheckpointInfo
+    model: PreTrainedModel
+    """Only its configuration is looked at."""
+    weights: Mapping[str, Tensor]
+    moments: Mapping[str, Tensor]
+    random_states: Mapping[str, Tensor]
+
+
+def take_snapshot(
+    model: PreTrainedModel,
+    optimizer: Optimizer,
+    *,
+    attempt_id: int,
+    step: int,
+    policy_version: int,
+    cursor: Mapping[str, Any],
+    config: Mapping[str, Any],
+) -> Snapshot:
+    """Copy what a checkpoint holds to rank 0's CPU; every rank must call it."""
+    info = CheckpointInfo(
+        attempt_id=attempt_id,
+        step=step,
+        policy_version=policy_version,
+        cursor=cursor,
+        config=config,
+        num_ranks=num_ranks(),
+    )
+    moments = _moments(model, optimizer, StateDictOptions(full_state_dict=True, cpu_offload=True))
+    return Snapshot(
+        info=info,
+        model=model,
+        weights=_detached(full_state_dict(model), model.device),
+        moments=_detached(moments, model.device),
+        random_states=_gather_random_states(),
+    )
+
+
+def write_checkpoint(root: Root, snapshot: Snapshot) -> None:
+    """Write a snapshot, its marker last, in any thread of rank 0. Raises StoreError or NameTakenError."""
+    info = snapshot.info
+    with root.scratch_folder() as folder:
+        save_weights(snapshot.model, snapshot.weights, folder)
+        safetensors.torch.save_file(dict(snapshot.moments), folder / "optimizer.safetensors")
+        safetensors.torch.save_file(dict(snapshot.random_states), folder / "random.safetensors")
+        if root.is_local:
+            _sync(folder)
+        root.upload(folder, info.name)
+    if not root.put_if_absent(f"{info.name}/{MARKER}", info.to_json()):
+        raise NameTakenError(f"{root.url}/{info.name} is there with other content; another trainer has this attempt")
+
+
 def save_checkpoint(
     root: Root,
     model: PreTrainedModel,
@@ -93,34 +149,22 @@ def save_checkpoint(
     config: Mapping[str, Any],
 ) -> CheckpointInfo:
     """Write a checkpoint; every rank must call it, rank 0 writes. Raises StoreError or NameTakenError on every rank."""
-    info = CheckpointInfo(
+    snapshot = take_snapshot(
+        model,
+        optimizer,
         attempt_id=attempt_id,
         step=step,
         policy_version=policy_version,
         cursor=cursor,
         config=config,
-        num_ranks=num_ranks(),
     )
-    weights = full_state_dict(model)
-    moments = _moments(model, optimizer, StateDictOptions(full_state_dict=True, cpu_offload=True))
-    random_states = _gather_random_states()
 
     def write() -> bytes:
-        with root.scratch_folder() as folder:
-            save_weights(model, weights, folder)
-            safetensors.torch.save_file(moments, folder / "optimizer.safetensors")
-            safetensors.torch.save_file(random_states, folder / "random.safetensors")
-            if root.is_local:
-                _sync(folder)
-            root.upload(folder, info.name)
-        if not root.put_if_absent(f"{info.name}/{MARKER}", info.to_json()):
-            raise NameTakenError(
-                f"{root.url}/{info.name} is there with other content; another trainer has this attempt"
-            )
+        write_checkpoint(root, snapshot)
         return b""
 
     run_on_main(write)
-    return info
+    return snapshot.info
 
 
 def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
@@ -169,8 +213,10 @@ def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
     return CheckpointInfo.from_json(data, f"{root.url}/{name}")
 
 
-def prune_checkpoints(root: Root, attempt: Attempt, keep: int) -> list[str]:
+def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | None = None) -> list[str]:
     """Delete all complete checkpoints but the newest `keep`, and what earlier attempts left incomplete; their names.
+
+    Those of steps that `every` divides are kept as well.
 
     Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError when a newer attempt owns the root:
     the look comes after that checkpoint is complete and before the first deletion, see ludic.store.attempts.
@@ -179,13 +225,24 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int) -> list[str]:
     complete = {(info.attempt_id, info.step): info.name for info in complete_checkpoints(root)}
     # Should a fenced trainer complete a torso, it lies off the chain.
     left_incomplete = {name for name in folders - set(complete.values()) if _attempt_of(name) < attempt.attempt_id}
-    old = [complete[place] for place in outdated(complete, keep)] + sorted(left_incomplete)
+    old = [complete[place] for place in outdated(complete, keep) if every is None or place[1] % every]
+    old += sorted(left_incomplete)
     check_not_fenced(root, attempt)
     for name in old:
         # The marker first, so that a deletion cut short leaves nothing that counts.
         root.delete(f"{name}/{MARKER}")
         root.delete(name)
     return old
+
+
+def _detached(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Tensors that the next step leaves as they are: off-loading copies nothing that is on the CPU already.
+
+    There AdamW keeps its counts of steps, scalars, wherever the weights are.
+    """
+    return {
+        name: tensor.clone() if device.type == "cpu" or tensor.ndim == 0 else tensor for name, tensor in tensors.items()
+    }
 
 
 def _sync(folder: Path) -> None:

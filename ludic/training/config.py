@@ -21,6 +21,7 @@ _AT_LEAST_ONE = (
     "max_seq_len",
     "checkpoint_every",
     "keep_checkpoints",
+    "keep_checkpoints_every",
     "keep_policies",
 )
 _AT_LEAST_ZERO = ("warmup_steps", "weight_decay", "max_off_policy_steps")
@@ -126,6 +127,10 @@ class TrainConfig:
     """Steps between two checkpoints; None writes one at the end only."""
     keep_checkpoints: int | None = 3
     """Newest checkpoints to keep; None keeps all."""
+    keep_checkpoints_every: int | None = None
+    """Also keep the checkpoints of steps that this number divides; None keeps no others."""
+    async_checkpoint: bool = True
+    """Write checkpoints while training goes on, from a copy in memory; a run's last one is waited for."""
     keep_policies: int | None = 4
     """Newest published versions whose weights to keep; None keeps all."""
     stall_limit_s: float | None = 1800.0

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -37,10 +38,12 @@ from ludic.store.attempts import chain, newest_attempt, newest_checkpoint, read_
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.training.checkpoint import (
     CheckpointInfo,
+    Snapshot,
     complete_checkpoints,
     load_checkpoint,
     prune_checkpoints,
-    save_checkpoint,
+    take_snapshot,
+    write_checkpoint,
 )
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, num_ranks, run_on_main, shut_down
@@ -168,6 +171,8 @@ def _open_trainer(
             return _to_bytes(trainer.main.resumed)
 
         resumed = _from_bytes(run_on_main(take_ownership), root)
+        # Before the lease is let go: its successor must see what is still being written.
+        stack.callback(trainer.close)
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
         trainer.first_step = resumed.step + 1 if resumed else 1
@@ -297,6 +302,8 @@ class _Trainer:
         self._root, self._config = root, config
         self._model, self._optimizer, self._reference = model, optimizer, reference
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="ludic-checkpoint")
+        self._writing: Future[None] | None = None
 
     def start_next_plan(self, step: int) -> None:
         """While `step` trains, plan the step after it, which starts from the version published in between."""
@@ -335,19 +342,33 @@ class _Trainer:
         self.version = int(run_on_main(publish))
 
     def checkpoint_if_due(self, step: int, cursor: Mapping[str, Any]) -> None:
+        """Also raises, on every rank, what the checkpoint before failed with, if that is known by now."""
         every = self._config.checkpoint_every
         self._unsaved = (step, cursor)
+        run_on_main(partial(self._finish_writing, wait=False))
         if every is not None and step % every == 0:
-            self.checkpoint_last()
+            self._checkpoint()
 
     def checkpoint_last(self) -> None:
-        """Checkpoint the last step, unless that is done. Raises FencedError when a newer attempt owns the root."""
+        """Checkpoint the last step, unless that is done, and wait until it is complete.
+
+        Raises FencedError when a newer attempt owns the root.
+        """
+        self._checkpoint()
+        run_on_main(partial(self._finish_writing, wait=True))
+
+    def close(self) -> None:
+        """Let a checkpoint in the making come to its end; it is complete or invisible, and nobody asks any more."""
+        self._writer.shutdown(wait=True)
+
+    def _checkpoint(self) -> None:
+        """Copy the state and begin to write it, once the checkpoint before is complete."""
         attempt_id = int(run_on_main(self._own_attempt))
         if self._unsaved is None:
             return
+        run_on_main(partial(self._finish_writing, wait=True))
         (step, cursor), self._unsaved = self._unsaved, None
-        save_checkpoint(
-            self._root,
+        snapshot = take_snapshot(
             self._model,
             self._optimizer,
             attempt_id=attempt_id,
@@ -356,12 +377,22 @@ class _Trainer:
             cursor=cursor,
             config=asdict(self._config),
         )
-        run_on_main(self._prune)
+        if self.main is not None:
+            self._writing = self._writer.submit(self._write, self.main, snapshot)
+        if not self._config.async_checkpoint:
+            run_on_main(partial(self._finish_writing, wait=True))
 
-    def _prune(self) -> bytes:
-        assert self.main is not None
+    def _write(self, main: _Main, snapshot: Snapshot) -> None:
+        """In the writing thread: the look at the claims in `prune_checkpoints` must follow the marker."""
+        write_checkpoint(self._root, snapshot)
         if self._config.keep_checkpoints is not None:
-            prune_checkpoints(self._root, self.main.attempt, self._config.keep_checkpoints)
+            every = self._config.keep_checkpoints_every
+            prune_checkpoints(self._root, main.attempt, self._config.keep_checkpoints, every=every)
+
+    def _finish_writing(self, *, wait: bool) -> bytes:
+        if self._writing is not None and (wait or self._writing.done()):
+            writing, self._writing = self._writing, None
+            writing.result()
         return b""
 
     def log(self, step: int, batch: TrainingBatch, metrics: Mapping[str, float], **seconds: float) -> None:

@@ -18,7 +18,7 @@ from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.training.model import load_model, shard
 from ludic.training.optimizer import build_optimizer
-from ludic.training.packing import TrainingSequence, assign, pack
+from ludic.training.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.training.step import train_step
 
 VOCAB_SIZE = 256
@@ -62,6 +62,14 @@ def _random_sequence(rng: np.random.Generator, rollout_id: str, *, plain: bool) 
     )
 
 
+def step_batches(step: int) -> tuple[list[MicroBatch], int]:
+    """This rank's micro-batches of a step, and the action tokens of all ranks; step 2 has one sequence."""
+    sequences = random_sequences(1 if step == 2 else 9, seed=step)
+    plan = assign(np.array([s.num_tokens for s in sequences]), num_ranks(), micro_token_budget=64)
+    micro_batches = [pack([sequences[i] for i in indexes]) for indexes in plan[rank()]]
+    return micro_batches, sum(s.num_action_tokens for s in sequences)
+
+
 def train(url: str, *, attempt_id: int, steps: range, resume_from: tuple[int, int] | None = None) -> list[dict]:
     """Metrics of some gradient steps on whatever ranks there are; checkpoints to the root at step 3 and at the end.
 
@@ -77,15 +85,14 @@ def train(url: str, *, attempt_id: int, steps: range, resume_from: tuple[int, in
         load_checkpoint(root, infos[resume_from], model, optimizer)
     metrics = []
     for step in steps:
-        sequences = random_sequences(1 if step == 2 else 9, seed=step)
-        plan = assign(np.array([s.num_tokens for s in sequences]), num_ranks(), micro_token_budget=64)
+        micro_batches, num_action_tokens = step_batches(step)
         metrics.append(
             train_step(
                 model,
                 optimizer,
-                [pack([sequences[i] for i in indexes]) for indexes in plan[rank()]],
+                micro_batches,
                 config=config,
-                num_action_tokens=sum(s.num_action_tokens for s in sequences),
+                num_action_tokens=num_action_tokens,
                 num_ranks=num_ranks(),
                 learning_rate=config.learning_rate,
             )

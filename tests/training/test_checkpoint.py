@@ -13,7 +13,14 @@ from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
 from ludic.store.attempts import start_attempt
 from ludic.store.lease import claim
 from ludic.store.root import Root
-from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, prune_checkpoints, save_checkpoint
+from ludic.training.checkpoint import (
+    complete_checkpoints,
+    load_checkpoint,
+    prune_checkpoints,
+    save_checkpoint,
+    take_snapshot,
+    write_checkpoint,
+)
 from ludic.training.config import TrainConfig
 from ludic.training.model import full_state_dict, shard
 from ludic.training.optimizer import build_optimizer
@@ -106,6 +113,33 @@ def test_pruning_keeps_the_newest_whole(run_root, trainer):
     assert prune_checkpoints(run_root, attempt, keep=1) == [info.name for info in infos[:2]]
     assert run_root.list("checkpoints") == kept
     load_checkpoint(run_root, infos[2], model, optimizer)
+
+
+def test_pruning_also_keeps_every_nth_step(run_root, trainer):
+    model, optimizer = trainer()
+    attempt = start_attempt(run_root)
+    for step in range(1, 8):
+        save(run_root, model, optimizer, attempt_id=1, step=step)
+    prune_checkpoints(run_root, attempt, keep=2, every=3)
+    assert [info.step for info in complete_checkpoints(run_root)] == [3, 6, 7]
+
+
+def test_a_snapshot_is_of_the_moment_it_was_taken(run_root, trainer):
+    """Also where the next steps come before it is written, as in a trainer that writes in the background."""
+    model, optimizer = trainer()
+    expected = save(run_root, model, optimizer, attempt_id=1)
+    facts = {"policy_version": 7, "cursor": {}, "config": {}}
+    snapshot = take_snapshot(model, optimizer, attempt_id=2, step=1, **facts)
+    for parameter in model.parameters():
+        parameter.grad = parameter.detach() + 1
+    optimizer.step()
+    write_checkpoint(run_root, snapshot)
+    for file in ("model", "optimizer", "random"):
+        first, second = (
+            load_file(f"{run_root.path}/{info.name}/{file}.safetensors") for info in (expected, snapshot.info)
+        )
+        assert first.keys() == second.keys()
+        assert all(torch.equal(first[name], second[name]) for name in first), file
 
 
 def test_a_trainer_that_was_fenced_prunes_nothing(run_root, trainer):

@@ -21,7 +21,7 @@ from tiny_runs import (
     train_until_killed,
 )
 
-from ludic.errors import FencedError, OwnedError
+from ludic.errors import FencedError, NameTakenError, OwnedError
 from ludic.store import latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import newest_attempt
 from ludic.store.lease import claim, read_lease
@@ -56,6 +56,16 @@ def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(root_url, tiny_folder
         (2, 1, 3),
     ]
     assert_same_run(root, straight)
+
+
+@pytest.mark.parametrize("in_background", [True, False])
+def test_a_checkpoint_that_fails_stops_the_trainer_before_it_writes_another(new_root, in_background):
+    root = new_root()
+    fill(root, num_files=4)
+    root.put("checkpoints/attempt=1/step=2/checkpoint.json", b"{}")  # as a second trainer of this attempt would
+    with pytest.raises(NameTakenError, match="step=2 is there with other content"):
+        train_here(root, num_steps=6, checkpoint_every=2, async_checkpoint=in_background)
+    assert not root.list("checkpoints/attempt=1/step=4")
 
 
 def test_a_run_killed_before_its_first_checkpoint_begins_anew(new_root, straight):

@@ -1,0 +1,114 @@
+"""Run by torchrun: every objective and normalisation on the tiny model, for test_world_sizes.py.
+
+    python -m torch.distributed.run --standalone --nproc-per-node N objectives_on_ranks.py OUT [ROOT FROM TO]
+
+OUT: safetensors of losses, the first step's gradients, and weights after ten steps, by case. ROOT, FROM, TO: also
+load ROOT's checkpoint of attempt FROM, step 3, and write what was loaded as attempt TO.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from conftest import random_model, step_batches
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from ludic.store import Root
+from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
+from ludic.training.config import TrainConfig
+from ludic.training.distributed import init_distributed, is_main, num_ranks, shut_down
+from ludic.training.losses import OBJECTIVES
+from ludic.training.model import load_model, shard
+from ludic.training.optimizer import build_optimizer
+from ludic.training.step import train_step
+
+NUM_STEPS = 10
+# Bounds that cut some of the ratios, which lie within exp(-0.7) and exp(0.7).
+BOUNDS: dict[str, dict[str, Any]] = {
+    "reinforce": {"truncate_ratio": 1.1, "ratio_level": "sequence"},
+    **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
+}
+
+NORMALISATIONS: dict[str, dict[str, Any]] = {
+    "sequences": {"normalize_over": "sequences"},
+    "constant": {"normalize_over": "constant", "constant_tokens": 20},
+}
+
+
+def cases() -> Iterator[tuple[str, TrainConfig]]:
+    """Every objective, and every normalisation with one of them: a normalisation only scales an objective's tokens."""
+    for name, settings in [(name, {"objective": name}) for name in OBJECTIVES] + list(NORMALISATIONS.items()):
+        bounds = BOUNDS.get(str(settings.get("objective")), {})
+        yield name, TrainConfig(**settings, **bounds, entropy_weight=0.01, max_grad_norm=None)
+
+
+def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[str, Tensor]:
+    """Losses by step, gradients of the first step, and weights at the end; whole tensors on every rank."""
+    model = random_model(hidden_size=32).to(dtype)
+    shard(model, init_distributed("cpu"))
+    optimizer = build_optimizer(model, config)
+    losses, gradients = [], {}
+
+    def note_gradients(*_: object) -> None:
+        if not losses:
+            gradients.update(whole(model, gradient=True))
+
+    optimizer.register_step_pre_hook(note_gradients)
+    for step in range(1, num_steps + 1):
+        micro_batches, num_action_tokens = step_batches(step)
+        metrics = train_step(
+            model,
+            optimizer,
+            micro_batches,
+            config=config,
+            num_action_tokens=num_action_tokens,
+            num_ranks=num_ranks(),
+            learning_rate=1e-3,
+        )
+        losses.append(metrics["loss"])
+    return {"losses": torch.tensor(losses, dtype=torch.float64)} | gradients | whole(model, gradient=False)
+
+
+def whole(model: nn.Module, *, gradient: bool) -> dict[str, Tensor]:
+    kind = "gradients" if gradient else "weights"
+    tensors = {name: p.grad if gradient else p.detach() for name, p in model.named_parameters()}
+    return {f"{kind}/{name}": tensor.full_tensor().clone() for name, tensor in tensors.items()}
+
+
+def train_all() -> dict[str, Tensor]:
+    """Ten steps of every case in float64; and one in float32, as a trainer runs."""
+    found = {}
+    for case, config in cases():
+        for dtype, num_steps in ((torch.float64, NUM_STEPS), (torch.float32, 1)):
+            tensors = train_case(config, dtype, num_steps)
+            name = f"{case}/{str(dtype).removeprefix('torch.')}"
+            found |= {f"{name}/{kind}": tensor for kind, tensor in tensors.items()}
+    return found
+
+
+def copy_checkpoint(url: str, source: int, target: int) -> None:
+    """Through a model and an optimizer that are sharded over the ranks there are."""
+    root = Root.open(url)
+    model = load_model(root.run.model)
+    shard(model, init_distributed("cpu"))
+    optimizer = build_optimizer(model, TrainConfig())
+    (info,) = (i for i in complete_checkpoints(root) if (i.attempt_id, i.step) == (source, 3))
+    load_checkpoint(root, info, model, optimizer)
+    facts = {"policy_version": info.policy_version, "cursor": info.cursor, "config": info.config}
+    save_checkpoint(root, model, optimizer, attempt_id=target, step=3, **facts)
+
+
+def main(out: str, url: str = "", source: str = "", target: str = "") -> None:
+    init_distributed("cpu")
+    found = train_all()
+    if is_main():
+        save_file(found, out)
+    if url:
+        copy_checkpoint(url, int(source), int(target))
+    shut_down()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
