@@ -61,7 +61,7 @@ def main(settings: Settings) -> None:
 
 def check(config: RunConfig, train: TrainConfig) -> None:
     """Find here, at once, what would otherwise fail in every process. Raises ConfigError, QueryError."""
-    Planner(batch_rules(train, config.groups_per_batch), config.extra_columns)
+    Planner(batch_rules(train, config.groups_per_batch, config.seed), config.extra_columns)
     make_environments(config)
     is_id = len(config.model.split("/")) <= 2 and not config.model.startswith(("/", ".", "~"))
     if not is_id and not Path(config.model).expanduser().is_dir():

@@ -1,6 +1,6 @@
 """What a table looks like, whether a batch may become rows, and the way from records to Arrow and back."""
 
-from ludic.schema.conversion import column_values, from_table, to_table
+from ludic.schema.conversion import column_values, from_table, to_table, token_arrays
 from ludic.schema.references import resolve_row
 from ludic.schema.tables import (
     EXTRA_TYPES,
@@ -41,5 +41,6 @@ __all__ = [
     "resolve_row",
     "rollouts_schema",
     "to_table",
+    "token_arrays",
     "validate",
 ]

@@ -284,8 +284,7 @@ def _step_values(table: pa.Table, column: str, contents: Sequence[Sequence[str]]
 def _to_values(array: pa.Array, column: str) -> list[Any]:
     """The inverse of _to_array, also of a slice."""
     if column in TOKEN_COLUMNS:
-        flat = array.flatten().to_numpy(zero_copy_only=not pa.types.is_boolean(array.type.value_type))
-        return [flat[part] if part else None for part in _slices(array)]
+        return token_arrays(array)
     if pa.types.is_list(array.type):
         elements = _to_values(array.flatten(), f"{column}[]")
         return [tuple(elements[part]) if part else None for part in _slices(array)]
@@ -300,6 +299,12 @@ def _to_values(array: pa.Array, column: str) -> list[Any]:
     if pa.types.is_float32(array.type):
         return [None if value is None else _shortest_decimal(value) for value in values]
     return values
+
+
+def token_arrays(array: pa.ListArray) -> list[np.ndarray | None]:
+    """Lists of numbers as read-only views of one array; None for a null."""
+    flat = array.flatten().to_numpy(zero_copy_only=not pa.types.is_boolean(array.type.value_type))
+    return [flat[part] if part else None for part in _slices(array)]
 
 
 def _struct_values(array: pa.StructArray, column: str) -> dict[str, list[Any]]:

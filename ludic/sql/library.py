@@ -1,9 +1,11 @@
-"""Advantage and filter SQL by name or from a user's file, and running it with errors that explain.
+"""Advantage, filter and selection SQL by name or from a user's file, and running it with errors that explain.
 
 An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages);
-a filter is one predicate over a row of `rollouts`, true to drop it. Parameters are $names; a header
-line `-- default: NAME = VALUE` (VALUE is JSON) gives one a default. Reads ludic/sql/{advantages,filters}/
-and users' *.sql; raises QueryError, which names the file, DuckDB's reason and what is wanted.
+a filter is one predicate over a row of `rollouts`, true to drop it; a selection is one SELECT over `groups`
+(ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted. Parameters are $names;
+a header line `-- default: NAME = VALUE` (VALUE is JSON) gives one a default. Reads
+ludic/sql/{advantages,filters,selections}/ and users' *.sql; raises QueryError, which names the file, DuckDB's reason
+and what is wanted.
 """
 
 import json
@@ -17,12 +19,15 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from ludic.errors import QueryError
+from ludic.errors import ConfigError, QueryError
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
-_ADVANTAGE_WANTED = "wanted one SELECT over rollouts that returns rollout_id with advantage (double)"
+_ADVANTAGE_WANTED = (
+    "wanted one SELECT over rollouts that returns rollout_id with advantage (double) or token_advantages (float list)"
+)
 _SELECT_ALL = "select * from (\n{}\n)"
 # Far fewer rows are dropped than kept, so an anti join has the smaller table to build.
 _NOT_DROPPED = """
@@ -41,7 +46,9 @@ from estimated
 anti join dropped using (rollout_id)
 """
 _ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
+_TOKEN_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("token_advantages", pa.list_(pa.float32()))])
 _FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
+_SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the order in which groups are wanted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,19 +71,38 @@ class SqlText:
         missing = sorted(self.parameters - known.keys())
         if missing:
             raise QueryError(
-                f"{self.source}: no value for {', '.join(f'${name}' for name in missing)}; give it as a parameter"
+                f"{self.source}: no value for {_dollars(missing)}; give it as a parameter, to a trainer in sql_params; "
+                f"there are {_dollars(known) or 'none'}"
             )
         return {name: known[name] for name in self.parameters}
 
 
 def load_advantage(name_or_path: str) -> SqlText:
-    """rloo, grpo, dr_grpo, reinforce, or the path of a .sql file."""
+    """A name in ludic/sql/advantages/, or the path of a .sql file."""
     return _load("advantages", name_or_path, "{}", _ADVANTAGE_WANTED)
 
 
 def load_filter(name_or_path: str) -> SqlText:
     """A name in ludic/sql/filters/, or the path of a .sql file."""
     return _load("filters", name_or_path, "select\n{}", _FILTER_WANTED)
+
+
+def load_selection(name_or_path: str) -> SqlText:
+    """A name in ludic/sql/selections/, or the path of a .sql file."""
+    return _load("selections", name_or_path, "{}", _SELECTION_WANTED)
+
+
+def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, known: Iterable[str]) -> None:
+    """Raise ConfigError for a parameter that no text takes. known: those that are set without being given."""
+    texts = list(texts)
+    taken = {name: text for text in texts for name in text.parameters}
+    for name in given:
+        if name in taken:
+            continue
+        close = get_close_matches(name, taken.keys() - set(known))
+        hint = f"did you mean {' or '.join(close)}? " if close else ""
+        takes = ", ".join(f"{text.source} takes {_dollars(text.parameters)}" for text in texts if text.parameters)
+        raise ConfigError(f"sql_params has {name!r}, which no SQL takes; {hint}{takes or 'none takes any'}")
 
 
 def load_checks() -> dict[str, str]:
@@ -138,9 +164,34 @@ def run_advantage(
         case ["advantage", "rollout_id"] if _is_number(table.schema.field("advantage").type):
             return table.select(["rollout_id", "advantage"]).cast(_ADVANTAGES)
         case ["rollout_id", "token_advantages"] if _is_number_list(table.schema.field("token_advantages").type):
-            return table.select(["rollout_id", "token_advantages"])
+            return _to_token_advantages(table, text.source)
     found = ", ".join(f"{field.name} {field.type}" for field in table.schema)
     raise QueryError(f"{text.source}: returns {found}; {_ADVANTAGE_WANTED}")
+
+
+def _to_token_advantages(table: pa.Table, source: str) -> pa.Table:
+    lists = table["token_advantages"]
+    if lists.null_count or pc.list_flatten(lists).null_count:
+        raise QueryError(f"{source}: returns token_advantages with nulls, wanted a number for each response token")
+    return table.select(_TOKEN_ADVANTAGES.names).cast(_TOKEN_ADVANTAGES)
+
+
+def run_selection(con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any]) -> pa.ChunkedArray:
+    """group_ids in the order in which they are wanted, of `groups` of `con`."""
+    try:
+        table = run_query(con, text.text, params)
+    except QueryError as error:
+        raise QueryError(f"{text.source}: {error}; {_SELECTION_WANTED}") from error
+    if table.column_names != ["group_id"] or not pa.types.is_string(table.schema.field("group_id").type):
+        found = ", ".join(f"{field.name} {field.type}" for field in table.schema)
+        raise QueryError(f"{text.source}: returns {found}; {_SELECTION_WANTED}")
+    group_ids = table["group_id"]
+    pending = run_query(con, "select group_id from groups")["group_id"]
+    if pc.count_distinct(group_ids, mode="all").as_py() < len(group_ids):
+        raise QueryError(f"{text.source}: returns a group_id more than once; {_SELECTION_WANTED}")
+    if not pc.all(pc.is_in(group_ids, pending), min_count=0).as_py():
+        raise QueryError(f"{text.source}: returns a group_id that is not in groups; {_SELECTION_WANTED}")
+    return group_ids
 
 
 def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[str, Any]) -> None:
@@ -213,6 +264,10 @@ def _without_last_semicolon(text: str) -> str:
 def _reason(error: duckdb.Error) -> str:
     """DuckDB's message on one line, without its drawing of the place."""
     return " ".join(str(error).split("\n\nLINE ")[0].split())
+
+
+def _dollars(names: Iterable[str]) -> str:
+    return ", ".join(f"${name}" for name in sorted(names))
 
 
 def _is_number(type_: pa.DataType) -> bool:

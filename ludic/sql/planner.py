@@ -20,12 +20,15 @@ from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, conform, rollouts_schema
 from ludic.sql.connect import open_duckdb
 from ludic.sql.library import (
     check_filter,
+    check_parameters,
     load_advantage,
     load_filter,
+    load_selection,
     read_packaged,
     required_columns,
     run_advantage,
     run_query,
+    run_selection,
 )
 
 ALWAYS_ON = "drop_errors"
@@ -34,35 +37,45 @@ ALWAYS_ON = "drop_errors"
 ADDRESS = pa.schema([("file", pa.string()), ("row_group", pa.int32()), ("row", pa.int32()), ("arrival", pa.int64())])
 """Where a row was read, and when in the order of reading; `add` wants these columns as well."""
 
+KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
+"""Of SQL, besides those of the rules."""
+
+_ADVANTAGE_COLUMNS = {"advantage": pa.float64(), "token_advantages": pa.list_(pa.float32())}
 _BASELINE_ROWS = {
-    "group": """
-        select * from main.rollouts
-        where rollout_id in (select rollout_id from considered where in_batch)
-    """,
+    "group": "select * from main.rollouts where group_id in (select group_id from chosen)",
     "kept": """
         select * from main.rollouts
-        where rollout_id in (select rollout_id from considered where in_batch and reason is null)
+        where
+            group_id in (select group_id from chosen)
+            and rollout_id in (select rollout_id from judged where reason is null)
     """,
 }
 
 # Not a delete: its dead rows would slow every later plan, by a quarter after 800 steps.
 _FORGET_PLANNED = """
 create or replace table rollouts as
-select * from rollouts
-where group_id not in (select group_id from considered where in_batch or not usable)
+select * replace (num_uses + (group_id in (select group_id from chosen))::integer as num_uses)
+from rollouts
+where
+    group_id in (select group_id from judged where reason is null)
+    and (num_uses + 1 < $max_uses or group_id not in (select group_id from chosen))
+"""
+
+_ADD_ARRIVED = """
+insert into rollouts
+select arrived.*, coalesce(uses.num_uses, 0)
+from arrived
+left join uses on uses.group_id = arrived.group_id
 """
 
 _COUNT = """
-select
-    count(*) as num_rollouts,
-    count(distinct group_id) filter (usable) as usable_groups,
-    count(distinct group_id) filter (in_batch) as batch_groups
-from considered
+select count(*) as num_rollouts, count(distinct group_id) filter (reason is null) as num_kept_groups
+from judged
 """
 
 _COUNT_DROPS = """
 select reason, count(*)
-from considered
+from judged
 where reason is not null
 group by reason
 order by reason
@@ -77,16 +90,26 @@ class BatchRules:
     """A name in ludic/sql/advantages/, or the path of a .sql file."""
     filters: tuple[str, ...] = ()
     """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first that hits."""
+    selection: str = "fifo"
+    """Which groups come first: a name in ludic/sql/selections/, or the path of a .sql file."""
+    max_uses: int = 1
+    """Steps that may train on a group; it is pending again after each but the last."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the $parameters of advantage and filters; $trainer_version and $now are known."""
+    """Values of the $parameters of advantage, filters and selection; KNOWN_PARAMS need none."""
+    seed: int = 0
+    """Of what a selection leaves to chance; $seed, unless params hold one."""
     baseline_over: Literal["group", "kept"] = "group"
     """Rows that the advantage SQL sees: the whole groups of the batch, or what filters left of them."""
     groups_per_batch: int
     """Groups of which filters leave at least one row."""
+    max_seq_len: int | None = None
+    """Where the trainer cuts sequences, for the ledger to say so."""
 
     def __post_init__(self) -> None:
         if self.groups_per_batch < 1:
             raise ConfigError(f"groups_per_batch is {self.groups_per_batch}, wanted at least 1")
+        if self.max_uses < 1:
+            raise ConfigError(f"max_uses is {self.max_uses}, wanted at least 1")
         if self.baseline_over not in ("group", "kept"):
             raise ConfigError(f"baseline_over is {self.baseline_over!r}, wanted group or kept")
 
@@ -95,22 +118,26 @@ class BatchRules:
 class Shortage:
     """Why there is no batch yet."""
 
-    usable_groups: int
+    ready_groups: int
+    """Those that filters leave a row of, and that the selection takes."""
     wanted_groups: int
     num_pending_rollouts: int
     drops: Mapping[str, int]
     """Pending rollouts that each filter would drop."""
+    selection: str
+    num_passed_over: int
+    """Groups that filters leave a row of, and that the selection does not take."""
 
     def describe(self) -> str:
         """One sentence for the log."""
-        waiting = f"{self.usable_groups} of {self.wanted_groups} groups are ready"
-        if not self.drops:
-            return waiting
-        most = max(self.drops, key=lambda name: self.drops[name])
-        total = sum(self.drops.values())
-        return (
-            f"{waiting}; filters drop {total} of {self.num_pending_rollouts} rollouts, {most} most ({self.drops[most]})"
-        )
+        parts = [f"{self.ready_groups} of {self.wanted_groups} groups are ready"]
+        if self.num_passed_over:
+            parts.append(f"selection {self.selection} passes over {self.num_passed_over} more")
+        if self.drops:
+            most = max(self.drops, key=lambda name: self.drops[name])
+            of_all = f"{sum(self.drops.values())} of {self.num_pending_rollouts} rollouts"
+            parts.append(f"filters drop {of_all}, {most} most ({self.drops[most]})")
+        return "; ".join(parts)
 
 
 class Planner:
@@ -124,25 +151,35 @@ class Planner:
         self._rules = rules
         self._advantage = load_advantage(rules.advantage)
         self._filters = [load_filter(name) for name in dict.fromkeys((ALWAYS_ON, *rules.filters))]
+        self._selection = load_selection(rules.selection)
+        texts = [self._advantage, *self._filters, self._selection]
+        check_parameters(texts, rules.params, known=KNOWN_PARAMS)
         schema = rollouts_schema(extra_columns)
-        needed = {*SCALAR_COLUMNS, *required_columns([self._advantage, *self._filters], schema.names)}
+        needed = {*SCALAR_COLUMNS, *required_columns(texts, schema.names)}
         self.columns = [name for name in schema.names if name in needed]
         """Columns of rollouts that `add` wants, besides those of ADDRESS."""
         self._schema = pa.schema([*map(schema.field, self.columns), *ADDRESS])
         predicates = ", ".join(f"coalesce((\n{text.text}\n), false)" for text in self._filters)
-        self._consider_sql = Template(read_packaged("plan", "consider")).safe_substitute(predicates=predicates)
+        self._judge_sql = Template(read_packaged("plan", "judge")).safe_substitute(predicates=predicates)
         self._ledger_sql = read_packaged("plan", "ledger")
         self._con = open_duckdb()
         # Threads cost more than they bring on a few thousand rows: 27 ms a plan on two, 17 ms on one.
         self._con.execute("set threads = 1")
         with self._registered("arrived", self._schema.empty_table()):
-            self._con.execute("create table rollouts as from arrived")
+            self._con.execute("create table rollouts as select *, 0::integer as num_uses from arrived")
+        self._con.execute("create table uses (group_id varchar, num_uses integer)")
         self._try_rules()
+
+    def recall_uses(self, num_uses: Mapping[str, int]) -> None:
+        """Steps that trained on groups before this planner began, by group_id; `add` delivers those groups again."""
+        uses = pa.table({"group_id": list(num_uses), "num_uses": pa.array(num_uses.values(), pa.int32())})
+        with self._registered("recalled", uses.cast(pa.schema([("group_id", pa.string()), ("num_uses", pa.int32())]))):
+            self._con.execute("create or replace table uses as from recalled")
 
     def add(self, rows: pa.Table) -> None:
         """Whole groups that are pending from now on; columns beyond `columns` and ADDRESS are ignored."""
         with self._registered("arrived", rows.select(self._schema.names)):
-            self._con.execute("insert into rollouts from arrived")
+            self._con.execute(_ADD_ARRIVED)
 
     @property
     def num_pending_groups(self) -> int:
@@ -151,73 +188,108 @@ class Planner:
     def plan(self, *, step: int, attempt_id: int, trainer_version: int, now: datetime | None = None) -> pa.Table | None:
         """The next batch, as rows of the batches table: used ones in training order, then dropped ones.
 
-        The batch is the first groups_per_batch groups that keep a row, oldest weights first, then in the order
-        of arrival; with it go all groups that lost every row. None, and nothing changes, while there are too few.
+        The batch is the first groups_per_batch groups that the selection names, of those that keep a row; with
+        it go all groups that lost every row. A group that was used less than max_uses times stays pending.
+        None, and nothing changes, while there are too few.
         now: what $now is to filters; the present by default. Raises QueryError when a row that would be used
-        gets no finite advantage.
+        gets no finite advantage, or not one for each token.
         """
-        values = self._values(trainer_version, now)
-        self._consider(values)
-        _, _, batch_groups = self._fetch(_COUNT)[0]
-        if batch_groups < self._rules.groups_per_batch:
+        values = self._values(step, trainer_version, now)
+        self._judge(values)
+        chosen = self._choose(values)
+        if chosen.num_rows < self._rules.groups_per_batch:
             return None
-        ledger = self._write_ledger(values, step=step, attempt_id=attempt_id)
-        self._con.execute(_FORGET_PLANNED)
+        with self._registered("chosen", chosen.slice(0, self._rules.groups_per_batch)):
+            ledger = self._write_ledger(values, attempt_id)
+            self._con.execute(_FORGET_PLANNED, {"max_uses": self._rules.max_uses})
         return ledger
 
-    def shortage(self, trainer_version: int, now: datetime | None = None) -> Shortage:
+    def used_up(self, ledger: pa.Table) -> pa.Table:
+        """Rows of a plan whose groups no later one will hold: dropped, or used max_uses times."""
+        stays = pc.and_(ledger["used"], pc.less(ledger["num_uses"], self._rules.max_uses))
+        return ledger.filter(pc.invert(pc.is_in(ledger["group_id"], ledger["group_id"].filter(stays).unique())))
+
+    def shortage(self, step: int, trainer_version: int, now: datetime | None = None) -> Shortage:
         """How far the pending groups are from a batch."""
-        self._consider(self._values(trainer_version, now))
-        num_rollouts, usable_groups, _ = self._fetch(_COUNT)[0]
+        values = self._values(step, trainer_version, now)
+        self._judge(values)
+        num_rollouts, num_kept_groups = self._fetch(_COUNT)[0]
+        ready_groups = self._choose(values).num_rows
         return Shortage(
-            usable_groups=usable_groups,
+            ready_groups=ready_groups,
             wanted_groups=self._rules.groups_per_batch,
             num_pending_rollouts=num_rollouts,
             drops=dict(self._fetch(_COUNT_DROPS)),
+            selection=self._selection.name,
+            num_passed_over=num_kept_groups - ready_groups,
         )
 
     def _try_rules(self) -> None:
         """Run each text over no rows, so that what can't run fails before training starts."""
-        values = self._values(0, None)
+        values = self._values(1, 0, None)
         for text in self._filters:
             check_filter(self._con, text, values)
-        self._consider(values)
-        self._estimate(values)
+        self._judge(values)
+        self._con.execute(f"create temp view groups as\n{read_packaged('plan', 'groups')}")
+        with self._registered("chosen", self._choose(values)):
+            self._estimate(values)
 
-    def _values(self, trainer_version: int, now: datetime | None) -> dict[str, Any]:
-        return {**self._rules.params, "trainer_version": trainer_version, "now": now or datetime.now(UTC)}
+    def _values(self, step: int, trainer_version: int, now: datetime | None) -> dict[str, Any]:
+        known = {"step": step, "trainer_version": trainer_version, "now": now or datetime.now(UTC)}
+        return {"seed": self._rules.seed, **self._rules.params, **known}
 
-    def _consider(self, values: Mapping[str, Any]) -> None:
-        """Judge and queue all pending rows, into the table `considered`."""
+    def _judge(self, values: Mapping[str, Any]) -> None:
+        """The first filter that drops each pending row, into the table `judged`."""
         params: dict[str, Any] = {"filter_names": [text.name for text in self._filters]}
-        params["groups_per_batch"] = self._rules.groups_per_batch
+        params["max_uses"] = self._rules.max_uses
         for text in self._filters:
             params |= text.bind(values)
-        self._con.execute(f"create or replace temp table considered as\n{self._consider_sql}", params)
+        self._con.execute(f"create or replace temp table judged as\n{self._judge_sql}", params)
+
+    def _choose(self, values: Mapping[str, Any]) -> pa.Table:
+        """group_id and place of all groups that could be used, in the order of the selection."""
+        group_ids = run_selection(self._con, self._selection, self._selection.bind(values))
+        places = pa.array(range(len(group_ids)), pa.int64())
+        return pa.table({"group_id": group_ids, "place": places})
 
     def _estimate(self, values: Mapping[str, Any]) -> pa.Table:
-        """rollout_id and advantage of the considered rows that make the baseline."""
+        """rollout_id, advantage and token_advantages of the rows that make the baseline; one of the two is null."""
         over = _BASELINE_ROWS[self._rules.baseline_over]
         table = run_advantage(self._con, self._advantage, self._advantage.bind(values), over=over)
         source = self._advantage.source
-        if "advantage" not in table.column_names:
-            raise QueryError(f"{source}: returns token_advantages; training takes one advantage a rollout so far")
         if pc.count_distinct(table["rollout_id"]).as_py() < table.num_rows:
             raise QueryError(f"{source}: returns a rollout_id more than once, wanted one row per rollout")
+        missing = _ADVANTAGE_COLUMNS.keys() - set(table.column_names)
+        for name in missing:
+            table = table.append_column(name, pa.nulls(table.num_rows, _ADVANTAGE_COLUMNS[name]))
         return table
 
-    def _write_ledger(self, values: Mapping[str, Any], *, step: int, attempt_id: int) -> pa.Table:
-        stamps = {"step": step, "attempt_id": attempt_id, "trainer_version": values["trainer_version"]}
+    def _write_ledger(self, values: Mapping[str, Any], attempt_id: int) -> pa.Table:
+        params = {name: values[name] for name in ("step", "trainer_version")}
+        params |= {"attempt_id": attempt_id, "max_seq_len": self._rules.max_seq_len}
         with self._registered("estimated", self._estimate(values)):
-            ledger = conform(run_query(self._con, self._ledger_sql, stamps), "batches")
-        used = ledger.filter(ledger["used"])
+            ledger = conform(run_query(self._con, self._ledger_sql, params), "batches")
+        self._check_advantages(ledger.filter(ledger["used"]))
+        return ledger
+
+    def _check_advantages(self, used: pa.Table) -> None:
+        """Of each row one finite number, or one for each token, whose mean is then finite as well."""
+        source = self._advantage.source
         bad = used.filter(pc.invert(pc.fill_null(pc.is_finite(used["advantage"]), False)))
         if bad.num_rows:
             raise QueryError(
-                f"{self._advantage.source}: {bad.num_rows} of {used.num_rows} rollouts to train on get no finite "
+                f"{source}: {bad.num_rows} of {used.num_rows} rollouts to train on get no finite "
                 f"advantage, first {bad['rollout_id'][0]}; return one for each, or drop them with a filter"
             )
-        return ledger
+        lengths = pc.list_value_length(used["token_advantages"])
+        bad = used.filter(pc.fill_null(pc.not_equal(lengths, used["response_length"]), False))
+        if bad.num_rows:
+            first = bad.slice(0, 1).to_pylist()[0]
+            raise QueryError(
+                f"{source}: {bad.num_rows} of {used.num_rows} rollouts get token_advantages of a wrong length, first "
+                f"{first['rollout_id']} in {first['file']}: {len(first['token_advantages'])} for "
+                f"{first['response_length']} response tokens; return one for each token"
+            )
 
     def _fetch(self, sql: str) -> list[tuple[Any, ...]]:
         return self._con.execute(sql).fetchall()

@@ -3,7 +3,7 @@
 from ludic.store.attempts import Attempt, check_not_fenced, newest_attempt_id, read_attempt, start_attempt
 from ludic.store.cursor import Cursor
 from ludic.store.files import RolloutFile, list_files
-from ludic.store.ledger import ledger_steps, read_ledger, write_ledger
+from ludic.store.ledger import count_uses, ledger_steps, read_ledger, write_ledger
 from ludic.store.metrics import MetricsLog, MetricsTail
 from ludic.store.parquet import read_columns, read_rows
 from ludic.store.policies import (
@@ -31,6 +31,7 @@ __all__ = [
     "Root",
     "RunConfig",
     "check_not_fenced",
+    "count_uses",
     "fetch_policy",
     "latest_policy",
     "ledger_steps",

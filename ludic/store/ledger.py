@@ -5,17 +5,22 @@ A step's file is written before its gradient step, and never changed.
 
 import io
 import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ludic.errors import FencedError, SchemaError
-from ludic.schema import arrow_schema, check_schema
-from ludic.store.attempts import Attempt, check_not_fenced
+from ludic.schema import arrow_schema, check_schema, conform
+from ludic.store.attempts import Attempt, Place, chain, check_not_fenced, read_attempt, read_parent
 from ludic.store.parquet import encode_plain
 from ludic.store.root import Root
 
 _NAME = re.compile(r"batches/attempt=(\d+)/step=(\d+)\.parquet")
+
+_CONCURRENT_READS = 8
 
 
 def ledger_name(attempt_id: int, step: int) -> str:
@@ -32,7 +37,10 @@ def write_ledger(root: Root, attempt: Attempt, step: int, rows: pa.Table) -> Non
 
 
 def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
-    """A step's rows, as planned. Raises FileNotFoundError for a step that was not, SchemaError for a broken file."""
+    """A step's rows, as planned; nulls for columns that a file of an older schema lacks.
+
+    Raises FileNotFoundError for a step that was not planned, SchemaError for a broken file.
+    """
     name = ledger_name(attempt_id, step)
     data = root.read(name)
     try:
@@ -40,7 +48,36 @@ def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
     except (pa.ArrowException, OSError) as error:
         raise SchemaError(f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes") from error
     check_schema(table.schema, "batches", f"{root.url}/{name}")
-    return table
+    return conform(table, "batches")
+
+
+def count_uses(root: Root, checkpoint: Place | None) -> dict[str, int]:
+    """Steps that trained on each group, on the way to a checkpoint; only of attempts that may use one again.
+
+    The reader's cursor holds what is used up; this is what it does not say of the groups that it delivers again.
+    """
+    if checkpoint is None:
+        return {}
+    places: list[Place] = []
+    for link in chain(checkpoint[0], partial(read_parent, root)):
+        if _max_uses(root, link.attempt_id) > 1:
+            last_step = checkpoint[1] if link.last_step is None else min(link.last_step, checkpoint[1])
+            places += [(link.attempt_id, step) for step in ledger_steps(root, link.attempt_id) if step <= last_step]
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        used = pool.map(lambda place: _used_groups(root, *place), places)
+        return dict(Counter(group_id for group_ids in used for group_id in group_ids))
+
+
+def _used_groups(root: Root, attempt_id: int, step: int) -> list[str]:
+    rows = read_ledger(root, attempt_id, step)
+    return rows.filter(rows["used"])["group_id"].unique().to_pylist()
+
+
+def _max_uses(root: Root, attempt_id: int) -> int:
+    try:
+        return read_attempt(root, attempt_id).config.get("max_uses", 1)
+    except FileNotFoundError:
+        return 1
 
 
 def ledger_steps(root: Root, attempt_id: int) -> list[int]:

@@ -4,7 +4,7 @@ Imports no torch, so that the command line answers `--help` at once.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ludic.errors import ConfigError
@@ -16,6 +16,7 @@ Objective = Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "s
 _AT_LEAST_ONE = (
     "constant_tokens",
     "num_steps",
+    "max_uses",
     "micro_token_budget",
     "logprob_chunk_tokens",
     "max_seq_len",
@@ -28,6 +29,7 @@ _AT_LEAST_ZERO = ("warmup_steps", "weight_decay", "max_off_policy_steps")
 _ABOVE_ZERO = (
     "learning_rate",
     "max_grad_norm",
+    "max_age_s",
     "stall_limit_s",
     "lease_s",
     "clip_low",
@@ -59,8 +61,16 @@ class TrainConfig:
     """Advantage estimator: a name in ludic/sql/advantages, or path/to/file.sql."""
     filters: tuple[str, ...] = ()
     """Filters that drop rollouts: names in ludic/sql/filters, or paths of files."""
+    selection: str = "fifo"
+    """Which groups make the next batch: a name in ludic/sql/selections, or path/to/file.sql."""
+    sql_params: Mapping[str, float | int | str] = field(default_factory=dict)
+    """Values of the $parameters of advantage, filters and selection; docs/algorithms.md lists them."""
+    max_uses: int = 1
+    """Steps that may train on one group."""
     max_off_policy_steps: int | None = 8
     """Drop rollouts whose weights are more versions old than this."""
+    max_age_s: float | None = None
+    """Drop rollouts that were written more seconds ago than this."""
     baseline_over: Literal["group", "kept"] = "group"
     """Take the baseline over the whole group, or over what the filters kept of it."""
 
@@ -151,6 +161,9 @@ class TrainConfig:
         if self.kl_weight is not None and self.reference is None:
             raise ConfigError(f"kl_weight is {self.kl_weight} but there is no reference; set reference to a model")
         self._check_loss()
+        for name, param in self.sql_params.items():
+            if not isinstance(param, float | int | str):
+                raise ConfigError(f"sql_params has {name!r} = {param!r}, wanted a number or a text")
 
     def _check_loss(self) -> None:
         for name, objectives in _ONLY_OF.items():

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from ludic.errors import StalledError, StoreError
+from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.sql.planner import BatchRules, Planner, Shortage
 from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
 from ludic.training.config import TrainConfig
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
 _REPORT_EVERY_S = 30.0
+_FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +125,7 @@ class PlanFeed:
                 )
                 if rows is not None:
                     return self._commit(step, rows)
-                shortage = self._planner.shortage(trainer_version)
+                shortage = self._planner.shortage(step, trainer_version)
             self._wait_for_groups(step, trainer_version, shortage, wait)
         return None
 
@@ -151,7 +152,7 @@ class PlanFeed:
 
     def _commit(self, step: int, rows: pa.Table) -> Plan:
         write_ledger(self._root, self._attempt, step, rows)
-        self._reader.consume(rows)
+        self._reader.consume(self._planner.used_up(rows))
         num_pending_groups = self._planner.num_pending_groups
         self._num_ready_groups = num_pending_groups + self._root.run.groups_per_batch
         return Plan(
@@ -163,7 +164,7 @@ class PlanFeed:
         )
 
     def _wait_for_groups(self, step: int, trainer_version: int, shortage: Shortage, wait: "_Wait") -> None:
-        num_missing_groups = shortage.wanted_groups - shortage.usable_groups
+        num_missing_groups = shortage.wanted_groups - shortage.ready_groups
         self._publisher.ask_for_more(num_missing_groups, wait.idle_s, version=trainer_version)
         if wait.is_over:
             if self._failure is not None:
@@ -179,18 +180,25 @@ class PlanFeed:
         self._stop.wait(wait.next_pause_s())
 
 
-def batch_rules(config: TrainConfig, groups_per_batch: int) -> BatchRules:
-    """What the planner needs of the settings; max_off_policy_steps is a filter like any other."""
-    filters, params = config.filters, {}
-    if config.max_off_policy_steps is not None:
-        filters = (*filters, "max_off_policy_steps")
-        params["max_off_policy_steps"] = config.max_off_policy_steps
+def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> BatchRules:
+    """What the planner needs of the settings; max_off_policy_steps and max_age_s are filters like any other.
+
+    seed: of the run. Raises ConfigError where sql_params hold what has a setting of its own.
+    """
+    limits = {"max_off_policy_steps": config.max_off_policy_steps, "max_age_s": config.max_age_s}
+    limits = {name: value for name, value in limits.items() if value is not None}
+    for name in limits.keys() & config.sql_params.keys():
+        raise ConfigError(f"sql_params has {name!r}, which is a setting of its own; leave it out of sql_params")
     return BatchRules(
         advantage=config.advantage,
-        filters=filters,
-        params=params,
+        filters=(*config.filters, *(_FILTER_OF[name] for name in limits)),
+        selection=config.selection,
+        max_uses=config.max_uses,
+        params={**config.sql_params, **limits},
+        seed=seed,
         baseline_over=config.baseline_over,
         groups_per_batch=groups_per_batch,
+        max_seq_len=config.max_seq_len,
     )
 
 

@@ -5,7 +5,7 @@ for an unknown name.
 """
 
 import tomllib
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from importlib import resources
 from typing import Any
@@ -16,6 +16,9 @@ from ludic.training.config import TrainConfig
 DIALS = (
     "advantage",
     "filters",
+    "selection",
+    "sql_params",
+    "max_uses",
     "baseline_over",
     "objective",
     "clip_low",
@@ -45,6 +48,12 @@ def load_algorithm(name: str) -> dict[str, Any]:
         close = get_close_matches(name, names) or names
         raise ConfigError(f"there is no algorithm {name!r}; did you mean {' or '.join(close)}?")
     text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
-    defaults = {field.name: field.default for field in fields(TrainConfig) if field.name in DIALS}
-    assert MISSING not in defaults.values()
+    defaults = {field.name: _default(field) for field in fields(TrainConfig) if field.name in DIALS}
     return defaults | tomllib.loads(text)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    assert field.default is not MISSING, f"{field.name} must be given"
+    return field.default

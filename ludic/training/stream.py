@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ludic.errors import SchemaError, StoreError
-from ludic.schema import column_values
+from ludic.schema import column_values, token_arrays
 from ludic.store.relocated import read_rollouts
 from ludic.store.repair import set_aside
 from ludic.store.root import Root
@@ -147,11 +147,18 @@ def read_sequences(root: Root, rows: pa.Table) -> list[TrainingSequence]:
         raise StoreError(f"{error}; it was planned for a step: start the trainer again, it plans anew") from error
     names = dict(zip(_COLUMNS, _COLUMNS, strict=True)) | {"response_logprobs": "sampler_logprobs"}
     columns = {names[column]: column_values(table, column) for column in _COLUMNS}
-    columns |= {"advantage": rows.column("advantage").to_pylist(), "weight": rows.column("weight").to_pylist()}
+    columns |= {"advantage": _advantages(rows), "weight": rows.column("weight").to_pylist()}
     sequences = [
         TrainingSequence(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
     ]
     return [sequences[place] for place in np.argsort(order)]
+
+
+def _advantages(rows: pa.Table) -> list[float | np.ndarray]:
+    """Of each ledger row: one for each token, (response_length,) float32, where the advantage SQL gave those."""
+    per_token = [values for chunk in rows.column("token_advantages").chunks for values in token_arrays(chunk)]
+    pairs = zip(per_token, rows.column("advantage").to_pylist(), strict=True)
+    return [one if values is None else values for values, one in pairs]
 
 
 def _cap(sequence: TrainingSequence, max_seq_len: int | None) -> tuple[TrainingSequence, bool]:

@@ -33,6 +33,7 @@ from ludic.store import (
     Root,
     RunConfig,
     check_not_fenced,
+    count_uses,
 )
 from ludic.store.attempts import chain, newest_attempt, newest_checkpoint, read_parent, record_attempt
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
@@ -240,9 +241,10 @@ def _open_main(
 ) -> Iterator[_Main]:
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
     with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
-        planner = Planner(batch_rules(config, root.run.groups_per_batch), root.run.extra_columns)
+        planner = Planner(batch_rules(config, root.run.groups_per_batch, root.run.seed), root.run.extra_columns)
         _warn_of_bias(root.run)
         lease, attempt, resumed = _take(root, config, predecessor)
+        planner.recall_uses(count_uses(root, (resumed.attempt_id, resumed.step) if resumed else None))
         publisher = Publisher(root, attempt, config.keep_policies)
         cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
         feed = PlanFeed(root, attempt, config, planner, publisher, cursor, stop)

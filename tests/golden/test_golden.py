@@ -16,8 +16,17 @@ from golden.write_golden import as_json
 
 import ludic
 from ludic.errors import SchemaError
-from ludic.schema import SCHEMA_VERSION, from_table, resolve_row, rollouts_schema
-from ludic.store import RolloutReader, Root, latest_policy, newest_attempt_id, read_attempt, read_columns, read_rows
+from ludic.schema import SCHEMA_VERSION, arrow_schema, from_table, resolve_row, rollouts_schema
+from ludic.store import (
+    RolloutReader,
+    Root,
+    latest_policy,
+    newest_attempt_id,
+    read_attempt,
+    read_columns,
+    read_ledger,
+    read_rows,
+)
 
 HERE = Path(__file__).parent
 STORES = {"v1.0": {"extra": {}}, "v1.1": {}}
@@ -171,3 +180,12 @@ def test_a_newer_major_version_is_refused_by_name(tmp_path, name):
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None) is None
     assert message in reader.set_aside[file]
+
+
+def test_a_ledger_of_an_older_schema_reads_with_nulls_for_what_it_lacks(name):
+    rows = read_ledger(Root.open(str(HERE / name)), 1, 1)
+    assert rows.schema.equals(arrow_schema("batches"))
+    assert rows.num_rows > 0
+    assert rows["rollout_id"].null_count == 0
+    for column in ("token_advantages", "num_uses", "seq_len_truncated", "truncation_reason"):
+        assert rows[column].null_count == rows.num_rows

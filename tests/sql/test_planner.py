@@ -1,5 +1,6 @@
 """Which groups make a batch, which rows are dropped for which reason, and what waits."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import permutations
 
@@ -52,6 +53,10 @@ def test_a_plan_is_exactly_a_ledger(arrive):
         "weight": 1.0,
         "used": True,
         "reason": None,
+        "token_advantages": None,
+        "num_uses": 1,
+        "seq_len_truncated": False,
+        "truncation_reason": None,
     }
 
 
@@ -131,8 +136,8 @@ def test_groups_wait_until_there_are_enough(arrive):
     planner.add(arrive([[1.0, 0.0], [1.0, 0.0]], truncated=[True, True, False, False]))
     assert plan(planner) is None
     assert planner.num_pending_groups == 2
-    shortage = planner.shortage(trainer_version=0)
-    assert (shortage.usable_groups, shortage.wanted_groups, shortage.drops) == (1, 2, {"drop_truncated": 2})
+    shortage = planner.shortage(1, trainer_version=0)
+    assert (shortage.ready_groups, shortage.wanted_groups, shortage.drops) == (1, 2, {"drop_truncated": 2})
     assert shortage.describe() == ("1 of 2 groups are ready; filters drop 2 of 4 rollouts, drop_truncated most (2)")
     planner.add(arrive([[1.0, 0.0]], arrival=1))
     ledger = plan(planner)
@@ -143,7 +148,7 @@ def test_groups_wait_until_there_are_enough(arrive):
 def test_a_shortage_without_drops_says_only_what_is_missing(arrive):
     planner = Planner(BatchRules(groups_per_batch=2))
     planner.add(arrive([[1.0, 0.0]]))
-    assert planner.shortage(trainer_version=0).describe() == "1 of 2 groups are ready"
+    assert planner.shortage(1, trainer_version=0).describe() == "1 of 2 groups are ready"
 
 
 def test_stale_and_old_groups_are_dropped_by_what_the_trainer_knows(arrive):
@@ -217,7 +222,7 @@ def test_a_filter_may_use_a_runs_own_column(tmp_path, arrive):
     [
         ("select rollout_id, rewrad as advantage from rollouts", 'column "rewrad" not found'),
         ("select rollout_id, $scale as advantage from rollouts", r"no value for \$scale"),
-        ("select rollout_id, [0.0] as token_advantages from rollouts", "one advantage a rollout"),
+        ("select rollout_id, ['0'] as token_advantages from rollouts", "returns .*list.*string"),
     ],
 )
 def test_advantages_that_can_not_work_are_refused_before_training(tmp_path, advantage: str, reason: str):
@@ -261,6 +266,68 @@ def test_rows_are_not_trained_on_without_one_finite_advantage(tmp_path, arrive, 
     with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
         plan(planner)
     assert planner.num_pending_groups == 1
+
+
+BY_TOKEN = "select rollout_id, {} as token_advantages from rollouts"
+
+
+@pytest.fixture
+def planner_by_token(tmp_path) -> Callable[[str], Planner]:
+    """A planner of one group, with the rows' reward plus the token's place at each of so many tokens."""
+
+    def make(num_tokens: str, **rules) -> Planner:
+        file = tmp_path / "by_token.sql"
+        file.write_text(BY_TOKEN.format(f"[episode_reward + i for i in range({num_tokens})]"))
+        return Planner(BatchRules(groups_per_batch=1, advantage=str(file), **rules))
+
+    return make
+
+
+def test_an_advantage_for_each_token_stands_in_the_ledger_beside_their_mean(planner_by_token, arrive):
+    planner = planner_by_token("response_length", filters=("drop_truncated",))
+    planner.add(arrive([[1.0, 0.5, 0.0]], truncated=[False, True, False]))
+    ledger = plan(planner)
+    # 16 tokens: the mean of 0, 1, ..., 15 is 7.5
+    assert used(ledger, "advantage") == [8.5, 7.5]
+    assert used(ledger, "token_advantages") == [[1.0 + i for i in range(16)], [float(i) for i in range(16)]]
+    assert (dropped(ledger, "advantage"), dropped(ledger, "token_advantages")) == ([8.0], [None])
+
+
+def test_a_response_without_tokens_gets_none_and_the_advantage_0(planner_by_token, arrive):
+    planner = planner_by_token("response_length")
+    planner.add(arrive([[1.0]], response_length=[0]))
+    (row,) = plan(planner)
+    assert (row["advantage"], row["token_advantages"]) == (0.0, [])
+
+
+def test_an_advantage_too_few_names_the_file_the_rollout_and_both_lengths(planner_by_token, arrive):
+    planner = planner_by_token("response_length - row")
+    rows = arrive([[1.0, 0.5]], arrival=7)
+    planner.add(rows)
+    message = (
+        rf"1 of 2 rollouts get .* wrong length, first {rows['rollout_id'][1]} in file-7: 15 for 16 response tokens"
+    )
+    with pytest.raises(QueryError, match=message):
+        plan(planner)
+    assert planner.num_pending_groups == 1
+
+
+@pytest.mark.parametrize(
+    ("advantages", "reason"),
+    [
+        ("[null::double for i in range(response_length)]", "with nulls, wanted a number for each response token"),
+        ("null::double[]", "with nulls"),
+        ("['nan'::double for i in range(response_length)]", "2 of 2 rollouts to train on get no finite advantage"),
+        ("[1e39 for i in range(response_length)]", "no finite advantage"),  # more than a float32 holds
+    ],
+)
+def test_tokens_are_not_trained_on_without_a_finite_advantage(tmp_path, arrive, advantages: str, reason: str):
+    file = tmp_path / "mine.sql"
+    file.write_text(BY_TOKEN.format(advantages))
+    planner = Planner(BatchRules(groups_per_batch=1, advantage=str(file)))
+    planner.add(arrive([[1.0, 0.0]]))
+    with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
+        plan(planner)
 
 
 def test_rules_are_checked_when_they_are_built():

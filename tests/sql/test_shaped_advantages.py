@@ -143,3 +143,11 @@ def test_turn_returns_credit_a_turn_with_what_comes_after_it():
     first, second = group.rollouts
     group = replace(group, rollouts=(with_turns(first, [1, 2]), with_turns(second, [3])))
     assert estimate("turn_returns", group, discount=0.5) == [[-0.5, -0.5, 0, 0, 0, 0], [0.5, 0.5, 0]]
+
+
+def test_turn_returns_without_a_future_are_each_steps_own_reward():
+    # rewards [1, 2] and [3]; the means of turns 0 and 1 are (1 + 3) / 2 and 2
+    group = make_group(rewards=[3.0, 3.0], response_length=1, seed=0)
+    first, second = group.rollouts
+    group = replace(group, rollouts=(with_turns(first, [1, 2]), with_turns(second, [3])))
+    assert estimate("turn_returns", group, discount=0.0) == [[-1.0, -1.0, 0, 0, 0, 0], [1.0, 1.0, 0]]

@@ -21,7 +21,9 @@ from tiny_runs import (
     train_until_killed,
 )
 
+import ludic
 from ludic.errors import FencedError, NameTakenError, OwnedError
+from ludic.sql import run_checks
 from ludic.store import latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import newest_attempt
 from ludic.store.lease import claim, read_lease
@@ -237,3 +239,19 @@ def test_a_trainer_that_is_killed_holds_nobody_up(new_root, straight):
     assert not read_lease(root, 1).released
     assert train_here(root, num_steps=6) == 6
     assert_same_run(root, straight)
+
+
+@pytest.mark.parametrize("selection", ["fifo", "uniform"])
+def test_a_killed_run_uses_each_group_as_often_as_one_that_was_not(new_root, selection):
+    settings = {"num_steps": 7, "selection": selection, "max_uses": 2, "checkpoint_every": 2}
+    straight, root = new_root("straight"), new_root()
+    for each in (straight, root):
+        fill(each, num_files=2)  # 8 groups, used twice: 8 steps of 2
+    train_here(straight, **settings)
+    for at_step in (3, 5):
+        train_until_killed(root, at_step=at_step, **settings)
+    train_here(root, **settings)
+    assert_same_run(root, straight)
+    assert query(root, "select max(num_uses), count(distinct (step, group_id)) from batches") == [(2, 14)]
+    checks = run_checks(ludic.connect(root))
+    assert checks["planned_twice"].num_rows == 0

@@ -132,7 +132,7 @@ def test_sequences_over_the_limit_are_cut_and_counted(new_root, open_stream):
     fill(root, num_files=1, groups_per_file=1, response_length=16)
     fill(root, num_files=1, groups_per_file=1, response_length=4, worker_id="w1-test", seed=1)
     batch = open_stream(root, max_seq_len=18).next_batch()
-    assert batch.num_truncated == 4
+    assert batch.num_truncated == sum(batch.plan.rows["seq_len_truncated"].to_pylist()) == 4
     assert batch.num_action_tokens == 4 * 10 + 4 * 4
     assert batch.num_tokens == 4 * 18 + 4 * 12
 
@@ -142,6 +142,7 @@ def test_a_limit_that_the_prompt_fills_leaves_a_batch_without_action_tokens(new_
     fill(root, num_files=1)
     batch = open_stream(root, max_seq_len=8).next_batch()
     assert (batch.num_truncated, batch.num_action_tokens, batch.num_tokens) == (8, 0, 0)
+    assert batch.plan.rows["truncation_reason"].to_pylist() == ["max_seq_len"] * 8
     assert len(batch.micro_batches) == 1
 
 
@@ -266,3 +267,14 @@ def test_a_plan_is_read_as_well_when_its_files_were_compacted_since(new_root, pl
         assert_same(found.response_tokens, expected.response_tokens)
         assert_same(found.action_mask, expected.action_mask)
         assert found.advantage == expected.advantage
+
+
+def test_advantages_by_token_reach_the_loss_and_are_cut_with_the_response(new_root, open_stream, tmp_path):
+    file = tmp_path / "place.sql"
+    file.write_text("select rollout_id, range(response_length) as token_advantages from rollouts")
+    root = new_root()
+    fill(root, num_files=1)
+    batch = open_stream(root, max_seq_len=18, advantage=str(file)).next_batch()
+    (micro_batch,) = batch.micro_batches
+    # 8 sequences: prompts of 8 leave 10 of 16 response tokens
+    assert micro_batch.advantages.tolist() == [float(place) for place in range(10)] * 8

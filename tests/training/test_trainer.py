@@ -231,3 +231,14 @@ def test_a_process_group_that_the_caller_had_joined_stays(mesh, local):
     root, _ = local
     assert train_here(root, num_steps=1) == 1
     assert mesh.size() == num_ranks() == 1
+
+
+@pytest.mark.parametrize("advantage", ["token_returns", "turn_returns"])
+def test_advantages_by_token_train(new_root, advantage):
+    root = new_root()
+    fill(root, num_files=2, num_turns=2)
+    assert train_here(root, num_steps=2, advantage=advantage, sql_params={"discount": 0.5}) == 2
+    lengths = query(root, "select distinct len(token_advantages), response_length, used from batches")
+    assert lengths == [(16, 16, True)]
+    (means,) = query(root, "select bool_and(isfinite(advantage_mean)), bool_and(isfinite(loss)) from metrics")
+    assert means == (True, True)

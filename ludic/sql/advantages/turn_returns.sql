@@ -4,16 +4,15 @@
 -- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with agent_steps, environment_steps
 -- a token of agent step i belongs to the first environment step that i led to; tokens of no step get 0
 -- NULL: never
--- $discount: what a reward is worth one turn earlier
+-- $discount: what a reward is worth one turn earlier; 1 is the return of the episode, 0 each step's own reward
 -- default: discount = 1.0
 with turns as (
     select
         rollout_id,
         group_id,
-        len(environment_steps) as num_turns,
+        [coalesce(step.reward, 0) for step in environment_steps] as rewards,
         unnest(range(1, len(environment_steps) + 1)) as turn,
-        unnest(environment_steps).agent_steps as led_here,
-        coalesce(unnest(environment_steps).reward, 0) as reward
+        unnest(environment_steps).agent_steps as led_here
     from rollouts
 ),
 
@@ -23,9 +22,7 @@ returns as (
         group_id,
         turn,
         led_here,
-        sum(reward * pow($discount, turn)) over (
-            partition by rollout_id order by turn rows between current row and unbounded following
-        ) / pow($discount, turn) as return
+        list_sum([rewards[later] * pow($discount, later - turn) for later in range(turn, len(rewards) + 1)]) as return
     from turns
 ),
 

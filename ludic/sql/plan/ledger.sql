@@ -1,34 +1,56 @@
 -- ledger: the next batch as rows of the batches table, and with it all groups that lost every row
--- grain: one row per rollout_id, used ones in training order, then dropped ones | reads: considered, estimated, rollouts
+-- grain: one row per rollout_id, used ones in the order of the selection, then dropped ones in that of arrival
+-- reads: judged, chosen, estimated, rollouts
+-- a sequence is cut where prompt and response are longer than $max_seq_len, as ludic.training.packing does it
 -- NULL: as in schemas/batches.v1.json
 with planned as (
-    select *, in_batch and reason is null as used
-    from considered
-    where in_batch or not usable
+    select judged.*, chosen.place, chosen.place is not null and reason is null as used
+    from judged
+    left join chosen on chosen.group_id = judged.group_id
+    where chosen.place is not null or judged.group_id not in (select group_id from judged where reason is null)
+),
+
+described as (
+    select
+        rollouts.*,
+        reason,
+        used,
+        case when used then planned.place end as place,
+        num_uses + (planned.place is not null)::integer as uses,
+        used
+        and response_length > 0
+        and coalesce(prompt_length + response_length > $max_seq_len::integer, false) as is_cut,
+        min({v: policy_version, a: arrival, f: file, g: row_group, r: "row"}) over (partition by planned.group_id)
+            as arrived
+    from planned
+    inner join rollouts on rollouts.rollout_id = planned.rollout_id
 )
 
 select
     $attempt_id::integer as attempt_id,
     $step::bigint as step,
     (row_number() over in_order - 1)::integer as batch_index,
-    planned.rollout_id,
-    planned.group_id,
+    described.rollout_id,
+    group_id,
     env_name,
     policy_version,
     $trainer_version::bigint as trainer_version,
     $trainer_version::bigint - policy_version as lag,
-    planned.file,
-    planned.row_group,
-    planned.row,
+    file,
+    row_group,
+    "row",
     prompt_length,
     response_length,
     episode_reward,
-    advantage,
+    coalesce(advantage, case when len(token_advantages) = 0 then 0 else list_avg(token_advantages) end) as advantage,
     used::double as weight,
     used,
-    reason
-from planned
-inner join rollouts on rollouts.rollout_id = planned.rollout_id
-left join estimated on estimated.rollout_id = planned.rollout_id
-window in_order as (order by used desc, place, planned.file, planned.row_group, planned.row)
+    reason,
+    case when used then token_advantages end as token_advantages,
+    uses as num_uses,
+    is_cut as seq_len_truncated,
+    coalesce(truncation_reason, case when is_cut then 'max_seq_len' end) as truncation_reason
+from described
+left join estimated on estimated.rollout_id = described.rollout_id
+window in_order as (order by used desc, place, arrived, file, row_group, "row")
 order by batch_index

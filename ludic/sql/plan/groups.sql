@@ -1,0 +1,40 @@
+-- groups: what a selection chooses from, the pending groups that filters leave a row of
+-- grain: one row per group_id | reads: rollouts, judged
+-- as the view of ludic.connect: rewards count an episode once, lengths and num_ count rollouts, dropped ones included
+-- place orders groups by their weights, oldest first, then as they were read | num_uses: steps that trained on it so far
+-- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a single one
+with episodes as (
+    select
+        group_id,
+        env_name,
+        policy_version,
+        arrival,
+        num_uses,
+        created_at,
+        response_length,
+        {v: policy_version, a: arrival, f: file, g: row_group, r: "row"} as place,
+        {episode_id: episode_id, reward: episode_reward} as episode
+    from rollouts
+    where group_id in (select group_id from judged where reason is null)
+)
+
+select
+    group_id,
+    min(env_name) as env_name,
+    min(policy_version) as policy_version,
+    min(created_at) as created_at,
+    min(arrival) as arrival,
+    min(place) as place,
+    min(num_uses) as num_uses,
+    count(*) as num_rollouts,
+    avg(response_length) as response_length_mean,
+    count(distinct episode.episode_id) as num_episodes,
+    -- in order, so that no bit of a sum depends on the order of rows
+    list_sort([pair.reward for pair in list(distinct episode) if pair.reward is not null]) as rewards,
+    len(rewards) as num_scored,
+    list_avg(rewards) as reward_mean,
+    rewards[1] as reward_min,
+    rewards[-1] as reward_max,
+    list_stddev_samp(rewards) as reward_std
+from episodes
+group by group_id

@@ -1,0 +1,154 @@
+"""Which groups a selection takes first, and how often: the same for the same groups, seed and step."""
+
+from collections import Counter
+from math import exp
+
+import pyarrow as pa
+import pytest
+
+from ludic.errors import ConfigError, QueryError
+from ludic.sql import BatchRules, Planner
+
+
+def planner_of(tables: list[pa.Table], **rules) -> Planner:
+    planner = Planner(BatchRules(**({"groups_per_batch": 1} | rules)))
+    for table in tables:
+        planner.add(table)
+    return planner
+
+
+def chosen(planner: Planner, step: int = 1, trainer_version: int = 0) -> list[str] | None:
+    """group_ids of the next batch, in the order of training."""
+    ledger = planner.plan(step=step, attempt_id=1, trainer_version=trainer_version)
+    return None if ledger is None else list(dict.fromkeys(ledger.filter(ledger["used"])["group_id"].to_pylist()))
+
+
+def num_uses(planner: Planner, steps: range) -> list[int]:
+    """How often each group was used."""
+    return list(Counter(group for step in steps for group in chosen(planner, step) or []).values())
+
+
+@pytest.mark.parametrize("selection", ["fifo", "uniform", "recency", "balanced", "curriculum"])
+def test_a_selection_is_a_function_of_groups_seed_and_step(arrive, selection):
+    tables = [arrive([[1.0, 0.0]] * 4, arrival=arrival, policy_version=arrival) for arrival in range(3)]
+    batches = [
+        chosen(planner_of(order, selection=selection, groups_per_batch=5, seed=seed), step, 3)
+        for order in (tables, tables[::-1])
+        for seed in (1, 2)
+        for step in (1, 2)
+    ]
+    assert batches[:4] == batches[4:]
+    assert len(set(map(tuple, batches))) == (4 if selection in ("uniform", "recency") else 1)
+
+
+def test_recency_draws_versions_by_their_weight(arrive):
+    tables = [arrive([[1.0, 0.0]], arrival=version, policy_version=version) for version in (0, 1)]
+    (newest,) = set(tables[1]["group_id"].to_pylist())
+    rules = {"selection": "recency", "params": {"alpha": 1.0}}
+    drawn = [chosen(planner_of(tables, seed=seed, **rules), 1, 1) for seed in range(300)]
+    # Weights 1 and exp(-1): 0.73 of the draws, with a standard deviation of 0.026
+    assert drawn.count([newest]) / 300 == pytest.approx(1 / (1 + exp(-1)), abs=0.08)
+
+
+def test_balanced_shares_a_batch_out_by_weight_and_fills_up_with_what_is_there(arrive):
+    tables = [arrive([[1.0, 0.0]] * 6, arrival=place, env_name=name) for place, name in enumerate(("code", "math"))]
+    math = set(tables[1]["group_id"].to_pylist())
+    planner = planner_of(tables, selection="balanced", groups_per_batch=4, params={"env_weights": "math=3, code=1"})
+    shares = [len(math & set(chosen(planner, step))) for step in (1, 2, 3)]
+    assert shares == [3, 3, 0]
+
+
+def test_balanced_leaves_out_what_weighs_nothing(arrive):
+    tables = [arrive([[1.0, 0.0]], arrival=place, env_name=name) for place, name in enumerate(("code", "math"))]
+    planner = planner_of(tables, selection="balanced", params={"env_weights": "code=0"})
+    assert chosen(planner) == list(dict.fromkeys(tables[1]["group_id"].to_pylist()))
+    assert chosen(planner) is None
+
+
+def test_curriculum_takes_what_is_neither_too_hard_nor_too_easy_and_a_shortage_says_so(arrive):
+    # success rates 1/4, 1, 0
+    table = arrive([[1.0, 0, 0, 0], [1.0] * 4, [0.0] * 4])
+    planner = planner_of([table], selection="curriculum", groups_per_batch=2)
+    assert chosen(planner) is None
+    shortage = planner.shortage(1, trainer_version=0)
+    assert shortage.describe() == "1 of 2 groups are ready; selection curriculum passes over 2 more"
+    wide = planner_of([table], selection="curriculum", groups_per_batch=2, params={"max_success": 1.0})
+    assert chosen(wide) == list(dict.fromkeys(table["group_id"].to_pylist()))[:2]
+
+
+def test_a_users_selection_may_ask_for_all_that_is_known_of_groups(tmp_path, arrive):
+    file = tmp_path / "best.sql"
+    file.write_text("select group_id from groups where num_episodes = 2 order by reward_mean desc, reward_std")
+    table = arrive([[0.0, 1.0], [1.0, 2.0], [0.5, 0.5]])
+    first, second, third = dict.fromkeys(table["group_id"].to_pylist())
+    assert chosen(planner_of([table], selection=str(file), groups_per_batch=3)) == [second, third, first]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("select group_id, 1 as n from groups", "returns group_id string, n int32"),
+        ("select group_id from groups union all select group_id from groups", "more than once"),
+        ("select 'nobody' as group_id", "not in groups"),
+        ("select group_id from grops", "grops"),
+    ],
+)
+def test_a_selection_that_can_not_work_is_an_error_that_names_its_file(tmp_path, arrive, text, reason):
+    file = tmp_path / "mine.sql"
+    file.write_text(text)
+    with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
+        chosen(planner_of([arrive([[1.0, 0.0]])], selection=str(file)))
+
+
+@pytest.mark.parametrize("selection", ["fifo", "uniform", "recency", "balanced"])
+def test_a_group_is_used_max_uses_times_and_then_no_more(arrive, selection):
+    planner = planner_of([arrive([[1.0, 0.0]] * 4)], selection=selection, max_uses=3)
+    assert num_uses(planner, range(1, 13)) == [3, 3, 3, 3]
+    assert chosen(planner, 13) is None
+    assert planner.num_pending_groups == 0
+
+
+def test_a_group_can_not_be_used_less_than_once():
+    with pytest.raises(ConfigError, match="max_uses is 0"):
+        BatchRules(groups_per_batch=1, max_uses=0)
+
+
+def test_the_ledger_counts_uses_and_only_used_up_groups_leave_for_good(arrive):
+    planner = planner_of([arrive([[1.0, 0.0]])], max_uses=2)
+    plans = [planner.plan(step=step, attempt_id=1, trainer_version=0) for step in (1, 2)]
+    assert [plan["num_uses"].to_pylist() for plan in plans] == [[1, 1], [2, 2]]
+    assert [planner.used_up(plan).num_rows for plan in plans] == [0, 2]
+    assert planner.num_pending_groups == 0
+
+
+def test_uses_before_a_restart_count_and_a_lower_limit_drops_by_name(arrive):
+    table = arrive([[1.0, 0.0], [0.0, 1.0]])
+    first, second = dict.fromkeys(table["group_id"].to_pylist())
+    planner = Planner(BatchRules(groups_per_batch=1, max_uses=2))
+    planner.recall_uses({first: 2, second: 1})
+    planner.add(table)
+    ledger = planner.plan(step=5, attempt_id=2, trainer_version=0)
+    assert ledger["group_id"].to_pylist() == [second, second, first, first]
+    assert ledger["num_uses"].to_pylist() == [2] * 4
+    assert ledger["reason"].to_pylist() == [None, None, "max_uses", "max_uses"]
+    assert planner.used_up(ledger).num_rows == 4
+
+
+def test_a_parameter_that_no_sql_takes_is_an_error_that_lists_what_there_is():
+    rules = BatchRules(groups_per_batch=1, advantage="turn_returns", params={"discont": 0.9})
+    with pytest.raises(ConfigError, match=r"'discont', which no SQL takes; did you mean discount\? .*takes \$discount"):
+        Planner(rules)
+
+
+@pytest.mark.parametrize(
+    ("prompt_length", "max_seq_len", "reasons"),
+    [(8, 18, ["max_seq_len", "max_steps"]), (8, 24, [None, "max_steps"]), (8, None, [None, "max_steps"])],
+)
+def test_the_ledger_says_what_the_trainer_cuts_and_keeps_the_episodes_own_reason(
+    arrive, prompt_length, max_seq_len, reasons
+):
+    table = arrive([[1.0, 0.0]], truncation_reason=[None, "max_steps"])
+    assert set(table["prompt_length"].to_pylist()) == {prompt_length}  # and responses of 16
+    ledger = planner_of([table], max_seq_len=max_seq_len).plan(step=1, attempt_id=1, trainer_version=0)
+    assert ledger["seq_len_truncated"].to_pylist() == [max_seq_len == 18] * 2
+    assert ledger["truncation_reason"].to_pylist() == reasons
