@@ -176,8 +176,10 @@ def _to_token_advantages(table: pa.Table, source: str) -> pa.Table:
     return table.select(_TOKEN_ADVANTAGES.names).cast(_TOKEN_ADVANTAGES)
 
 
-def run_selection(con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any]) -> pa.ChunkedArray:
-    """group_ids in the order in which they are wanted, of `groups` of `con`."""
+def run_selection(
+    con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any], candidates: pa.ChunkedArray
+) -> pa.ChunkedArray:
+    """group_ids in the order in which they are wanted, of `groups` of `con`, which holds the candidates."""
     try:
         table = run_query(con, text.text, params)
     except QueryError as error:
@@ -186,10 +188,9 @@ def run_selection(con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping
         found = ", ".join(f"{field.name} {field.type}" for field in table.schema)
         raise QueryError(f"{text.source}: returns {found}; {_SELECTION_WANTED}")
     group_ids = table["group_id"]
-    pending = run_query(con, "select group_id from groups")["group_id"]
     if pc.count_distinct(group_ids, mode="all").as_py() < len(group_ids):
         raise QueryError(f"{text.source}: returns a group_id more than once; {_SELECTION_WANTED}")
-    if not pc.all(pc.is_in(group_ids, pending), min_count=0).as_py():
+    if not pc.all(pc.is_in(group_ids, candidates), min_count=0).as_py():
         raise QueryError(f"{text.source}: returns a group_id that is not in groups; {_SELECTION_WANTED}")
     return group_ids
 
