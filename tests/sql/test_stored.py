@@ -119,11 +119,12 @@ def test_filters_find_the_same_rows(served: Run, where: str, num_rows: int):
 
 def test_lists_go_with_their_rows_in_any_order(served: Run):
     con = ludic.connect(served.root)
-    tokens = dict(served.expected.select(["rollout_id", "response_tokens"]).to_pandas().values.tolist())
+    columns = (served.expected[name].to_pylist() for name in ("rollout_id", "response_tokens"))
+    tokens = dict(zip(*columns, strict=True))
     for order in ("md5(rollout_id)", "rollout_id desc", "sequence % 3, group_index"):
         rows = con.table("rollouts").order(order).limit(20).select("rollout_id", "response_tokens").fetchall()
         assert len(rows) == 20
-        assert all(found == list(tokens[rollout_id]) for rollout_id, found in rows)
+        assert all(found == tokens[rollout_id] for rollout_id, found in rows)
 
 
 def test_threads_that_share_a_connection_read_the_same(served: Run):
