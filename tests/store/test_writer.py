@@ -432,7 +432,7 @@ def test_append_waits_when_too_many_bytes_wait_to_be_written(unreliable_root, ne
     """Four times flush_bytes at most: 1 batch in the stalled write, 3 behind it, and the next append waits."""
     fs, taken = unreliable_root.fs, []
     batches = [next_batch(response_length=1000) for _ in range(6)]
-    sizes = [to_table(batch, run_id=unreliable_root.run_id, sequence=0).nbytes for batch in batches]
+    sizes = [to_table(batch, run_id=unreliable_root.run_id, sequence=0).get_total_buffer_size() for batch in batches]
     fs.is_up.clear()
     writer = RolloutWriter(unreliable_root, "w0", flush_groups=1, flush_age_s=1e9, flush_bytes=max(sizes))
 
