@@ -299,7 +299,7 @@ def test_enough_groups_flush_by_themselves(root, next_batch):
 
 def test_enough_bytes_flush_by_themselves(root, next_batch):
     batch = next_batch(response_length=1000)
-    size_bytes = to_table(batch, run_id=root.run_id, sequence=0).nbytes
+    size_bytes = to_table(batch, run_id=root.run_id, sequence=0).get_total_buffer_size()
     with never_by_itself(root, flush_bytes=size_bytes + 1) as writer:
         writer.append(batch)
         assert num_files(root) == 0
@@ -455,7 +455,7 @@ def test_append_waits_when_too_many_bytes_wait_to_be_written(unreliable_root, ne
 
 def test_a_batch_that_does_not_fit_behind_what_gathers_lets_that_be_written_first(root, next_batch):
     small, large = next_batch(), next_batch(response_length=2000)
-    size_bytes = to_table(large, run_id=root.run_id, sequence=0).nbytes
+    size_bytes = to_table(large, run_id=root.run_id, sequence=0).get_total_buffer_size()
     # Neither is enough for a flush by itself, and together they are more than may wait.
     with never_by_itself(root, flush_bytes=size_bytes // 4) as writer:
         writer.append(small)
