@@ -34,7 +34,7 @@ from ludic.sql import BatchRules, Planner
 from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
 from ludic.store.parquet import encode
 from ludic.training.config import TrainConfig
-from ludic.training.feed import Plan
+from ludic.training.plans import Plan
 from ludic.training.stream import read_share
 
 CONFIG = TrainConfig(micro_token_budget=16384)

@@ -5,14 +5,11 @@ be listed or read is asked again until the stall limit; one that can't be writte
 Runs in a thread, so that the next plan is made while the current step trains.
 """
 
-import json
 import logging
 import threading
 import time
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -20,6 +17,7 @@ from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.sql.planner import BatchRules, Planner, Shortage
 from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
 from ludic.training.config import TrainConfig
+from ludic.training.plans import Plan
 from ludic.training.publisher import Publisher
 
 logger = logging.getLogger(__name__)
@@ -27,34 +25,6 @@ logger = logging.getLogger(__name__)
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
 _REPORT_EVERY_S = 30.0
 _FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What one gradient step trains on and drops."""
-
-    step: int
-    rows: pa.Table
-    """Ledger rows (schemas/batches.v1.json): used ones in training order, then dropped ones."""
-    cursor: Mapping[str, Any]
-    """The reader's position after this step; a checkpoint of this step holds it."""
-    num_pending_groups: int
-    """Groups read and left for later steps."""
-    num_unreadable_files: int
-
-    def to_bytes(self) -> bytes:
-        """Arrow IPC, for other ranks."""
-        facts = {name: getattr(self, name) for name in ("step", "cursor", "num_pending_groups", "num_unreadable_files")}
-        table = self.rows.replace_schema_metadata({b"plan": json.dumps(facts).encode()})
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-        return sink.getvalue().to_pybytes()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        table = pa.ipc.open_stream(data).read_all()
-        return cls(rows=table, **json.loads(table.schema.metadata[b"plan"]))
 
 
 class PlanFeed:

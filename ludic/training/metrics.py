@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.training.feed import Plan
+from ludic.training.plans import Plan
 
 
 def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:

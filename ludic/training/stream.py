@@ -22,8 +22,9 @@ from ludic.store.repair import set_aside
 from ludic.store.root import Root
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import num_ranks, rank, run_on_all, run_on_main
-from ludic.training.feed import Plan, PlanFeed
+from ludic.training.feed import PlanFeed
 from ludic.training.packing import MicroBatch, TrainingSequence, assign, cap, pack
+from ludic.training.plans import Plan
 
 TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
 _COLUMNS = ["rollout_id", "temperature", *TOKEN_COLUMNS]
@@ -55,7 +56,7 @@ class _Share:
     num_truncated: int
 
 
-class BatchStream:
+class PlannedStream:
     """Batches in order of steps. Collective: every rank calls every method alike."""
 
     def __init__(self, root: Root, config: TrainConfig, feed: PlanFeed | None) -> None:

@@ -55,7 +55,7 @@ from ludic.training.optimizer import build_optimizer, learning_rate
 from ludic.training.publisher import Publisher
 from ludic.training.reference import Reference, model_reference
 from ludic.training.step import train_step
-from ludic.training.stream import BatchStream, TrainingBatch
+from ludic.training.stream import PlannedStream, TrainingBatch
 from ludic.training.telemetry import open_log
 
 logger = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ def _open_trainer(
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
         trainer.first_step = resumed.step + 1 if resumed else 1
-        trainer.stream = BatchStream(root, config, trainer.main.feed if trainer.main else None)
+        trainer.stream = PlannedStream(root, config, trainer.main.feed if trainer.main else None)
         stack.callback(trainer.stream.close)
         trainer.publish(trainer.first_step - 1)
         if trainer.first_step <= config.num_steps:
@@ -287,7 +287,7 @@ class _Trainer:
     """The steps of the main loop; every method is collective."""
 
     first_step: int
-    stream: BatchStream
+    stream: PlannedStream
     version = -1
     """The newest version published."""
     main: _Main | None = None

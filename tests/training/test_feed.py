@@ -11,7 +11,8 @@ from tiny_runs import create_root, cursor_of_ledger, fill, ledger, train_config
 from ludic.errors import FencedError, StalledError
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, latest_policy, ledger_steps, read_ledger, start_attempt
-from ludic.training.feed import Plan, PlanFeed, batch_rules
+from ludic.training.feed import PlanFeed, batch_rules
+from ludic.training.plans import Plan
 from ludic.training.publisher import Publisher
 
 

@@ -14,9 +14,10 @@ from ludic.sql.planner import Planner
 from ludic.store import Cursor, start_attempt
 from ludic.store.compaction import compact
 from ludic.store.repair import list_set_aside
-from ludic.training.feed import Plan, PlanFeed, batch_rules
+from ludic.training.feed import PlanFeed, batch_rules
+from ludic.training.plans import Plan
 from ludic.training.publisher import Publisher
-from ludic.training.stream import BatchStream, read_sequences, read_share
+from ludic.training.stream import PlannedStream, read_sequences, read_share
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def open_stream(mesh):
         publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
         planner = Planner(batch_rules(config, root.run.groups_per_batch))
         feed = PlanFeed(root, attempt, config, planner, publisher, Cursor(), stop or threading.Event())
-        streams.append(BatchStream(root, config, feed))
+        streams.append(PlannedStream(root, config, feed))
         streams[-1].start_plan(1, 0)
         return streams[-1]
 
