@@ -34,7 +34,7 @@ COMMANDS = {
     "import": "Bring in rollouts that other programs wrote",
 }
 """Each is a module of ludic.cli (`import` is import_.py) with a dataclass `Settings` and a function `main(settings)`;
-those that go on from what is in a root have a function `earlier_settings(root)` as well."""
+those that go on from what is in a root have a function `earlier_settings(root, args)` as well."""
 
 _MOST_LINES = 4
 
@@ -83,7 +83,7 @@ def _dispatch(args: list[str]) -> int:
     texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
     earlier = {}
     if len(args) > 1 and not args[1].startswith("-") and hasattr(module, "earlier_settings"):
-        earlier = module.earlier_settings(args[1])
+        earlier = module.earlier_settings(args[1], args[2:])
     module.main(parse(module.Settings, args[1:], **texts, earlier=earlier))
     return 0
 

@@ -6,7 +6,7 @@ The same command resumes a run: what is in the root says how it was started.
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ludic.rollouts.sampler import make_environments
 from ludic.sql import Planner
 from ludic.store import Root, RunConfig
 from ludic.store.lease import await_free, newest_claim
-from ludic.training.config import TrainConfig
+from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
 from ludic.training.feed import batch_rules
 
 
@@ -41,12 +41,13 @@ class Settings:
     """Fence the trainer that owns the run, alive or not, instead of being refused while it lives."""
 
 
-def earlier_settings(root_url: str) -> Mapping[str, Any]:
-    """Those that the run was started with, and those of its newest trainer."""
+def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
+    """Those that the run was started with, and those of its newest trainer; a run is online, whatever that one was."""
     try:
-        return {**asdict(Root.open(root_url).run), **train.earlier_settings(root_url)}
+        earlier = {**asdict(Root.open(root_url).run), **train.earlier_settings(root_url, args)}
     except MissingRootError:
         return {}
+    return {name: value for name, value in earlier.items() if name not in OFFLINE_SETTINGS}
 
 
 def main(settings: Settings) -> None:
@@ -61,6 +62,8 @@ def main(settings: Settings) -> None:
 
 def check(config: RunConfig, train: TrainConfig) -> None:
     """Find here, at once, what would otherwise fail in every process. Raises ConfigError, QueryError."""
+    if train.is_stored:
+        raise ConfigError("a run trains on what its workers sample; `ludic train` trains on what is stored")
     Planner(batch_rules(train, config.groups_per_batch, config.seed), config.extra_columns)
     make_environments(config)
     is_id = len(config.model.split("/")) <= 2 and not config.model.startswith(("/", ".", "~"))

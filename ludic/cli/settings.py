@@ -57,12 +57,12 @@ def parse(
 
     Wrong usage prints what is wrong and exits with 2; a bad file raises ConfigError.
     """
-    args, path = _take_option(list(args), "--config", "a TOML file")
+    args, path = take_option(list(args), "--config", "a TOML file")
     values = _read_toml(Path(path), settings) if path else {}
     presets: dict[str, Any] = {}
     has_algorithms = "objective" in field_names(settings)
     if has_algorithms:
-        args, algorithm = _take_option(args, "--algorithm", f"one of {', '.join(algorithm_names())}")
+        args, algorithm = take_option(args, "--algorithm", f"one of {', '.join(algorithm_names())}")
         presets = load_algorithm(algorithm) if algorithm else {}
     inserted = to_flags(earlier or {}) + to_flags(presets) + to_flags(values)
     # After a leading ROOT: a flag that takes any number of values would swallow it.
@@ -87,8 +87,8 @@ def _to_flag(name: str, value: Any) -> list[str]:
     return [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
 
 
-def _take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str | None]:
-    """The arguments without a flag and its value, and the value."""
+def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str | None]:
+    """The arguments without a flag and its value, and the value; raises ConfigError for a flag without one."""
     args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
     if flag not in args:
         return args, None

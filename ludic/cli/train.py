@@ -2,8 +2,8 @@
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import tyro
@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ludic.cli.process import stop_on_signals
-from ludic.cli.settings import RootUrl, to_flags
-from ludic.errors import ConfigError
+from ludic.cli.settings import RootUrl, take_option, to_flags
+from ludic.errors import ConfigError, MissingRootError
 from ludic.store import Root, newest_attempt_id, read_attempt
 from ludic.store.lease import newest_claim
 from ludic.training.config import TrainConfig
@@ -21,8 +21,11 @@ from ludic.training.config import TrainConfig
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
-    """Folder or URL of the run. A run that was trained before goes on from its last checkpoint."""
+    """Folder or URL of the run. A run that was trained before goes on from its last checkpoint; one that is to be
+    trained on --sources, or by --replay-batches, is made where it is not there."""
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    model: str | None = None
+    """First weights of a run that is made here; None takes those of its first source."""
     ranks: int = 1
     """Processes that share the work, started here under torchrun."""
     take_over: bool = False
@@ -35,15 +38,23 @@ class Settings:
             raise ConfigError(f"ranks is {self.ranks}, wanted at least 1")
 
 
-def earlier_settings(root_url: str) -> Mapping[str, Any]:
-    """Those of the newest trainer of the run, so that a restart needs no flags."""
-    root = Root.open(root_url)
+def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
+    """Those of the newest trainer of the run, or of the run that is to be replayed, so that neither needs flags."""
+    _, replayed = take_option(list(args), "--replay-batches", "a run's folder or URL")
+    if replayed not in (None, "None"):
+        from ludic.training.replay import replay_settings
+
+        return replay_settings(replayed)
+    try:
+        root = Root.open(root_url)
+    except MissingRootError:
+        return {}
     attempt_id = newest_attempt_id(root)
     return read_attempt(root, attempt_id).config if attempt_id else {}
 
 
 def main(settings: Settings) -> None:
-    root = Root.open(settings.root, writable=True)
+    root = open_or_create(settings)
     replaces = newest_claim(root) if settings.take_over else settings.replaces
     if settings.ranks > 1 and "WORLD_SIZE" not in os.environ:
         args = train_args(root.url, settings.train, settings.ranks, replaces)
@@ -59,8 +70,10 @@ def main(settings: Settings) -> None:
         TextColumn("{task.description}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("waiting for rollouts", total=settings.train.num_steps)
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        num_steps = None if settings.train.is_stored else settings.train.num_steps
+        task = progress.add_task("waiting for rollouts", total=num_steps)
         step = train(
             root,
             settings.train,
@@ -69,7 +82,22 @@ def main(settings: Settings) -> None:
             replaces=replaces,
         )
     if os.environ.get("RANK", "0") == "0":
-        print(f"trained to step {step} of {settings.train.num_steps} in {root.url}")
+        print(f"trained to step {step}{f' of {num_steps}' if num_steps else ''} in {root.url}")
+
+
+def open_or_create(settings: Settings) -> Root:
+    """The run; where it is not there, one like the first that it is to train on. Raises MissingRootError."""
+    like = settings.train.replay_batches or next(iter(settings.train.sources), None)
+    try:
+        root = Root.open(settings.root, writable=True)
+    except MissingRootError:
+        if like is None:
+            raise
+        run = Root.open(like).run
+        return Root.create(settings.root, replace(run, model=settings.model or run.model))
+    if settings.model not in (None, root.run.model):
+        raise ConfigError(f"{root.url} trains {root.run.model}, not {settings.model}; choose another root")
+    return root
 
 
 def train_args(root: str, config: TrainConfig, ranks: int, replaces: int | None = None) -> list[str]:

@@ -92,6 +92,14 @@ def load_selection(name_or_path: str) -> SqlText:
     return _load("selections", name_or_path, "{}", _SELECTION_WANTED)
 
 
+def where_filter(predicate: str) -> SqlText:
+    """The filter `where`, which drops every row that a user's predicate is not true of."""
+    wanted = "wanted one predicate over a row of rollouts, such as: episode_reward > 0.5"
+    source = f"where ({predicate})"
+    _parse("where", source, predicate, "select\n{}", wanted)
+    return _parse("where", source, f"not coalesce((\n{predicate}\n), false)", "select\n{}", wanted)
+
+
 def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, known: Iterable[str]) -> None:
     """Raise ConfigError for a parameter that no text takes. known: those that are set without being given."""
     texts = list(texts)
@@ -207,7 +215,11 @@ def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[
 
 def _load(kind: str, name_or_path: str, template: str, wanted: str) -> SqlText:
     source, text = _read(kind, name_or_path)
-    defaults = {name: _parse_default(source, name, value) for name, value in _DEFAULT.findall(text)}
+    return _parse(Path(name_or_path).stem, source, text, template, wanted)
+
+
+def _parse(name: str, source: str, text: str, template: str, wanted: str) -> SqlText:
+    defaults = {param: _parse_default(source, param, value) for param, value in _DEFAULT.findall(text)}
     text = _without_last_semicolon(text)
     try:
         statements = duckdb.extract_statements(template.format(text))
@@ -217,7 +229,7 @@ def _load(kind: str, name_or_path: str, template: str, wanted: str) -> SqlText:
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
         raise QueryError(f"{source}: holds {kinds}; {wanted}")
     parameters = frozenset(statements[0].named_parameters)
-    return SqlText(name=Path(name_or_path).stem, source=source, text=text, parameters=parameters, defaults=defaults)
+    return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults)
 
 
 def _read(kind: str, name_or_path: str) -> tuple[str, str]:

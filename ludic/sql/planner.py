@@ -29,6 +29,7 @@ from ludic.sql.library import (
     run_advantage,
     run_query,
     run_selection,
+    where_filter,
 )
 
 ALWAYS_ON = "drop_errors"
@@ -66,7 +67,15 @@ insert into rollouts
 select arrived.*, coalesce(uses.num_uses, 0)
 from arrived
 left join uses on uses.group_id = arrived.group_id
+where $fits
 """
+_HAS_A_ROW_THAT_FITS = """arrived.group_id in (
+    select group_id
+    from arrived
+    where not (
+{where}
+    )
+)"""
 
 _COUNT = """
 select count(*) as num_rollouts, count(distinct group_id) filter (reason is null) as num_kept_groups
@@ -90,6 +99,9 @@ class BatchRules:
     """A name in ludic/sql/advantages/, or the path of a .sql file."""
     filters: tuple[str, ...] = ()
     """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first that hits."""
+    where: str | None = None
+    """A predicate over a row of rollouts. Groups without a row that it is true of are never pending; rows of other
+    groups that it is not true of are dropped by the filter `where`."""
     selection: str = "fifo"
     """Which groups come first: a name in ludic/sql/selections/, or the path of a .sql file."""
     max_uses: int = 1
@@ -151,6 +163,8 @@ class Planner:
         self._rules = rules
         self._advantage = load_advantage(rules.advantage)
         self._filters = [load_filter(name) for name in dict.fromkeys((ALWAYS_ON, *rules.filters))]
+        if rules.where is not None:
+            self._filters.append(where_filter(rules.where))
         self._selection = load_selection(rules.selection)
         texts = [self._advantage, *self._filters, self._selection]
         check_parameters(texts, rules.params, known=KNOWN_PARAMS)
@@ -178,26 +192,37 @@ class Planner:
 
     def add(self, rows: pa.Table) -> None:
         """Whole groups that are pending from now on; columns beyond `columns` and ADDRESS are ignored."""
+        where = next((text for text in self._filters if text.name == "where"), None)
+        fits = "true" if where is None else _HAS_A_ROW_THAT_FITS.format(where=where.text)
+        params = {} if where is None else where.bind(self._values(1, 0, None))
         with self._registered("arrived", rows.select(self._schema.names)):
-            self._con.execute(_ADD_ARRIVED)
+            self._con.execute(Template(_ADD_ARRIVED).safe_substitute(fits=fits), params)
 
     @property
     def num_pending_groups(self) -> int:
         return self._fetch("select count(distinct group_id) from rollouts")[0][0]
 
-    def plan(self, *, step: int, attempt_id: int, trainer_version: int, now: datetime | None = None) -> pa.Table | None:
+    def plan(
+        self,
+        *,
+        step: int,
+        attempt_id: int,
+        trainer_version: int,
+        now: datetime | None = None,
+        at_least: int | None = None,
+    ) -> pa.Table | None:
         """The next batch, as rows of the batches table: used ones in training order, then dropped ones.
 
         The batch is the first groups_per_batch groups that the selection names, of those that keep a row; with
         it go all groups that lost every row. A group that was used less than max_uses times stays pending.
-        None, and nothing changes, while there are too few.
+        None, and nothing changes, while there are too few. at_least: so few groups make a batch as well.
         now: what $now is to filters; the present by default. Raises QueryError when a row that would be used
         gets no finite advantage, or not one for each token.
         """
         values = self._values(step, trainer_version, now)
         self._judge(values)
         chosen = self._choose(values)
-        if chosen.num_rows < self._rules.groups_per_batch:
+        if chosen.num_rows < (at_least or self._rules.groups_per_batch):
             return None
         with self._registered("chosen", chosen.slice(0, self._rules.groups_per_batch)):
             ledger = self._write_ledger(values, attempt_id)

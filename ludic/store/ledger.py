@@ -6,6 +6,7 @@ A step's file is written before its gradient step, and never changed.
 import io
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -58,26 +59,42 @@ def count_uses(root: Root, checkpoint: Place | None) -> dict[str, int]:
     """
     if checkpoint is None:
         return {}
+    places = effective_steps(root, checkpoint, of=lambda attempt_id: _max_uses(root, attempt_id) > 1)
+    return recall_groups(root, places)[0]
+
+
+def effective_steps(root: Root, checkpoint: Place, *, of: Callable[[int], bool] = lambda _: True) -> list[Place]:
+    """attempt_id and step of what was planned on the way to a checkpoint, in no order. of: the attempts to look at."""
     places: list[Place] = []
     for link in chain(checkpoint[0], partial(read_parent, root)):
-        if _max_uses(root, link.attempt_id) > 1:
+        if of(link.attempt_id):
             last_step = checkpoint[1] if link.last_step is None else min(link.last_step, checkpoint[1])
             places += [(link.attempt_id, step) for step in ledger_steps(root, link.attempt_id) if step <= last_step]
+    return places
+
+
+def recall_groups(root: Root, places: Iterable[Place]) -> tuple[dict[str, int], set[str]]:
+    """How many of these steps trained on each group, and the groups that they dropped whole."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        used = pool.map(lambda place: _used_groups(root, *place), places)
-        return dict(Counter(group_id for group_ids in used for group_id in group_ids))
+        steps = list(pool.map(lambda place: _groups_of_step(root, *place), places))
+    uses = Counter(group_id for used, _ in steps for group_id in used)
+    return dict(uses), {group_id for _, seen in steps for group_id in seen} - uses.keys()
 
 
-def _used_groups(root: Root, attempt_id: int, step: int) -> list[str]:
+def _groups_of_step(root: Root, attempt_id: int, step: int) -> tuple[list[str], list[str]]:
+    """Those it used, and all it considered."""
     rows = read_ledger(root, attempt_id, step)
-    return rows.filter(rows["used"])["group_id"].unique().to_pylist()
+    used = rows.filter(rows["used"])
+    return used["group_id"].unique().to_pylist(), rows["group_id"].unique().to_pylist()
 
 
 def _max_uses(root: Root, attempt_id: int) -> int:
+    """Of an online attempt; what others trained on is not what workers deliver here, or is to be used anew."""
     try:
-        return read_attempt(root, attempt_id).config.get("max_uses", 1)
+        config = read_attempt(root, attempt_id).config
     except FileNotFoundError:
         return 1
+    return 1 if config.get("offline") or config.get("replay_batches") else config.get("max_uses", 1)
 
 
 def ledger_steps(root: Root, attempt_id: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""Read rollouts that the ledger names, wherever their rows are now.
+"""Read rollouts that the ledger names, wherever their rows are now, in this root or in others.
 
 The ledger's file, row_group and row are where a row was when its step was planned. Compaction may have moved it
 since: then the intent log says where to, and rollout_id finds it there.
@@ -6,7 +6,7 @@ since: then the intent log says where to, and rollout_id finds it there.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -27,20 +27,30 @@ def read_rollouts(
 ) -> pa.Table:
     """Columns of at least one rollout, in the order of `rows`; files are read concurrently, each opened once.
 
-    rows: rollout_id, group_id, file, row_group and row, as the ledger has them. on_broken: is told the name of each
-    file that turns out broken, and why. Raises SchemaError for such a file, StoreError for one that is gone
-    and was not compacted, or when the filesystem fails.
+    rows: rollout_id, group_id, file, row_group, row and perhaps root, as the ledger has them. on_broken: is told the
+    name of each file of this root that turns out broken, and why. Raises SchemaError for such a file, StoreError for
+    one that is gone and was not compacted, or when the filesystem fails.
     """
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(rows.column("file").to_pylist()):
-        places.setdefault(name, []).append(place)
+    places: dict[tuple[str | None, str], list[int]] = {}
+    urls = rows.column("root").to_pylist() if "root" in rows.column_names else [None] * rows.num_rows
+    for place, file in enumerate(zip(urls, rows.column("file").to_pylist(), strict=True)):
+        places.setdefault(file, []).append(place)
     reads = [
-        partial(_read_file, root, name, rows.take(of_file), columns, on_broken) for name, of_file in places.items()
+        partial(_read_file, root, name, rows.take(of_file), columns, on_broken)
+        if url is None
+        else partial(_read_file, _other_root(url), name, rows.take(of_file), columns, None)
+        for (url, name), of_file in places.items()
     ]
     order = np.argsort([place for of_file in places.values() for place in of_file])
     table = take_rows(pa.concat_tables(_read_all(reads)), order.tolist())
     release_memory(table.nbytes)
     return table
+
+
+@lru_cache(maxsize=64)
+def _other_root(url: str) -> Root:
+    """run.json never changes, so it is read once."""
+    return Root.open(url)
 
 
 def _read_all(reads: Sequence[Callable[[], pa.Table]]) -> list[pa.Table]:

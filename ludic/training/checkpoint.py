@@ -14,6 +14,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,7 +34,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import ModelError, NameTakenError, SchemaError
-from ludic.store.attempts import Attempt, check_not_fenced, outdated
+from ludic.store.attempts import Attempt, chain, check_not_fenced, newest_checkpoint, outdated, read_parent
 from ludic.store.root import Root
 from ludic.training.distributed import num_ranks, rank, run_on_main
 from ludic.training.model import full_state_dict, load_model, save_weights
@@ -135,6 +136,15 @@ def write_checkpoint(root: Root, snapshot: Snapshot) -> None:
         root.upload(folder, info.name)
     if not root.put_if_absent(f"{info.name}/{MARKER}", info.to_json()):
         raise NameTakenError(f"{root.url}/{info.name} is there with other content; another trainer has this attempt")
+
+
+def checkpoint_to_resume(root: Root, attempt: Attempt | None) -> CheckpointInfo | None:
+    """The newest complete checkpoint on the chain of parents from an attempt; None to start anew."""
+    if attempt is None:
+        return None
+    found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
+    place = newest_checkpoint(chain(attempt.attempt_id, partial(read_parent, root)), found)
+    return found[place] if place else None
 
 
 def save_checkpoint(

@@ -17,6 +17,7 @@ _AT_LEAST_ONE = (
     "constant_tokens",
     "num_steps",
     "max_uses",
+    "epochs",
     "micro_token_budget",
     "logprob_chunk_tokens",
     "max_seq_len",
@@ -40,6 +41,8 @@ _ABOVE_ZERO = (
     "entropy_weight",
     "kl_weight",
 )
+OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
+"""Those that choose to train on what is stored."""
 # The settings that only some objectives look at; None is off.
 _ONLY_OF: Mapping[str, tuple[Objective, ...]] = {
     "clip_low": ("ppo_clip", "cispo", "gspo", "gmpo"),
@@ -61,8 +64,11 @@ class TrainConfig:
     """Advantage estimator: a name in ludic/sql/advantages, or path/to/file.sql."""
     filters: tuple[str, ...] = ()
     """Filters that drop rollouts: names in ludic/sql/filters, or paths of files."""
-    selection: str = "fifo"
-    """Which groups make the next batch: a name in ludic/sql/selections, or path/to/file.sql."""
+    where: str | None = None
+    """Train only on rollouts that this SQL predicate is true of; advantages are still those of whole groups."""
+    selection: str | None = None
+    """Which groups make the next batch: a name in ludic/sql/selections, or path/to/file.sql; None is fifo, offline
+    epochs."""
     sql_params: Mapping[str, float | int | str] = field(default_factory=dict)
     """Values of the $parameters of advantage, filters and selection; docs/algorithms.md lists them."""
     max_uses: int = 1
@@ -73,6 +79,15 @@ class TrainConfig:
     """Drop rollouts that were written more seconds ago than this."""
     baseline_over: Literal["group", "kept"] = "group"
     """Take the baseline over the whole group, or over what the filters kept of it."""
+
+    offline: bool = False
+    """Train on the rollouts that are stored now, not on those that workers deliver."""
+    sources: tuple[str, ...] = ()
+    """Runs whose rollouts to train on offline; none is the root's own."""
+    epochs: int | None = None
+    """Passes over the stored rollouts, which num_steps then follows from; None goes on until num_steps."""
+    replay_batches: str | None = None
+    """Run whose batches to train on again, step by step, with its settings."""
 
     objective: Objective = "reinforce"
     """What is maximised at each token; a function in ludic.training.losses, docs/algorithms.md has the formulas."""
@@ -160,10 +175,25 @@ class TrainConfig:
             raise ConfigError(f"warmup_steps is {self.warmup_steps}, wanted less than num_steps ({self.num_steps})")
         if self.kl_weight is not None and self.reference is None:
             raise ConfigError(f"kl_weight is {self.kl_weight} but there is no reference; set reference to a model")
+        self._check_stored()
         self._check_loss()
         for name, param in self.sql_params.items():
             if not isinstance(param, float | int | str):
                 raise ConfigError(f"sql_params has {name!r} = {param!r}, wanted a number or a text")
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether what is trained on is there before training begins."""
+        return self.offline or self.replay_batches is not None
+
+    def _check_stored(self) -> None:
+        if not self.offline and (self.sources or self.epochs):
+            name = "sources" if self.sources else "epochs"
+            raise ConfigError(f"{name} is {getattr(self, name)}, which only offline training looks at; set offline")
+        if self.offline and self.replay_batches is not None:
+            raise ConfigError(f"replay_batches is {self.replay_batches} and offline is set; choose one of them")
+        if self.offline and self.max_uses > 1:
+            raise ConfigError(f"max_uses is {self.max_uses}, which offline training does not look at; set epochs")
 
     def _check_loss(self) -> None:
         for name, objectives in _ONLY_OF.items():

@@ -1,4 +1,4 @@
-"""Rank 0's side of the batch stream: poll the store, plan by SQL, write the ledger, one step ahead.
+"""Rank 0's side of the batch stream, online: poll the store, plan by SQL, write the ledger, one step ahead.
 
 Reads rollouts/, writes batches/. A step's ledger file is there before its gradient step begins. A store that can't
 be listed or read is asked again until the stall limit; one that can't be written ends the trainer.
@@ -8,8 +8,8 @@ Runs in a thread, so that the next plan is made while the current step trains.
 import logging
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 
@@ -17,18 +17,19 @@ from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.sql.planner import BatchRules, Planner, Shortage
 from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
 from ludic.training.config import TrainConfig
-from ludic.training.plans import Plan
+from ludic.training.plans import Plan, PlanThread
 from ludic.training.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
 _REPORT_EVERY_S = 30.0
+_ENDLESS = 2**31 - 1
 _FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}
 
 
 class PlanFeed:
-    """Makes plans in a thread, in order of steps; each is asked for with `start` and got with `take`."""
+    """Plans over what workers deliver; a Feed."""
 
     def __init__(
         self,
@@ -44,8 +45,7 @@ class PlanFeed:
         self._root, self._attempt, self._config = root, attempt, config
         self._planner, self._publisher = planner, publisher
         self._reader = RolloutReader(replace(root, stop=stop), planner.columns, cursor)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-plan")
-        self._future: Future[Plan | None] | None = None
+        self._thread = PlanThread()
         self._num_ready_groups = 0
         self._failure: StoreError | None = None
         """Of the last poll."""
@@ -54,23 +54,19 @@ class PlanFeed:
         self._stop = stop
 
     def start(self, step: int, trainer_version: int) -> None:
-        """Begin to plan a step that will start from the weights of `trainer_version`."""
-        assert self._future is None, "the plan before was not taken"
+        """As Feed has it."""
         self._is_fresh = False
         self._num_ready_groups = self._planner.num_pending_groups
-        self._future = self._thread.submit(self._plan, step, trainer_version)
+        self._thread.start(partial(self._plan, step, trainer_version))
 
     @property
     def has_plan(self) -> bool:
-        """Whether `take` answers at once, and with a plan."""
-        future = self._future
-        return future is not None and future.done() and future.exception() is None and future.result() is not None
+        """As Feed has it."""
+        return self._thread.has_plan
 
     def take(self) -> Plan | None:
         """Wait for the plan; None when told to stop. Raises StalledError, FencedError, StoreError, QueryError."""
-        assert self._future is not None, "no plan was asked for"
-        future, self._future = self._future, None
-        return future.result()
+        return self._thread.take()
 
     def count_ready_groups(self, latest_version: int | None) -> int:
         """Groups that wait to be trained on: read and pending, or planned by the last `start`.
@@ -83,7 +79,7 @@ class PlanFeed:
 
     def close(self) -> None:
         self._is_closed = True
-        self._thread.shutdown(wait=True)
+        self._thread.close()
 
     def _plan(self, step: int, trainer_version: int) -> Plan | None:
         wait, shortage = _Wait(self._config.stall_limit_s), None
@@ -153,17 +149,19 @@ class PlanFeed:
 def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> BatchRules:
     """What the planner needs of the settings; max_off_policy_steps and max_age_s are filters like any other.
 
-    seed: of the run. Raises ConfigError where sql_params hold what has a setting of its own.
+    Offline neither is looked at: there is no newer weight to wait for. seed: of the run. Raises ConfigError where
+    sql_params hold what has a setting of its own.
     """
     limits = {"max_off_policy_steps": config.max_off_policy_steps, "max_age_s": config.max_age_s}
-    limits = {name: value for name, value in limits.items() if value is not None}
+    limits = {name: value for name, value in limits.items() if value is not None and not config.offline}
     for name in limits.keys() & config.sql_params.keys():
         raise ConfigError(f"sql_params has {name!r}, which is a setting of its own; leave it out of sql_params")
     return BatchRules(
         advantage=config.advantage,
         filters=(*config.filters, *(_FILTER_OF[name] for name in limits)),
-        selection=config.selection,
-        max_uses=config.max_uses,
+        where=config.where,
+        selection=config.selection or ("epochs" if config.offline else "fifo"),
+        max_uses=(config.epochs or _ENDLESS) if config.offline else config.max_uses,
         params={**config.sql_params, **limits},
         seed=seed,
         baseline_over=config.baseline_over,

@@ -1,6 +1,6 @@
 """The batch stream: from rollouts in the store to packed micro-batches, on every rank.
 
-Rank 0 plans (ludic.training.feed) and the plan reaches the other ranks as Arrow IPC; each rank reads
+Rank 0 plans (ludic.training.plans) and the plan reaches the other ranks as Arrow IPC; each rank reads
 the row groups of its own sequences. Planning overlaps with the training step, reading with what
 follows it. At no time are more tokens in memory than two batches hold.
 """
@@ -22,9 +22,8 @@ from ludic.store.repair import set_aside
 from ludic.store.root import Root
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import num_ranks, rank, run_on_all, run_on_main
-from ludic.training.feed import PlanFeed
 from ludic.training.packing import MicroBatch, TrainingSequence, assign, cap, pack
-from ludic.training.plans import Plan
+from ludic.training.plans import Feed, Plan
 
 TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
 _COLUMNS = ["rollout_id", "temperature", *TOKEN_COLUMNS]
@@ -47,9 +46,11 @@ class TrainingBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Share:
+class Share:
     """One rank's part of a batch, with its counts."""
 
+    plan: Plan
+    """Of all ranks."""
     micro_batches: list[MicroBatch]
     num_action_tokens: int
     num_tokens: int
@@ -59,10 +60,10 @@ class _Share:
 class PlannedStream:
     """Batches in order of steps. Collective: every rank calls every method alike."""
 
-    def __init__(self, root: Root, config: TrainConfig, feed: PlanFeed | None) -> None:
+    def __init__(self, root: Root, config: TrainConfig, feed: Feed | None) -> None:
         """`feed` on rank 0, None elsewhere; its first plan must have been started."""
         self._root, self._config, self._feed = root, config, feed
-        self._reading: tuple[Plan, Future[_Share]] | None = None
+        self._reading: Future[Share] | None = None
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="ludic-read")
 
     def next_batch(self) -> TrainingBatch | None:
@@ -74,12 +75,12 @@ class PlannedStream:
         begun, self._reading = self._reading or self._begin_reading(wait=True), None
         if begun is None:
             return None
-        plan, share = begun[0], run_on_all(begun[1].result)
+        share = run_on_all(begun.result)
         counts = torch.tensor([share.num_action_tokens, share.num_tokens, share.num_truncated])
         dist.all_reduce(counts)
         num_action_tokens, num_tokens, num_truncated = counts.tolist()
         return TrainingBatch(
-            plan=plan,
+            plan=share.plan,
             micro_batches=share.micro_batches,
             num_action_tokens=num_action_tokens,
             num_tokens=num_tokens,
@@ -100,12 +101,11 @@ class PlannedStream:
             self._feed.close()
         self._reader.shutdown(wait=True)
 
-    def _begin_reading(self, *, wait: bool) -> tuple[Plan, Future[_Share]] | None:
+    def _begin_reading(self, *, wait: bool) -> Future[Share] | None:
         data = run_on_main(lambda: self._take_plan(wait))
         if not data:
             return None
-        plan = Plan.from_bytes(data)
-        return plan, self._reader.submit(read_share, self._root, self._config, plan, rank(), num_ranks())
+        return self._reader.submit(read_share, self._root, self._config, Plan.from_bytes(data), rank(), num_ranks())
 
     def _take_plan(self, wait: bool) -> bytes:
         assert self._feed is not None
@@ -113,7 +113,7 @@ class PlannedStream:
         return plan.to_bytes() if plan else b""
 
 
-def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks: int) -> _Share:
+def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks: int) -> Share:
     """Read and pack one rank's sequences of a plan; the same on any machine."""
     used = plan.rows.filter(plan.rows.column("used"))
     lengths = _sum_columns(used, "prompt_length", "response_length")
@@ -124,7 +124,8 @@ def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks
     sequences = dict(zip(order, read_sequences(root, used.take(order)), strict=True))
     capped = {index: _cap(sequence, config.max_seq_len) for index, sequence in sequences.items()}
     kept = [sequence for sequence, _ in capped.values()]
-    return _Share(
+    return Share(
+        plan=plan,
         micro_batches=[pack([capped[index][0] for index in micro_batch]) for micro_batch in mine],
         num_action_tokens=sum(sequence.num_action_tokens for sequence in kept),
         num_tokens=sum(sequence.num_tokens for sequence in kept),

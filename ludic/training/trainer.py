@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,12 +35,12 @@ from ludic.store import (
     check_not_fenced,
     count_uses,
 )
-from ludic.store.attempts import chain, newest_attempt, newest_checkpoint, read_parent, record_attempt
+from ludic.store.attempts import newest_attempt, record_attempt
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.training.checkpoint import (
     CheckpointInfo,
     Snapshot,
-    complete_checkpoints,
+    checkpoint_to_resume,
     load_checkpoint,
     prune_checkpoints,
     take_snapshot,
@@ -52,9 +52,11 @@ from ludic.training.feed import PlanFeed, batch_rules
 from ludic.training.metrics import step_metrics
 from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, load_model, save_weights, shard
 from ludic.training.optimizer import build_optimizer, learning_rate
+from ludic.training.plans import Feed
 from ludic.training.publisher import Publisher
 from ludic.training.reference import Reference, model_reference
 from ludic.training.step import train_step
+from ludic.training.stored import StoredFeed, StoredPlans, open_stored
 from ludic.training.stream import PlannedStream, TrainingBatch
 from ludic.training.telemetry import open_log
 
@@ -89,12 +91,13 @@ def train(
     with _process_group(device) as mesh:
         resumed = _agree_on_checkpoint(root)
         last_step = resumed.step if resumed else 0
+        stored, config = _agree_on_stored(root, config, resumed)
         if last_step >= config.num_steps:
             return last_step
         predecessor = _agree_on_predecessor(root, stop, replaces)
         if predecessor is None:
             return last_step
-        with _open_trainer(root, config, mesh, predecessor, stop, report) as trainer:
+        with _open_trainer(root, config, stored, mesh, predecessor, stop, report) as trainer:
             try:
                 return _train_steps(trainer, config.num_steps)
             except StalledError:
@@ -131,15 +134,6 @@ def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
     return step
 
 
-def checkpoint_to_resume(root: Root, attempt: Attempt | None) -> CheckpointInfo | None:
-    """The newest complete checkpoint on the chain of parents from an attempt; None to start anew."""
-    if attempt is None:
-        return None
-    found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
-    place = newest_checkpoint(chain(attempt.attempt_id, partial(read_parent, root)), found)
-    return found[place] if place else None
-
-
 @contextmanager
 def _process_group(device: str) -> Iterator[DeviceMesh]:
     """The ranks that train together; a group that the caller had joined stays."""
@@ -155,6 +149,7 @@ def _process_group(device: str) -> Iterator[DeviceMesh]:
 def _open_trainer(
     root: Root,
     config: TrainConfig,
+    stored: StoredPlans | None,
     mesh: DeviceMesh,
     predecessor: int,
     stop: threading.Event,
@@ -168,7 +163,7 @@ def _open_trainer(
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
 
         def take_ownership() -> bytes:
-            trainer.main = stack.enter_context(_open_main(root, config, predecessor, stop, report))
+            trainer.main = stack.enter_context(_open_main(root, config, stored, predecessor, stop, report))
             return _to_bytes(trainer.main.resumed)
 
         resumed = _from_bytes(run_on_main(take_ownership), root)
@@ -187,6 +182,24 @@ def _open_trainer(
 
 def _agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
     return _from_bytes(run_on_main(lambda: _to_bytes(checkpoint_to_resume(root, newest_attempt(root)))), root)
+
+
+def _agree_on_stored(
+    root: Root, config: TrainConfig, resumed: CheckpointInfo | None
+) -> tuple[StoredPlans | None, TrainConfig]:
+    """On rank 0 the plans that follow from what is stored, if any; and the settings, with the steps they are for."""
+    opened: list[StoredPlans] = []
+
+    def open_() -> bytes:
+        stored = open_stored(root, config)
+        if stored is None:
+            return b""
+        opened.append(stored)
+        num_steps = stored.count_steps(resumed)
+        return b"" if num_steps is None else str(num_steps).encode()
+
+    num_steps = run_on_main(open_)
+    return next(iter(opened), None), replace(config, num_steps=int(num_steps)) if num_steps else config
 
 
 def _to_bytes(info: CheckpointInfo | None) -> bytes:
@@ -230,24 +243,36 @@ class _Main:
 
     attempt: Attempt
     resumed: CheckpointInfo | None
-    feed: PlanFeed
+    feed: Feed
     publisher: Publisher
     write_metrics: Callable[[int, Mapping[str, Any]], None]
 
 
 @contextmanager
 def _open_main(
-    root: Root, config: TrainConfig, predecessor: int, stop: threading.Event, report: Report | None
+    root: Root,
+    config: TrainConfig,
+    stored: StoredPlans | None,
+    predecessor: int,
+    stop: threading.Event,
+    report: Report | None,
 ) -> Iterator[_Main]:
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
     with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
-        planner = Planner(batch_rules(config, root.run.groups_per_batch, root.run.seed), root.run.extra_columns)
+        # What can fail before ownership is taken does; stored plans were made already.
+        planner = None if stored else _planner(root, config)
         _warn_of_bias(root.run)
         lease, attempt, resumed = _take(root, config, predecessor)
-        planner.recall_uses(count_uses(root, (resumed.attempt_id, resumed.step) if resumed else None))
         publisher = Publisher(root, attempt, config.keep_policies)
-        cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
-        feed = PlanFeed(root, attempt, config, planner, publisher, cursor, stop)
+        feed: Feed
+        if planner is None:
+            assert stored is not None
+            stored.resume(resumed)
+            feed = StoredFeed(root, attempt, stored, stop)
+        else:
+            planner.recall_uses(count_uses(root, (resumed.attempt_id, resumed.step) if resumed else None))
+            cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
+            feed = PlanFeed(root, attempt, config, planner, publisher, cursor, stop)
         log = MetricsLog(root, "train", str(attempt.attempt_id))
 
         def write_metrics(step: int, row: Mapping[str, Any]) -> None:
@@ -258,6 +283,10 @@ def _open_main(
 
         with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest), contextlib.closing(log):
             yield _Main(attempt=attempt, resumed=resumed, feed=feed, publisher=publisher, write_metrics=write_metrics)
+
+
+def _planner(root: Root, config: TrainConfig) -> Planner:
+    return Planner(batch_rules(config, root.run.groups_per_batch, root.run.seed), root.run.extra_columns)
 
 
 def _take(root: Root, config: TrainConfig, predecessor: int) -> tuple[Lease, Attempt, CheckpointInfo | None]:
@@ -404,7 +433,10 @@ class _Trainer:
             self.main.write_metrics(step, row)
 
     def _is_publishing(self, step: int) -> bool:
-        return step % self._root.run.steps_per_version == 0 or step == self._config.num_steps
+        """What is trained from what is stored has no workers that wait for weights."""
+        if step == self._config.num_steps:
+            return True
+        return not self._config.is_stored and step % self._root.run.steps_per_version == 0
 
     def _own_attempt(self) -> bytes:
         assert self.main is not None

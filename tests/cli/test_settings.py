@@ -134,7 +134,7 @@ def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path,
 def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
     from ludic.cli import train
 
-    earlier = train.earlier_settings(trained.url)
+    earlier = train.earlier_settings(trained.url, [])
     settings = parse(
         train.Settings, [trained.url, "--num-steps", "9"], program="ludic train", description="", earlier=earlier
     )

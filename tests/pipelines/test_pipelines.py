@@ -112,3 +112,24 @@ def test_async_rloo_trains_on_what_two_workers_sample(tmp_path: Path, model: str
         (2, 64),
         (3, 64),
     ]
+
+
+def test_offline_replay_trains_on_what_was_collected_and_repeats_it(tmp_path: Path, model: str):
+    collected, offline, again = (tmp_path / name for name in ("collected", "offline", "again"))
+    run_pipeline("collect.py", root=collected, model=model, num_groups=8, max_tokens=8, groups_per_batch=4)
+    printed = run_pipeline("offline_replay.py", root=offline, sources=collected, epochs=2)
+    assert printed.splitlines()[-1].startswith("trained to step 4; ")
+    run_pipeline("offline_replay.py", root=again, replay=offline)
+    assert ask(again, "select loss from metrics order by step") == ask(
+        offline, "select loss from metrics order by step"
+    )
+
+
+def test_own_trainer_goes_on_after_the_last_batch_that_it_saved(tmp_path: Path, model: str):
+    collected, output = tmp_path / "collected", tmp_path / "own"
+    run_pipeline("collect.py", root=collected, model=model, num_groups=8, max_tokens=32, groups_per_batch=1)
+    (num_groups,) = ask(collected, "select count(*) from groups where reward_std > 0")[0]
+    batches = [[f"epoch {epoch}  batch {n} of {num_groups}" for n in range(1, num_groups + 1)] for epoch in (1, 2)]
+    assert num_groups > 1
+    assert run_pipeline("own_trainer.py", root=collected, output=output).splitlines() == batches[0]
+    assert run_pipeline("own_trainer.py", root=collected, output=output, epochs=2).splitlines() == batches[1]

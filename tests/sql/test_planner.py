@@ -1,5 +1,6 @@
 """Which groups make a batch, which rows are dropped for which reason, and what waits."""
 
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import permutations
@@ -57,6 +58,7 @@ def test_a_plan_is_exactly_a_ledger(arrive):
         "num_uses": 1,
         "seq_len_truncated": False,
         "truncation_reason": None,
+        "root": None,
     }
 
 
@@ -346,3 +348,38 @@ def test_the_same_sql_gives_the_same_advantages_on_the_views(root: Root, store, 
     planned = {row["rollout_id"]: row["advantage"] for row in plan(planner)}
     of_views = {row["rollout_id"]: row["advantage"] for row in advantages(connect(root), name).to_pylist()}
     assert of_views == planned
+
+
+def test_where_drops_rows_that_it_is_not_true_of_and_leaves_groups_without_one_alone(arrive):
+    table = arrive([[0.0, 1.0], [0.0, 0.0], [None, 1.0]])
+    planner = Planner(BatchRules(groups_per_batch=2, where="episode_reward > 0.5"))
+    planner.add(table)
+    assert planner.num_pending_groups == 2
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    found = list(zip(ledger["episode_reward"].to_pylist(), ledger["reason"].to_pylist(), strict=True))
+    # The first filter that hits gives the reason, and drop_errors comes first; null is not true
+    assert found == [(1.0, None), (1.0, None), (0.0, "where"), (None, "drop_errors")]
+
+
+@pytest.mark.parametrize(
+    "where", ["episode_reward >", "episode_reward > 1; select 2", "no_such_column = 1", "rollout_id"]
+)
+def test_a_where_that_is_no_predicate_is_named(where):
+    with pytest.raises(QueryError, match=re.escape(f"where ({where})")):
+        Planner(BatchRules(groups_per_batch=1, where=where))
+
+
+def test_where_can_have_parameters(arrive):
+    planner = Planner(BatchRules(groups_per_batch=1, where="episode_reward > $least", params={"least": 0.5}))
+    planner.add(arrive([[0.4, 0.6]]))
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    assert ledger["used"].to_pylist() == [True, False]
+
+
+def test_fewer_groups_make_a_batch_where_that_is_said(arrive):
+    planner = Planner(BatchRules(groups_per_batch=3))
+    planner.add(arrive([[0.0, 1.0]] * 2))
+    assert planner.plan(step=1, attempt_id=1, trainer_version=0) is None
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0, at_least=1)
+    assert len(ledger["group_id"].unique()) == 2
+    assert planner.plan(step=2, attempt_id=1, trainer_version=0, at_least=1) is None

@@ -152,3 +152,15 @@ def test_the_ledger_says_what_the_trainer_cuts_and_keeps_the_episodes_own_reason
     ledger = planner_of([table], max_seq_len=max_seq_len).plan(step=1, attempt_id=1, trainer_version=0)
     assert ledger["seq_len_truncated"].to_pylist() == [max_seq_len == 18] * 2
     assert ledger["truncation_reason"].to_pylist() == reasons
+
+
+def test_epochs_uses_every_group_once_before_any_is_used_again(arrive):
+    tables = [arrive([[1.0, 0.0]] * 4, arrival=0)]
+    planner = planner_of(tables, selection="epochs", max_uses=3)
+    passes = [[chosen(planner, step)[0] for step in range(first, first + 4)] for first in (1, 5, 9)]
+    groups = sorted(set(tables[0]["group_id"].to_pylist()))
+    assert [sorted(order) for order in passes] == [groups] * 3
+    assert len(set(map(tuple, passes))) > 1
+    assert chosen(planner, 13) is None
+    again = planner_of(tables, selection="epochs", max_uses=3, seed=1)
+    assert [chosen(again, step)[0] for step in range(1, 5)] != passes[0]

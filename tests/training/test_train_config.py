@@ -24,6 +24,11 @@ def test_settings_are_there_before_torch_is():
     [
         ({"num_steps": 0}, "num_steps is 0, wanted at least 1"),
         ({"logprob_chunk_tokens": 0}, "logprob_chunk_tokens is 0, wanted at least 1"),
+        ({"epochs": 0, "offline": True}, "epochs is 0, wanted at least 1"),
+        ({"epochs": 2}, "epochs is 2, which only offline training looks at; set offline"),
+        ({"sources": ("runs/a",)}, "which only offline training looks at"),
+        ({"offline": True, "max_uses": 2}, "max_uses is 2, which offline training does not look at; set epochs"),
+        ({"offline": True, "replay_batches": "runs/a"}, "choose one of them"),
         ({"max_seq_len": 0}, "max_seq_len is 0, wanted at least 1"),
         ({"learning_rate": 0.0}, "learning_rate is 0.0, wanted a number above 0"),
         ({"max_grad_norm": float("nan")}, "max_grad_norm is nan"),

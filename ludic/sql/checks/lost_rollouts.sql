@@ -1,10 +1,11 @@
 -- lost_rollouts: a row of the ledger whose rollout is in no file
 -- grain: one row per attempt_id, step and rollout_id | reads: all_batches, rollouts, gone
--- what expired or was set aside is not missed
+-- what expired or was set aside is not missed, nor is what lies in another root
 with missing as (
     select *, regexp_extract(file, '([^/]+)-(\d+)\.parquet$', ['worker_id', 'sequence']) as source
     from all_batches
     anti join rollouts using (rollout_id)
+    where root is null
 )
 
 select attempt_id, step, rollout_id, policy_version, file

@@ -1,5 +1,6 @@
 -- planned_twice: a group that the run as it stands used more often than its trainers were to (max_uses), that came
 -- again after it was dropped, or whose rollouts stand several times in one step
+-- offline training and replays may use again what others have used: of them, only what is twice in one step counts
 -- grain: one row per such group_id | reads: batches, attempts
 with steps as (
     select
@@ -7,7 +8,9 @@ with steps as (
         step,
         bool_or(used) as used,
         count(*) - count(distinct rollout_id) as num_repeated,
-        max(coalesce((config ->> 'max_uses')::integer, 1)) as max_uses
+        max(coalesce((config ->> 'max_uses')::integer, 1)) as max_uses,
+        not bool_or(coalesce((config ->> 'offline')::boolean, false) or config ->> 'replay_batches' is not null)
+            as online
     from batches
     left join attempts using (attempt_id)
     group by group_id, step
@@ -21,4 +24,7 @@ select
     sum(num_repeated)::bigint as num_repeated
 from steps
 group by group_id
-having num_uses > max(max_uses) or max(step) > min(step) filter (not used) or sum(num_repeated) > 0
+having
+    count(*) filter (used and online) > max(max_uses)
+    or max(step) filter (online) > min(step) filter (not used and online)
+    or sum(num_repeated) > 0

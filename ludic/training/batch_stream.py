@@ -1,0 +1,100 @@
+"""Stored rollouts as packed batches for a training loop of one's own; nothing is written.
+
+Each rank plans for itself, over the same files and in the same order, so that ranks need not talk to each other.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from ludic.errors import ConfigError
+from ludic.sql.planner import Planner
+from ludic.store import Root
+from ludic.training.config import TrainConfig
+from ludic.training.feed import batch_rules
+from ludic.training.offline import StoredRollouts
+from ludic.training.plans import Plan
+from ludic.training.stream import Share, read_share
+
+
+class BatchStream:
+    """Batches of one epoch for each iteration, the next one read while the current one is trained on.
+
+    As torchdata's nodes, it has `state_dict` and `load_state_dict`: the state is that after the batch which was got
+    last. An iteration that was broken off goes on where it stopped. `epoch` counts from 1.
+    """
+
+    def __init__(
+        self,
+        *sources: str | Root,
+        config: TrainConfig | None = None,
+        groups_per_batch: int | None = None,
+        seed: int | None = None,
+        rank: int = 0,
+        num_ranks: int = 1,
+    ) -> None:
+        """config: of its settings, those that say what is in a batch: advantage, filters, where, sql_params,
+        baseline_over, micro_token_budget, max_seq_len. groups_per_batch, seed: None is that of the first source's run.
+
+        Raises ConfigError where there is nothing to train on, MissingRootError, StoreError, QueryError.
+        """
+        if not 0 <= rank < num_ranks:
+            raise ConfigError(f"rank is {rank} of {num_ranks}, wanted 0 to {num_ranks - 1}")
+        roots = [source if isinstance(source, Root) else Root.open(source) for source in sources]
+        if not roots:
+            raise ConfigError("BatchStream was given no root, wanted at least one")
+        self._config, self._root = replace(config or TrainConfig(), offline=True), roots[0]
+        run = roots[0].run
+        self._rules = batch_rules(
+            self._config, groups_per_batch or run.groups_per_batch, run.seed if seed is None else seed
+        )
+        self._stored = StoredRollouts.read(roots, self._rules, own=roots[0])
+        self._num_groups = self._stored.count_groups(self._rules)
+        self._rank, self._num_ranks = rank, num_ranks
+        self.epoch = 1
+        self._step = 0
+        self._used: set[str] = set()
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        return -(-self._num_groups // self._rules.groups_per_batch)
+
+    def __iter__(self) -> Iterator[Share]:
+        """The rest of the epoch; its last batch may have fewer groups. Raises StoreError, SchemaError, QueryError."""
+        planner = self._planner()
+        with ThreadPoolExecutor(1, thread_name_prefix="ludic-read") as thread:
+            coming = thread.submit(self._read, planner, self._step + 1)
+            while (share := coming.result()) is not None:
+                coming = thread.submit(self._read, planner, share.plan.step + 1)
+                self._step = share.plan.step
+                self._used.update(share.plan.rows["group_id"].to_pylist())
+                yield share
+        self.epoch, self._step, self._used = self.epoch + 1, 0, set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        return {"epoch": self.epoch, "step": self._step, "used": sorted(self._used)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on from there."""
+        self.epoch, self._step, self._used = state["epoch"], state["step"], set(state["used"])
+
+    def _planner(self) -> Planner:
+        """One for which each group was used in every epoch before this one."""
+        groups = self._stored.rows["group_id"].unique().to_pylist()
+        rules = replace(self._rules, max_uses=self.epoch)
+        return self._stored.planner(rules, num_uses=dict.fromkeys(groups, self.epoch - 1), without=self._used)
+
+    def _read(self, planner: Planner, step: int) -> Share | None:
+        rows = planner.plan(step=step, attempt_id=0, trainer_version=0, at_least=1)
+        if rows is None:
+            return None
+        plan = Plan(
+            step=step,
+            rows=self._stored.with_root(rows),
+            cursor={},
+            num_pending_groups=planner.num_pending_groups,
+            num_unreadable_files=self._stored.num_unreadable_files,
+        )
+        return read_share(self._root, self._config, plan, self._rank, self._num_ranks)

@@ -1,0 +1,181 @@
+"""Offline plans: the rollouts that one or several roots hold now, in epochs, through the planner that is online's too.
+
+Reads the scalars of all sources once, at the start, and with them the token columns that the advantage SQL mentions;
+what arrives later is for the next start. The position is not kept apart: it follows from the ledger since the step
+that the pass began with, which the checkpoint's cursor holds as "offline".
+"""
+
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ludic.errors import ConfigError
+from ludic.schema import rollouts_schema
+from ludic.sql.planner import ADDRESS, BatchRules, Planner
+from ludic.store import Cursor, RolloutReader, Root
+from ludic.store.ledger import effective_steps, recall_groups
+from ludic.training.checkpoint import CheckpointInfo
+from ludic.training.config import TrainConfig
+from ludic.training.feed import batch_rules
+from ludic.training.plans import Plan
+
+logger = logging.getLogger(__name__)
+
+_KEY = "offline"
+"""Of the pass, in a cursor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRollouts:
+    """What roots hold."""
+
+    sources: tuple[str, ...]
+    extra_columns: Mapping[str, str]
+    rows: pa.Table
+    """Scalars with ADDRESS and root, whole groups; a group that several roots hold is that of the first."""
+    num_unreadable_files: int
+
+    @classmethod
+    def read(cls, sources: Sequence[Root], rules: BatchRules, *, own: Root | None = None) -> Self:
+        """own: the root that is trained, whose rows have no URL in `root`.
+
+        Raises ConfigError where there are no rollouts, or where two runs have a column of one name and two types.
+        """
+        extra_columns = _join_extra_columns(sources)
+        schema = rollouts_schema(extra_columns)
+        schema = pa.schema([schema.field(name) for name in Planner(rules, extra_columns).columns])
+        tables: list[pa.Table] = []
+        num_unreadable_files = 0
+        for source in sources:
+            known = rollouts_schema(source.run.extra_columns).names
+            reader = RolloutReader(source, [name for name in schema.names if name in known])
+            rows = reader.poll(None)
+            for name, why in reader.set_aside.items():
+                logger.warning("%s/%s is left out: %s", source.url, name, why)
+            num_unreadable_files += len(reader.set_aside)
+            if rows is not None:
+                url = None if own is not None and source.run_id == own.run_id else source.url
+                tables.append(_new_groups(_conform(rows, schema), url, tables))
+        urls = tuple(source.url for source in sources)
+        if not tables:
+            raise ConfigError(f"{', '.join(urls)}: no rollouts, wanted at least one group to train on")
+        return cls(
+            sources=urls,
+            extra_columns=extra_columns,
+            rows=pa.concat_tables(tables),
+            num_unreadable_files=num_unreadable_files,
+        )
+
+    def planner(
+        self, rules: BatchRules, *, num_uses: Mapping[str, int] | None = None, without: Collection[str] = ()
+    ) -> Planner:
+        """One that has the rows of all groups, save of some."""
+        planner = Planner(rules, self.extra_columns)
+        planner.recall_uses(num_uses or {})
+        left_out = pc.is_in(self.rows["group_id"], pa.array(without, pa.string()))
+        planner.add(self.rows.filter(pc.invert(left_out)))
+        return planner
+
+    def with_root(self, ledger: pa.Table) -> pa.Table:
+        """The ledger rows, with the root that each lies in."""
+        places = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
+        return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(places))
+
+    def count_groups(self, rules: BatchRules) -> int:
+        """Groups that can be trained on. Raises ConfigError when there is none."""
+        shortage = self.planner(rules).shortage(1, 0)
+        if shortage.ready_groups == 0:
+            where = "" if rules.where is None else f" where {rules.where}"
+            raise ConfigError(f"{', '.join(self.sources)}: nothing to train on{where}; {shortage.describe()}")
+        return shortage.ready_groups
+
+
+class OfflinePlans:
+    """StoredPlans over epochs of stored rollouts. An epoch's last groups share a batch with the next one's first."""
+
+    def __init__(self, root: Root, config: TrainConfig) -> None:
+        sources = [Root.open(url) for url in config.sources] or [root]
+        _warn_of_other_models(root, sources)
+        self._root, self._epochs = root, config.epochs
+        self._rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
+        self._stored = StoredRollouts.read(sources, self._rules, own=root)
+        self._num_groups = self._stored.count_groups(self._rules)
+        self._choice = {"sources": list(self._stored.sources), "where": config.where}
+        self._cursor: Mapping[str, Any] = {}
+
+    def count_steps(self, resumed: CheckpointInfo | None) -> int | None:
+        if self._epochs is None:
+            return None
+        num_steps = math.ceil(self._epochs * self._num_groups / self._rules.groups_per_batch)
+        return self._first_step(resumed) - 1 + num_steps
+
+    def resume(self, resumed: CheckpointInfo | None) -> None:
+        first_step = self._first_step(resumed)
+        cursor = resumed.cursor if resumed else Cursor().to_dict()
+        self._cursor = {**cursor, _KEY: {"first_step": first_step, **self._choice}}
+        places = effective_steps(self._root, (resumed.attempt_id, resumed.step)) if resumed else []
+        num_uses, dropped = recall_groups(self._root, [place for place in places if place[1] >= first_step])
+        dropped |= {group_id for group_id, uses in num_uses.items() if uses >= self._rules.max_uses}
+        self._planner = self._stored.planner(self._rules, num_uses=num_uses, without=dropped)
+
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+        rows = self._planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version, at_least=1)
+        if rows is None:
+            return None
+        return Plan(
+            step=step,
+            rows=self._stored.with_root(rows),
+            cursor=self._cursor,
+            num_pending_groups=self._planner.num_pending_groups,
+            num_unreadable_files=self._stored.num_unreadable_files,
+        )
+
+    def _first_step(self, resumed: CheckpointInfo | None) -> int:
+        """That of the pass which a checkpoint was in, if it was over the same choice; else the next one."""
+        if resumed is None:
+            return 1
+        begun = dict(resumed.cursor.get(_KEY, {}))
+        first_step = begun.pop("first_step", None)
+        return resumed.step + 1 if first_step is None or begun != self._choice else first_step
+
+
+def _join_extra_columns(sources: Sequence[Root]) -> dict[str, str]:
+    joined: dict[str, str] = {}
+    for source in sources:
+        for name, type_ in source.run.extra_columns.items():
+            if joined.setdefault(name, type_) != type_:
+                raise ConfigError(f"{source.url}: {name} is {type_}, and {joined[name]} in a source before it")
+    return joined
+
+
+def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """What a reader delivered, with nulls for columns that its run does not have."""
+    columns = {
+        field.name: rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in (*schema, *ADDRESS)
+    }
+    return pa.table(columns)
+
+
+def _new_groups(rows: pa.Table, url: str | None, before: Sequence[pa.Table]) -> pa.Table:
+    """The rows of groups that no table before has, arrived after those, with the root that they lie in."""
+    for table in before:
+        rows = rows.filter(pc.invert(pc.is_in(rows["group_id"], table["group_id"].combine_chunks())))
+    num_arrivals = sum(pc.max(table["arrival"]).as_py() + 1 for table in before[-1:] if table.num_rows)
+    arrival = rows.schema.get_field_index("arrival")
+    rows = rows.set_column(arrival, "arrival", pc.add(rows["arrival"], num_arrivals))
+    return rows.append_column("root", pa.repeat(pa.scalar(url, pa.string()), rows.num_rows))
+
+
+def _warn_of_other_models(root: Root, sources: Sequence[Root]) -> None:
+    for source in sources:
+        if source.run.model != root.run.model:
+            logger.warning(
+                "%s was sampled by %s, and %s trains %s: tokens mean the same only if both have one tokenizer",
+                *(source.url, source.run.model, root.url, root.run.model),
+            )

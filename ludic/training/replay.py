@@ -1,0 +1,109 @@
+"""Replay: the batches of another run, step by step, from its ledger; from the same weights come the same weights.
+
+Reads attempts/, checkpoints/ and batches/ of that run up to its newest checkpoint, and its rollouts, which must not
+have expired. On one rank the weights are the same bit for bit.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ludic.errors import ConfigError
+from ludic.store import Cursor, Root, read_attempt, read_ledger
+from ludic.store.attempts import newest_attempt
+from ludic.store.ledger import effective_steps
+from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume
+from ludic.training.config import TrainConfig
+from ludic.training.plans import Plan
+
+_FREE = frozenset(
+    [
+        # Which batches; they are given here.
+        *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
+        *("max_off_policy_steps", "max_age_s", "offline", "sources", "epochs", "replay_batches"),
+        # Where it runs, and what is kept of it.
+        *("device", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every", "async_checkpoint"),
+        *("keep_policies", "stall_limit_s", "lease_s", "log_to"),
+    ]
+)
+"""Settings that weights do not depend on, once the batches are given."""
+
+
+def replay_settings(url: str) -> dict[str, Any]:
+    """The settings that a run trained with and that a replay shares; raises ConfigError where nothing was trained."""
+    other = Root.open(url)
+    config = read_attempt(other, _last_checkpoint(other).attempt_id).config
+    return {name: value for name, value in config.items() if name not in _FREE}
+
+
+class ReplayPlans:
+    """StoredPlans that are those of another run."""
+
+    def __init__(self, root: Root, config: TrainConfig) -> None:
+        """Raises ConfigError where the other run began from other weights, or trained with other settings."""
+        assert config.replay_batches is not None
+        self._other = other = Root.open(config.replay_batches)
+        if other.run_id == root.run_id:
+            raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
+        settings = replay_settings(other.url)
+        _check_same(other.url, {"model": other.run.model, **settings}, {"model": root.run.model, **asdict(config)})
+        last = _last_checkpoint(other)
+        places = effective_steps(other, (last.attempt_id, last.step))
+        self._attempt_of = {step: attempt_id for attempt_id, step in places}
+        self._num_steps: int = settings["num_steps"]
+        missing = set(range(1, last.step + 1)) - self._attempt_of.keys()
+        if missing:
+            raise ConfigError(f"{other.url}: batches/ lacks step {min(missing)}; a replay wants each from the first on")
+
+    def count_steps(self, resumed: CheckpointInfo | None) -> int:
+        """Those that the run was to take, which learning rates depend on; it may have been stopped before."""
+        return self._num_steps
+
+    def resume(self, resumed: CheckpointInfo | None) -> None:
+        """The position is the step."""
+
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+        if step not in self._attempt_of:
+            return None
+        return Plan(
+            step=step,
+            rows=_restamp(
+                read_ledger(self._other, self._attempt_of[step], step), self._other.url, attempt_id, trainer_version
+            ),
+            cursor=Cursor().to_dict(),
+            num_pending_groups=0,
+            num_unreadable_files=0,
+        )
+
+
+def _last_checkpoint(other: Root) -> CheckpointInfo:
+    last = checkpoint_to_resume(other, newest_attempt(other))
+    if last is None:
+        raise ConfigError(f"{other.url} has no complete checkpoint, so there is nothing to replay")
+    return last
+
+
+def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Settings are compared as JSON has them."""
+    mine = json.loads(json.dumps(mine))
+    differing = [name for name in theirs if name in mine and theirs[name] != mine[name] and name != "num_steps"]
+    if differing:
+        found = ", ".join(f"{name} is {theirs[name]!r} there and {mine[name]!r} here" for name in differing)
+        raise ConfigError(f"{url} was trained with other settings, so a replay would not repeat it: {found}")
+
+
+def _restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> pa.Table:
+    """Another run's ledger rows as this run's own, which say where the rollouts are."""
+    values = {
+        "attempt_id": pa.repeat(pa.scalar(attempt_id, pa.int32()), rows.num_rows),
+        "trainer_version": pa.repeat(pa.scalar(trainer_version, pa.int64()), rows.num_rows),
+        "lag": pc.subtract(trainer_version, rows["policy_version"]),
+        "root": pc.fill_null(rows["root"], url),
+    }
+    for name, column in values.items():
+        rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), column)
+    return rows

@@ -1,0 +1,70 @@
+"""`ludic train` on what is stored: a run is made from its source, goes on, and is repeated; mistakes get one line."""
+
+import pytest
+from tiny_runs import create_root, fill, final_weights, query
+
+from ludic.store import Root
+
+OFFLINE = ("--offline", "--epochs", "1", "--device", "cpu", "--learning-rate", "1e-3")
+
+
+@pytest.fixture
+def source(tmp_path, model_folder):
+    """Four groups, in batches of two."""
+    root = create_root(str(tmp_path / "source"), model_folder)
+    fill(root, num_files=1)
+    return root
+
+
+def test_a_run_is_made_like_its_first_source_and_is_left_as_it_is_when_done(ludic, source, tmp_path):
+    url = str(tmp_path / "offline")
+    result = ludic("train", url, *OFFLINE, "--sources", source.url)
+    assert (result.code, result.out) == (0, f"trained to step 2 in {url}\n")
+    assert Root.open(url).run == source.run
+    # The settings are those of the trainer before, so no flag is needed.
+    assert ludic("train", url).out == f"trained to step 2 in {url}\n"
+    assert ludic("train", url, "--epochs", "2").out == f"trained to step 4 in {url}\n"
+    assert query(Root.open(url), "select step, max(num_uses) from batches group by all order by all") == [
+        (1, 1),
+        (2, 1),
+        (3, 2),
+        (4, 2),
+    ]
+
+
+def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):
+    url, again = str(tmp_path / "offline"), str(tmp_path / "again")
+    ludic("train", url, *OFFLINE, "--sources", source.url)
+    assert ludic("train", again, "--replay-batches", url).out == f"trained to step 2 in {again}\n"
+    weights = final_weights(Root.open(url))
+    assert all((tensor == weights[name]).all() for name, tensor in final_weights(Root.open(again)).items())
+
+
+def test_a_replay_with_another_setting_is_refused_in_a_line(ludic, source, tmp_path):
+    url, again = str(tmp_path / "offline"), str(tmp_path / "again")
+    ludic("train", url, *OFFLINE, "--sources", source.url)
+    result = ludic("train", again, "--replay-batches", url, "--learning-rate", "0.5")
+    assert result.code == 1
+    assert result.err.startswith(f"ludic: {url} was trained with other settings, so a replay would not repeat it: ")
+    assert "learning_rate is 0.001 there and 0.5 here" in result.err
+    assert result.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--offline", "--sources", "{tmp}/nowhere"], "nowhere holds no run"),
+        (["--offline", "--sources", "{source}", "--where", "episode_rewrad > 0"], "where (episode_rewrad > 0)"),
+        (["--offline", "--sources", "{source}", "--where", "episode_reward > 99"], "nothing to train on where"),
+        (["--replay-batches", "{source}"], "has no complete checkpoint, so there is nothing to replay"),
+        (["--replay-batches", "{tmp}/nowhere"], "nowhere holds no run"),
+        ([], "offline holds no run"),
+        (["--epochs", "2"], "epochs is 2"),
+    ],
+)
+def test_a_mistake_gets_one_line(ludic, source, tmp_path, flags, message):
+    flags = [flag.format(tmp=tmp_path, source=source.url) for flag in flags]
+    result = ludic("train", str(tmp_path / "offline"), *flags)
+    assert result.code in (1, 2)
+    assert message in result.err
+    assert "Traceback" not in result.err
