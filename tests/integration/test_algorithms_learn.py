@@ -29,11 +29,13 @@ from ludic.training.trainer import train
 MAX_TOKENS = 16
 NUM_STEPS = 14
 STEPS_PER_VERSION = 2
+MOST_BATCHES = 8
+"""Sampled for one step before the model counts as one that unlearns; the first step needs 2."""
 
 # What a run must add to an algorithm's own settings.
 OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dr_grpo": {"constant_tokens": MAX_TOKENS},
-    # a reward that one in five of the first answers has
+    # three times cats, or once love cats
     "pass_at_k": {"sql_params": {"success": 0.5}},
     "kimi_k1_5": {"sql_params": {"success": 0.5}},
     "dapo_overlong": {"sql_params": {"max_length": 3 * MAX_TOKENS // 2, "margin": MAX_TOKENS}},
@@ -74,11 +76,14 @@ class Worker:
         """Groups until a batch of them is useful, for the step after this one."""
         worker_id, size = f"w0-{step}", self._root.run.groups_per_batch
         with RolloutWriter(self._root, worker_id) as writer:
-            while self._num_ready < size:
+            for _ in range(MOST_BATCHES):
                 batch = self._sampler.sample(list(islice(self._numbers, size)), worker_id)
                 writer.append(batch)
                 self._num_ready += sum(map(self._is_useful, batch.groups))
-        self._num_ready -= size
+                if self._num_ready >= size:
+                    self._num_ready -= size
+                    return
+        raise AssertionError(f"after step {step}, {MOST_BATCHES} batches had no variance: the model unlearns")
 
 
 def has_variance(group: RolloutGroup) -> bool:
