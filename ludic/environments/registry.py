@@ -5,14 +5,10 @@ what was asked for, what was found and what to change.
 """
 
 import importlib
-import importlib.util
 import inspect
-import sys
-import traceback
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -26,6 +22,7 @@ from ludic.environments.reasoning_gym import ReasoningGym, generator_names
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError
+from ludic.python_files import describe, describe_failure, load_file
 
 EnvironmentFactory = Callable[[], Environment]
 """Gives a fresh Environment for each episode."""
@@ -113,20 +110,12 @@ def _find_class(name: str) -> Callable[..., Any]:
 
 
 def _load_file(name: str, path: Path) -> ModuleType:
-    """Run the file as a module of its own; it is not importable by others, and needs no package around it."""
-    if not path.is_file():
-        raise ConfigError(f"environment {name}: there is no file {path.absolute()}")
-    module_name = f"ludic_environment_{sha256(str(path.absolute()).encode()).hexdigest()[:16]}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up while it still runs
     try:
-        spec.loader.exec_module(module)
+        return load_file(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"environment {name}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"environment {name}: {_last_line_in(path, error)} failed: {_described(error)}") from error
-    return module
+        raise ConfigError(f"environment {name}: {describe_failure(path, error)}") from error
 
 
 def _load_module(name: str, module_name: str) -> ModuleType:
@@ -134,7 +123,7 @@ def _load_module(name: str, module_name: str) -> ModuleType:
         return importlib.import_module(module_name)
     except Exception as error:
         raise ConfigError(
-            f"environment {name}: module {module_name!r} can't be imported: {_described(error)}; "
+            f"environment {name}: module {module_name!r} can't be imported: {describe(error)}; "
             "a file that is not installed is named by its path, path/to/file.py:ClassName"
         ) from error
 
@@ -158,15 +147,4 @@ def _build_first(name: str, build: Callable[[], Any]) -> Any:
     except LudicError as error:
         raise ConfigError(f"environment {name}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"environment {name} could not be built: {_described(error)}") from error
-
-
-def _last_line_in(path: Path, error: Exception) -> str:
-    lines = [
-        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()
-    ]
-    return f"{path}, line {lines[-1]}," if lines else str(path)
-
-
-def _described(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+        raise ConfigError(f"environment {name} could not be built: {describe(error)}") from error

@@ -1,6 +1,7 @@
 """Advantage, filter and selection SQL by name or from a user's file, and running it with errors that explain.
 
-An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages);
+An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages, or advantage and
+pair_id), or a Python function that does so (ludic.sql.functions);
 a filter is one predicate over a row of `rollouts`, true to drop it; a selection is one SELECT over `groups`
 (ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted. Parameters are $names;
 a header line `-- default: NAME = VALUE` (VALUE is JSON) gives one a default. Reads
@@ -10,7 +11,7 @@ and what is wanted.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
@@ -22,11 +23,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, QueryError
+from ludic.schema import SCALAR_COLUMNS
+from ludic.sql.functions import FUNCTION_WANTED, load_function
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
 _ADVANTAGE_WANTED = (
-    "wanted one SELECT over rollouts that returns rollout_id with advantage (double) or token_advantages (float list)"
+    "wanted one SELECT over rollouts that returns rollout_id with advantage (double) or token_advantages (float list), "
+    "and with an advantage of pairs pair_id (string)"
 )
 _SELECT_ALL = "select * from (\n{}\n)"
 # Far fewer rows are dropped than kept, so an anti join has the smaller table to build.
@@ -46,6 +50,7 @@ from estimated
 anti join dropped using (rollout_id)
 """
 _ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("advantage", pa.float64())])
+_PAIRS = _ADVANTAGES.append(pa.field("pair_id", pa.string()))
 _TOKEN_ADVANTAGES = pa.schema([("rollout_id", pa.string()), ("token_advantages", pa.list_(pa.float32()))])
 _FILTER_WANTED = "wanted one predicate over a row of rollouts, such as: response_length < 8"
 _SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the order in which groups are wanted"
@@ -53,7 +58,7 @@ _SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlText:
-    """An advantage or a filter, parsed but not yet run."""
+    """An advantage, a filter or a selection, parsed but not yet run."""
 
     name: str
     """As in file names and in the ledger's `reason`."""
@@ -64,6 +69,8 @@ class SqlText:
     """Names after $ in the text."""
     defaults: Mapping[str, Any]
     """Values of parameters that need not be given."""
+    function: Callable[..., pa.Table] | None = None
+    """What an advantage in Python calls; the text is that of its file then."""
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Values for exactly this text's parameters; raises QueryError for one without value and default."""
@@ -78,7 +85,17 @@ class SqlText:
 
 
 def load_advantage(name_or_path: str) -> SqlText:
-    """A name in ludic/sql/advantages/, or the path of a .sql file."""
+    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
+    if ".py:" in name_or_path:
+        function = load_function(name_or_path)
+        return SqlText(
+            name=name_or_path.rpartition(":")[2],
+            source=name_or_path,
+            text=function.text,
+            parameters=function.parameters,
+            defaults=function.defaults,
+            function=function,
+        )
     return _load("advantages", name_or_path, "{}", _ADVANTAGE_WANTED)
 
 
@@ -120,7 +137,8 @@ def load_checks() -> dict[str, str]:
 
 def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
     """Which of these columns the texts mention outside of comments; rather too many."""
-    mentioned = {word.lower() for text in texts for word in re.findall(r"\w+", _COMMENT.sub("", text.text))}
+    code = (text.text if text.function else _COMMENT.sub("", text.text) for text in texts)
+    mentioned = {word.lower() for text in code for word in re.findall(r"\w+", text)}
     return [name for name in columns if name in mentioned]
 
 
@@ -136,7 +154,8 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any
 def advantages(
     con: duckdb.DuckDBPyConnection, advantage: str | SqlText, *, filters: Iterable[str | SqlText] = (), **params: Any
 ) -> pa.Table:
-    """rollout_id and advantage (float64), or token_advantages (list of float), over `rollouts` of `con`.
+    """rollout_id and advantage (float64), or token_advantages (list of float), over `rollouts` of `con`; pair_id (text)
+    as well, where the advantage makes pairs.
 
     filters: names in ludic/sql/filters/, or paths of .sql files; rows that one of them hits are left out, after
     the baseline was taken over whole groups. Raises QueryError for a missing parameter, and for SQL that DuckDB
@@ -144,8 +163,13 @@ def advantages(
     """
     text = load_advantage(advantage) if isinstance(advantage, str) else advantage
     drops = [load_filter(filter_) if isinstance(filter_, str) else filter_ for filter_ in filters]
-    values = {name: value for each in (text, *drops) for name, value in each.bind(params).items()}
-    return run_advantage(con, _without(text, drops) if drops else text, values)
+    if text.function is None or not drops:
+        values = {name: value for each in (text, *drops) for name, value in each.bind(params).items()}
+        return run_advantage(con, _without(text, drops) if drops else text, values)
+    table = run_advantage(con, text, text.bind(params))
+    every_row = replace(text, function=None, text="select rollout_id, 0 as advantage from rollouts", defaults={})
+    kept = advantages(con, replace(every_row, parameters=frozenset()), filters=drops, **params)
+    return table.filter(pc.is_in(table["rollout_id"], kept["rollout_id"]))
 
 
 def _without(text: SqlText, drops: Iterable[SqlText]) -> SqlText:
@@ -163,18 +187,37 @@ def run_advantage(
     over: str = "select * from main.rollouts",
 ) -> pa.Table:
     """As `advantages`, with `over`, a SELECT, in the place of `rollouts`; params are those of both."""
+    if text.function is not None:
+        return _conform_advantages(_call_function(con, text, params, over), text.source, FUNCTION_WANTED)
     sql = f"with rollouts as (\n{over}\n)\n{_SELECT_ALL.format(text.text)}"
     try:
         table = run_query(con, sql, params)
     except QueryError as error:
         raise QueryError(f"{text.source}: {error}; {_ADVANTAGE_WANTED}") from error
+    return _conform_advantages(table, text.source, _ADVANTAGE_WANTED)
+
+
+def _call_function(con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any], over: str) -> pa.Table:
+    """What a Python function returns for the rows of `over`; an empty table, without a call, where there are none."""
+    assert text.function is not None
+    rows = con.sql(over)
+    columns = {*SCALAR_COLUMNS, *required_columns([text], rows.columns)}
+    rows = rows.select(*(duckdb.ColumnExpression(name) for name in rows.columns if name in columns))
+    rollouts = rows.order("rollout_id").to_arrow_table()
+    return text.function(rollouts, **params) if rollouts.num_rows else _PAIRS.empty_table()
+
+
+def _conform_advantages(table: pa.Table, source: str, wanted: str) -> pa.Table:
+    """One of the schemas that advantages have; raises QueryError for anything else."""
     match sorted(table.column_names):
         case ["advantage", "rollout_id"] if _is_number(table.schema.field("advantage").type):
-            return table.select(["rollout_id", "advantage"]).cast(_ADVANTAGES)
+            return table.select(_ADVANTAGES.names).cast(_ADVANTAGES)
+        case ["advantage", "pair_id", "rollout_id"] if _is_number(table.schema.field("advantage").type):
+            return table.select(_PAIRS.names).cast(_PAIRS)
         case ["rollout_id", "token_advantages"] if _is_number_list(table.schema.field("token_advantages").type):
-            return _to_token_advantages(table, text.source)
+            return _to_token_advantages(table, source)
     found = ", ".join(f"{field.name} {field.type}" for field in table.schema)
-    raise QueryError(f"{text.source}: returns {found}; {_ADVANTAGE_WANTED}")
+    raise QueryError(f"{source}: returns {found or 'no columns'}; {wanted}")
 
 
 def _to_token_advantages(table: pa.Table, source: str) -> pa.Table:
@@ -288,4 +331,4 @@ def _is_number(type_: pa.DataType) -> bool:
 
 
 def _is_number_list(type_: pa.DataType) -> bool:
-    return pa.types.is_list(type_) and _is_number(type_.value_type)
+    return (pa.types.is_list(type_) or pa.types.is_large_list(type_)) and _is_number(type_.value_type)

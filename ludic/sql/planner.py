@@ -41,7 +41,11 @@ ADDRESS = pa.schema([("file", pa.string()), ("row_group", pa.int32()), ("row", p
 KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
 """Of SQL, besides those of the rules."""
 
-_ADVANTAGE_COLUMNS = {"advantage": pa.float64(), "token_advantages": pa.list_(pa.float32())}
+_ADVANTAGE_COLUMNS = {
+    "advantage": pa.float64(),
+    "token_advantages": pa.list_(pa.float32()),
+    "pair_id": pa.string(),
+}
 _BASELINE_ROWS = {
     "group": "select * from main.rollouts where group_id in (select group_id from chosen)",
     "kept": """
@@ -96,7 +100,9 @@ class BatchRules:
     """What makes a batch."""
 
     advantage: str = "rloo"
-    """A name in ludic/sql/advantages/, or the path of a .sql file."""
+    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
+    pairs: bool = False
+    """Rows are used in the pairs that the advantage makes, or not at all."""
     filters: tuple[str, ...] = ()
     """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first that hits."""
     where: str | None = None
@@ -280,12 +286,14 @@ class Planner:
         return pa.table({"group_id": group_ids, "place": places})
 
     def _estimate(self, values: Mapping[str, Any]) -> pa.Table:
-        """rollout_id, advantage and token_advantages of the rows that make the baseline; one of the two is null."""
+        """rollout_id, and _ADVANTAGE_COLUMNS with nulls for what is not given, of the rows that make the baseline."""
         over = _BASELINE_ROWS[self._rules.baseline_over]
         table = run_advantage(self._con, self._advantage, self._advantage.bind(values), over=over)
         source = self._advantage.source
         if pc.count_distinct(table["rollout_id"]).as_py() < table.num_rows:
             raise QueryError(f"{source}: returns a rollout_id more than once, wanted one row per rollout")
+        if self._rules.pairs and "pair_id" not in table.column_names:
+            raise QueryError(f"{source}: returns no pair_id, which the objective dpo needs; best_worst makes pairs")
         missing = _ADVANTAGE_COLUMNS.keys() - set(table.column_names)
         for name in missing:
             table = table.append_column(name, pa.nulls(table.num_rows, _ADVANTAGE_COLUMNS[name]))
@@ -293,10 +301,13 @@ class Planner:
 
     def _write_ledger(self, values: Mapping[str, Any], attempt_id: int) -> pa.Table:
         params = {name: values[name] for name in ("step", "trainer_version")}
-        params |= {"attempt_id": attempt_id, "max_seq_len": self._rules.max_seq_len}
+        params |= {"attempt_id": attempt_id, "max_seq_len": self._rules.max_seq_len, "pairs": self._rules.pairs}
         with self._registered("estimated", self._estimate(values)):
             ledger = conform(run_query(self._con, self._ledger_sql, params), "batches")
-        self._check_advantages(ledger.filter(ledger["used"]))
+        used = ledger.filter(ledger["used"])
+        self._check_advantages(used)
+        if self._rules.pairs:
+            self._check_pairs(used)
         return ledger
 
     def _check_advantages(self, used: pa.Table) -> None:
@@ -317,6 +328,22 @@ class Planner:
                 f"{first['rollout_id']} in {first['file']}: {len(first['token_advantages'])} for "
                 f"{first['response_length']} response tokens; return one for each token"
             )
+
+    def _check_pairs(self, used: pa.Table) -> None:
+        """Each of two rows, one chosen and one rejected."""
+        source, sides = self._advantage.source, pc.sign(used["advantage"])
+        if used.num_rows == 0:
+            raise QueryError(
+                f"{source}: makes no pair of the {self._rules.groups_per_batch} groups of a batch; "
+                "keep groups of equal rewards out with drop_zero_variance_groups"
+            )
+        pairs = pa.table({"pair_id": used["pair_id"], "side": sides}).group_by("pair_id").aggregate([("side", "list")])
+        for pair_id, found in zip(pairs["pair_id"].to_pylist(), pairs["side_list"].to_pylist(), strict=True):
+            if sorted(found) != [-1, 1]:
+                raise QueryError(
+                    f"{source}: pair {pair_id} has {len(found)} rollouts, {found.count(1)} of them chosen; "
+                    "wanted two, one with an advantage above 0 and one below"
+                )
 
     def _fetch(self, sql: str) -> list[tuple[Any, ...]]:
         return self._con.execute(sql).fetchall()

@@ -10,7 +10,7 @@ from typing import Literal
 from ludic.errors import ConfigError
 from ludic.store.lease import LEASE_S
 
-Objective = Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "sft"]
+Objective = Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "sft", "dpo"]
 """Names of functions in ludic.training.losses."""
 
 _AT_LEAST_ONE = (
@@ -38,6 +38,7 @@ _ABOVE_ZERO = (
     "truncate_ratio",
     "sapo_tau_positive",
     "sapo_tau_negative",
+    "dpo_beta",
     "entropy_weight",
     "kl_weight",
 )
@@ -61,7 +62,7 @@ class TrainConfig:
     """Gradient steps in all, those before a resume included."""
 
     advantage: str = "rloo"
-    """Advantage estimator: a name in ludic/sql/advantages, or path/to/file.sql."""
+    """Advantage estimator: a name in ludic/sql/advantages, path/to/file.sql, or path/to/file.py:function."""
     filters: tuple[str, ...] = ()
     """Filters that drop rollouts: names in ludic/sql/filters, or paths of files."""
     where: str | None = None
@@ -107,14 +108,19 @@ class TrainConfig:
     """How fast sapo's gate falls where the advantage is positive."""
     sapo_tau_negative: float = 1.05
     """And where it is not."""
+    dpo_beta: float = 0.1
+    """How strongly dpo holds on to the reference."""
     normalize_over: Literal["tokens", "sequences", "constant"] = "tokens"
-    """The mean is over the batch's tokens (DAPO), over its sequences' means (GRPO), or over a constant (Dr. GRPO)."""
+    """The mean is over the batch's tokens (DAPO), over its sequences' means (GRPO), or over a constant (Dr. GRPO).
+
+    Over sequences, for dpo: over its pairs.
+    """
     constant_tokens: int | None = None
     """Tokens that stand for a sequence's length where normalize_over is constant; usually max_tokens."""
     entropy_weight: float | None = None
     """Of the policy's entropy, subtracted from the loss."""
     reference: str | None = None
-    """Folder or Hugging Face id of a model that reference_kl is measured against."""
+    """Folder or Hugging Face id of a model that reference_kl, and dpo, are measured against."""
     kl_weight: float | None = None
     """Weight of reference_kl; None only measures it."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -177,6 +183,8 @@ class TrainConfig:
             raise ConfigError(f"kl_weight is {self.kl_weight} but there is no reference; set reference to a model")
         self._check_stored()
         self._check_loss()
+        if self.objective == "dpo":
+            self._check_dpo()
         for name, param in self.sql_params.items():
             if not isinstance(param, float | int | str):
                 raise ConfigError(f"sql_params has {name!r} = {param!r}, wanted a number or a text")
@@ -213,6 +221,18 @@ class TrainConfig:
                 f"normalize_over is {self.normalize_over} and constant_tokens is {self.constant_tokens}; "
                 "set constant_tokens with normalize_over constant, and only then"
             )
+
+    def _check_dpo(self) -> None:
+        if self.reference is None:
+            raise ConfigError(
+                "objective is dpo but there is no reference; set reference to a model, such as the first one"
+            )
+        if self.normalize_over != "sequences":
+            raise ConfigError(
+                f"normalize_over is {self.normalize_over}, and dpo takes the mean over pairs; set it to sequences"
+            )
+        if self.kl_weight is not None and self.kl_in == "reward":
+            raise ConfigError("kl_in is reward, and dpo looks at no reward; set kl_in to loss")
 
     def _check_range(self, names: tuple[str, ...], is_fine: Callable[[float], bool], wanted: str) -> None:
         for name in names:

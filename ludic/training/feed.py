@@ -165,6 +165,7 @@ def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> Ba
         params={**config.sql_params, **limits},
         seed=seed,
         baseline_over=config.baseline_over,
+        pairs=config.objective == "dpo",
         groups_per_batch=groups_per_batch,
         max_seq_len=config.max_seq_len,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from ludic.training.config import Objective, TrainConfig
 from ludic.training.packing import MicroBatch
@@ -29,7 +30,9 @@ class TokenTerms:
     mask: Tensor
     """bool: sampled tokens."""
     sequence_ids: Tensor
-    """int64, below A."""
+    """int64, below A: `loss_units`."""
+    log_reference: Tensor | None = None
+    """Reference over trainer, with gradient; None without a reference."""
 
     @property
     def ratio(self) -> Tensor:
@@ -64,51 +67,57 @@ def rl_loss(
 
     trainer_logprobs: (A,) float32 with gradient; entropies: (A,), with gradient where entropy_weight is set;
     reference_logprobs: (A,) float32 without. num_action_tokens, num_sequences: of all micro-batches of all
-    ranks; shares add up to the step's loss. An empty mask gives a zero that still has a gradient: a rank that
-    raised alone would hang the others.
+    ranks, `loss_units` at each token; shares add up to the step's loss. An empty mask gives a zero that still has a
+    gradient: a rank that raised alone would hang the others.
 
     Also returns detached sums over action tokens, to be divided by num_action_tokens: ratio, clipped (a
     count), sampler_kl, and reference_kl where there is a reference; and ratio_max. These KLs are k3 estimates.
     """
     assert num_action_tokens > 0, "a step without action tokens has no loss"
     assert num_sequences > 0, "a step without sequences has no loss"
-    terms = _terms(trainer_logprobs, batch)
-    log_reference = None
-    if reference_logprobs is not None:
-        log_reference = torch.where(terms.mask, reference_logprobs, 0) - terms.logprobs
-    objective, clipped = OBJECTIVES[config.objective](_with_kl_reward(terms, log_reference, config), config)
+    terms = _terms(trainer_logprobs, batch, reference_logprobs, config)
+    objective, clipped = OBJECTIVES[config.objective](_with_kl_reward(terms, config), config)
     token_loss = -objective
     if config.entropy_weight is not None:
         assert entropies is not None, "entropy_weight needs entropies"
         token_loss = token_loss - config.entropy_weight * torch.where(terms.mask, entropies, 0)
     if config.kl_weight is not None and config.kl_in == "loss":
-        assert log_reference is not None, "kl_weight needs reference_logprobs"
-        token_loss = token_loss + config.kl_weight * KL_ESTIMATORS[config.kl_estimator](log_reference)
+        assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
+        token_loss = token_loss + config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference)
     share = batch.weights * token_shares(
         terms, config, num_action_tokens=num_action_tokens, num_sequences=num_sequences
     )
     loss = torch.where(terms.mask, token_loss * share, 0).sum()
-    return loss, _measures(terms, clipped, log_reference)
+    return loss, _measures(terms, clipped)
 
 
-def _terms(trainer_logprobs: Tensor, batch: MicroBatch) -> TokenTerms:
+def loss_units(batch: MicroBatch, config: TrainConfig) -> Tensor:
+    """(A,) int64: what the loss takes for one sequence at each token; for dpo, both sides of a pair."""
+    return batch.pair_ids if config.objective == "dpo" else batch.sequence_ids
+
+
+def _terms(
+    trainer_logprobs: Tensor, batch: MicroBatch, reference_logprobs: Tensor | None, config: TrainConfig
+) -> TokenTerms:
     # Masked before anything is computed from it, so that no inf or nan reaches the gradient.
-    logprobs = torch.where(batch.action_mask, trainer_logprobs, 0)
+    mask = batch.action_mask
+    logprobs = torch.where(mask, trainer_logprobs, 0)
     return TokenTerms(
         logprobs=logprobs,
-        log_ratio=logprobs - torch.where(batch.action_mask, batch.sampler_logprobs, 0),
-        advantages=torch.where(batch.action_mask, batch.advantages, 0),
-        mask=batch.action_mask,
-        sequence_ids=batch.sequence_ids,
+        log_ratio=logprobs - torch.where(mask, batch.sampler_logprobs, 0),
+        advantages=torch.where(mask, batch.advantages, 0),
+        mask=mask,
+        sequence_ids=loss_units(batch, config),
+        log_reference=None if reference_logprobs is None else torch.where(mask, reference_logprobs, 0) - logprobs,
     )
 
 
-def _with_kl_reward(terms: TokenTerms, log_reference: Tensor | None, config: TrainConfig) -> TokenTerms:
+def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
     """Terms whose advantage pays for the KL at the token, without a gradient through it, if the settings say so."""
     if config.kl_weight is None or config.kl_in != "reward":
         return terms
-    assert log_reference is not None, "kl_weight needs reference_logprobs"
-    penalty = config.kl_weight * KL_ESTIMATORS[config.kl_estimator](log_reference.detach())
+    assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
+    penalty = config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference.detach())
     return replace(terms, advantages=terms.advantages - penalty)
 
 
@@ -124,11 +133,11 @@ def token_shares(terms: TokenTerms, config: TrainConfig, *, num_action_tokens: i
             return torch.full_like(terms.log_ratio, 1 / (config.constant_tokens * num_sequences))
 
 
-def _measures(terms: TokenTerms, clipped: Tensor, log_reference: Tensor | None) -> dict[str, Tensor]:
+def _measures(terms: TokenTerms, clipped: Tensor) -> dict[str, Tensor]:
     ratio = terms.ratio * terms.mask
     sums = {"ratio": ratio, "clipped": clipped & terms.mask, "sampler_kl": k3(terms.log_ratio) * terms.mask}
-    if log_reference is not None:
-        sums["reference_kl"] = k3(log_reference) * terms.mask
+    if terms.log_reference is not None:
+        sums["reference_kl"] = k3(terms.log_reference) * terms.mask
     return {name: value.detach().sum() for name, value in sums.items()} | {"ratio_max": ratio.detach().max()}
 
 
@@ -216,6 +225,17 @@ def sft(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
     return terms.logprobs, torch.zeros_like(terms.mask)
 
 
+def dpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """Log-likelihood of the choice of a pair, at each of its tokens: Rafailov et al. 2023 (arXiv 2305.18290), eq. 7.
+
+    A positive advantage marks the chosen side. sequence_ids number pairs (`loss_units`), so that the mean over
+    sequences is one over pairs.
+    """
+    assert terms.log_reference is not None, "dpo needs reference_logprobs"
+    margins = terms.sequence_sum(-terms.log_reference * terms.advantages.sign())
+    return logsigmoid(config.dpo_beta * margins), torch.zeros_like(terms.mask)
+
+
 OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, TrainConfig], tuple[Tensor, Tensor]]] = {
     "reinforce": reinforce,
     "ppo_clip": ppo_clip,
@@ -224,6 +244,7 @@ OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, TrainConfig], tuple[Tensor,
     "gmpo": gmpo,
     "sapo": sapo,
     "sft": sft,
+    "dpo": dpo,
 }
 
 

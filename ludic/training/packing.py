@@ -37,6 +37,8 @@ class TrainingSequence:
     """Multiplies the sequence's loss."""
     temperature: float = 1.0
     """Divides the trainer's logits, as it did the sampler's."""
+    pair_id: str | None = None
+    """That of the other side too, where sequences are compared in pairs; both must be packed together."""
 
     def __post_init__(self) -> None:
         for name in ("sampler_logprobs", "action_mask", "advantage"):
@@ -99,6 +101,19 @@ def assign(lengths: np.ndarray, num_ranks: int, micro_token_budget: int) -> list
     return [plan + [[] for _ in range(num_micro_batches - len(plan))] for plan in plans]
 
 
+def assign_pairs(
+    lengths: np.ndarray, pair_ids: Sequence[str | None], num_ranks: int, micro_token_budget: int
+) -> list[list[list[int]]]:
+    """`assign`, with both sequences of a pair_id in one micro-batch: dealt out like one that is as long as both."""
+    members: dict[str | int, list[int]] = {}
+    for index, pair_id in enumerate(pair_ids):
+        members.setdefault(index if pair_id is None else pair_id, []).append(index)
+    units = list(members.values())
+    unit_lengths = np.array([lengths[unit].sum() for unit in units], np.int64)
+    plan = assign(unit_lengths, num_ranks, micro_token_budget)
+    return [[[index for unit in micro_batch for index in units[unit]] for micro_batch in rank] for rank in plan]
+
+
 def _share(lengths: np.ndarray, num_ranks: int) -> list[list[int]]:
     """Longest first, each to the rank with the fewest tokens so far (Graham 1969, LPT)."""
     shares: list[list[int]] = [[] for _ in range(num_ranks)]
@@ -149,7 +164,9 @@ class MicroBatch:
     temperatures: Tensor
     """(A,) float32."""
     sequence_ids: Tensor
-    """(A,) int64, index of the sequence in what was packed."""
+    """(A,) int64, counts the sequences that were packed, from 0."""
+    pair_ids: Tensor
+    """(A,) int64, the first sequence_id of the pair; without a pair, its own."""
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
@@ -170,7 +187,8 @@ _NOTHING = TrainingSequence(
 
 def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
     """Lay sequences end to end. Those with an empty response are left out; nothing at all becomes a masked dummy."""
-    indexes, kept = zip(*[(i, s) for i, s in enumerate(sequences) if s.num_tokens] or [(0, _NOTHING)], strict=True)
+    kept = [s for s in sequences if s.num_tokens] or [_NOTHING]
+    firsts: dict[str, int] = {}
     lengths = np.array([len(s.response_tokens) for s in kept])
     # A response's last token predicts nothing, so it is a target but never an input.
     input_lengths = lengths + [len(s.prompt_tokens) - 1 for s in kept]
@@ -193,7 +211,10 @@ def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
         action_mask=per_token([True if s.action_mask is None else s.action_mask for s in kept], np.bool_),
         weights=per_token([s.weight for s in kept], np.float32),
         temperatures=per_token([s.temperature for s in kept], np.float32),
-        sequence_ids=per_token(indexes, np.int64),
+        sequence_ids=per_token(range(len(kept)), np.int64),
+        pair_ids=per_token(
+            [i if s.pair_id is None else firsts.setdefault(s.pair_id, i) for i, s in enumerate(kept)], np.int64
+        ),
     )
 
 

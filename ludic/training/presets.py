@@ -29,6 +29,7 @@ DIALS = (
     "ratio_level",
     "sapo_tau_positive",
     "sapo_tau_negative",
+    "dpo_beta",
     "normalize_over",
     "constant_tokens",
     "entropy_weight",

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
-from ludic.training.losses import rl_loss
+from ludic.training.losses import loss_units, rl_loss
 from ludic.training.packing import MicroBatch
 from ludic.training.reference import Reference
 
@@ -36,7 +36,8 @@ def train_step(
     before the weights change, when the loss or the gradient is not finite.
     """
     totals: dict[str, Tensor] = {}
-    counts = {"num_action_tokens": num_action_tokens, "num_sequences": _count_sequences(micro_batches, model.device)}
+    num_sequences = _count_sequences(micro_batches, config, model.device)
+    counts = {"num_action_tokens": num_action_tokens, "num_sequences": num_sequences}
     references = reference(micro_batches) if reference else [None] * len(micro_batches)
     for batch, of_reference in zip(micro_batches, references, strict=True):
         loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference)
@@ -71,9 +72,9 @@ def _micro_batch_loss(
     return loss, sums | {"entropy": entropy, "loss": loss.detach() * counts["num_action_tokens"]}
 
 
-def _count_sequences(micro_batches: Sequence[MicroBatch], device: torch.device) -> int:
-    """Sequences with sampled tokens on all ranks; at least 1."""
-    num_sequences = sum(batch.sequence_ids[batch.action_mask].unique().numel() for batch in micro_batches)
+def _count_sequences(micro_batches: Sequence[MicroBatch], config: TrainConfig, device: torch.device) -> int:
+    """Sequences, or pairs, with sampled tokens on all ranks; at least 1."""
+    num_sequences = sum(loss_units(batch, config)[batch.action_mask].unique().numel() for batch in micro_batches)
     total = torch.tensor(num_sequences, device=device)
     dist.all_reduce(total)
     return max(1, int(total.item()))

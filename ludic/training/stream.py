@@ -22,7 +22,7 @@ from ludic.store.repair import set_aside
 from ludic.store.root import Root
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import num_ranks, rank, run_on_all, run_on_main
-from ludic.training.packing import MicroBatch, TrainingSequence, assign, cap, pack
+from ludic.training.packing import MicroBatch, TrainingSequence, assign_pairs, cap, pack
 from ludic.training.plans import Feed, Plan
 
 TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
@@ -119,7 +119,8 @@ def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks
     lengths = _sum_columns(used, "prompt_length", "response_length")
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)
-    mine = assign(lengths, num_ranks, config.micro_token_budget)[rank]
+    pair_ids = used.column("pair_id").to_pylist()
+    mine = assign_pairs(lengths, pair_ids, num_ranks, config.micro_token_budget)[rank]
     order = [index for micro_batch in mine for index in micro_batch]
     sequences = dict(zip(order, read_sequences(root, used.take(order)), strict=True))
     capped = {index: _cap(sequence, config.max_seq_len) for index, sequence in sequences.items()}
@@ -149,7 +150,9 @@ def read_sequences(root: Root, rows: pa.Table) -> list[TrainingSequence]:
         raise StoreError(f"{error}; it was planned for a step: start the trainer again, it plans anew") from error
     names = dict(zip(_COLUMNS, _COLUMNS, strict=True)) | {"response_logprobs": "sampler_logprobs"}
     columns = {names[column]: column_values(table, column) for column in _COLUMNS}
-    columns |= {"advantage": _advantages(rows), "weight": rows.column("weight").to_pylist()}
+    columns |= {"advantage": _advantages(rows)} | {
+        name: rows.column(name).to_pylist() for name in ("weight", "pair_id")
+    }
     sequences = [
         TrainingSequence(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
     ]

@@ -59,6 +59,7 @@ def test_a_plan_is_exactly_a_ledger(arrive):
         "seq_len_truncated": False,
         "truncation_reason": None,
         "root": None,
+        "pair_id": None,
     }
 
 
@@ -327,6 +328,66 @@ def test_tokens_are_not_trained_on_without_a_finite_advantage(tmp_path, arrive, 
     file = tmp_path / "mine.sql"
     file.write_text(BY_TOKEN.format(advantages))
     planner = Planner(BatchRules(groups_per_batch=1, advantage=str(file)))
+    planner.add(arrive([[1.0, 0.0]]))
+    with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
+        plan(planner)
+
+
+DPO = {"advantage": "best_worst", "baseline_over": "kept", "pairs": True}
+
+
+def test_rows_are_used_in_pairs_and_the_others_dropped_by_that_name(arrive):
+    planner = Planner(BatchRules(groups_per_batch=2, filters=("drop_truncated",), **DPO))
+    # without the truncated 1.0, the best of the first group is 0.5
+    table = arrive([[1.0, 0.0, 0.5], [0.25, 0.75]], truncated=[True, False, False, False, False])
+    planner.add(table)
+    ledger = plan(planner)
+    first, second = dict.fromkeys(table["group_id"].to_pylist())
+    assert used(ledger, "row") == [1, 2, 3, 4]
+    assert used(ledger, "advantage") == [-1, 1, -1, 1]
+    assert used(ledger, "pair_id") == [first, first, second, second]
+    assert dropped(ledger, "reason") == ["drop_truncated"]
+    planner.add(arrive([[1.0, 0.0, 0.5], [0.25, 0.25]], arrival=1))
+    ledger = plan(planner, step=2)
+    assert used(ledger, "row") == [0, 1]
+    assert dropped(ledger, "row") == [2, 3, 4]
+    assert dropped(ledger, "reason") == ["no_pair"] * 3
+    assert dropped(ledger, "pair_id") == [None] * 3
+    assert planner.num_pending_groups == 0
+
+
+def test_a_row_whose_other_side_a_filter_drops_is_in_no_pair(arrive):
+    planner = Planner(BatchRules(groups_per_batch=2, filters=("drop_truncated",), **DPO | {"baseline_over": "group"}))
+    planner.add(arrive([[1.0, 0.0, 0.5], [0.25, 0.75]], truncated=[True, False, False, False, False]))
+    ledger = plan(planner)
+    assert used(ledger, "row") == [3, 4]
+    assert [(row["row"], row["reason"]) for row in ledger if not row["used"]] == [
+        (0, "drop_truncated"),
+        (1, "no_pair"),
+        (2, "no_pair"),
+    ]
+
+
+def test_pairs_can_not_be_made_by_an_advantage_that_knows_none():
+    with pytest.raises(QueryError, match=r"rloo\.sql: returns no pair_id, which the objective dpo needs"):
+        Planner(BatchRules(groups_per_batch=1, pairs=True))
+
+
+@pytest.mark.parametrize(
+    ("advantage", "reason"),
+    [
+        ("select rollout_id, 1 as advantage, group_id as pair_id from rollouts", "has 2 rollouts, 2 of them chosen"),
+        ("select rollout_id, 0 as advantage, group_id as pair_id from rollouts", "has 2 rollouts, 0 of them chosen"),
+        (
+            "select rollout_id, 1 as advantage, rollout_id as pair_id from rollouts",
+            "makes no pair of the 1 groups .* drop_zero_variance_groups",
+        ),
+    ],
+)
+def test_pairs_are_one_chosen_and_one_rejected_row(tmp_path, arrive, advantage: str, reason: str):
+    file = tmp_path / "mine.sql"
+    file.write_text(advantage)
+    planner = Planner(BatchRules(groups_per_batch=1, advantage=str(file), pairs=True))
     planner.add(arrive([[1.0, 0.0]]))
     with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
         plan(planner)

@@ -151,3 +151,35 @@ def test_turn_returns_without_a_future_are_each_steps_own_reward():
     first, second = group.rollouts
     group = replace(group, rollouts=(with_turns(first, [1, 2]), with_turns(second, [3])))
     assert estimate("turn_returns", group, discount=0.0) == [[-1.0, -1.0, 0, 0, 0, 0], [1.0, 1.0, 0]]
+
+
+def test_token_returns_without_a_future_are_each_tokens_own_reward():
+    # the mean of 1, 0, 4 and 8 is 13/4
+    group = make_group(rewards=[5.0, 8.0], response_length=1, seed=0)
+    first, second = group.rollouts
+    group = replace(group, rollouts=(with_length(first, 3, [1, 0, 4]), with_length(second, 1, [8])))
+    assert estimate("token_returns", group, discount=0) == [[-2.25, -3.25, 0.75], [4.75]]
+
+
+def pairs(*groups: RolloutGroup) -> dict[str, tuple[str, float]]:
+    """pair_id and advantage of each rollout that is in a pair."""
+    con = open_duckdb()
+    con.register("rollouts", to_table(RolloutBatch(groups=groups, metadata=METADATA), run_id="run", sequence=0))
+    found = advantages(con, "best_worst")
+    assert found.column_names == ["rollout_id", "advantage", "pair_id"]
+    return {row["rollout_id"]: (row["pair_id"], row["advantage"]) for row in found.to_pylist()}
+
+
+def test_best_worst_chooses_the_best_of_a_group_over_the_worst():
+    group, equal = group_of([0.5, 1.0, None, 0.0], [1] * 4), group_of([1.0, 1.0], [1, 1], seed=1)
+    ids = [rollout.rollout_id for rollout in group.rollouts]
+    group_id = group.rollouts[0].group_id
+    assert pairs(group, equal) == {ids[1]: (group_id, 1.0), ids[3]: (group_id, -1.0)}
+
+
+def test_best_worst_takes_the_lowest_id_of_equal_rewards_and_the_first_row_of_an_episode():
+    group = group_of([1.0, 0.0, 0.0, 1.0], [1] * 4)
+    ids = sorted(rollout.rollout_id for rollout in group.rollouts if rollout.episode_reward == 0)
+    best = sorted(rollout.rollout_id for rollout in group.rollouts if rollout.episode_reward == 1)
+    later = replace(group.rollouts[0], rollout_id="0-later-context", segment_index=1)
+    assert list(pairs(replace(group, rollouts=(*group.rollouts, later)))) == [best[0], ids[0]]

@@ -1,7 +1,7 @@
 """A tiny random Qwen2 with tied embeddings, random sequences, and a short training run on any number of ranks."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.training.model import load_model, shard
 from ludic.training.optimizer import build_optimizer
-from ludic.training.packing import MicroBatch, TrainingSequence, assign, pack
+from ludic.training.packing import MicroBatch, TrainingSequence, assign_pairs, pack
 from ludic.training.step import train_step
 
 VOCAB_SIZE = 256
@@ -62,10 +62,14 @@ def _random_sequence(rng: np.random.Generator, rollout_id: str, *, plain: bool) 
     )
 
 
-def step_batches(step: int) -> tuple[list[MicroBatch], int]:
-    """This rank's micro-batches of a step, and the action tokens of all ranks; step 2 has one sequence."""
-    sequences = random_sequences(1 if step == 2 else 9, seed=step)
-    plan = assign(np.array([s.num_tokens for s in sequences]), num_ranks(), micro_token_budget=64)
+def step_batches(step: int, *, in_pairs: bool = False) -> tuple[list[MicroBatch], int]:
+    """This rank's micro-batches of a step, and the action tokens of all ranks; step 2 has one sequence, or pair."""
+    sequences = random_sequences((1 if step == 2 else 9) * (2 if in_pairs else 1), seed=step)
+    if in_pairs:
+        sides = [{"pair_id": f"{i // 2}", "advantage": 1.0 - i % 2 * 2} for i in range(len(sequences))]
+        sequences = [replace(s, **side) for s, side in zip(sequences, sides, strict=True)]
+    lengths, pair_ids = np.array([s.num_tokens for s in sequences]), [s.pair_id for s in sequences]
+    plan = assign_pairs(lengths, pair_ids, num_ranks(), micro_token_budget=64)
     micro_batches = [pack([sequences[i] for i in indexes]) for indexes in plan[rank()]]
     return micro_batches, sum(s.num_action_tokens for s in sequences)
 

@@ -14,6 +14,7 @@ import torch
 from conftest import random_model, step_batches
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ludic.store import Root
 from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
@@ -22,6 +23,7 @@ from ludic.training.distributed import init_distributed, is_main, num_ranks, shu
 from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard
 from ludic.training.optimizer import build_optimizer
+from ludic.training.reference import model_reference
 from ludic.training.step import train_step
 
 NUM_STEPS = 10
@@ -29,6 +31,7 @@ NUM_STEPS = 10
 BOUNDS: dict[str, dict[str, Any]] = {
     "reinforce": {"truncate_ratio": 1.1, "ratio_level": "sequence"},
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
+    "dpo": {"normalize_over": "sequences", "reference": "another seed"},
 }
 
 NORMALISATIONS: dict[str, dict[str, Any]] = {
@@ -46,8 +49,8 @@ def cases() -> Iterator[tuple[str, TrainConfig]]:
 
 def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[str, Tensor]:
     """Losses by step, gradients of the first step, and weights at the end; whole tensors on every rank."""
-    model = random_model(hidden_size=32).to(dtype)
-    shard(model, init_distributed("cpu"))
+    model = sharded_model(dtype)
+    reference = model_reference(sharded_model(dtype, seed=1), torch.device("cpu")) if config.reference else None
     optimizer = build_optimizer(model, config)
     losses, gradients = [], {}
 
@@ -57,7 +60,7 @@ def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[
 
     optimizer.register_step_pre_hook(note_gradients)
     for step in range(1, num_steps + 1):
-        micro_batches, num_action_tokens = step_batches(step)
+        micro_batches, num_action_tokens = step_batches(step, in_pairs=config.objective == "dpo")
         metrics = train_step(
             model,
             optimizer,
@@ -66,9 +69,16 @@ def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[
             num_action_tokens=num_action_tokens,
             num_ranks=num_ranks(),
             learning_rate=1e-3,
+            reference=reference,
         )
         losses.append(metrics["loss"])
     return {"losses": torch.tensor(losses, dtype=torch.float64)} | gradients | whole(model, gradient=False)
+
+
+def sharded_model(dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
+    model = random_model(hidden_size=32, seed=seed).to(dtype)
+    shard(model, init_distributed("cpu"))
+    return model
 
 
 def whole(model: nn.Module, *, gradient: bool) -> dict[str, Tensor]:

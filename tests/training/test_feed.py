@@ -6,9 +6,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from tiny_runs import create_root, cursor_of_ledger, fill, ledger, train_config
+from tiny_runs import create_root, cursor_of_ledger, fill, ledger, query, train_config
 
-from ludic.errors import FencedError, StalledError
+from ludic.errors import ConfigError, FencedError, StalledError
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, latest_policy, ledger_steps, read_ledger, start_attempt
 from ludic.training.feed import PlanFeed, batch_rules
@@ -233,3 +233,25 @@ def test_a_file_that_arrives_while_a_plan_waits_completes_it(new_root, open_feed
     feed.start(1, 0)
     groups = fill(root, num_files=2, groups_per_file=1)
     assert groups_of(feed.take()) == set(groups)
+
+
+def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(new_root, open_feed):
+    root = new_root()
+    fill(root, num_files=1, groups_per_file=2, worker_id="w0-old")
+    (old,) = query(root, "select max(epoch(created_at))::bigint from rollouts")[0]
+    # make_batch dates a batch so many seconds later than that of seed 0
+    fill(root, num_files=1, groups_per_file=2, worker_id="w0-new", seed=int(time.time()) - old)
+    feed, _ = open_feed(root, max_age_s=3600.0)
+    plan = next_plan(feed, 1)
+    reasons = {(row["file"].split("/")[-1], row["reason"]) for row in plan.rows.to_pylist()}
+    assert reasons == {("w0-old-0.parquet", "max_age"), ("w0-new-0.parquet", None)}
+
+
+def test_a_limit_that_is_a_setting_is_no_sql_param():
+    config = train_config(max_age_s=60.0, sql_params={"max_age_s": 30.0})
+    with pytest.raises(ConfigError, match="sql_params has 'max_age_s', which is a setting of its own"):
+        batch_rules(config, 1)
+    # where the setting is off, there is no filter that would take it either
+    config = train_config(sql_params={"max_age_s": 30.0})
+    with pytest.raises(ConfigError, match="'max_age_s', which no SQL takes"):
+        Planner(batch_rules(config, 1))

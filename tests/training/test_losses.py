@@ -13,8 +13,9 @@ from ludic.training.packing import TrainingSequence, pack
 # Sampler logprobs are -1 throughout, so that a trainer logprob is -1 + log(ratio).
 
 
-def batch_of(*sequences, mask=None, weight=1.0):
+def batch_of(*sequences, mask=None, weight=1.0, pair_ids=None):
     """A micro-batch of (ratios, advantages) pairs, and trainer logprobs (float64, with gradient) at these ratios."""
+    pair_ids = pair_ids or [None] * len(sequences)
     packed = pack(
         [
             TrainingSequence(
@@ -25,6 +26,7 @@ def batch_of(*sequences, mask=None, weight=1.0):
                 action_mask=mask,
                 advantage=np.array(advantages, np.float32),
                 weight=weight,
+                pair_id=pair_ids[place],
             )
             for place, (ratios, advantages) in enumerate(sequences)
         ]
@@ -34,10 +36,13 @@ def batch_of(*sequences, mask=None, weight=1.0):
 
 
 def loss_and_gradient(
-    *sequences, mask=None, weight=1.0, num_action_tokens=1, num_sequences=1, reference=None, **settings
+    *sequences, mask=None, weight=1.0, pair_ids=None, num_action_tokens=1, num_sequences=1, reference=None, **settings
 ):
-    """The loss, its gradient by trainer logprob, and the sums that go with it."""
-    batch, logprobs = batch_of(*sequences, mask=mask, weight=weight)
+    """The loss, its gradient by trainer logprob, and the sums that go with it. The reference of dpo is the sampler."""
+    batch, logprobs = batch_of(*sequences, mask=mask, weight=weight, pair_ids=pair_ids)
+    if settings.get("objective") == "dpo":
+        settings |= {"normalize_over": "sequences"}
+        reference = [-1.0] * len(logprobs) if reference is None else reference
     settings |= {} if reference is None else {"reference": "base"}
     loss, sums = rl_loss(
         logprobs,
@@ -152,6 +157,29 @@ def test_sft_is_the_likelihood_whatever_the_advantage():
     assert gradient == pytest.approx([-0.5, -0.5])
 
 
+QUARTER_AS_LIKELY, TWICE_AS_LIKELY = -1 - math.log(4), -1 + math.log(2)
+
+
+def test_dpo_compares_the_gains_over_the_reference_of_the_two_sides():
+    # chosen: log 4 above the reference; rejected: log 2 below at both tokens; 0.5 (log 4 + 2 log 2) = log 4
+    reference = [QUARTER_AS_LIKELY, TWICE_AS_LIKELY, TWICE_AS_LIKELY]
+    settings = {"objective": "dpo", "dpo_beta": 0.5, "reference": reference, "pair_ids": ["p", "p"]}
+    loss, gradient, sums = loss_and_gradient(([1.0], [1.0]), ([1.0, 1.0], [-1.0, -1.0]), **settings)
+    assert loss == pytest.approx(-math.log(4 / 5))  # sigmoid(log 4) = 4 / 5
+    assert gradient == pytest.approx([-0.5 / 5, 0.5 / 5, 0.5 / 5])
+    assert sums["clipped"] == 0
+
+
+def test_dpo_takes_the_mean_over_pairs_whatever_their_lengths_and_their_order():
+    # of the first pair all is at the reference: log 2; of the second the chosen side is log 4 above: 0.5 log 4 = log 2
+    sides = ([1.0], [1.0]), ([1.0] * 3, [-7.0] * 3), ([1.0], [-1.0]), ([1.0], [1.0])
+    settings = {"objective": "dpo", "dpo_beta": 0.5, "pair_ids": ["b", "a", "b", "a"], "num_sequences": 2}
+    reference = [QUARTER_AS_LIKELY, *[-1.0] * 5]
+    loss, gradient, _ = loss_and_gradient(*sides, reference=reference, **settings)
+    assert loss == pytest.approx((math.log(2) - math.log(2 / 3)) / 2)  # sigmoid(log 2) = 2 / 3
+    assert gradient == pytest.approx([-0.5 / 3 / 2, *[0.5 / 2 / 2] * 3, 0.5 / 3 / 2, -0.5 / 2 / 2])
+
+
 @pytest.mark.parametrize(
     ("settings", "shares"),
     [
@@ -212,9 +240,11 @@ def test_a_batch_in_two_micro_batches_has_the_gradient_of_one(objective, normali
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_each_objective_makes_good_tokens_likelier(objective):
-    """On-policy all are the policy gradient, but for sft, which does not look at advantages."""
+    """On-policy all are the policy gradient, but for sft, which looks at no advantage, and dpo, at its sign only."""
     _, gradient, _ = loss_and_gradient(([1.0, 1.0], [2.0, 2.0]), ([1.0], [-1.0]), objective=objective)
-    assert gradient == pytest.approx([-1, -1, -1] if objective == "sft" else [-2, -2, 1])
+    # dpo: beta 0.1 times sigmoid(0)
+    of_its_own = {"sft": [-1, -1, -1], "dpo": [-0.05, -0.05, 0.05]}
+    assert gradient == pytest.approx(of_its_own.get(objective, [-2, -2, 1]))
 
 
 def test_sampler_kl_is_the_k3_estimate():
@@ -281,6 +311,7 @@ def test_entropy_is_rewarded_through_its_gradient():
         {"objective": "sft", "normalize_over": "constant", "constant_tokens": 7},
         {"objective": "sft", "reference": "base", "kl_weight": 0.5, "kl_estimator": "k2"},
         {"objective": "sft", "reference": "base", "kl_weight": 0.5},
+        {"objective": "dpo", "normalize_over": "sequences", "reference": "base", "dpo_beta": 0.7},
     ],
 )
 def test_gradients_agree_with_finite_differences(settings):
@@ -316,3 +347,30 @@ def test_the_unbounded_gradient_is_unbiased_under_another_sampler():
     )
     loss, _ = rl_loss(logits.log_softmax(-1), batch, TrainConfig(), num_action_tokens=1, num_sequences=1)
     assert torch.autograd.grad(-loss, logits)[0].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
+
+
+def test_masked_tokens_of_a_sequence_whose_ratio_is_bounded_are_not_counted_as_clipped():
+    # the sampled tokens' 2 x 3 = 6 is above 5; the token between them was not sampled
+    settings = {"ratio_level": "sequence", "truncate_ratio": 5.0, "mask": np.array([True, False, True])}
+    _, gradient, sums = loss_and_gradient(([2.0, 9.0, 3.0], [1.0] * 3), **settings)
+    assert gradient == pytest.approx([-5, 0, -5])
+    assert sums["clipped"] == 2
+
+
+def test_what_a_reference_says_of_masked_tokens_reaches_nothing():
+    settings = {"mask": np.array([True, False]), "reference": [-1 + math.log(3.0), math.inf], "kl_weight": 0.1}
+    loss, gradient, sums = loss_and_gradient(([1.0, 1.0], [0.0, 0.0]), **settings)
+    assert sums["reference_kl"] == pytest.approx(3 - 1 - math.log(3))
+    assert loss == pytest.approx(0.1 * (3 - 1 - math.log(3)))
+    assert gradient == pytest.approx([0.1 * (1 - 3), 0])
+
+
+def test_dpo_in_pairs_agrees_with_finite_differences():
+    sides = ([1.1, 0.4], [1.0, 1.0]), ([2.0, 0.9, 0.3], [-1.0] * 3)
+    batch, logprobs = batch_of(*sides, pair_ids=["p", "p"])
+    reference = torch.linspace(-2, -0.5, 5, dtype=torch.float64)
+    config = TrainConfig(objective="dpo", normalize_over="sequences", reference="base")
+    counts = {"num_action_tokens": 5, "num_sequences": 1}
+    assert torch.autograd.gradcheck(
+        lambda x: rl_loss(x, batch, config, **counts, reference_logprobs=reference)[0], logprobs
+    )

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludic.errors import InvalidBatchError
-from ludic.training.packing import TrainingSequence, assign, cap, pack
+from ludic.training.packing import TrainingSequence, assign, assign_pairs, cap, pack
 
 
 def sequence(prompt, response, **fields):
@@ -63,6 +63,18 @@ def test_a_rank_with_less_gets_empty_micro_batches():
     assert assign(np.array([7]), 2, 10) == [[[0]], [[]]]
 
 
+def test_both_sides_of_a_pair_share_a_micro_batch():
+    # pairs are 9 + 1 = 10 and 4 + 3 = 7 long, the single one 5; by length to the emptier rank: 10 -> 0, 7 -> 1, 5 -> 1
+    plan = assign_pairs(np.array([9, 4, 5, 1, 3]), ["a", "b", None, "a", "b"], 2, 12)
+    assert plan == [[[0, 3]], [[1, 4, 2]]]
+
+
+@given(lengths_ranks_budget)
+def test_without_pairs_the_assignment_is_that_of_sequences(case):
+    lengths, num_ranks, budget = case
+    assert assign_pairs(lengths, [None] * len(lengths), num_ranks, budget) == assign(lengths, num_ranks, budget)
+
+
 def test_packing_worked_out_by_hand():
     first = sequence([10, 11], [12, 13], sampler_logprobs=np.array([-0.5, -0.25], np.float32))
     second = sequence(
@@ -85,6 +97,7 @@ def test_packing_worked_out_by_hand():
     assert batch.weights.tolist() == [1, 1, 0.5, 0.5, 0.5]
     assert batch.temperatures.tolist() == pytest.approx([1, 1, 0.7, 0.7, 0.7])
     assert batch.sequence_ids.tolist() == [0, 0, 1, 1, 1]
+    assert batch.pair_ids.tolist() == [0, 0, 1, 1, 1]
     assert {t.dtype for t in (batch.input_ids, batch.position_ids, batch.targets)} == {torch.int64}
     assert {t.dtype for t in (batch.advantages, batch.weights, batch.sampler_logprobs)} == {torch.float32}
 
@@ -98,7 +111,13 @@ def test_an_empty_micro_batch_is_one_token_that_is_not_trained_on():
 def test_a_sequence_without_a_response_is_left_out():
     batch = pack([sequence([1, 2], []), sequence([3], [4])])
     assert batch.input_ids.tolist() == [[3]]
-    assert batch.sequence_ids.tolist() == [1]
+    assert batch.sequence_ids.tolist() == [0]
+
+
+def test_a_pair_has_the_number_of_its_first_sequence():
+    batch = pack([sequence([1], [2], pair_id=pair_id) for pair_id in ("a", None, "b", "a", "b")])
+    assert batch.sequence_ids.tolist() == [0, 1, 2, 3, 4]
+    assert batch.pair_ids.tolist() == [0, 1, 2, 0, 2]
 
 
 def test_cap_cuts_the_end_of_the_response_and_all_that_is_as_long():

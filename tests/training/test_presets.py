@@ -12,6 +12,7 @@ def test_each_algorithm_names_what_is_there(name):
     values = load_algorithm(name)
     assert set(values) == set(DIALS)
     extra = {"constant_tokens": 32} if values["normalize_over"] == "constant" else {}
+    extra |= {"reference": "base"} if values["objective"] == "dpo" else {}
     config = TrainConfig(**values | extra)
     assert config.objective in OBJECTIVES
     load_advantage(config.advantage)

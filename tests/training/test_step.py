@@ -30,7 +30,7 @@ def step(mesh, tiny_model):
             model,
             optimizer,
             micro_batches,
-            config=TrainConfig(**{"max_grad_norm": None} | settings),
+            config=TrainConfig(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
             num_action_tokens=num_action_tokens,
             num_ranks=1,
             learning_rate=0.1,
@@ -90,6 +90,39 @@ def test_how_a_batch_is_split_into_micro_batches_does_not_matter(step, sequences
     split, gradients, _ = step([*parts, pack([])], num_action_tokens=num_action_tokens(some))
     assert split == pytest.approx(whole, rel=1e-5)
     assert_close(gradients, expected)
+
+
+def mean_of(tiny_model, sequences, **settings):
+    """The mean over sequences, or pairs, taken one by one."""
+    losses = []
+    for together in sequences:
+        batch = pack(together)
+        logprobs = reference_logprobs(tiny_model(), batch)
+        of_reference = reference_logprobs(tiny_model(seed=1), batch)
+        counts = {"num_action_tokens": 1, "num_sequences": 1}
+        config = TrainConfig(normalize_over="sequences", reference="seed 1", **settings)
+        losses.append(rl_loss(logprobs, batch, config, **counts, reference_logprobs=of_reference)[0].item())
+    return np.mean(losses)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 2])
+def test_a_mean_over_sequences_counts_those_of_all_micro_batches(step, tiny_model, sequences, num_micro_batches):
+    some = sequences(6, 1)
+    parts = [pack(part) for part in (some[:4], some[4:])] if num_micro_batches == 2 else [pack(some)]
+    settings = {"normalize_over": "sequences", "reference": model_reference(tiny_model(seed=1), torch.device("cpu"))}
+    metrics, _, _ = step(parts, num_action_tokens=num_action_tokens(some), **settings)
+    assert metrics["loss"] == pytest.approx(mean_of(tiny_model, [[s] for s in some]), rel=1e-5)
+
+
+def test_a_mean_over_pairs_counts_pairs(step, tiny_model, sequences):
+    sides = [replace(s, pair_id=f"{i % 3}", advantage=1.0 if i < 3 else -1.0) for i, s in enumerate(sequences(6, 1))]
+    pairs = [sides[place::3] for place in range(3)]
+    of_base = model_reference(tiny_model(seed=1), torch.device("cpu"))
+    settings = {"objective": "dpo", "normalize_over": "sequences", "reference": of_base}
+    metrics, _, _ = step(
+        [pack(pairs[0] + pairs[1]), pack(pairs[2])], num_action_tokens=num_action_tokens(sides), **settings
+    )
+    assert metrics["loss"] == pytest.approx(mean_of(tiny_model, pairs, objective="dpo"), rel=1e-5)
 
 
 def test_metrics_have_the_names_of_the_metrics_table(step, tiny_model, sequences):

@@ -19,6 +19,9 @@ def test_settings_are_there_before_torch_is():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+DPO = {"objective": "dpo", "normalize_over": "sequences", "reference": "base"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -44,6 +47,12 @@ def test_settings_are_there_before_torch_is():
         ({"normalize_over": "constant"}, "set constant_tokens"),
         ({"constant_tokens": 100}, "set constant_tokens with normalize_over constant"),
         ({"truncate_ratio": float("nan")}, "truncate_ratio is nan"),
+        ({"max_age_s": 0.0}, "max_age_s is 0.0, wanted a number above 0"),
+        ({"sql_params": {"k": [1, 2]}}, r"sql_params has 'k' = \[1, 2\], wanted a number or a text"),
+        ({"objective": "dpo", "normalize_over": "sequences"}, "objective is dpo but there is no reference"),
+        ({**DPO, "normalize_over": "tokens"}, "normalize_over is tokens, and dpo takes the mean over pairs"),
+        ({**DPO, "kl_weight": 0.1, "kl_in": "reward"}, "kl_in is reward, and dpo looks at no reward"),
+        ({**DPO, "dpo_beta": 0.0}, "dpo_beta is 0.0"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(settings, message):

@@ -2,7 +2,8 @@
 -- the return of policy gradients, Sutton and Barto 2018, eq. 3.8; the baseline is one number for all tokens
 -- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with token_rewards
 -- NULL: never
--- $discount: what a reward is worth one token earlier; powers of it must not underflow over a response (0.9: 6,700 tokens)
+-- $discount: what a reward is worth one token earlier; 0 is each token's own reward
+-- its powers must not underflow over a response (0.9: 6,700 tokens), or no finite advantage comes out
 -- default: discount = 1.0
 with tokens as (
     select
@@ -16,9 +17,12 @@ returns as (
     select
         rollout_id,
         place,
-        sum(reward * pow($discount, place)) over (
-            partition by rollout_id order by place rows between current row and unbounded following
-        ) / pow($discount, place) as return
+        case
+            when $discount = 0 then reward
+            else sum(reward * pow($discount, place)) over (
+                partition by rollout_id order by place rows between current row and unbounded following
+            ) / pow($discount, place)
+        end as return
     from tokens
 ),
 

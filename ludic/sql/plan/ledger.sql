@@ -1,12 +1,28 @@
 -- ledger: the next batch as rows of the batches table, and with it all groups that lost every row
 -- grain: one row per rollout_id, used ones in the order of the selection, then dropped ones in that of arrival
 -- reads: judged, chosen, estimated, rollouts
+-- where rows are used in pairs ($pairs), one whose other side is not there is dropped as no_pair
 -- a sequence is cut where prompt and response are longer than $max_seq_len, as ludic.training.packing does it
 -- NULL: as in schemas/batches.v1.json
-with planned as (
-    select judged.*, chosen.place, chosen.place is not null and reason is null as used
+with whole_pairs as (
+    select pair_id
+    from estimated
+    inner join judged on judged.rollout_id = estimated.rollout_id
+    where reason is null
+    group by pair_id
+    having count(*) > 1
+),
+
+planned as (
+    select
+        judged.rollout_id,
+        judged.group_id,
+        chosen.place,
+        coalesce(reason, case when $pairs and whole_pairs.pair_id is null then 'no_pair' end) as reason
     from judged
     left join chosen on chosen.group_id = judged.group_id
+    left join estimated on estimated.rollout_id = judged.rollout_id
+    left join whole_pairs on whole_pairs.pair_id = estimated.pair_id
     where chosen.place is not null or judged.group_id not in (select group_id from judged where reason is null)
 ),
 
@@ -14,7 +30,7 @@ described as (
     select
         rollouts.*,
         reason,
-        used,
+        planned.place is not null and reason is null as used,
         case when used then planned.place end as place,
         num_uses + (planned.place is not null)::integer as uses,
         used
@@ -49,7 +65,8 @@ select
     case when used then token_advantages end as token_advantages,
     uses as num_uses,
     is_cut as seq_len_truncated,
-    coalesce(truncation_reason, case when is_cut then 'max_seq_len' end) as truncation_reason
+    coalesce(truncation_reason, case when is_cut then 'max_seq_len' end) as truncation_reason,
+    case when $pairs and used then pair_id end as pair_id
 from described
 left join estimated on estimated.rollout_id = described.rollout_id
 window in_order as (order by used desc, place, arrived, file, row_group, "row")

@@ -1,0 +1,87 @@
+"""An advantage in Python: a function over an Arrow table of rollouts, where SQL would be the harder way to say it.
+
+    def shrunk(rollouts: pa.Table, *, weight: float = 0.5) -> pa.Table
+
+is named as path/to/file.py:shrunk. Its table has a row for each rollout that SQL would see, by rollout_id, with all
+columns that are no lists, structs or maps, and of the others those that the file names anywhere. Keywords are its
+$parameters. It returns rollout_id with advantage, or token_advantages, as an Arrow table or anything that exports one
+(Polars). It is never called without rollouts. Runs the user's file; raises QueryError, which names the file and line.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from ludic.errors import QueryError
+from ludic.python_files import describe_failure, load_file
+
+FUNCTION_WANTED = (
+    "wanted a function of an Arrow table of rollouts that returns one of rollout_id with advantage (double) or "
+    "token_advantages (float list), and with an advantage of pairs pair_id (string)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrowFunction:
+    """A function that a user's file defines."""
+
+    source: str
+    """path/to/file.py:function, for messages."""
+    path: Path
+    function: Callable[..., Any]
+    text: str
+    """Of the whole file."""
+    defaults: Mapping[str, Any]
+    """Of keywords that need not be given."""
+    parameters: frozenset[str]
+    """All keywords."""
+
+    def __call__(self, rollouts: pa.Table, **params: Any) -> pa.Table:
+        """What the function returns, as an Arrow table. Raises QueryError."""
+        try:
+            result = self.function(rollouts, **params)
+        except Exception as error:
+            raise QueryError(f"{self.source}: {describe_failure(self.path, error)}") from error
+        if not hasattr(result, "__arrow_c_stream__"):
+            raise QueryError(f"{self.source}: returns {type(result).__name__}; {FUNCTION_WANTED}")
+        return pa.table(result)
+
+
+def load_function(source: str) -> ArrowFunction:
+    """Run the file of path/to/file.py:function. Raises QueryError."""
+    place, _, name = source.rpartition(":")
+    path = Path(place)
+    try:
+        module = load_file(path)
+    except FileNotFoundError as error:
+        raise QueryError(f"{source}: {error}") from error
+    except Exception as error:
+        raise QueryError(f"{source}: {describe_failure(path, error)}") from error
+    function = getattr(module, name, None)
+    if not inspect.isfunction(function):
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
+        raise QueryError(f"{source}: {place} has no function {name!r}; it has {', '.join(names) or 'none at all'}")
+    keywords = _keywords(source, function)
+    return ArrowFunction(
+        source=source,
+        path=path,
+        function=function,
+        text=path.read_text(encoding="utf-8"),
+        defaults={key: value for key, value in keywords.items() if value is not inspect.Parameter.empty},
+        parameters=frozenset(keywords),
+    )
+
+
+def _keywords(source: str, function: Callable[..., Any]) -> dict[str, Any]:
+    """Keyword-only parameters with their defaults; raises QueryError unless there is one parameter besides."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    keywords = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(positional) != 1 or len(positional) + len(keywords) < len(parameters):
+        raise QueryError(f"{source}: takes {signature}, wanted (rollouts, *, parameter=default, ...)")
+    return {keyword.name: keyword.default for keyword in keywords}

@@ -1,0 +1,119 @@
+"""Every algorithm teaches a tiny model MoarCats, through store, planner, ledger, stream and gradient steps of a run.
+
+Worker and trainer take turns in one process: a batch is sampled with the newest weights and trained on in the next
+step, so that a run is the same every time. Every second step is off-policy. With a loss of the wrong sign the model
+unlearns its few cats.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from itertools import count, islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ludic
+from ludic.environments.moar_cats import WORDS
+from ludic.inference.chat import load_tokenizer
+from ludic.inference.tiny import make_tiny_model
+from ludic.inference.transformers_engine import TransformersEngine
+from ludic.interaction.single_step import Agent
+from ludic.records import RolloutGroup
+from ludic.rollouts.sampler import GroupSampler
+from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy, latest_policy
+from ludic.training.config import TrainConfig
+from ludic.training.presets import algorithm_names, load_algorithm
+from ludic.training.trainer import train
+
+MAX_TOKENS = 16
+NUM_STEPS = 14
+STEPS_PER_VERSION = 2
+MOST_BATCHES = 8
+"""Sampled for one step before the model counts as one that unlearns; the first step needs 2."""
+
+# What a run must add to an algorithm's own settings.
+OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "dr_grpo": {"constant_tokens": MAX_TOKENS},
+    # three times cats, or once love cats
+    "pass_at_k": {"sql_params": {"success": 0.5}},
+    "kimi_k1_5": {"sql_params": {"success": 0.5}},
+    "dapo_overlong": {"sql_params": {"max_length": 3 * MAX_TOKENS // 2, "margin": MAX_TOKENS}},
+    "sft": {"filters": ("drop_not_best_of_group",)},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("tiny") / "model")
+    make_tiny_model(folder, WORDS, max_position_embeddings=64)
+    return folder
+
+
+def new_root(url: str, model: str) -> Root:
+    sizes = {"group_size": 8, "groups_per_batch": 8, "max_tokens": MAX_TOKENS, "steps_per_version": STEPS_PER_VERSION}
+    # A model of random weights never ends its answers by itself.
+    return Root.create(url, RunConfig(model=model, env=("moar_cats",), accept_incomplete=True, **sizes))
+
+
+class Worker:
+    """Samples and stores what the trainer needs for a step, whenever it is told to."""
+
+    def __init__(self, root: Root, cache: Path, is_useful: Callable[[RolloutGroup], bool]) -> None:
+        self._root, self._cache, self._is_useful, folder = root, cache, is_useful, root.run.model
+        self._engine = TransformersEngine(folder, device="cpu")
+        agent = Agent(engine=self._engine, tokenizer=load_tokenizer(folder), model=folder)
+        self._sampler = GroupSampler.of_run(root.run, agent)
+        self._numbers, self._num_ready = count(), 0
+
+    def follow_and_work(self, step: int, row: Mapping[str, Any]) -> None:
+        """With the weights that the trainer published last."""
+        version = latest_policy(self._root).version
+        self._engine.load_weights(fetch_policy(self._root, version, self._cache), version)
+        self.work(step)
+
+    def work(self, step: int) -> None:
+        """Groups until a batch of them is useful, for the step after this one."""
+        worker_id, size = f"w0-{step}", self._root.run.groups_per_batch
+        with RolloutWriter(self._root, worker_id) as writer:
+            for _ in range(MOST_BATCHES):
+                batch = self._sampler.sample(list(islice(self._numbers, size)), worker_id)
+                writer.append(batch)
+                self._num_ready += sum(map(self._is_useful, batch.groups))
+                if self._num_ready >= size:
+                    self._num_ready -= size
+                    return
+        raise AssertionError(f"after step {step}, {MOST_BATCHES} batches had no variance: the model unlearns")
+
+
+def has_variance(group: RolloutGroup) -> bool:
+    return len({rollout.episode_reward for rollout in group.rollouts}) > 1
+
+
+def rewards_of_versions(root: Root) -> list[float]:
+    query = "select avg(episode_reward) from rollouts group by policy_version order by policy_version"
+    return [reward for (reward,) in ludic.connect(root).execute(query).fetchall()]
+
+
+@pytest.mark.parametrize("name", algorithm_names())
+def test_an_algorithm_learns(name: str, tmp_path: Path, model: str) -> None:
+    root = new_root(str(tmp_path / "run"), model)
+    settings = {**load_algorithm(name), **OWN_SETTINGS.get(name, {})}
+    if settings["objective"] == "dpo":
+        settings["reference"] = model
+    config = TrainConfig(
+        **settings,
+        num_steps=NUM_STEPS,
+        learning_rate=1e-2,
+        micro_token_budget=512,
+        checkpoint_every=None,
+        stall_limit_s=20,
+        device="cpu",
+    )
+    drops_equal = "drop_zero_variance_groups" in config.filters
+    worker = Worker(root, tmp_path / "weights", has_variance if drops_equal else lambda group: True)
+    worker.work(0)
+    assert train(root, config, threading.Event(), worker.follow_and_work) == NUM_STEPS
+    rewards = rewards_of_versions(root)
+    assert len(rewards) == NUM_STEPS // STEPS_PER_VERSION + 1
+    assert rewards[-1] + rewards[-2] > 4 * (rewards[0] + rewards[1])
