@@ -58,7 +58,8 @@ class Settings:
         wanted = {"where": is_text, "sql": is_text, "out": is_text or self.format == "hf", "json": not is_text}
         wanted |= {"catalog": self.format == "iceberg", "step": self.format == "hf", "version": self.format == "hf"}
         for name, is_wanted in wanted.items():
-            if not is_wanted and getattr(self, name) not in (None, False):
+            value = getattr(self, name)
+            if not is_wanted and value is not None and value is not False:
                 raise ConfigError(f"--{name} says nothing to --format {self.format}; leave it out")
         if self.format == "hf" and self.out is None:
             raise ConfigError("--format hf wants --out, a folder or a URL that is not there yet")

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from statistics import fmean
 
 from rich.console import Group, RenderableType
@@ -62,7 +62,10 @@ def _lines(glance: Glance) -> Iterator[tuple[str, RenderableType]]:
     steps, recent = glance.steps, glance.steps[-_RECENT_STEPS:]
     if not steps:
         num_groups = sum(row["num_groups"] or 0 for row in glance.calls)
-        yield "step", Text(f"none yet; {plural(num_groups, 'group')} sampled in the last {_minutes(WINDOW)}")
+        yield (
+            "step",
+            Text(f"none yet; {plural(num_groups, 'group')} sampled in the last {_age(WINDOW.total_seconds())}"),
+        )
     else:
         yield "step", _progress(steps[-1]["step"], glance.trainer)
         yield "reward", _curve([row["reward_mean"] for row in steps])
@@ -109,7 +112,7 @@ _LOSS = {
     "loss": "{:.4g}",
     "grad_norm": "gradient norm {:.3g}",
     "entropy": "entropy {:.3g}",
-    "sampler_kl": "KL from the sampler {:.2g}",
+    "sampler_kl": "sampler KL {:.1g}",
 }
 
 
@@ -128,7 +131,7 @@ def _speed(recent: Sequence[Row], glance: Glance) -> str:
 def _where_time_goes(recent: Sequence[Row]) -> Text:
     """Shares of the loop's seconds, as a bar and in figures; below it what runs beside the loop."""
     seconds = {name: value for name, value in _seconds(recent).items() if value > 0}
-    total = sum(seconds.values())
+    total = sum(seconds.values()) or 1.0
     text = Text()
     for name, width in _widths(seconds, _BAR_WIDTH).items():
         text.append("█" * width, style=_COLOURS[name])
@@ -167,7 +170,8 @@ def _seconds(rows: Sequence[Row]) -> dict[str, float]:
 
 def _widths(values: Mapping[str, float], width: int) -> dict[str, int]:
     """Cells of a bar for each value; all cells are given out."""
-    total, done, widths = sum(values.values()), 0.0, {}
+    total, done = sum(values.values()), 0.0
+    widths: dict[str, int] = {}
     for name, value in values.items():
         widths[name] = round((done + value) / total * width) - round(done / total * width)
         done += value
@@ -291,11 +295,8 @@ def _mean(rows: Sequence[Row], column: str) -> float:
 
 
 def _age(seconds: float) -> str:
-    for unit, most in (("s", 120), ("min", 120 * 60), ("h", 48 * 3600)):
-        if seconds < most:
-            return f"{seconds / {'s': 1, 'min': 60, 'h': 3600}[unit]:.0f} {unit}"
-    return f"{seconds / 86400:.0f} days"
-
-
-def _minutes(delta: timedelta) -> str:
-    return f"{delta.total_seconds() / 60:.0f} min"
+    """In the largest unit of which there are two or more."""
+    for unit, size_s in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -243,3 +243,19 @@ def test_a_run_looks_the_same_on_every_filesystem(root_url: str, make_trained: C
     assert first.trainer.pulse.state == "ended"
     time.sleep(0.01)
     assert watcher.look().steps == first.steps
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "age"), [(119, "119 s"), (120, "2 min"), (7199, "120 min"), (172800, "2 days")]
+)
+def test_ages_are_in_the_largest_unit_of_which_there_are_two(glance: Glance, seconds_ago: float, age: str) -> None:
+    created_at = (NOON - timedelta(seconds=seconds_ago)).isoformat()
+    text = shown(replace(glance, policy=replace(glance.policy, created_at=created_at)))
+    assert line(text, "policy").startswith(f"version 3, {age} old")
+
+
+def test_what_could_not_be_trained_on_is_shown(glance: Glance) -> None:
+    steps = [train_row(1, num_unreadable_files=2, num_seq_len_truncated=1)]
+    text = shown(replace(glance, steps=steps))
+    assert line(text, "unreadable") == "2 files set aside"
+    assert line(text, "cut") == "1 sequence cut to max_seq_len in the last step"

@@ -39,6 +39,7 @@ def test_settings_are_there_before_torch_is():
         ({"normalize_over": "constant"}, "set constant_tokens"),
         ({"constant_tokens": 100}, "set constant_tokens with normalize_over constant"),
         ({"truncate_ratio": float("nan")}, "truncate_ratio is nan"),
+        ({"max_shard_size": "5"}, "max_shard_size is .5., wanted a size such as 500MB or 5GB"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(settings, message):

@@ -12,6 +12,7 @@ from tiny_runs import GROUP_SIZE, GROUPS_PER_BATCH, create_root, fill, ledger, q
 
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import FencedError, QueryError, StalledError
+from ludic.fsck import check_root
 from ludic.inference.tiny import make_tiny_model
 from ludic.inference.transformers_engine import TransformersEngine
 from ludic.rollouts.worker import WorkerConfig, run_worker
@@ -151,6 +152,18 @@ def test_checkpoints_are_written_when_due_and_at_the_end_and_pruned(local):
     root, _ = local
     train_here(root, num_steps=5, checkpoint_every=2, keep_checkpoints=2)
     assert [info.step for info in complete_checkpoints(root)] == [4, 5]
+
+
+def test_a_run_whose_weights_are_in_shards_publishes_checkpoints_and_resumes_them(local):
+    root, _ = local
+    train_here(root, num_steps=2, max_shard_size="20KB")
+    for folder in ("policies/version=2", "checkpoints/attempt=1/step=2"):
+        files = {name.rpartition("/")[2] for name in root.list(folder)}
+        assert "model.safetensors.index.json" in files
+        assert "model.safetensors" not in files
+    assert train_here(root, num_steps=3, max_shard_size="20KB") == 3
+    assert query(root, "select parent_step from attempts where attempt_id = 2") == [(2,)]
+    assert check_root(root).findings == []
 
 
 def test_weights_move_and_what_is_published_is_what_was_trained(local):

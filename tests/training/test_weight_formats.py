@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ludic.errors import ModelError
-from ludic.training.model import load_model
+from ludic.training.model import full_state_dict, load_model, save_weights, shard
 
 LAYER = "model.layers.1.mlp.up_proj.weight"
 
@@ -85,12 +85,11 @@ def test_a_tensor_too_many_is_named_when_strict(model_folder, weights, kind):
         load_model(str(model_folder), strict=True)
 
 
+@pytest.mark.parametrize("kind", ["shards.safetensors", "shards.bin", "shards.pt"])
 def test_a_shard_that_is_missing_is_an_error(model_folder, weights, kind):
     write(model_folder, saved(weights), kind)
-    shards = sorted(model_folder.glob("*-00002-of-00002.*"))
-    if not shards:
-        pytest.skip("not in shards")
-    shards[0].unlink()
+    (shard_file,) = model_folder.glob("*-00002-of-00002.*")
+    shard_file.unlink()
     with pytest.raises(ModelError, match="not a model that transformers can load"):
         load_model(str(model_folder))
 
@@ -121,3 +120,19 @@ def test_a_pickle_that_would_run_something_is_refused_and_does_not(tmp_path, mod
     with pytest.raises(ModelError, match="not a model that transformers can load"):
         load_model(str(model_folder))
     assert not harm.exists()
+
+
+def test_weights_that_are_larger_than_a_file_may_be_are_saved_in_shards_that_load(tmp_path, mesh, tiny_model):
+    model = tiny_model()
+    shard(model, mesh)
+    weights = full_state_dict(model)
+    # 98,944 weights of 4 bytes, none of more than 65,536 bytes.
+    save_weights(model, weights, tmp_path, max_shard_size="100KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) >= 4
+    assert all(file.stat().st_size < 110_000 for file in shards)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"]) == set(weights)
+    assert set(index["weight_map"].values()) == {file.name for file in shards}
+    loaded = load_model(str(tmp_path), strict=True).state_dict()
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in weights.items())
