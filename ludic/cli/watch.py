@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ludic.cli.glance import Watcher
-from ludic.cli.live import LiveView, draw
+from ludic.cli.live import LiveView
 from ludic.cli.output import stdout_console
+from ludic.cli.panel import draw
 from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError
 
