@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load
 from strategies import make_batch
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
 import ludic
 from ludic.inference.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, RunConfig
-from ludic.training.checkpoint import complete_checkpoints
+from ludic.training.checkpoint import CheckpointInfo, complete_checkpoints, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
+from ludic.training.distributed import run_on_main
 from ludic.training.trainer import train
 
 GROUP_SIZE, GROUPS_PER_BATCH = 4, 2
@@ -74,6 +77,18 @@ def train_until_killed(root: Root, *, at_step: int, **settings: Any) -> None:
     except KilledError:
         return
     raise AssertionError(f"trained to the end without passing step {at_step}")
+
+
+def save_checkpoint(root: Root, model: PreTrainedModel, optimizer: Optimizer, **facts: Any) -> CheckpointInfo:
+    """Take a snapshot and write it at once, on rank 0; every rank must call it."""
+    snapshot = take_snapshot(model, optimizer, **facts)
+
+    def write() -> bytes:
+        write_checkpoint(root, snapshot)
+        return b""
+
+    run_on_main(write)
+    return snapshot.info
 
 
 def query(root: Root, sql: str) -> list[tuple]:

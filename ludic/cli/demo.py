@@ -16,7 +16,9 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from ludic.cli.live import LiveView, sparkline
+from ludic.cli.glance import Watcher
+from ludic.cli.live import LiveView
+from ludic.cli.output import sparkline
 from ludic.cli.process import interrupt_on_sigterm
 from ludic.cli.run import predecessor, run
 from ludic.environments.moar_cats import WORDS
@@ -57,7 +59,7 @@ def main(settings: Settings) -> None:
     interrupt_on_sigterm()
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
     replaces = predecessor(root)
-    with LiveView(root, settings.num_steps) as view:
+    with LiveView(Watcher(root.url), Console(stderr=True)) as view:
         run(root, train_config(settings.num_steps), ranks=1, replaces=replaces, tick=view.update)
     _print_answers(console, root)
     _print_curve(console, root)

@@ -1,8 +1,8 @@
-"""`ludic export ROOT --format ...`: the run's files as a Delta or an Iceberg table, or its rows as JSONL or CSV.
+"""`ludic export ROOT --format ...`: a run's files as a table, its rows as text, its weights as a Hugging Face folder.
 
-Tables name the files where they lie; JSONL and CSV stream, a row group in memory at once (with --sql, what DuckDB
-needs). Raises ConfigError for options that do not go together and for a file that exists, StoreError for what a
-table's writer refuses, QueryError for SQL.
+delta and iceberg name the files where they lie; jsonl and csv stream, a row group in memory at once (with --sql, what
+DuckDB needs); hf copies weights (ludic.exchange.weights). Raises ConfigError for options that do not go together and
+for a file that exists, StoreError for what a table's writer refuses, QueryError for SQL.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
 
-from ludic.cli.output import plural, print_json, printable, progress_bar, stdout_console
+from ludic.cli.output import plural, print_json, printable, progress_bar, size, stdout_console
 from ludic.cli.settings import RootUrl
 from ludic.cli.sql import open_result, open_sink, plain_rows, write_csv
 from ludic.errors import ConfigError
@@ -33,8 +33,9 @@ _ROWS_A_BATCH = 64
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    format: Literal["delta", "iceberg", "jsonl", "csv"]
-    """delta and iceberg register the files that are there, without copying them; call again for new ones."""
+    format: Literal["hf", "delta", "iceberg", "jsonl", "csv"]
+    """delta and iceberg register the files that are there, without copying them; call again for new ones. hf is a
+    folder of weights, configuration and tokenizer, as transformers and vLLM load it."""
     table: Folder = "rollouts"
     """What to export."""
     catalog: Path | None = None
@@ -43,24 +44,36 @@ class Settings:
     """JSONL and CSV: a SQL predicate, such as "policy_version > 3"; None takes all rows."""
     sql: str | None = None
     """JSONL and CSV: a whole query instead, as `ludic sql` takes it."""
-    out: Path | None = None
-    """JSONL and CSV: file to write, which must not be there; None writes to stdout."""
+    out: str | None = None
+    """JSONL and CSV: file to write, which must not be there; None writes to stdout. hf: folder or URL to write."""
+    step: int | None = None
+    """hf: the checkpoint of this step."""
+    version: int | None = None
+    """hf: this published version; without it and --step the newest one."""
     json: bool = False
-    """Delta and Iceberg: print the report as JSON."""
+    """Delta, Iceberg and hf: print the report as JSON."""
 
     def __post_init__(self) -> None:
         is_text = self.format in ("jsonl", "csv")
-        misplaced = {"catalog": self.format != "iceberg", "json": is_text}
-        misplaced |= dict.fromkeys(("where", "sql", "out"), not is_text)
-        for name, is_misplaced in misplaced.items():
-            if is_misplaced and getattr(self, name):
+        wanted = {"where": is_text, "sql": is_text, "out": is_text or self.format == "hf", "json": not is_text}
+        wanted |= {"catalog": self.format == "iceberg", "step": self.format == "hf", "version": self.format == "hf"}
+        for name, is_wanted in wanted.items():
+            value = getattr(self, name)
+            if not is_wanted and value is not None and value is not False:
                 raise ConfigError(f"--{name} says nothing to --format {self.format}; leave it out")
+        if self.format == "hf" and self.out is None:
+            raise ConfigError("--format hf wants --out, a folder or a URL that is not there yet")
+        if self.step is not None and self.version is not None:
+            raise ConfigError("--step and --version both choose the weights; give one of them")
         if self.where and self.sql:
             raise ConfigError("--where and --sql both choose the rows; give one of them")
 
 
 def main(settings: Settings) -> None:
     root = Root.open(settings.root)
+    if settings.format == "hf":
+        _write_weights(root, settings)
+        return
     if settings.format in ("jsonl", "csv"):
         _write_text(root, settings)
         return
@@ -72,8 +85,20 @@ def main(settings: Settings) -> None:
     _print(report, settings)
 
 
+def _write_weights(root: Root, settings: Settings) -> None:
+    from ludic.exchange.weights import export_weights  # with torch, for which the other formats need not wait
+
+    assert settings.out is not None
+    report = export_weights(root, settings.out, step=settings.step, version=settings.version)
+    if settings.json:
+        print_json({"format": settings.format, **asdict(report)})
+    else:
+        text = f"{report.location}: {report.source} as {plural(report.num_files, 'file')}, {size(report.size_bytes)}"
+        stdout_console().print(printable(text), soft_wrap=True)
+
+
 def _write_text(root: Root, settings: Settings) -> None:
-    if settings.out is not None and settings.out.exists():
+    if settings.out is not None and Path(settings.out).exists():
         raise ConfigError(f"{settings.out} exists; choose another --out, or delete it")
     if settings.sql is not None:
         with open_result(root, settings.sql, rows_a_batch=_ROWS_A_BATCH) as result:
@@ -100,7 +125,7 @@ def _rows(result: pa.RecordBatchReader) -> Iterator[dict[str, Any]]:
 
 
 def _write_rows(names: Sequence[str], rows: Iterable[Mapping[str, Any]], settings: Settings) -> None:
-    with open_sink(settings.out) as sink:
+    with open_sink(Path(settings.out) if settings.out else None) as sink:
         if settings.format == "jsonl":
             _write_jsonl(rows, sink)
         else:

@@ -26,11 +26,12 @@ COMMANDS = {
     "sample": "Ask a model, or a run's policy, a question",
     "sql": "Ask a run's rollouts, batches and metrics in SQL",
     "stats": "What is in a root",
+    "watch": "What a run does right now, live, from its files",
     "show": "One rollout or group, readable",
     "verify": "Check a root's files and data; with --repair, set broken files aside",
     "compact": "Rewrite the many small files of finished versions into few large ones",
     "expire": "Delete what is no longer needed",
-    "export": "Register a run's files as a Delta or Iceberg table, or write JSONL or CSV",
+    "export": "A Hugging Face folder of its weights, a Delta or Iceberg table of its files, or JSONL or CSV",
     "import": "Bring in rollouts that other programs wrote",
 }
 """Each is a module of ludic.cli (`import` is import_.py) with a dataclass `Settings` and a function `main(settings)`;

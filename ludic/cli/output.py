@@ -4,6 +4,7 @@ Whatever a run holds is shown as text: never as markup, and never as a terminal'
 model could write.
 """
 
+import itertools
 import json
 import math
 import re
@@ -12,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from decimal import Decimal
+from statistics import fmean
 from typing import Any
 
 from rich import box
@@ -26,6 +28,7 @@ from ludic.store.track import untracked as untracked
 SHOWN_ITEMS = 6
 """Of a list in a cell."""
 
+_BLOCKS = "▁▂▃▄▅▆▇█"
 # Line breaks and tabs are layout; the rest of C0 and C1 could move the cursor or rename the window.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -141,3 +144,15 @@ def size(num_bytes: float) -> str:
             break
         num_bytes /= 1000
     return f"{num_bytes:,.0f} {unit}" if unit == "B" else f"{num_bytes:,.1f} {unit}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Values as blocks of eight heights, averaged into at most `width` of them."""
+    if not values:
+        return ""
+    num_bins = min(width, len(values))
+    edges = [round(place * len(values) / num_bins) for place in range(num_bins + 1)]
+    means = [fmean(values[start:stop]) for start, stop in itertools.pairwise(edges)]
+    low, high = min(means), max(means)
+    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BLOCKS[round((mean - low) * scale)] for mean in means)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from rich.console import Console
 
 from ludic.cli import train
+from ludic.cli.glance import Watcher
 from ludic.cli.live import LiveView
 from ludic.cli.process import interrupt_on_sigterm
 from ludic.cli.settings import RootUrl
@@ -55,7 +57,7 @@ def main(settings: Settings) -> None:
     root = Root.create(settings.root, settings.run)
     interrupt_on_sigterm()
     replaces = predecessor(root, take_over=settings.take_over)
-    with LiveView(root, settings.train.num_steps) as view:
+    with LiveView(Watcher(root.url), Console(stderr=True)) as view:
         run(root, settings.train, ranks=settings.ranks, replaces=replaces, tick=view.update)
     print(f"trained to step {settings.train.num_steps} in {root.url}; `ludic stats {root.url}` says what is there")
 

@@ -10,7 +10,6 @@ import duckdb
 from rich.console import Console
 from rich.text import Text
 
-from ludic.cli.live import sparkline
 from ludic.cli.output import (
     Track,
     cell,
@@ -22,6 +21,7 @@ from ludic.cli.output import (
     printable,
     progress_bar,
     size,
+    sparkline,
     stdout_console,
     untracked,
 )

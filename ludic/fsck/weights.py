@@ -12,12 +12,12 @@ from ludic.fsck.findings import Finding, in_a_line
 from ludic.fsck.tables import FOREIGN_NAME
 from ludic.store import Root, latest_policy, read_attempt
 from ludic.store.attempts import read_parent
+from ludic.store.checkpoints import MARKER
 from ludic.store.lease import read_lease
 from ludic.store.ledger import ledger_name
 from ludic.store.policies import LATEST, Policy, policy_folder
 from ludic.store.repair import SET_ASIDE
 
-_MARKER = "checkpoint.json"
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """What parsing a damaged file raises; ludic's SchemaError is a ValueError."""
 _MOST_HEADER_BYTES = 100_000_000
@@ -38,8 +38,8 @@ def check_weights(root: Root) -> Iterator[Finding]:
     yield from _check_latest(root, policies)
     checkpoints = root.sizes("checkpoints")
     for name in checkpoints:
-        if name.endswith(f"/{_MARKER}"):  # without it a checkpoint is a torso, which no trainer reads
-            folder = name.removesuffix(f"/{_MARKER}")
+        if name.endswith(f"/{MARKER}"):  # without it a checkpoint is a torso, which no trainer reads
+            folder = name.removesuffix(f"/{MARKER}")
             yield from _unless_gone(_findings("checkpoint", folder, _checkpoint_problems(root, folder, checkpoints)))
 
 
@@ -96,13 +96,13 @@ def _checkpoint_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> I
 
 def _marker_problems(root: Root, folder: str) -> Iterator[str]:
     try:
-        info = json.loads(root.read(f"{folder}/{_MARKER}"))
+        info = json.loads(root.read(f"{folder}/{MARKER}"))
         attempt_id, step = int(info["attempt_id"]), int(info["step"])
     except _UNREADABLE as error:
-        yield f"{_MARKER} can't be read: {in_a_line(error)}"
+        yield f"{MARKER} can't be read: {in_a_line(error)}"
         return
     if folder != f"checkpoints/attempt={attempt_id}/step={step}":
-        yield f"{_MARKER} belongs in checkpoints/attempt={attempt_id}/step={step}"
+        yield f"{MARKER} belongs in checkpoints/attempt={attempt_id}/step={step}"
     yield from _ledger_problems(root, attempt_id, step)
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from ludic.errors import LudicError, OwnedError, SchemaError
 from ludic.records import new_id
@@ -163,6 +164,40 @@ def _renew(
         root.put(lease_name(lease.attempt_id), replace(lease, released=True).to_json())
     except LudicError as error:
         logger.warning("the lease of attempt %d is not released, the next trainer waits: %s", lease.attempt_id, error)
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """What looks at a lease have shown of its owner."""
+
+    state: Literal["alive", "silent", "ended", "dead", "unknown"]
+    """silent: not renewed for its whole length. dead: proven, on this machine. unknown: not watched for long enough."""
+    unchanged_s: float
+    """Since it was first seen as it is."""
+
+
+class LeaseWatch:
+    """Looks at a lease again and again, and judges it as `await_free` does: by change alone, never by clocks."""
+
+    def __init__(self) -> None:
+        self._lease: Lease | None = None
+        self._since = 0.0
+        self._was_renewed = False
+
+    def look(self, lease: Lease) -> Pulse:
+        """lease: as it is now."""
+        if lease != self._lease:
+            known = self._lease
+            self._was_renewed = known is not None and known.claim_id == lease.claim_id
+            self._lease, self._since = lease, time.monotonic()
+        unchanged_s = time.monotonic() - self._since
+        if lease.released:
+            return Pulse("ended", unchanged_s)
+        if _is_over(lease):
+            return Pulse("dead", unchanged_s)
+        if unchanged_s >= lease.lease_s:
+            return Pulse("silent", unchanged_s)
+        return Pulse("alive" if self._was_renewed else "unknown", unchanged_s)
 
 
 def _is_over(lease: Lease) -> bool:

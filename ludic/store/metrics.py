@@ -6,9 +6,12 @@ Rows gather for a second and are written by a thread; a killed process loses at 
 import io
 import itertools
 import math
+import re
+import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,6 +24,12 @@ from ludic.store.parquet import encode_plain
 from ludic.store.root import Root
 
 _FLUSH_AGE_S = 1.0
+_CONCURRENT_READS = 16
+_LISTING_SHARE = 20.0
+"""How many times as long as a listing took there is none."""
+_NAME = re.compile(r"metrics/((?:train|worker)-[^/]+)-(\d+)\.parquet")
+
+_Rows = list[dict[str, Any]]
 
 
 class MetricsLog:
@@ -54,31 +63,84 @@ class MetricsLog:
 
 
 class MetricsTail:
-    """Reads the rows that were written since the last look; for live displays."""
+    """Reads the rows that were written since the last look; for live displays.
 
-    def __init__(self, root: Root) -> None:
-        self._root = root
-        self._seen: set[str] = set()
+    A listing takes the longer the longer the run is. So at most a twentieth of the time goes into listings; in between,
+    the files that follow those of the last listing's news are asked for by their names.
+    """
+
+    def __init__(self, root: Root, *, newest_files: int | None = None) -> None:
+        """newest_files: of each writer, that the first look reads; None reads all."""
+        self._root, self._newest_files = root, newest_files
+        self._seen: set[_MetricsFile] = set()
+        self._next: dict[str, int] = {}
+        """The sequence to come, of each writer of which the last listing showed something new."""
+        self._list_at = -math.inf
+        """On the monotonic clock."""
 
     def poll(self) -> list[dict[str, Any]]:
         """New rows, in no particular order; a broken file is left out (`ludic verify` lists those).
 
         Raises StoreError when the filesystem fails; the next poll reads those rows again.
         """
-        new = [name for name in self._root.list("metrics") if name not in self._seen]
-        rows = [row for name in new for row in self._read(name)]
-        self._seen.update(new)
-        return rows
+        is_due = not self._seen or time.monotonic() >= self._list_at
+        found = self._read_listed() if is_due else self._read_next()
+        return [row for rows in found for row in rows]
 
-    def _read(self, name: str) -> list[dict[str, Any]]:
+    def _read_listed(self) -> list[_Rows]:
+        since = time.monotonic()
+        listed = {file for file in map(_parse_name, self._root.list("metrics")) if file is not None}
+        took_s = time.monotonic() - since
+        new = sorted(listed - self._seen)
+        wanted = new if self._seen or self._newest_files is None else _newest(new, self._newest_files)
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            found = list(pool.map(self._read, wanted))
+        self._next = {file.writer: file.sequence + 1 for file in new}
+        self._seen |= listed
+        self._list_at = time.monotonic() + _LISTING_SHARE * took_s
+        return [rows or [] for rows in found]
+
+    def _read_next(self) -> list[_Rows]:
+        found: dict[_MetricsFile, _Rows] = {}
+        for writer, sequence in self._next.items():
+            while (rows := self._read(_MetricsFile(writer, sequence))) is not None:
+                found[_MetricsFile(writer, sequence)] = rows
+                sequence += 1
+        self._seen |= found.keys()
+        self._next |= {file.writer: file.sequence + 1 for file in found}
+        return list(found.values())
+
+    def _read(self, file: "_MetricsFile") -> _Rows | None:
+        """None where there is no such file."""
         try:
-            data = self._root.read(name)
+            data = self._root.read(file.name)
         except FileNotFoundError:
-            return []
+            return None
         try:
             return conform(pq.read_table(io.BytesIO(data)), "metrics").to_pylist()
         except (pa.ArrowException, OSError, SchemaError):
             return []
+
+
+class _MetricsFile(NamedTuple):
+    writer: str
+    """train- or worker- and the writer's id."""
+    sequence: int
+
+    @property
+    def name(self) -> str:
+        return f"metrics/{self.writer}-{self.sequence}.parquet"
+
+
+def _parse_name(name: str) -> _MetricsFile | None:
+    match = _NAME.fullmatch(name)
+    return _MetricsFile(match[1], int(match[2])) if match else None
+
+
+def _newest(files: Sequence[_MetricsFile], most: int) -> list[_MetricsFile]:
+    """Of sorted files the last ones of each writer."""
+    by_writer = itertools.groupby(files, key=lambda file: file.writer)
+    return [file for _, of_writer in by_writer for file in list(of_writer)[-most:]]
 
 
 def _finite(value: Any) -> Any:

@@ -57,6 +57,17 @@ def latest_policy(root: Root) -> LatestPolicy | None:
         ) from error
 
 
+def read_policy(root: Root, version: int) -> Policy | None:
+    """Where a version came from; None for one that nobody claimed. Raises SchemaError for what is no policy.json."""
+    name = f"{policy_folder(version)}/policy.json"
+    try:
+        return Policy(**json.loads(root.read(name)))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError) as error:
+        raise SchemaError(f"{root.url}/{name} is no policy.json that ludic can read: {error}") from error
+
+
 def point_latest(root: Root, latest: LatestPolicy) -> None:
     """Replace LATEST; only the trainer that owns the root does."""
     root.put(LATEST, (json.dumps(asdict(latest)) + "\n").encode())
@@ -144,6 +155,13 @@ def policy_versions(root: Root) -> list[int]:
     """Versions claimed, in order; the newest may not be complete."""
     names = [folder.rpartition("version=")[2] for folder in root.folders("policies")]
     return sorted(int(name) for name in names if name.isdigit())
+
+
+def stored_versions(root: Root) -> list[int]:
+    """Versions whose weights are there, in order; one listing."""
+    names = [name.split("/") for name in root.list("policies")]
+    stored = [parts[1].removeprefix("version=") for parts in names if parts[2:] == ["config.json"]]
+    return sorted(int(version) for version in stored if version.isdigit())
 
 
 def prune_policies(root: Root, keep: int, latest_version: int) -> None:

@@ -7,7 +7,7 @@ naming root, file, cause and what to do, after some 30 s of trying again where t
 
 import builtins
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,8 +160,9 @@ class Root:
         for file in files:
             self._storage.move_in(file, f"{name}/{file.name}")
 
-    def download(self, name: str, folder: str | Path) -> None:
-        """Copy the files below `name` into a local folder."""
+    def download(self, name: str, folder: str | Path, *, leave_out: Collection[str] = ()) -> None:
+        """Copy the files below `name` into a local folder, without those of some names."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for file in self.list(name):
-            self._storage.copy_out(file, Path(folder) / Path(file).name)
+            if Path(file).name not in leave_out:
+                self._storage.copy_out(file, Path(folder) / Path(file).name)

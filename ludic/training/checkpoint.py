@@ -1,7 +1,7 @@
 """Trainer state on the root, complete or invisible; a run resumes from it on any number of ranks.
 
 Writes checkpoints/attempt=A/step=S/:
-    config.json, model*.safetensors    the weights, a Hugging Face folder
+    config.json, model*.safetensors*   the weights, a Hugging Face folder
     optimizer.safetensors              moments of each parameter; settings come from the config of whoever resumes
     random.safetensors                 generator states of each rank
     checkpoint.json                    CheckpointInfo; put last, and what makes the others count
@@ -35,12 +35,12 @@ from transformers import PreTrainedModel
 
 from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.store.attempts import Attempt, chain, check_not_fenced, newest_checkpoint, outdated, read_parent
+from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places
 from ludic.store.root import Root
 from ludic.training.distributed import num_ranks, rank, run_on_main
 from ludic.training.model import full_state_dict, load_model, save_weights
 
 FORMAT_VERSION = 1
-MARKER = "checkpoint.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class CheckpointInfo:
     @property
     def name(self) -> str:
         """Folder below the root."""
-        return f"checkpoints/attempt={self.attempt_id}/step={self.step}"
+        return checkpoint_folder((self.attempt_id, self.step))
 
     def to_json(self) -> bytes:
         return (json.dumps(asdict(self), indent=2) + "\n").encode()
@@ -124,11 +124,14 @@ def take_snapshot(
     )
 
 
-def write_checkpoint(root: Root, snapshot: Snapshot) -> None:
-    """Write a snapshot, its marker last, in any thread of rank 0. Raises StoreError or NameTakenError."""
+def write_checkpoint(root: Root, snapshot: Snapshot, *, max_shard_size: str = "5GB") -> None:
+    """Write a snapshot, its marker last, in any thread of rank 0. Raises StoreError or NameTakenError.
+
+    max_shard_size: as `save_weights` takes it.
+    """
     info = snapshot.info
     with root.scratch_folder() as folder:
-        save_weights(snapshot.model, snapshot.weights, folder)
+        save_weights(snapshot.model, snapshot.weights, folder, max_shard_size=max_shard_size)
         safetensors.torch.save_file(dict(snapshot.moments), folder / "optimizer.safetensors")
         safetensors.torch.save_file(dict(snapshot.random_states), folder / "random.safetensors")
         if root.is_local:
@@ -145,36 +148,6 @@ def checkpoint_to_resume(root: Root, attempt: Attempt | None) -> CheckpointInfo 
     found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
     place = newest_checkpoint(chain(attempt.attempt_id, partial(read_parent, root)), found)
     return found[place] if place else None
-
-
-def save_checkpoint(
-    root: Root,
-    model: PreTrainedModel,
-    optimizer: Optimizer,
-    *,
-    attempt_id: int,
-    step: int,
-    policy_version: int,
-    cursor: Mapping[str, Any],
-    config: Mapping[str, Any],
-) -> CheckpointInfo:
-    """Write a checkpoint; every rank must call it, rank 0 writes. Raises StoreError or NameTakenError on every rank."""
-    snapshot = take_snapshot(
-        model,
-        optimizer,
-        attempt_id=attempt_id,
-        step=step,
-        policy_version=policy_version,
-        cursor=cursor,
-        config=config,
-    )
-
-    def write() -> bytes:
-        write_checkpoint(root, snapshot)
-        return b""
-
-    run_on_main(write)
-    return snapshot.info
 
 
 def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
@@ -209,8 +182,8 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
 
 def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
     """Checkpoints whose marker was put, oldest first by attempt and step. Raises SchemaError for a foreign marker."""
-    found = [_read_marker(root, name) for name in root.list("checkpoints") if name.endswith(f"/{MARKER}")]
-    return sorted((info for info in found if info), key=lambda info: (info.attempt_id, info.step))
+    found = [_read_marker(root, f"{checkpoint_folder(place)}/{MARKER}") for place in checkpoint_places(root)]
+    return [info for info in found if info]
 
 
 def _read_marker(root: Root, name: str) -> CheckpointInfo | None:

@@ -3,6 +3,7 @@
 Imports no torch, so that the command line answers `--help` at once.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -44,6 +45,7 @@ _ABOVE_ZERO = (
 )
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
 """Those that choose to train on what is stored."""
+_SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
 # The settings that only some objectives look at; None is off.
 _ONLY_OF: Mapping[str, tuple[Objective, ...]] = {
     "clip_low": ("ppo_clip", "cispo", "gspo", "gmpo"),
@@ -162,6 +164,8 @@ class TrainConfig:
     """Also keep the checkpoints of steps that this number divides; None keeps no others."""
     async_checkpoint: bool = True
     """Write checkpoints while training goes on, from a copy in memory; a run's last one is waited for."""
+    max_shard_size: str = "5GB"
+    """Most bytes of a file of saved weights, such as 500MB; larger ones are split, and an index names the parts."""
     keep_policies: int | None = 4
     """Newest published versions whose weights to keep; None keeps all."""
     stall_limit_s: float | None = 1800.0
@@ -185,6 +189,8 @@ class TrainConfig:
         self._check_loss()
         if self.objective == "dpo":
             self._check_dpo()
+        if not _SIZE.fullmatch(self.max_shard_size):
+            raise ConfigError(f"max_shard_size is {self.max_shard_size!r}, wanted a size such as 500MB or 5GB")
         for name, param in self.sql_params.items():
             if not isinstance(param, float | int | str):
                 raise ConfigError(f"sql_params has {name!r} = {param!r}, wanted a number or a text")

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -31,6 +32,15 @@ def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, n
         "num_unreadable_files": plan.num_unreadable_files,
         "drops": dict(Counter(dropped.column("reason").to_pylist())),
     }
+
+
+def trained_lengths(plan: Plan, max_seq_len: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of the prompts and of the responses that a step trains on, on all ranks; a response may be cut to 0."""
+    used = plan.rows.filter(plan.rows.column("used"))
+    prompts, responses = (used.column(name).to_numpy() for name in ("prompt_length", "response_length"))
+    if max_seq_len is not None:
+        responses = np.clip(responses, 0, np.maximum(0, max_seq_len - prompts))
+    return prompts, responses
 
 
 def _mean(table: pa.Table, column: str) -> float | None:

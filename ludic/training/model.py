@@ -8,10 +8,12 @@ Models stay in eval mode, so that no dropout comes between the trainer's logprob
 
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -40,32 +42,39 @@ TOKENIZER_FILES = (
     "*.tiktoken",
 )
 
+_WEIGHT_NAMES = tuple(
+    f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
+)
+_PT_NAMES = ("pytorch_model.pt", "pytorch_model.pt.index.json")
+
 
 def load_model(
     source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", strict: bool = False
 ) -> PreTrainedModel:
     """Load a causal language model in eval mode, with attention that keeps packed sequences apart.
 
-    source: a folder with safetensors or pytorch_model.bin weights, in one file or in shards, or
-    a Hugging Face id. Raises ModelError when it can't be read, when a weight is missing or has
-    another shape than config.json says, when a layer carries state across packed sequences, or when the
-    head is of an unknown kind; if strict, also when there is a weight that the model has no use for.
+    source: a folder with weights in model.safetensors, pytorch_model.bin or pytorch_model.pt, whole or in shards
+    with an index, or a Hugging Face id. Nothing is unpickled but tensors.
+    Raises ModelError when it can't be read, when a weight is missing or has another shape than config.json says,
+    when a layer carries state across packed sequences, or when the head is of an unknown kind; if strict, also when
+    there is a weight that the model has no use for.
     """
     if source.startswith(("/", ".", "~")) and not Path(source).expanduser().is_dir():
         raise ModelError(f"{source}: there is no such folder; give a folder with config.json and weights, or an id")
     try:
-        with _without_progress_bars():
+        with _without_progress_bars(), _known_names(source) as folder:
             model, report = AutoModelForCausalLM.from_pretrained(
-                source, dtype=dtype, attn_implementation=PACKED_ATTENTION, output_loading_info=True, device_map=None
+                folder,
+                dtype=dtype,
+                attn_implementation=PACKED_ATTENTION,
+                output_loading_info=True,
+                device_map=None,
+                weights_only=True,
+                ignore_mismatched_sizes=True,  # they are named below
             )
     except Exception as error:  # what a broken file raises depends on who parses it: OSError, SafetensorError, ...
         raise ModelError(f"{source}: not a model that transformers can load: {error}") from error
-    if report["missing_keys"]:
-        raise ModelError(f"{source}: the weights lack {_some(report['missing_keys'])}; the folder is incomplete")
-    if strict and report["unexpected_keys"]:
-        raise ModelError(
-            f"{source}: the weights hold {_some(report['unexpected_keys'])}, which the model has no place for"
-        )
+    _check_loaded(source, report, strict=strict)
     if model._is_stateful:
         raise ModelError(
             f"{source}: {type(model).__name__} has recurrent layers, whose state runs on from one packed sequence into "
@@ -79,6 +88,36 @@ def load_model(
     model = model.to(device).eval()
     check_head(model, source)
     return model
+
+
+def _check_loaded(source: str, report: Mapping[str, Any], *, strict: bool) -> None:
+    """Name what did not fit; `report` is what from_pretrained says with output_loading_info."""
+    if report["mismatched_keys"]:
+        shapes = {
+            f"{name} {tuple(found)}, the model's is {tuple(wanted)}"
+            for name, found, wanted in report["mismatched_keys"]
+        }
+        raise ModelError(f"{source}: the weights hold {_some(shapes)}; wanted those of its config.json")
+    if report["missing_keys"]:
+        raise ModelError(f"{source}: the weights lack {_some(report['missing_keys'])}; the folder is incomplete")
+    if strict and report["unexpected_keys"]:
+        raise ModelError(
+            f"{source}: the weights hold {_some(report['unexpected_keys'])}, which the model has no place for"
+        )
+
+
+@contextmanager
+def _known_names(source: str) -> Iterator[str]:
+    """A folder where the weights are called as transformers wants them; it knows .bin, and not .pt."""
+    folder = Path(source).expanduser()
+    renamed = {name: name.replace(".pt", ".bin", 1) for name in _PT_NAMES if (folder / name).is_file()}
+    if not renamed or any((folder / name).is_file() for name in _WEIGHT_NAMES):
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="ludic-weights-") as links:
+        for file in folder.iterdir():
+            (Path(links) / renamed.get(file.name, file.name)).symlink_to(file.resolve())
+        yield links
 
 
 def shard(
@@ -136,16 +175,22 @@ def full_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
 
 
 def save_weights(
-    model: PreTrainedModel, state_dict: Mapping[str, Tensor], folder: str | Path, *, dtype: torch.dtype | None = None
+    model: PreTrainedModel,
+    state_dict: Mapping[str, Tensor],
+    folder: str | Path,
+    *,
+    dtype: torch.dtype | None = None,
+    max_shard_size: str = "5GB",
 ) -> None:
     """Write config.json, generation_config.json and safetensors; on rank 0 only.
 
     state_dict: as from `full_state_dict`. dtype: of floating-point weights in the files; None keeps theirs.
+    max_shard_size: of a file, such as 500MB; what is larger becomes shards with an index.
     """
     if dtype is not None:
         state_dict = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state_dict.items()}
     with _without_progress_bars():
-        model.save_pretrained(folder, state_dict=dict(state_dict))
+        model.save_pretrained(folder, state_dict=dict(state_dict), max_shard_size=max_shard_size)
     if dtype is not None:
         _set_config_dtype(Path(folder) / "config.json", dtype)
 

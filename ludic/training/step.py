@@ -15,6 +15,7 @@ from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import loss_units, rl_loss
 from ludic.training.packing import MicroBatch
 from ludic.training.reference import Reference
+from ludic.training.timing import StepTimer
 
 
 def train_step(
@@ -27,32 +28,41 @@ def train_step(
     num_ranks: int,
     learning_rate: float,
     reference: Reference | None = None,
+    timer: StepTimer | None = None,
 ) -> dict[str, float]:
     """Change the weights once, and say what was seen, in the words of schemas/metrics.v1.json.
 
     micro_batches: this rank's, as many as on any other rank. num_action_tokens: of all ranks
     together; the loss is a mean over the global batch, however it was split. reference: runs over
-    all of them first. The same metrics are returned on every rank. Raises TrainingError on every rank,
-    before the weights change, when the loss or the gradient is not finite.
+    all of them first. timer: is told of the phases reference, forward, backward, collectives and optimizer.
+    The same metrics are returned on every rank. Raises TrainingError on every rank, before the weights change,
+    when the loss or the gradient is not finite.
     """
+    timer = timer or StepTimer(model.device)
     totals: dict[str, Tensor] = {}
-    num_sequences = _count_sequences(micro_batches, config, model.device)
+    with timer.device("collectives"):
+        num_sequences = _count_sequences(micro_batches, config, model.device)
     counts = {"num_action_tokens": num_action_tokens, "num_sequences": num_sequences}
-    references = reference(micro_batches) if reference else [None] * len(micro_batches)
+    with timer.device("reference"):
+        references = reference(micro_batches) if reference else [None] * len(micro_batches)
     for batch, of_reference in zip(micro_batches, references, strict=True):
-        loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference)
-        # FSDP2 averages gradients over ranks; the loss is a sum over them. It reduces at each
-        # micro-batch: waiting for the last would hold the gradients unsharded.
-        (loss * num_ranks).backward()
+        with timer.device("forward"):
+            loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference)
+        with timer.device("backward"):
+            # FSDP2 averages gradients over ranks; the loss is a sum over them. It reduces at each
+            # micro-batch: waiting for the last would hold the gradients unsharded.
+            (loss * num_ranks).backward()
         totals = _accumulate(totals, sums)
-    metrics = _reduce(totals, num_action_tokens)
-    metrics["grad_norm"] = _clip_gradients(model, config.max_grad_norm)
+    with timer.device("collectives"):
+        metrics = _reduce(totals, num_action_tokens)
+        metrics["grad_norm"] = _clip_gradients(model, config.max_grad_norm)
     metrics["learning_rate"] = learning_rate
     _check_finite(optimizer, metrics)
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
-    optimizer.step()
-    optimizer.zero_grad()
+    with timer.device("optimizer"):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate
+        optimizer.step()
+        optimizer.zero_grad()
     return metrics
 
 

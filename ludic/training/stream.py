@@ -5,6 +5,7 @@ the row groups of its own sequences. Planning overlaps with the training step, r
 follows it. At no time are more tokens in memory than two batches hold.
 """
 
+import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +44,10 @@ class TrainingBatch:
     """Of all ranks, prompts included."""
     num_truncated: int
     """Sequences of all ranks that were cut to max_seq_len."""
+    read_s: float
+    """Seconds in which this rank read its sequences, in the background."""
+    pack_s: float
+    """And packed them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ class Share:
     num_action_tokens: int
     num_tokens: int
     num_truncated: int
+    read_s: float
+    pack_s: float
 
 
 class PlannedStream:
@@ -85,6 +92,8 @@ class PlannedStream:
             num_action_tokens=num_action_tokens,
             num_tokens=num_tokens,
             num_truncated=num_truncated,
+            read_s=share.read_s,
+            pack_s=share.pack_s,
         )
 
     def start_plan(self, step: int, trainer_version: int) -> None:
@@ -122,15 +131,21 @@ def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks
     pair_ids = used.column("pair_id").to_pylist()
     mine = assign_pairs(lengths, pair_ids, num_ranks, config.micro_token_budget)[rank]
     order = [index for micro_batch in mine for index in micro_batch]
+    reading_since = time.perf_counter()
     sequences = dict(zip(order, read_sequences(root, used.take(order)), strict=True))
+    packing_since = time.perf_counter()
     capped = {index: _cap(sequence, config.max_seq_len) for index, sequence in sequences.items()}
     kept = [sequence for sequence, _ in capped.values()]
+    micro_batches = [pack([capped[index][0] for index in micro_batch]) for micro_batch in mine]
+    packed = time.perf_counter()
     return Share(
         plan=plan,
-        micro_batches=[pack([capped[index][0] for index in micro_batch]) for micro_batch in mine],
+        micro_batches=micro_batches,
         num_action_tokens=sum(sequence.num_action_tokens for sequence in kept),
         num_tokens=sum(sequence.num_tokens for sequence in kept),
         num_truncated=sum(was_cut for _, was_cut in capped.values()),
+        read_s=packing_since - reading_since,
+        pack_s=packed - packing_since,
     )
 
 

@@ -9,7 +9,6 @@ raises FencedError at its next write.
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -49,7 +48,8 @@ from ludic.training.checkpoint import (
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, num_ranks, run_on_main, shut_down
 from ludic.training.feed import PlanFeed, batch_rules
-from ludic.training.metrics import step_metrics
+from ludic.training.flops import device_peak_flops, model_cost, step_flops
+from ludic.training.metrics import step_metrics, trained_lengths
 from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, load_model, save_weights, shard
 from ludic.training.optimizer import build_optimizer, learning_rate
 from ludic.training.plans import Feed
@@ -59,6 +59,7 @@ from ludic.training.step import train_step
 from ludic.training.stored import StoredFeed, StoredPlans, open_stored
 from ludic.training.stream import PlannedStream, TrainingBatch
 from ludic.training.telemetry import open_log
+from ludic.training.timing import StepTimer
 
 logger = logging.getLogger(__name__)
 
@@ -109,27 +110,21 @@ def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
     """The main loop; returns the last step trained."""
     step = trainer.first_step - 1
     while step < num_steps:
-        waiting_since = time.monotonic()
-        batch = trainer.stream.next_batch()
+        timer = StepTimer(trainer.device)
+        with timer.host("wait"):
+            batch = trainer.stream.next_batch()
         if batch is None:
             break
         step += 1
-        stepping_since = time.monotonic()
-        trainer.start_next_plan(step)
-        metrics = trainer.step(step, batch)
-        publishing_since = time.monotonic()
-        trainer.stream.prefetch()
-        trainer.publish_if_due(step)
-        published = time.monotonic()
-        trainer.checkpoint_if_due(step, batch.plan.cursor)
-        trainer.log(
-            step,
-            batch,
-            metrics,
-            wait_s=stepping_since - waiting_since,
-            step_s=publishing_since - stepping_since,
-            publish_s=published - publishing_since,
-        )
+        with timer.host("step"):
+            trainer.start_next_plan(step)
+            metrics = trainer.step(step, batch, timer)
+        with timer.host("publish"):
+            trainer.stream.prefetch()
+            trainer.publish_if_due(step)
+        with timer.host("checkpoint"):
+            trainer.checkpoint_if_due(step, batch.plan.cursor)
+        trainer.log(step, batch, metrics, timer.seconds())
     trainer.checkpoint_last()
     return step
 
@@ -332,6 +327,9 @@ class _Trainer:
     ) -> None:
         self._root, self._config = root, config
         self._model, self._optimizer, self._reference = model, optimizer, reference
+        self.device = model.device
+        self._cost = model_cost(model)
+        self._peak_flops = device_peak_flops(model.device, compute_dtype(config) or torch.float32)
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ludic-checkpoint")
         self._writing: Future[None] | None = None
@@ -341,7 +339,7 @@ class _Trainer:
         if step < self._config.num_steps:
             self.stream.start_plan(step + 1, self.version + 1 if self._is_publishing(step) else self.version)
 
-    def step(self, step: int, batch: TrainingBatch) -> dict[str, float]:
+    def step(self, step: int, batch: TrainingBatch, timer: StepTimer) -> dict[str, float]:
         return train_step(
             self._model,
             self._optimizer,
@@ -351,6 +349,7 @@ class _Trainer:
             num_ranks=num_ranks(),
             learning_rate=learning_rate(step, self._config),
             reference=self._reference,
+            timer=timer,
         )
 
     def publish_if_due(self, step: int) -> None:
@@ -362,7 +361,8 @@ class _Trainer:
         weights = full_state_dict(self._model)
 
         def save(folder: Path) -> None:
-            save_weights(self._model, weights, folder, dtype=compute_dtype(self._config))
+            dtype, max_shard_size = compute_dtype(self._config), self._config.max_shard_size
+            save_weights(self._model, weights, folder, dtype=dtype, max_shard_size=max_shard_size)
             copy_tokenizer(self._root.run.model, folder)
 
         def publish() -> bytes:
@@ -415,7 +415,7 @@ class _Trainer:
 
     def _write(self, main: _Main, snapshot: Snapshot) -> None:
         """In the writing thread: the look at the claims in `prune_checkpoints` must follow the marker."""
-        write_checkpoint(self._root, snapshot)
+        write_checkpoint(self._root, snapshot, max_shard_size=self._config.max_shard_size)
         if self._config.keep_checkpoints is not None:
             every = self._config.keep_checkpoints_every
             prune_checkpoints(self._root, main.attempt, self._config.keep_checkpoints, every=every)
@@ -426,11 +426,20 @@ class _Trainer:
             writing.result()
         return b""
 
-    def log(self, step: int, batch: TrainingBatch, metrics: Mapping[str, float], **seconds: float) -> None:
+    def log(self, step: int, batch: TrainingBatch, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
         if self.main is not None:
             row = step_metrics(batch.plan, metrics, num_tokens=batch.num_tokens, num_truncated=batch.num_truncated)
-            row |= seconds | {"tokens_per_s": batch.num_tokens / seconds["step_s"]}
-            self.main.write_metrics(step, row)
+            row |= {f"{phase}_s": value for phase, value in seconds.items()}
+            row |= {"read_s": batch.read_s, "pack_s": batch.pack_s}
+            row |= {"tokens_per_s": batch.num_tokens / seconds["step"]}
+            self.main.write_metrics(step, row | self._utilisation(batch, seconds["step"]))
+
+    def _utilisation(self, batch: TrainingBatch, step_s: float) -> dict[str, float | None]:
+        if self._cost is None:
+            return {}
+        flops = step_flops(self._cost, *trained_lengths(batch.plan, self._config.max_seq_len))
+        peak = self._peak_flops
+        return {"model_flops": flops, "mfu": flops / (step_s * num_ranks() * peak) if peak else None}
 
     def _is_publishing(self, step: int) -> bool:
         """What is trained from what is stored has no workers that wait for weights."""

@@ -100,3 +100,30 @@ def test_what_is_no_run_is_refused_in_a_line(ludic, tmp_path: Path):
     result = ludic("export", tmp_path, "--format", "delta")
     assert result.code == 1
     assert result.err == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` starts one\n"
+
+
+def test_weights_are_written_where_asked_and_reported(ludic, trained: Root, tmp_path: Path):
+    out = tmp_path / "model"
+    result = ludic("export", trained.url, "--format", "hf", "--step", "1", "--out", out)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"{out}: checkpoints/attempt=1/step=1 as ")
+    assert (out / "config.json").exists()
+    report = json.loads(ludic("export", trained.url, "--format", "hf", "--out", tmp_path / "v", "--json").out)
+    assert (report["format"], report["source"]) == ("hf", "policies/version=1")
+    again = ludic("export", trained.url, "--format", "hf", "--out", out)
+    assert (again.code, again.err) == (1, f"ludic: {out} exists; choose another --out, or delete it\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--format", "hf"], "--format hf wants --out"),
+        (["--format", "hf", "--out", "x", "--step", "0", "--version", "0"], "--step and --version both choose"),
+        (["--format", "csv", "--version", "0"], "--version says nothing to --format csv"),
+        (["--format", "delta", "--step", "0"], "--step says nothing to --format delta"),
+    ],
+)
+def test_options_of_weights_that_do_not_go_together_are_wrong_usage(ludic, trained: Root, args, message: str):
+    result = ludic("export", trained.url, *args)
+    assert result.code == 2
+    assert message in " ".join(result.err.replace("│", "").split())

@@ -15,9 +15,12 @@ import pytest
 from golden.write_golden import as_json
 
 import ludic
+from ludic.cli.glance import Watcher
+from ludic.cli.panel import draw
 from ludic.errors import SchemaError
 from ludic.schema import SCHEMA_VERSION, arrow_schema, from_table, resolve_row, rollouts_schema
 from ludic.store import (
+    MetricsTail,
     RolloutReader,
     Root,
     latest_policy,
@@ -27,6 +30,7 @@ from ludic.store import (
     read_ledger,
     read_rows,
 )
+from ludic.store.policies import read_policy
 
 HERE = Path(__file__).parent
 STORES = {"v1.0": {"extra": {}}, "v1.1": {}}
@@ -189,3 +193,25 @@ def test_a_ledger_of_an_older_schema_reads_with_nulls_for_what_it_lacks(name):
     assert rows["rollout_id"].null_count == 0
     for column in ("token_advantages", "num_uses", "seq_len_truncated", "truncation_reason"):
         assert rows[column].null_count == rows.num_rows
+
+
+METRICS_1_1 = (
+    *("read_s", "pack_s", "reference_s", "forward_s", "backward_s", "collectives_s", "optimizer_s", "checkpoint_s"),
+    *("model_flops", "mfu", "num_truncated", "num_parse_errors", "num_errors"),
+)
+"""Columns that metrics 1.0 had not yet."""
+
+
+def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, expected):
+    (tailed,), (asked,) = MetricsTail(root).poll(), ask(root, "from metrics")
+    for row in (tailed, asked):
+        assert list(row) == arrow_schema("metrics").names
+        assert {name: row[name] for name in expected["metrics"]} == expected["metrics"]
+        assert {row[name] for name in METRICS_1_1} == {None}
+
+
+def test_a_run_of_an_older_schema_can_be_watched(root):
+    glance = Watcher(root.url).look()
+    assert [step["step"] for step in glance.steps] == [1]
+    assert (glance.trainer.owner, glance.policy) == ("host-3", read_policy(root, 3))
+    draw(glance)

@@ -332,11 +332,15 @@ def test_each_call_of_the_engine_logs_a_row_an_environment(
     metrics = MetricsTail(root).poll()
     counts = Counter((row["env_name"], row["num_groups"], row["num_rollouts"]) for row in metrics)
     assert counts == {(env, n, 2 * n): 1 for env in ("addition", "opposites") for n in (1, 2)}
-    rows = committed_rows(root, "episode_reward", "response_length", "env_name")
+    flags = {"num_truncated": "truncated", "num_parse_errors": "parse_error"}
+    rows = committed_rows(root, "episode_reward", "response_length", "env_name", "error", *flags.values())
     for env_name in ("addition", "opposites"):
         logged = [row for row in metrics if row["env_name"] == env_name]
         stored = [row for row in rows if row["env_name"] == env_name]
         assert sum(row["num_tokens"] for row in logged) == sum(row["response_length"] for row in stored)
+        for column, flag in flags.items():
+            assert sum(row[column] for row in logged) == sum(row[flag] for row in stored)
+        assert sum(row["num_errors"] for row in logged) == sum(row["error"] is not None for row in stored)
         rewards = sum(row["reward_mean"] * row["num_rollouts"] for row in logged) / 6
         assert rewards == pytest.approx(fmean(row["episode_reward"] for row in stored))
     assert {(row["kind"], row["policy_version"]) for row in metrics} == {("worker", 0)}

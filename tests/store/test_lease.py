@@ -18,6 +18,7 @@ from ludic.errors import OwnedError, SchemaError
 from ludic.store import Root, start_attempt
 from ludic.store.lease import (
     Lease,
+    LeaseWatch,
     await_free,
     claim,
     describe_process,
@@ -197,3 +198,32 @@ def test_an_owner_whose_process_is_dead_is_not_watched(root, sleeper):
     sleeper.kill()
     sleeper.wait()
     assert watch(root) == 1
+
+
+def test_a_watched_lease_is_judged_by_its_changes(root):
+    watch = LeaseWatch()
+    # Of another machine, so that nothing proves what became of its process.
+    lease = replace(claim(root, 0, lease_s=LEASE_S), process=None)
+    assert watch.look(lease).state == "unknown"
+    assert watch.look(replace(lease, num_renewals=1)).state == "alive"
+    time.sleep(LEASE_S)
+    pulse = watch.look(replace(lease, num_renewals=1))
+    assert pulse.state == "silent"
+    assert pulse.unchanged_s >= LEASE_S
+    assert watch.look(replace(lease, num_renewals=2)).state == "alive"
+    assert watch.look(replace(lease, num_renewals=3, released=True)).state == "ended"
+
+
+def test_a_new_owner_has_not_renewed_anything_yet(root):
+    watch = LeaseWatch()
+    first = claim(root, 0, lease_s=60.0)
+    assert watch.look(first).state == "unknown"
+    assert watch.look(claim(root, 1, lease_s=60.0)).state == "unknown"
+
+
+def test_a_watched_owner_that_died_on_this_machine_is_known_to_be_dead(root):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = describe_process(child.pid)
+    child.communicate()
+    lease = replace(claim(root, 0, lease_s=60.0), process=process)
+    assert LeaseWatch().look(lease).state == "dead"

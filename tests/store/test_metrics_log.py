@@ -1,9 +1,18 @@
+import itertools
 import math
+import time
+import uuid
+from dataclasses import replace
+from datetime import UTC, datetime
 
+import pyarrow as pa
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from ludic.errors import ConfigError, StoreError
-from ludic.store import MetricsLog, MetricsTail
+from ludic.schema import arrow_schema
+from ludic.store import MetricsLog, MetricsTail, Root
+from ludic.store.parquet import encode_plain
 
 
 def test_rows_come_back_with_their_kind_run_and_time(root):
@@ -91,3 +100,46 @@ def test_two_logs_of_one_name_lose_nothing_unnoticed(root):
 def test_a_writer_id_that_is_no_file_name_is_refused(root):
     with pytest.raises(ConfigError, match="is no file name"):
         MetricsLog(root, "train", "a/b")
+
+
+def put_file(root, writer, sequence, step):
+    """A file with one row, as a log writes it."""
+    row = {"kind": "train", "run_id": root.run_id, "created_at": datetime.now(UTC), "policy_version": 0, "step": step}
+    schema = arrow_schema("metrics")
+    table = pa.Table.from_pylist([dict.fromkeys(schema.names) | row], schema=schema)
+    root.put(f"metrics/{writer}-{sequence}.parquet", encode_plain(table))
+
+
+class SlowListings(MemoryFileSystem):
+    """memory://, with listings that take as long as those of a million files."""
+
+    cachable = False
+    num_listings = 0
+
+    def find(self, path, maxdepth=None, withdirs=False, **options):
+        self.num_listings += 1
+        time.sleep(0.5)
+        return super().find(path, maxdepth, withdirs, **options)
+
+
+def test_between_two_listings_the_files_that_follow_are_found_by_name(run_config):
+    root = Root.create(f"memory://{uuid.uuid4()}", run_config)
+    slow = replace(root, fs=SlowListings())
+    tail = MetricsTail(slow)
+    for step in range(4):
+        put_file(root, "train-1", step, step)
+        assert [row["step"] for row in tail.poll()] == [step]
+    assert tail.poll() == []
+    assert slow.fs.num_listings == 1
+
+
+def test_the_first_look_may_be_at_the_newest_files_only(root):
+    for step, writer in itertools.product(range(12), ("train-1", "train-2")):
+        put_file(root, writer, step, step)
+    tail = MetricsTail(root, newest_files=3)
+    # Files are in order of their numbers: 9 comes before 10.
+    assert sorted(row["step"] for row in tail.poll()) == [9, 9, 10, 10, 11, 11]
+    assert tail.poll() == []
+    for writer in ("train-1", "train-2"):
+        put_file(root, writer, 12, 12)
+    assert [row["step"] for row in tail.poll()] == [12, 12]

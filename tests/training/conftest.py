@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_runs import create_root, make_model
+from tiny_runs import create_root, make_model, save_checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
-from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
+from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.training.model import load_model, shard

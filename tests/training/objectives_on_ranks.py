@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from conftest import random_model, step_batches
 from safetensors.torch import save_file
+from tiny_runs import save_checkpoint
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ludic.store import Root
-from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
+from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, is_main, num_ranks, shut_down
 from ludic.training.losses import OBJECTIVES

@@ -8,6 +8,7 @@ import torch
 from filesystems import CRASHES, Fault, FaultyFileSystem, ProcessDied, SharedStorage
 from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file, save_file
+from tiny_runs import save_checkpoint
 
 from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
 from ludic.store.attempts import start_attempt
@@ -17,7 +18,6 @@ from ludic.training.checkpoint import (
     complete_checkpoints,
     load_checkpoint,
     prune_checkpoints,
-    save_checkpoint,
     take_snapshot,
     write_checkpoint,
 )

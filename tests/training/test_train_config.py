@@ -53,6 +53,7 @@ DPO = {"objective": "dpo", "normalize_over": "sequences", "reference": "base"}
         ({**DPO, "normalize_over": "tokens"}, "normalize_over is tokens, and dpo takes the mean over pairs"),
         ({**DPO, "kl_weight": 0.1, "kl_in": "reward"}, "kl_in is reward, and dpo looks at no reward"),
         ({**DPO, "dpo_beta": 0.0}, "dpo_beta is 0.0"),
+        ({"max_shard_size": "5"}, "max_shard_size is .5., wanted a size such as 500MB or 5GB"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name(settings, message):

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+import numpy as np
 import pytest
 from tiny_runs import GROUP_SIZE, GROUPS_PER_BATCH, create_root, fill, ledger, query, train_config, train_here
 
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import FencedError, QueryError, StalledError
+from ludic.fsck import check_root
 from ludic.inference.tiny import make_tiny_model
 from ludic.inference.transformers_engine import TransformersEngine
 from ludic.rollouts.worker import WorkerConfig, run_worker
@@ -18,6 +20,8 @@ from ludic.store import Root, latest_policy, newest_attempt_id, start_attempt
 from ludic.store.policies import policy_versions
 from ludic.training.checkpoint import complete_checkpoints
 from ludic.training.distributed import num_ranks
+from ludic.training.flops import model_cost, step_flops
+from ludic.training.model import load_model
 from ludic.training.trainer import train
 
 
@@ -79,7 +83,16 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
     root, _ = local
     reported = {}
     train_here(root, num_steps=3, reference=root.run.model, report=lambda step, row: reported.update({step: row}))
-    rows = query(root, "select * exclude (worker_id, env_name) from metrics where kind = 'train' order by step")
+    rows = query(
+        root,
+        """
+        -- but for the columns of workers, and mfu, which a CPU has none of
+        select * exclude (worker_id, env_name, num_truncated, num_parse_errors, num_errors, mfu)
+        from metrics
+        where kind = 'train'
+        order by step
+        """,
+    )
     assert [row.index(None) for row in rows if None in row] == []
     assert query(root, "select step from metrics order by step") == [(1,), (2,), (3,)]
     assert sorted(reported) == [1, 2, 3]
@@ -87,6 +100,32 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
     numbers = query(root, "select num_rollouts, num_groups, num_tokens, lag_mean, lag_max from metrics order by step")
     assert numbers == [(8, 2, 8 * 24, lag, lag) for lag in (0, 1, 2)]
     assert query(root, "select num_pending_groups from metrics order by step") == [(14,), (12,), (10,)]
+
+
+def test_the_parts_of_a_step_are_measured_and_make_up_no_more_than_the_step(local):
+    root, _ = local
+    train_here(root, num_steps=2, reference=root.run.model, checkpoint_every=1)
+    rows = query(
+        root,
+        """
+        with steps as (
+            select *, [reference_s, forward_s, backward_s, collectives_s, optimizer_s] as parts from metrics
+        )
+        select list_min(parts || [read_s, pack_s, checkpoint_s]) > 0, list_sum(parts) between step_s / 2 and step_s
+        from steps
+        """,
+    )
+    assert rows == [(True, True)] * 2
+
+
+def test_the_operations_of_a_step_are_those_of_its_sequences_cut_to_their_limit(new_root):
+    root = new_root()
+    fill(root, num_files=1)
+    train_here(root, num_steps=1, max_seq_len=10)
+    cost = model_cost(load_model(root.run.model))
+    # 2 groups of 4 sequences of 8 prompt tokens and 16 sampled ones, of which 2 are left.
+    expected = step_flops(cost, np.full(8, 8), np.full(8, 2))
+    assert query(root, "select model_flops, mfu, num_seq_len_truncated from metrics") == [(expected, None, 8)]
 
 
 def test_a_version_is_published_when_it_is_due_and_at_the_end(new_root):
@@ -113,6 +152,18 @@ def test_checkpoints_are_written_when_due_and_at_the_end_and_pruned(local):
     root, _ = local
     train_here(root, num_steps=5, checkpoint_every=2, keep_checkpoints=2)
     assert [info.step for info in complete_checkpoints(root)] == [4, 5]
+
+
+def test_a_run_whose_weights_are_in_shards_publishes_checkpoints_and_resumes_them(local):
+    root, _ = local
+    train_here(root, num_steps=2, max_shard_size="20KB")
+    for folder in ("policies/version=2", "checkpoints/attempt=1/step=2"):
+        files = {name.rpartition("/")[2] for name in root.list(folder)}
+        assert "model.safetensors.index.json" in files
+        assert "model.safetensors" not in files
+    assert train_here(root, num_steps=3, max_shard_size="20KB") == 3
+    assert query(root, "select parent_step from attempts where attempt_id = 2") == [(2,)]
+    assert check_root(root).findings == []
 
 
 def test_weights_move_and_what_is_published_is_what_was_trained(local):

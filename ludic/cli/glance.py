@@ -1,0 +1,124 @@
+"""What a run does right now, from its files alone: the newest metrics, lease, policy and checkpoint.
+
+A look costs a handful of small reads and three listings; what was read before is not read again. Raises
+MissingRootError once the run is gone, StoreError while its filesystem fails, SchemaError for a damaged file.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
+from ludic.store.attempts import Place
+from ludic.store.checkpoints import checkpoint_places
+from ludic.store.lease import LeaseWatch, Pulse, newest_claim, read_lease
+from ludic.store.policies import Policy, read_policy
+
+Row = Mapping[str, Any]
+"""Of the metrics table."""
+
+WINDOW = timedelta(minutes=5)
+"""Of the workers' rates."""
+_MOST_STEPS = 1000
+_NEWEST_FILES = 64
+"""Of each writer, that the first look reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """The newest trainer of a run."""
+
+    attempt_id: int
+    owner: str
+    pulse: Pulse | None
+    """None for one of a ludic that had no leases."""
+    num_steps: int | None
+    """None while it has not said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Glance:
+    """A run at one moment."""
+
+    root: Root
+    at: datetime
+    trainer: Trainer | None
+    steps: list[Row]
+    """The newest gradient steps that count, in order."""
+    calls: list[Row]
+    """Of the workers' engines, within WINDOW, oldest first."""
+    policy: Policy | None
+    """The newest one published."""
+    checkpoint: Place | None
+    """The newest complete one."""
+
+
+class Watcher:
+    """Looks at one run again and again."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._tail = MetricsTail(Root.open(url), newest_files=_NEWEST_FILES)
+        self._lease_watch = LeaseWatch()
+        self._attempt: Attempt | None = None
+        self._steps: dict[Place, Row] = {}
+        self._calls: deque[Row] = deque()
+
+    def look(self) -> Glance:
+        root = Root.open(self._url)  # anew, to see that it is still there
+        now = datetime.now(UTC)
+        self._take(self._tail.poll(), now)
+        latest = latest_policy(root)
+        return Glance(
+            root=root,
+            at=now,
+            trainer=self._find_trainer(root),
+            steps=steps_that_count(self._steps),
+            calls=list(self._calls),
+            policy=read_policy(root, latest.version) if latest else None,
+            checkpoint=max(checkpoint_places(root), default=None),
+        )
+
+    def _take(self, rows: Iterable[Row], now: datetime) -> None:
+        for row in sorted(rows, key=lambda row: row["created_at"]):
+            if row["kind"] == "worker":
+                self._calls.append(row)
+            else:
+                self._steps[row["attempt_id"], row["step"]] = row
+        while self._calls and self._calls[0]["created_at"] < now - WINDOW:
+            self._calls.popleft()
+        for place in sorted(self._steps)[:-_MOST_STEPS]:
+            del self._steps[place]
+
+    def _find_trainer(self, root: Root) -> Trainer | None:
+        attempt_id = newest_claim(root)
+        lease, attempt = read_lease(root, attempt_id), self._find_attempt(root, attempt_id)
+        known = lease or attempt
+        if known is None:
+            return None
+        return Trainer(
+            attempt_id=attempt_id,
+            owner=known.owner,
+            pulse=self._lease_watch.look(lease) if lease else None,
+            num_steps=attempt.config.get("num_steps") if attempt else None,
+        )
+
+    def _find_attempt(self, root: Root, attempt_id: int) -> Attempt | None:
+        """None for one that was claimed, and has not begun. Read once: it never changes."""
+        if self._attempt is None or self._attempt.attempt_id != attempt_id:
+            try:
+                self._attempt = read_attempt(root, attempt_id)
+            except FileNotFoundError:
+                return None
+        return self._attempt
+
+
+def steps_that_count(rows: Mapping[Place, Row]) -> list[Row]:
+    """Rows by attempt and step, in order of steps, without those that a later attempt has trained anew."""
+    kept: list[Row] = []
+    for (_, step), row in sorted(rows.items(), reverse=True):
+        if not kept or step < kept[-1]["step"]:
+            kept.append(row)
+    return kept[::-1]

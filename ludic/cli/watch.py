@@ -1,0 +1,48 @@
+"""`ludic watch ROOT`: what a run does right now, live, from its files alone; so from any machine that can read them.
+
+Reads metrics, lease, LATEST and the names of checkpoints; writes nothing. While the filesystem fails, the last frame
+stays with the reason below it. Raises MissingRootError where there is no run, or no longer.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ludic.cli.glance import Watcher
+from ludic.cli.live import LiveView
+from ludic.cli.output import stdout_console
+from ludic.cli.panel import draw
+from ludic.cli.settings import RootUrl
+from ludic.errors import ConfigError
+
+_TICK_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run."""
+    interval_s: float = 2.0
+    """Seconds between two looks."""
+    once: bool = False
+    """Print one frame and end."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.interval_s < float("inf"):
+            raise ConfigError(f"interval_s is {self.interval_s}, wanted a number above 0")
+
+
+def main(settings: Settings) -> None:
+    watcher, console = Watcher(settings.root), stdout_console()
+    if settings.once:
+        console.print(draw(watcher.look()))
+        return
+    with suppress(KeyboardInterrupt):  # which is how one leaves
+        if console.is_terminal:
+            with LiveView(watcher, console, interval_s=settings.interval_s) as view:
+                while True:
+                    view.update()
+                    time.sleep(_TICK_S)
+        while True:  # into a file or a pipe, frame after frame
+            console.print(draw(watcher.look()))
+            time.sleep(settings.interval_s)

@@ -1,0 +1,261 @@
+"""`ludic watch`: what a run does right now, from its files."""
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ludic.cli.glance import Glance, Trainer, Watcher, steps_that_count
+from ludic.cli.panel import draw
+from ludic.errors import MissingRootError
+from ludic.schema import arrow_schema
+from ludic.store import MetricsLog, Root
+from ludic.store.lease import Pulse
+from ludic.store.policies import Policy
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def row(kind: str, **values: Any) -> dict[str, Any]:
+    """Of the metrics table; null where nothing is said."""
+    return dict.fromkeys(arrow_schema("metrics").names) | {"kind": kind, "created_at": NOON} | values
+
+
+def train_row(step: int, **values: Any) -> dict[str, Any]:
+    seconds = {"attempt_id": 1, "step": step, "wait_s": 0.5, "step_s": 1.0, "publish_s": 0.3, "num_pending_groups": 12}
+    numbers = {"reward_mean": float(step), "loss": 0.25, "lag_mean": 1.5, "lag_max": 2, "tokens_per_s": 1234.0}
+    return row("train", **{**seconds, **numbers, **values})
+
+
+def worker_row(worker_id: str, seconds_ago: float, **values: Any) -> dict[str, Any]:
+    numbers = {"num_rollouts": 10, "num_groups": 2, "num_tokens": 600, "reward_mean": 0.5, "response_length_mean": 60.0}
+    counts = {"num_truncated": 1, "num_parse_errors": 2, "num_errors": 0}
+    defaults = {"env_name": "moar_cats", "policy_version": 7, "step_s": 20.0, "wait_s": 20.0, **numbers, **counts}
+    return row("worker", worker_id=worker_id, **{**defaults, **values}) | {
+        "created_at": NOON - timedelta(seconds=seconds_ago)
+    }
+
+
+@pytest.fixture
+def glance(started: Root) -> Glance:
+    """Of a run after its third step of ten."""
+    return Glance(
+        root=started,
+        at=NOON,
+        trainer=Trainer(attempt_id=1, owner="host-5", pulse=Pulse("alive", 1.0), num_steps=10),
+        steps=[train_row(step) for step in (1, 2, 3)],
+        calls=[],
+        policy=Policy(version=3, step=3, attempt_id=1, parent_version=2, created_at="2026-11-21T11:58:30+00:00"),
+        checkpoint=(1, 2),
+    )
+
+
+def shown(glance: Glance) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(draw(glance))
+    return console.file.getvalue()
+
+
+def line(text: str, name: str) -> str:
+    """The value of a line of the panel."""
+    (found,) = [words for words in text.splitlines() if words.startswith(f"│ {name} ")]
+    return found.strip("│ ").removeprefix(name).strip()
+
+
+def test_a_frame_says_where_the_run_is(glance: Glance) -> None:
+    text = shown(glance)
+    assert line(text, "trainer") == "attempt 1, host-5: renews its lease"
+    assert line(text, "step").startswith("3 of 10")
+    assert line(text, "reward") == "3.000  ▁▅█  over 3 steps"
+    assert line(text, "loss") == "0.25"
+    assert line(text, "speed") == "1,234 tokens/s trained, 0 tokens/s sampled"
+    assert line(text, "waiting") == "12 groups when the last step was planned"
+    assert line(text, "policy") == "version 3, 90 s old; lag 1.5 versions, at most 2"
+    assert line(text, "checkpoint") == "step 2 of attempt 1"
+    assert line(text, "dropped") == "nothing, in 3 steps"
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_time_is_shared_out_over_the_phases_of_the_loop(glance: Glance) -> None:
+    # 0.5 waiting, 1 stepping, 0.3 publishing, 0.2 checkpointing: 2 s a step, of which 0.1 s of the step is nobody's.
+    parts = {"forward_s": 0.4, "backward_s": 0.4, "collectives_s": 0.06, "optimizer_s": 0.04, "checkpoint_s": 0.2}
+    steps = [train_row(step, **parts, read_s=0.05, pack_s=0.01, mfu=0.415) for step in (1, 2)]
+    text = shown(replace(glance, steps=steps))
+    assert line(text, "time") == "█" * 40 + "  2 s a step"
+    assert "│             wait 25%  forward 20%  backward 20%  collectives 3%" in text
+    assert "│             optimizer 2%  other 5%  publish 15%  checkpoint 10%" in text
+    assert "beside it: read 0.05 s, pack 0.01 s" in text
+    assert "MFU 41.5%" in line(text, "speed")
+
+
+def test_metrics_of_an_older_ludic_show_the_step_as_a_whole(glance: Glance) -> None:
+    text = shown(glance)
+    assert "wait 28%  step 56%  publish 17%" in text  # 0.5, 1.0 and 0.3 of 1.8
+    assert "beside it" not in text
+
+
+def test_drops_are_added_up_by_reason(glance: Glance) -> None:
+    drops = [{"drop_truncated": 2}, [("drop_truncated", 1), ("max_age", 9)], None]
+    steps = [train_row(step, drops=each) for step, each in enumerate(drops, 1)]
+    assert line(shown(replace(glance, steps=steps)), "dropped") == "9 by max_age, 3 by drop_truncated, in 3 steps"
+
+
+def test_workers_and_environments_have_rates_over_the_time_that_is_known(glance: Glance) -> None:
+    # The first call began 120 s ago: 40 + 20 rollouts in two minutes.
+    calls = [
+        worker_row("w0-a", 100, num_rollouts=40),
+        worker_row("w1-b", 10, env_name="addition", reward_mean=None, num_rollouts=20, wait_s=60.0),
+    ]
+    lines = [words.strip("│ ").split() for words in shown(replace(glance, calls=calls)).splitlines()]
+    assert ["moar_cats", "20", "0.5", "60", "2.5%", "5.0%", "0.0%"] in lines
+    # Of a call that began 30 s ago.
+    assert ["addition", "40", "-", "60", "5.0%", "10.0%", "0.0%"] in lines
+    assert ["w0-a", "20", "5", "7", "50%", "100", "s", "ago"] in lines
+    assert ["w1-b", "40", "20", "7", "75%", "10", "s", "ago"] in lines
+
+
+def test_of_many_workers_some_are_shown_and_the_rest_counted(glance: Glance) -> None:
+    text = shown(replace(glance, calls=[worker_row(f"w{slot:02}-host", 10) for slot in range(11)]))
+    assert "w07-host" in text
+    assert "w08-host" not in text
+    assert "and 3 more" in text
+
+
+@pytest.mark.parametrize(
+    ("pulse", "words"),
+    [
+        (Pulse("silent", 90.0), "silent for 90 s, longer than its lease: dead or cut off"),
+        (Pulse("ended", 0.0), "has ended"),
+        (Pulse("dead", 0.0), "its process is gone"),
+        (Pulse("unknown", 1.0), "not watched long enough to tell if it lives"),
+    ],
+)
+def test_a_trainer_that_is_not_seen_to_live_is_said_to_be_what_is_known(glance, pulse: Pulse, words: str) -> None:
+    trainer = replace(glance.trainer, pulse=pulse)
+    assert " ".join(shown(replace(glance, trainer=trainer)).replace("│", "").split()).count(f"host-5: {words}") == 1
+
+
+def test_names_from_the_files_reach_the_terminal_as_text(glance: Glance) -> None:
+    text = shown(replace(glance, calls=[worker_row("w0", 10, env_name="[bold]\x1b[31mred")]))
+    assert "\x1b" not in text
+    assert "[bold]\\x1b[31mred" in text
+
+
+def test_steps_that_a_later_attempt_trained_anew_do_not_count() -> None:
+    # Attempt 1 reached step 5; attempt 2 went on from step 3 and has reached step 4.
+    rows = {(1, step): train_row(step) for step in range(1, 6)} | {(2, 4): train_row(4, attempt_id=2)}
+    kept = steps_that_count(rows)
+    assert [(each["attempt_id"], each["step"]) for each in kept] == [(1, 1), (1, 2), (1, 3), (2, 4)]
+
+
+def test_one_frame_of_a_run_that_has_ended(ludic, trained: Root) -> None:
+    result = ludic("watch", trained.url, "--once")
+    assert (result.code, result.err) == (0, "")
+    assert "attempt 1, " in result.out
+    assert ": has ended" in " ".join(result.out.split())
+    assert line(result.out, "step").startswith("1 of 1")
+    assert line(result.out, "dropped") == "4 by drop_zero_variance_groups, in 1 step"
+    assert line(result.out, "checkpoint") == "step 1 of attempt 1"
+    assert line(result.out, "policy").startswith("version 1, ")
+    assert "forward" in result.out
+    assert max(map(len, result.out.splitlines())) <= 80
+    assert "\x1b" not in result.out
+
+
+def test_a_run_without_a_trainer_says_so(ludic, started: Root) -> None:
+    out = ludic("watch", started.url, "--once").out
+    assert "none has started; `ludic train" in out
+    assert line(out, "step") == "none yet; 0 groups sampled in the last 5 min"
+    assert line(out, "policy") == "none published"
+    assert line(out, "checkpoint") == "none yet"
+
+
+def test_each_look_takes_in_what_was_written_since_the_last(started: Root) -> None:
+    watcher = Watcher(started.url)
+    assert watcher.look().calls == []
+    log = MetricsLog(started, "worker", "w0-test")
+    log.write(worker_id="w0-test", env_name="moar_cats", policy_version=0, num_rollouts=8, num_groups=2, num_tokens=64)
+    log.close()
+    assert [call["num_rollouts"] for call in watcher.look().calls] == [8]
+    assert [call["num_rollouts"] for call in watcher.look().calls] == [8]
+
+
+def test_a_run_that_vanishes_ends_the_watch_in_one_line(breakable: Path) -> None:
+    process = start_watch(str(breakable))
+    (breakable / "run.json").unlink()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err == f"ludic: {breakable} holds no run: run.json is missing; `ludic run` starts one\n"
+
+
+def test_ctrl_c_ends_it_without_a_word(trained: Root) -> None:
+    process = start_watch(trained.url)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+
+
+def start_watch(url: str) -> subprocess.Popen[str]:
+    """Returns once it has shown the begin of a frame."""
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "ludic", "watch", url, "--interval-s", "0.1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("╭")
+    return process
+
+
+def test_a_watcher_sees_that_the_run_is_gone(breakable: Path) -> None:
+    watcher = Watcher(str(breakable))
+    assert watcher.look().trainer is not None
+    (breakable / "run.json").unlink()
+    with pytest.raises(MissingRootError, match="holds no run"):
+        watcher.look()
+
+
+def test_an_interval_of_nothing_is_wrong_usage(ludic, trained: Root) -> None:
+    result = ludic("watch", trained.url, "--interval-s", "0")
+    assert result.code == 2
+    assert "interval_s is 0.0, wanted a number above 0" in " ".join(result.err.replace("│", "").split())
+
+
+@pytest.mark.slow
+def test_a_run_looks_the_same_on_every_filesystem(root_url: str, make_trained: Callable[[str], Root]) -> None:
+    root = make_trained(root_url)
+    watcher = Watcher(root.url)
+    first = watcher.look()
+    assert [step["step"] for step in first.steps] == [1]
+    assert (first.checkpoint, first.policy.version) == ((1, 1), 1)
+    assert first.trainer.pulse.state == "ended"
+    time.sleep(0.01)
+    assert watcher.look().steps == first.steps
+
+
+@pytest.mark.parametrize(
+    ("seconds_ago", "age"), [(119, "119 s"), (120, "2 min"), (7199, "120 min"), (172800, "2 days")]
+)
+def test_ages_are_in_the_largest_unit_of_which_there_are_two(glance: Glance, seconds_ago: float, age: str) -> None:
+    created_at = (NOON - timedelta(seconds=seconds_ago)).isoformat()
+    text = shown(replace(glance, policy=replace(glance.policy, created_at=created_at)))
+    assert line(text, "policy").startswith(f"version 3, {age} old")
+
+
+def test_what_could_not_be_trained_on_is_shown(glance: Glance) -> None:
+    steps = [train_row(1, num_unreadable_files=2, num_seq_len_truncated=1)]
+    text = shown(replace(glance, steps=steps))
+    assert line(text, "unreadable") == "2 files set aside"
+    assert line(text, "cut") == "1 sequence cut to max_seq_len in the last step"

@@ -1,0 +1,64 @@
+"""A trainer that is really killed while it writes a checkpoint, between its first byte and its marker."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_runs import fill, final_weights, ledger, query, train_here
+
+from ludic.store.checkpoints import checkpoint_places
+from ludic.training.checkpoint import complete_checkpoints
+
+SCRIPT = Path(__file__).with_name("killed_in_checkpoint.py")
+POINTS = {
+    # Of the files in the scratch folder only config.json is written.
+    "open:/generation_config.json": set(),
+    # All are, and are being synced.
+    "open:/random.safetensors": set(),
+    # They are moved to their places in order of their names.
+    "os.rename:/model.safetensors": {"config.json", "generation_config.json"},
+    "os.rename:/random.safetensors": {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+    },
+    # Only the marker is missing.
+    "os.link:/checkpoint.json": {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "random.safetensors",
+    },
+}
+"""Where a trainer dies, and the files that it leaves in the checkpoint's folder."""
+
+
+@pytest.mark.slow
+def test_a_trainer_killed_anywhere_in_a_checkpoint_resumes_from_the_one_before(new_root):
+    roots = {point: new_root(f"killed-{place}") for place, point in enumerate(POINTS)}
+    straight = new_root("straight")
+    for root in (straight, *roots.values()):
+        fill(root, num_files=4)
+    train_here(straight, num_steps=5)
+
+    args = [part for point, root in roots.items() for part in (root.url, point)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
+    command = [sys.executable, str(SCRIPT), *args]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout.split() == [str(signal.SIGKILL.value)] * len(roots), done.stderr[-3000:]
+
+    for point, root in roots.items():
+        left = {name.rpartition("/")[2] for name in root.list("checkpoints/attempt=1/step=4")}
+        assert left == POINTS[point], point
+        assert checkpoint_places(root) == [(1, 2)], "a half checkpoint is visible"
+        assert [info.step for info in complete_checkpoints(root)] == [2]
+        assert train_here(root, num_steps=5) == 5
+        assert query(root, "select parent_attempt, parent_step from attempts where attempt_id = 2") == [(1, 2)]
+        assert ledger(root) == ledger(straight)
+        weights, expected = final_weights(root), final_weights(straight)
+        assert all((weights[name] == expected[name]).all() for name in expected)

@@ -1,0 +1,86 @@
+import numpy as np
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+from ludic.training.flops import ModelCost, model_cost, peak_flops, step_flops
+from ludic.training.model import shard
+
+
+def small_model(*, tied: bool = False) -> Qwen2ForCausalLM:
+    config = Qwen2Config(
+        vocab_size=10,
+        hidden_size=4,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+        bos_token_id=0,
+        eos_token_id=1,
+    )
+    return Qwen2ForCausalLM(config)
+
+
+# Weights that multiply a token: queries 4x4, keys and values 4x2 each, output 4x4, and three of 4x8: 144. Head: 4x10.
+# A pair of tokens: 12 x 1 layer x 2 heads x 2 a head.
+COST = ModelCost(token=6 * 144, logit=6 * 40, pair=12 * 1 * 2 * 2)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_models_cost_is_that_of_its_matrices_and_a_table_that_is_looked_up_is_free(tied):
+    assert model_cost(small_model(tied=tied)) == COST
+
+
+def test_sharding_changes_no_cost(mesh):
+    model = small_model(tied=True)
+    shard(model, mesh)
+    assert model_cost(model) == COST
+
+
+def test_a_step_costs_what_its_sequences_cost():
+    # Prompt 3 and response 2: 4 tokens go in, 2 get logits. Prompt 1 and response 1: one and one. No response: nothing.
+    flops = step_flops(COST, np.array([3, 1, 7]), np.array([2, 1, 0]))
+    assert flops == 864 * (4 + 1) + 240 * (2 + 1) + 48 * (4**2 + 1**2)
+
+
+def test_the_forward_pass_is_a_third_as_pytorch_counts_it():
+    model = small_model()
+    model.set_attn_implementation("eager")  # whose products it sees
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=torch.arange(4)[None], use_cache=False)
+    assert counter.get_total_flops() == step_flops(COST, np.array([1]), np.array([4])) / 3
+
+
+def test_frozen_weights_have_no_gradient_to_pay_for():
+    model = small_model()
+    model.requires_grad_(False)
+    model.model.layers[0].mlp.requires_grad_(True)
+    # 96 of the 144 weights are the MLP's; the others pay 4 instead of 6.
+    assert model_cost(model) == ModelCost(token=6 * 96 + 4 * 48, logit=4 * 40, pair=48)
+
+
+def test_the_cost_of_a_mixture_of_experts_is_not_known():
+    config = Qwen3MoeConfig(vocab_size=10, hidden_size=8, num_hidden_layers=1, num_experts=4, head_dim=4)
+    config.moe_intermediate_size = config.intermediate_size = 8
+    config.num_attention_heads = config.num_key_value_heads = 2
+    assert model_cost(Qwen3MoeForCausalLM(config)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989e12),
+        ("NVIDIA H100 PCIe", torch.bfloat16, 756e12),
+        ("NVIDIA H200", torch.float32, 67e12),
+        ("NVIDIA A100-SXM4-80GB", torch.bfloat16, 312e12),
+        ("NVIDIA A100-SXM4-80GB", torch.float32, 19.5e12),
+        ("NVIDIA A10", torch.bfloat16, 125e12),
+        ("NVIDIA A10G", torch.bfloat16, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", torch.bfloat16, None),
+        ("Some GPU of tomorrow", torch.bfloat16, None),
+    ],
+)
+def test_the_peak_is_the_devices_own_or_not_known(name, dtype, peak):
+    assert peak_flops(name, dtype) == peak
