@@ -9,7 +9,7 @@ naming its rollout.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -150,10 +150,14 @@ class MicroBatch:
     """(A,) float32."""
     sequence_ids: Tensor
     """(A,) int64, index of the sequence in what was packed."""
+    rollout_ids: tuple[str, ...]
+    """Of what was packed, those left out included; none in a rank's empty micro-batch."""
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        return replace(self, **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+        return replace(self, **moved)
 
 
 # A rank without sequences still takes part in the collectives of forward and backward. Its one
@@ -194,6 +198,7 @@ def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
         weights=per_token([s.weight for s in kept], np.float32),
         temperatures=per_token([s.temperature for s in kept], np.float32),
         sequence_ids=per_token(indexes, np.int64),
+        rollout_ids=tuple(s.rollout_id for s in sequences),
     )
 
 
