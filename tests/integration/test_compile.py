@@ -20,7 +20,9 @@ def test_compiled_layers_train_alike_under_the_same_names(tmp_path, lora_rank):
         settings = {"compile": compiled, "activation_checkpointing": True, "micro_token_budget": 100}
         settings |= {"lora_rank": lora_rank, "reference": folder, "kl_weight": 0.1, "learning_rate": 1e-2}
         train_here(root, num_steps=3, **settings)
-        numbers.append(query(root, "select loss, grad_norm, entropy, sampler_kl, reference_kl from metrics order by step"))
+        numbers.append(
+            query(root, "select loss, grad_norm, entropy, sampler_kl, reference_kl from metrics order by step")
+        )
         names.append(list(load_model(root.at("policies/version=3"), strict=True).state_dict()))
     assert [pytest.approx(row, rel=1e-5, abs=1e-5) for row in numbers[0]] == numbers[1]
     assert numbers[0][2][-1] > 0
