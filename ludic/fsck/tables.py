@@ -29,7 +29,13 @@ from ludic.store.parquet import group_starts
 from ludic.store.sources import sources_of
 from ludic.store.track import Track, untracked
 
-TABLES = {"rollouts": "rollouts", "evals": "rollouts", "batches": "batches", "metrics": "metrics"}
+TABLES = {
+    "rollouts": "rollouts",
+    "evals": "rollouts",
+    "batches": "batches",
+    "metrics": "metrics",
+    "reference": "reference",
+}
 """The table that each folder of Parquet files holds."""
 
 _CONCURRENT_FILES = 4
@@ -42,6 +48,7 @@ FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
 _NAMES = {
     "batches": re.compile(r"batches/attempt=(\d+)/step=(\d+)\.parquet"),
     "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
+    "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
 }
 # `ludic export --format delta` keeps its log beside the files that it registers.
 _DELTA_LOG = "/_delta_log/"
@@ -49,6 +56,7 @@ _KEYS = {
     "rollouts": ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"],
     "batches": ["attempt_id", "step"],
     "metrics": ["run_id"],
+    "reference": ["model"],
 }
 
 
@@ -190,7 +198,7 @@ def _read_open(source: BinaryIO, name: str, rows: RowChecks) -> _Content:
         if file is not None and file.is_compacted:
             content.sources = tuple(sources_of(parquet, file))
         for keys in _read_row_groups(parquet, name, rows):
-            if table != "batches":
+            if "run_id" in _KEYS[table]:
                 content.runs |= set(keys.column("run_id").unique().to_pylist())
             content.homes |= _homes(keys, name)
             if table == "rollouts":
@@ -229,6 +237,9 @@ def _homes(keys: pa.Table, name: str) -> set[str]:
             return {ledger_name(**row) for row in _distinct(keys, "attempt_id", "step")}
         case "metrics":
             return {name}
+        case "reference":
+            base = name.rpartition("/")[2]
+            return {f"reference/model={row['model']}/{base}" for row in _distinct(keys, "model")}
     # A group lies in the partition of its oldest version.
     groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
     groups = groups.aggregate([("policy_version", "min")])

@@ -18,6 +18,8 @@ from ludic.store.ledger import ledger_name
 from ludic.store.policies import LATEST, Policy, policy_folder
 from ludic.store.repair import SET_ASIDE
 
+_ADAPTER_CONFIG = "adapter_config.json"
+"""Of a LoRA adapter, in the place of weights."""
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """What parsing a damaged file raises; ludic's SchemaError is a ValueError."""
 _MOST_HEADER_BYTES = 100_000_000
@@ -119,9 +121,12 @@ def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
 
 
 def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
-    """What a Hugging Face folder lacks: its config, its weights or some of their shards, whole."""
+    """What a Hugging Face folder lacks: its config, its weights or some of their shards, or its adapter, whole."""
     if f"{folder}/config.json" not in sizes:
         yield "config.json is missing"
+    if f"{folder}/{_ADAPTER_CONFIG}" in sizes:
+        yield from _tensor_problems(root, f"{folder}/adapter_model.safetensors", sizes)
+        return
     index = f"{folder}/model.safetensors.index.json"
     if index not in sizes:
         yield from _tensor_problems(root, f"{folder}/model.safetensors", sizes)

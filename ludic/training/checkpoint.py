@@ -1,7 +1,8 @@
 """Trainer state on the root, complete or invisible; a run resumes from it on any number of ranks.
 
 Writes checkpoints/attempt=A/step=S/:
-    config.json, model*.safetensors*   the weights, a Hugging Face folder
+    config.json, model*.safetensors*   the weights, a Hugging Face folder; with LoRA peft's adapter_config.json and
+                                       adapter_model.safetensors, whose base is the run's model
     optimizer.safetensors              moments of each parameter; settings come from the config of whoever resumes
     random.safetensors                 generator states of each rank
     checkpoint.json                    CheckpointInfo; put last, and what makes the others count
@@ -29,7 +30,6 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
@@ -37,7 +37,8 @@ from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.store.attempts import Attempt, chain, check_not_fenced, newest_checkpoint, outdated, read_parent
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places
 from ludic.store.root import Root
-from ludic.training.distributed import num_ranks, rank, run_on_main
+from ludic.training.distributed import from_main, num_ranks, rank, run_on_main
+from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
 from ludic.training.model import full_state_dict, load_model, save_weights
 
 FORMAT_VERSION = 1
@@ -118,7 +119,7 @@ def take_snapshot(
     return Snapshot(
         info=info,
         model=model,
-        weights=_detached(full_state_dict(model), model.device),
+        weights=_detached(full_state_dict(model, adapters_only=has_adapters(model)), model.device),
         moments=_detached(moments, model.device),
         random_states=_gather_random_states(),
     )
@@ -159,22 +160,25 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
     # An optimizer that never stepped makes its moments when it is asked for them, unless it holds gradients.
     optimizer.zero_grad()
     wanted_moments = _shapes(_moments(model, optimizer, StateDictOptions()))
-    wanted_weights = _shapes(model.state_dict())
+    wanted_weights = _shapes(_saved(model))
     weights: dict[str, Any] = {}
     moments: dict[str, Any] = {}
+
+    weights_file = ADAPTER_WEIGHTS if has_adapters(model) else "model.safetensors"
 
     def read() -> bytes:
         where = f"{root.url}/{info.name}"
         with root.scratch_folder() as folder:
             root.download(info.name, folder)
-            weights.update(load_model(str(folder), dtype=model.dtype, strict=True).state_dict())
+            weights.update(_read_weights(folder, model, where))
             moments.update(_read_tensors(folder / "optimizer.safetensors", where))
-            _check_fit(_shapes(weights), wanted_weights, f"{where}/model.safetensors")
+            _check_fit(_shapes(weights), wanted_weights, f"{where}/{weights_file}")
             _check_fit(_shapes(moments), wanted_moments, f"{where}/optimizer.safetensors")
             return (folder / "random.safetensors").read_bytes()
 
     random_states = run_on_main(read)
-    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    # Of a model with adapters, all else is the run's model, and was loaded with it.
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not has_adapters(model))
     set_model_state_dict(model, weights, options=options)
     _set_moments(model, optimizer, moments)
     _set_random_states(safetensors.torch.load(random_states))
@@ -254,20 +258,26 @@ def _set_moments(model: PreTrainedModel, optimizer: Optimizer, moments: Mapping[
     """Give every rank its shards of the whole tensors that rank 0 holds. The optimizer keeps its own settings."""
     state = _flat_state(model, optimizer, StateDictOptions())
     names = sorted(name for name in state if name.startswith("state."))
-    loaded: dict[str, Any] = {name: _from_main(moments.get(name), like=state[name]) for name in names}
+    loaded: dict[str, Any] = {name: from_main(moments.get(name), like=state[name]) for name in names}
     options = StateDictOptions(flatten_optimizer_state_dict=True)
     set_optimizer_state_dict(model, optimizer, {**state, **loaded}, options=options)
 
 
-def _from_main(whole: Tensor | None, *, like: Tensor) -> Tensor:
-    """Rank 0's tensor on every rank, sharded as `like` is."""
-    if whole is None:
-        whole = torch.empty(like.shape, dtype=like.dtype)
-    whole = whole.to(like.device)
-    if isinstance(like, DTensor):
-        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=0)
-    dist.broadcast(whole, src=0)
-    return whole
+def _saved(model: PreTrainedModel) -> dict[str, Tensor]:
+    """What of the model's tensors a checkpoint holds."""
+    state, adapters_only = model.state_dict(), has_adapters(model)
+    return {name: tensor for name, tensor in state.items() if is_adapter_weight(name) or not adapters_only}
+
+
+def _read_weights(folder: Path, model: PreTrainedModel, where: str) -> dict[str, Tensor]:
+    """Whole tensors by their names in the model, which either has adapters, as the checkpoint must, or has none."""
+    holds_adapter = (folder / ADAPTER_CONFIG).exists()
+    if holds_adapter != has_adapters(model):
+        found, wanted = ("an adapter", "whole weights") if holds_adapter else ("whole weights", "an adapter")
+        raise ModelError(f"{where} holds {found}, lora_rank wants {wanted}; train on with the lora_rank it began with")
+    if holds_adapter:
+        return load_adapter(model, folder, where)
+    return load_model(str(folder), dtype=model.dtype, strict=True).state_dict()
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

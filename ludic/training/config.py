@@ -21,6 +21,8 @@ _AT_LEAST_ONE = (
     "epochs",
     "micro_token_budget",
     "logprob_chunk_tokens",
+    "lora_rank",
+    "lora_alpha",
     "max_seq_len",
     "checkpoint_every",
     "keep_checkpoints",
@@ -122,7 +124,12 @@ class TrainConfig:
     entropy_weight: float | None = None
     """Of the policy's entropy, subtracted from the loss."""
     reference: str | None = None
-    """Folder or Hugging Face id of a model that reference_kl, and dpo, are measured against."""
+    """Folder or Hugging Face id of a model that reference_kl, and dpo, are measured against; with LoRA the run's own
+    is shared."""
+    reference_offload: bool = False
+    """Keep the reference in the CPU's memory between uses, and bring it to the device layer by layer."""
+    reference_cache: bool = False
+    """Keep the reference's logprobs under the root, and use those that are there."""
     kl_weight: float | None = None
     """Weight of reference_kl; None only measures it."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -153,6 +160,16 @@ class TrainConfig:
     """Of forward and backward; weights and optimizer stay float32."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
+    compile: bool = False
+    """Compile each decoder layer with torch.compile, its attention aside; the first steps take longer."""
+    lora_rank: int | None = None
+    """Train low-rank adapters of this rank, with the model's own weights left as they are; None trains all weights."""
+    lora_alpha: int = 32
+    """Adapters are scaled by lora_alpha / lora_rank."""
+    lora_targets: tuple[str, ...] = ()
+    """Layers that get an adapter, such as q_proj v_proj; none named: all linear ones but the head."""
+    publish_lora: Literal["merged", "adapter"] = "merged"
+    """Publish whole weights with the adapters merged, or adapters alone, for workers that see the run's model."""
     device: Literal["cpu", "cuda"] | None = None
     """Where to train; None takes CUDA when there is one."""
 
@@ -183,9 +200,9 @@ class TrainConfig:
             raise ConfigError(f"betas is {self.betas}, wanted two numbers from 0 to below 1")
         if self.warmup_steps >= self.num_steps:
             raise ConfigError(f"warmup_steps is {self.warmup_steps}, wanted less than num_steps ({self.num_steps})")
-        if self.kl_weight is not None and self.reference is None:
-            raise ConfigError(f"kl_weight is {self.kl_weight} but there is no reference; set reference to a model")
         self._check_stored()
+        self._check_reference()
+        self._check_lora()
         self._check_loss()
         if self.objective == "dpo":
             self._check_dpo()
@@ -208,6 +225,17 @@ class TrainConfig:
             raise ConfigError(f"replay_batches is {self.replay_batches} and offline is set; choose one of them")
         if self.offline and self.max_uses > 1:
             raise ConfigError(f"max_uses is {self.max_uses}, which offline training does not look at; set epochs")
+
+    def _check_reference(self) -> None:
+        for name in ("kl_weight", "reference_offload", "reference_cache"):
+            if getattr(self, name) and self.reference is None:
+                value = getattr(self, name)
+                raise ConfigError(f"{name} is {value} but there is no reference; set reference to a model")
+
+    def _check_lora(self) -> None:
+        if self.lora_rank is None and (self.lora_targets or self.publish_lora == "adapter"):
+            name = "lora_targets" if self.lora_targets else "publish_lora"
+            raise ConfigError(f"{name} is {getattr(self, name)} but there are no adapters; set lora_rank")
 
     def _check_loss(self) -> None:
         for name, objectives in _ONLY_OF.items():

@@ -11,7 +11,9 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 import ludic.errors
 from ludic.errors import LudicError
@@ -67,6 +69,17 @@ def broadcast_bytes(data: bytes | None, source: int = 0) -> bytes:
     if len(buffer):
         dist.broadcast(buffer, src=source)
     return buffer.numpy().tobytes()
+
+
+def from_main(whole: Tensor | None, *, like: Tensor) -> Tensor:
+    """Rank 0's tensor on every rank, sharded as `like` is; what the other ranks pass is ignored."""
+    if whole is None:
+        whole = torch.empty(like.shape, dtype=like.dtype)
+    whole = whole.to(like.device)
+    if isinstance(like, DTensor):
+        return distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=0)
+    dist.broadcast(whole, src=0)
+    return whole
 
 
 def run_on_main(function: Callable[[], bytes]) -> bytes:

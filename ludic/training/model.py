@@ -9,7 +9,7 @@ Models stay in eval mode, so that no dropout comes between the trainer's logprob
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,17 @@ from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from ludic.errors import ModelError
-from ludic.training.attention import PACKED_ATTENTION
+from ludic.training.attention import PACKED_ATTENTION, keep_uncompiled
 from ludic.training.config import TrainConfig
+from ludic.training.distributed import from_main, is_main, run_on_main
 from ludic.training.logprobs import check_head, register_token_logprobs
+from ludic.training.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -120,29 +123,85 @@ def _known_names(source: str) -> Iterator[str]:
         yield links
 
 
+def load_sharded(
+    source: str,
+    mesh: DeviceMesh,
+    *,
+    prepare: Callable[[PreTrainedModel], None] = lambda model: None,
+    **options: Any,
+) -> PreTrainedModel:
+    """`load_model`, `prepare` and `shard` for a model that may not fit into a rank; every rank must call it.
+
+    The whole model is in the CPU's memory of rank 0 alone, which sends each rank its shards, a tensor at a time; a
+    rank's device never holds more than its shards and one layer. prepare: changes the whole model in place, alike on
+    every rank, such as by adding adapters. options: those of `shard`. Raises what `load_model` and `prepare` do, on
+    every rank.
+    """
+    loaded: list[PreTrainedModel] = []
+
+    def load() -> bytes:
+        loaded.append(load_model(source))
+        prepare(loaded[0])
+        return b""
+
+    run_on_main(load)
+    if is_main():
+        model = loaded.pop()
+    else:
+        model = _without_weights(source)
+        prepare(model)
+    # Sharding replaces the parameters; these are the whole ones.
+    weights = dict(model.state_dict()) if is_main() else {}
+    shard(model, mesh, **options)
+    for name, tensor in model.state_dict().items():
+        tensor.copy_(from_main(weights.pop(name, None), like=tensor))
+    return model
+
+
+def _without_weights(source: str) -> PreTrainedModel:
+    """The model of a folder or id with whatever its parameters' memory held: untouched, it takes none."""
+    config = AutoConfig.from_pretrained(source)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+    model.tie_weights()
+    return model.eval()
+
+
 def shard(
     model: PreTrainedModel,
     mesh: DeviceMesh,
     *,
     compute_dtype: torch.dtype | None = None,
     activation_checkpointing: bool = False,
+    compile_layers: bool = False,
+    offload: bool = False,
 ) -> None:
     """Shard the parameters over the mesh in place, one FSDP2 unit a decoder layer and one for the rest.
 
     compute_dtype: of parameters and activations in forward and backward; gradients are reduced
     in float32 and the optimizer keeps the parameters' own dtype. None computes in the latter.
     activation_checkpointing: keep a layer's input only, and compute the rest again in the backward pass.
+    compile_layers: run each layer through torch.compile, save for its attention.
+    offload: keep the shards in the CPU's memory, and bring one unit at a time to the mesh's device.
     """
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
+    make_unit = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload_policy)
+    if compile_layers:
+        keep_uncompiled()
     for layer in decoder_layers(model):
+        # Both inside of FSDP's hooks, and under the names that the parameters have. Every micro-batch has a length of
+        # its own, so that shapes are dynamic from the start.
+        if compile_layers:
+            layer.forward = torch.compile(layer.forward, dynamic=True)
         if activation_checkpointing:
-            # Inside of FSDP's hooks, and for eval mode too, where Hugging Face's own switch does nothing.
+            # For eval mode too, where Hugging Face's own switch does nothing.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
-        fully_shard(layer, mesh=mesh, mp_policy=policy)
+        make_unit(layer)
     # Tied embeddings live in the root's unit together, so FSDP2 shards them as one parameter.
-    fully_shard(model, mesh=mesh, mp_policy=policy)
+    make_unit(model)
     register_token_logprobs(model)
 
 
@@ -163,15 +222,17 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     )
 
 
-def full_state_dict(model: PreTrainedModel) -> dict[str, Tensor]:
+def full_state_dict(model: PreTrainedModel, *, adapters_only: bool = False) -> dict[str, Tensor]:
     """Whole tensors on the CPU of rank 0, and nothing elsewhere; every rank must call it.
 
-    Of tied weights only the one that Hugging Face saves is kept.
+    Of tied weights only the one that Hugging Face saves is kept. adapters_only: leave out what does not train, which
+    is then not gathered either.
     """
-    options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapters_only)
     state = get_model_state_dict(model, options=options)
     tied = model.all_tied_weights_keys
-    return {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in tied}
+    tensors = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in tied}
+    return {name: tensor for name, tensor in tensors.items() if is_adapter_weight(name) or not adapters_only}
 
 
 def save_weights(
@@ -184,9 +245,16 @@ def save_weights(
 ) -> None:
     """Write config.json, generation_config.json and safetensors; on rank 0 only.
 
-    state_dict: as from `full_state_dict`. dtype: of floating-point weights in the files; None keeps theirs.
+    state_dict: as from `full_state_dict`; of a model with adapters they are merged, and adapters alone become peft's
+    files. dtype: of floating-point weights in the files; None keeps theirs, as adapters always do.
     max_shard_size: of a file, such as 500MB; what is larger becomes shards with an index.
     """
+    if state_dict and all(map(is_adapter_weight, state_dict)):
+        model.config.save_pretrained(folder)
+        save_adapter(model, state_dict, folder)
+        return
+    if has_adapters(model):
+        state_dict = merged_weights(model, state_dict)
     if dtype is not None:
         state_dict = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state_dict.items()}
     with _without_progress_bars():

@@ -18,6 +18,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
+    # Adapters have matrices only, and a group of nothing can't be checkpointed.
+    groups = [group for group in groups if group["params"]]
     return AdamW(groups, lr=config.learning_rate, betas=config.betas)
 
 

@@ -9,7 +9,7 @@ naming its rollout.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -167,10 +167,14 @@ class MicroBatch:
     """(A,) int64, counts the sequences that were packed, from 0."""
     pair_ids: Tensor
     """(A,) int64, the first sequence_id of the pair; without a pair, its own."""
+    rollout_ids: tuple[str, ...]
+    """Of each sequence_id; none in a rank's empty micro-batch."""
 
     def to(self, device: torch.device) -> Self:
         """The same on another device."""
-        return replace(self, **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+        return replace(self, **moved)
 
 
 # A rank without sequences still takes part in the collectives of forward and backward. Its one
@@ -215,6 +219,7 @@ def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
         pair_ids=per_token(
             [i if s.pair_id is None else firsts.setdefault(s.pair_id, i) for i, s in enumerate(kept)], np.int64
         ),
+        rollout_ids=tuple(s.rollout_id for s in kept if s is not _NOTHING),
     )
 
 

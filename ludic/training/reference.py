@@ -1,22 +1,63 @@
-"""Logprobs under a reference model, which the KL of a loss is measured against. Collective: all ranks call it alike."""
+"""Logprobs under a reference model, which the KL of a loss is measured against. Collective: all ranks call it alike.
 
-from collections.abc import Callable, Sequence
+With a cache, reads and writes reference/ below the root, see ludic.store.reference; what can't be read is computed
+again. Raises StoreError, on every rank, where the filesystem fails.
+"""
 
+# Shapes: A = response tokens of a micro-batch.
+
+import hashlib
+import io
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from ludic.errors import SchemaError
+from ludic.schema import arrow_schema
+from ludic.store.reference import ReferencePlace, read_reference, read_reference_index, write_reference
+from ludic.store.root import Root
+from ludic.training.distributed import broadcast_bytes, num_ranks, run_on_all, run_on_main
 from ludic.training.logprobs import CHUNK_TOKENS, token_logprobs
+from ludic.training.lora import adapters_off, base_weights
+from ludic.training.model import full_state_dict
 from ludic.training.packing import MicroBatch
+
+logger = logging.getLogger(__name__)
 
 Reference = Callable[[Sequence[MicroBatch]], list[Tensor]]
 """From the micro-batches of a step, as many on every rank, to (A,) float32 nats each, without a gradient."""
+
+_CONCURRENT_READS = 16
+# What transformers writes into a configuration besides the model's own settings.
+_NO_SETTINGS = ("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype")
 
 
 def model_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens: int = CHUNK_TOKENS) -> Reference:
     """The reference that runs a model. device: where it computes, which is not where an offloaded one rests."""
     return lambda batches: [reference_logprobs(model, batch.to(device), chunk_tokens=chunk_tokens) for batch in batches]
+
+
+def base_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens: int = CHUNK_TOKENS) -> Reference:
+    """The reference that is the model being trained with its adapters off, so that it takes no memory of its own."""
+    run = model_reference(model, device, chunk_tokens=chunk_tokens)
+
+    def run_base(batches: Sequence[MicroBatch]) -> list[Tensor]:
+        with adapters_off(model):
+            return run(batches)
+
+    return run_base
 
 
 @torch.no_grad()
@@ -27,3 +68,151 @@ def reference_logprobs(model: PreTrainedModel, batch: MicroBatch, *, chunk_token
         # The root's unit, embeddings included, stays whole until a backward pass, which won't come.
         model.reshard()
     return logprobs
+
+
+def fingerprint(model: PreTrainedModel, dtype: torch.dtype) -> str:
+    """32 hexadecimal digits of a model's weights and settings, and of the dtype that it computes in.
+
+    Adapters don't count. Every rank must call it, and gets the same.
+    """
+    weights = base_weights(full_state_dict(model))
+    settings = {name: value for name, value in model.config.to_dict().items() if name not in _NO_SETTINGS}
+    return run_on_main(lambda: _digest(weights, {"settings": settings, "dtype": str(dtype)}).encode()).decode()
+
+
+def _digest(weights: Mapping[str, Tensor], facts: Mapping[str, object]) -> str:
+    digest = hashlib.blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=16)
+    for name, tensor in sorted(weights.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """A sequence of a micro-batch."""
+
+    rollout_id: str
+    response_length: int
+    temperature: float
+
+
+class CachedReference:
+    """A Reference that looks into the root first, and keeps there what it had to compute."""
+
+    def __init__(self, reference: Reference, root: Root, model: str, device: torch.device) -> None:
+        """model: the fingerprint. device: of the results. Every rank must call it."""
+        self._reference, self._root, self._model, self._device = reference, root, model, device
+        index = run_on_main(lambda: _to_bytes(read_reference_index(root, model)))
+        self._index: dict[str, ReferencePlace] = {}
+        self._note(_from_bytes(index))
+
+    def __call__(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
+        packed = [list(_sequences(batch)) for batch in micro_batches]
+        stored = run_on_all(lambda: self._read(chain.from_iterable(packed)))
+        is_missing = _on_any_rank([any(s.rollout_id not in stored for s in sequences) for sequences in packed])
+        # A forward pass needs every rank, so that a micro-batch is computed where one of any rank's is missing.
+        missing = [batch for batch, is_ in zip(micro_batches, is_missing, strict=True) if is_]
+        computed = iter(self._reference(missing) if missing else [])
+        results = [
+            next(computed) if is_ else _to_tensor([stored[s.rollout_id] for s in sequences], batch).to(self._device)
+            for batch, sequences, is_ in zip(micro_batches, packed, is_missing, strict=True)
+        ]
+        if missing:
+            new = [pair for pair in _split(results, packed) if pair[0].rollout_id not in stored]
+            self._keep(_to_table(self._model, new))
+        return results
+
+    def _read(self, sequences: Iterable[_Packed]) -> dict[str, np.ndarray]:
+        """Of sequences that are stored: their logprobs by rollout_id, (response_length,) float32.
+
+        The model is causal, so that the beginning of a longer response will do.
+        """
+        fitting = {s.rollout_id: s.response_length for s in sequences if self._has(s)}
+        by_file: dict[str, dict[str, int]] = defaultdict(dict)
+        for rollout_id in fitting:
+            by_file[self._index[rollout_id].file][rollout_id] = self._index[rollout_id].row
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            found = pool.map(self._read_file, by_file, by_file.values())
+        return {rollout_id: logprobs[: fitting[rollout_id]] for of_file in found for rollout_id, logprobs in of_file}
+
+    def _has(self, sequence: _Packed) -> bool:
+        place = self._index.get(sequence.rollout_id)
+        return (
+            place is not None
+            and place.response_length >= sequence.response_length
+            and place.temperature == sequence.temperature
+        )
+
+    def _read_file(self, name: str, rows: Mapping[str, int]) -> list[tuple[str, np.ndarray]]:
+        try:
+            return list(zip(rows, read_reference(self._root, name, list(rows.values())), strict=True))
+        except (FileNotFoundError, SchemaError) as error:
+            logger.warning("%s/%s can't be read any more, so it is computed again: %s", self._root.url, name, error)
+            return []
+
+    def _keep(self, rows: pa.Table) -> None:
+        """Rank 0 writes what all ranks computed as one file, and every rank notes where it is."""
+        of_ranks = [_from_bytes(broadcast_bytes(_to_bytes(rows), source)) for source in range(num_ranks())]
+        table = pa.concat_tables(of_ranks)
+        index = run_on_main(lambda: _to_bytes(write_reference(self._root, self._model, table)))
+        self._note(_from_bytes(index))
+
+    def _note(self, index: pa.Table) -> None:
+        for row in index.to_pylist():
+            rollout_id, place = row.pop("rollout_id"), ReferencePlace(**row)
+            known = self._index.get(rollout_id)
+            if known is None or known.response_length <= place.response_length:
+                self._index[rollout_id] = place
+
+
+def _sequences(batch: MicroBatch) -> Iterator[_Packed]:
+    """Those of a micro-batch, as they lie; nothing of a rank's empty one."""
+    lengths = batch.sequence_ids.bincount(minlength=len(batch.rollout_ids))
+    start = 0
+    for rollout_id, length in zip(batch.rollout_ids, lengths.tolist(), strict=False):
+        if length:
+            yield _Packed(rollout_id, length, batch.temperatures[start].item())
+        start += length
+
+
+def _on_any_rank(flags: Sequence[bool]) -> list[bool]:
+    found = torch.tensor(flags, dtype=torch.int64)
+    dist.all_reduce(found, op=dist.ReduceOp.MAX)
+    return found.bool().tolist()
+
+
+def _split(results: Sequence[Tensor], packed: Sequence[Sequence[_Packed]]) -> Iterator[tuple[_Packed, np.ndarray]]:
+    """Each sequence with its logprobs."""
+    for result, sequences in zip(results, packed, strict=True):
+        if sequences:
+            parts = result.cpu().split([sequence.response_length for sequence in sequences])
+            yield from zip(sequences, (part.numpy() for part in parts), strict=True)
+
+
+def _to_tensor(parts: Sequence[np.ndarray], batch: MicroBatch) -> Tensor:
+    """(A,) float32; zeros for a rank's empty micro-batch, whose tokens count nowhere."""
+    return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(len(batch.targets))
+
+
+def _to_table(model: str, rows: Sequence[tuple[_Packed, np.ndarray]]) -> pa.Table:
+    columns = {
+        "model": [model] * len(rows),
+        "rollout_id": [sequence.rollout_id for sequence, _ in rows],
+        "temperature": [sequence.temperature for sequence, _ in rows],
+        "response_length": [sequence.response_length for sequence, _ in rows],
+        "reference_logprobs": [logprobs for _, logprobs in rows],
+    }
+    schema = arrow_schema("reference")
+    return pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+
+
+def _to_bytes(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def _from_bytes(data: bytes) -> pa.Table:
+    return pa.ipc.open_stream(data).read_all()

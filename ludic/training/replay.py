@@ -27,7 +27,8 @@ _FREE = frozenset(
         *("max_off_policy_steps", "max_age_s", "offline", "sources", "epochs", "replay_batches"),
         # Where it runs, and what is kept of it.
         *("device", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every", "async_checkpoint"),
-        *("keep_policies", "stall_limit_s", "lease_s", "log_to"),
+        *("keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
+        *("reference_offload", "reference_cache"),
     ]
 )
 """Settings that weights do not depend on, once the batches are given."""

@@ -49,12 +49,13 @@ from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, num_ranks, run_on_main, shut_down
 from ludic.training.feed import PlanFeed, batch_rules
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
+from ludic.training.lora import add_adapters
 from ludic.training.metrics import step_metrics, trained_lengths
-from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, load_model, save_weights, shard
+from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, load_sharded, save_weights
 from ludic.training.optimizer import build_optimizer, learning_rate
 from ludic.training.plans import Feed
 from ludic.training.publisher import Publisher
-from ludic.training.reference import Reference, model_reference
+from ludic.training.reference import CachedReference, Reference, base_reference, fingerprint, model_reference
 from ludic.training.step import train_step
 from ludic.training.stored import StoredFeed, StoredPlans, open_stored
 from ludic.training.stream import PlannedStream, TrainingBatch
@@ -154,7 +155,7 @@ def _open_trainer(
     with ExitStack() as stack:
         # What can fail without the root comes before ownership is taken, so that it fences nobody.
         model, optimizer = _load(root, config, mesh)
-        reference = _load_reference(config, mesh)
+        reference = _load_reference(root, config, mesh, model)
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
 
         def take_ownership() -> bytes:
@@ -219,17 +220,52 @@ def _agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | Non
 
 
 def _load(root: Root, config: TrainConfig, mesh: DeviceMesh) -> tuple[PreTrainedModel, Optimizer]:
-    model = load_model(root.run.model, device=mesh.device_type)
-    shard(model, mesh, compute_dtype=compute_dtype(config), activation_checkpointing=config.activation_checkpointing)
+    model = load_sharded(
+        root.run.model,
+        mesh,
+        prepare=partial(_prepare, root=root, config=config),
+        compute_dtype=compute_dtype(config),
+        activation_checkpointing=config.activation_checkpointing,
+        compile_layers=config.compile,
+    )
     return model, build_optimizer(model, config)
 
 
-def _load_reference(config: TrainConfig, mesh: DeviceMesh) -> Reference | None:
+def _prepare(model: PreTrainedModel, root: Root, config: TrainConfig) -> None:
+    if config.lora_rank is not None:
+        add_adapters(
+            model,
+            source=root.run.model,
+            rank=config.lora_rank,
+            alpha=config.lora_alpha,
+            targets=config.lora_targets,
+            seed=root.run.seed,
+        )
+
+
+def _load_reference(root: Root, config: TrainConfig, mesh: DeviceMesh, model: PreTrainedModel) -> Reference | None:
+    """model: the one that trains, which is the reference as well where adapters come off."""
     if config.reference is None:
         return None
-    model = load_model(config.reference, device=mesh.device_type)
-    shard(model, mesh, compute_dtype=compute_dtype(config))
-    return model_reference(model, torch.device(mesh.device_type), chunk_tokens=config.logprob_chunk_tokens)
+    device, dtype = torch.device(mesh.device_type), compute_dtype(config)
+    if config.lora_rank is not None and _is_same_model(config.reference, root.run.model):
+        if config.reference_offload:
+            raise ConfigError(
+                "reference is the model that LoRA trains, which can't be off-loaded; leave it on the device"
+            )
+        make_reference = base_reference
+    else:
+        model = load_sharded(config.reference, mesh, compute_dtype=dtype, offload=config.reference_offload)
+        make_reference = model_reference
+    reference = make_reference(model, device, chunk_tokens=config.logprob_chunk_tokens)
+    if not config.reference_cache:
+        return reference
+    return CachedReference(reference, root, fingerprint(model, dtype or model.dtype), device)
+
+
+def _is_same_model(one: str, other: str) -> bool:
+    folders = [Path(source).expanduser() for source in (one, other)]
+    return one == other or (all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,7 +394,7 @@ class _Trainer:
 
     def publish(self, step: int) -> None:
         """Make these weights the next version."""
-        weights = full_state_dict(self._model)
+        weights = full_state_dict(self._model, adapters_only=self._config.publish_lora == "adapter")
 
         def save(folder: Path) -> None:
             dtype, max_shard_size = compute_dtype(self._config), self._config.max_shard_size

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from ludic.store.run import RunConfig
 from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, num_ranks, rank, shut_down
-from ludic.training.model import load_model, shard
+from ludic.training.model import load_sharded
 from ludic.training.optimizer import build_optimizer
 from ludic.training.packing import MicroBatch, TrainingSequence, assign_pairs, pack
 from ludic.training.step import train_step
@@ -74,15 +75,16 @@ def step_batches(step: int, *, in_pairs: bool = False) -> tuple[list[MicroBatch]
     return micro_batches, sum(s.num_action_tokens for s in sequences)
 
 
-def train(url: str, *, attempt_id: int, steps: range, resume_from: tuple[int, int] | None = None) -> list[dict]:
+def train(
+    url: str, *, attempt_id: int, steps: range, resume_from: tuple[int, int] | None = None, **options: Any
+) -> list[dict]:
     """Metrics of some gradient steps on whatever ranks there are; checkpoints to the root at step 3 and at the end.
 
     The data of a step depend on nothing but the step; step 2 has one sequence, so that a second
-    rank has nothing to do. resume_from is an attempt and a step.
+    rank has nothing to do. resume_from is an attempt and a step; options are those of `load_sharded`.
     """
     root, config = Root.open(url), TrainConfig(learning_rate=1e-3, weight_decay=0.1)
-    model = load_model(root.run.model)
-    shard(model, init_distributed("cpu"))
+    model = load_sharded(root.run.model, init_distributed("cpu"), **options)
     optimizer = build_optimizer(model, config)
     if resume_from:
         infos = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}

@@ -1,0 +1,111 @@
+"""reference/: logprobs of rollouts under reference models, which a second epoch or an offline run finds.
+
+Writes reference/model=FINGERPRINT/DIGEST.parquet, put if absent; the digest is of what the file is about, so that who
+computes the same again adds nothing. Only a cache: a broken file is passed over with a warning, and what it held is
+computed again. Raises StoreError where the filesystem fails.
+"""
+
+import hashlib
+import io
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ludic.errors import SchemaError, StoreError
+from ludic.schema import arrow_schema, check_schema
+from ludic.store.root import Root
+
+logger = logging.getLogger(__name__)
+
+_CONCURRENT_READS = 16
+# A second epoch takes rollouts in another order, so that it reads few rows of many files.
+_ROW_GROUP_ROWS = 16
+_INDEX_COLUMNS = ["rollout_id", "temperature", "response_length"]
+_UNREADABLE = (pa.ArrowException, OSError, ValueError)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencePlace:
+    """Where a rollout's logprobs are, and what they are of."""
+
+    temperature: float
+    response_length: int
+    """Tokens that are stored."""
+    file: str
+    row: int
+
+
+def write_reference(root: Root, model: str, rows: pa.Table) -> pa.Table:
+    """Keep rows of the reference table, all of this model's fingerprint; returns what `read_reference_index` does."""
+    assert rows.schema.equals(arrow_schema("reference"))
+    if not rows.num_rows:
+        return _index(rows, "")
+    rows = rows.sort_by([(name, "ascending") for name in _INDEX_COLUMNS])
+    name = f"{_folder(model)}/{_digest(rows)}.parquet"
+    sink = io.BytesIO()
+    pq.write_table(rows, sink, compression="zstd", compression_level=1, row_group_size=_ROW_GROUP_ROWS)
+    # What is there already is of the same rows in the same order, be it of other last digits.
+    root.put_if_absent(name, sink.getvalue())
+    return _index(rows, name)
+
+
+def read_reference_index(root: Root, model: str) -> pa.Table:
+    """What there is of a model: rollout_id, and the fields of ReferencePlace."""
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        tables = list(pool.map(lambda name: _read_index(root, name), root.list(_folder(model))))
+    return pa.concat_tables([_index(arrow_schema("reference").empty_table(), ""), *tables])
+
+
+def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarray]:
+    """reference_logprobs of rows of a file, (response_length,) float32 each; reads their row groups only.
+
+    Raises FileNotFoundError or SchemaError for a file that was deleted or damaged since it was indexed.
+    """
+    try:
+        with root.open_file(name) as source, pq.ParquetFile(source) as file:
+            ends = np.cumsum([file.metadata.row_group(place).num_rows for place in range(file.num_row_groups)])
+            groups = np.searchsorted(ends, rows, side="right")
+            places = np.unique(groups)
+            table = file.read_row_groups(places.tolist(), ["reference_logprobs"])
+    except (FileNotFoundError, StoreError):
+        raise
+    except _UNREADABLE as error:
+        raise SchemaError(f"{root.url}/{name}: can't be read any more: {error}; delete it, it is a cache") from error
+    sizes = np.diff(ends, prepend=0)
+    # Where each row group that was read begins, in the file and in the table.
+    in_file, in_table = ends - sizes, np.zeros_like(ends)
+    in_table[places] = np.cumsum(sizes[places]) - sizes[places]
+    column = table.column("reference_logprobs").take(np.asarray(rows) - in_file[groups] + in_table[groups])
+    return [value.values.to_numpy() for value in column]
+
+
+def _folder(model: str) -> str:
+    return f"reference/model={model}"
+
+
+def _digest(rows: pa.Table) -> str:
+    about = repr(rows.select(_INDEX_COLUMNS).to_pydict())
+    return hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+
+
+def _read_index(root: Root, name: str) -> pa.Table:
+    try:
+        with root.open_file(name) as source, pq.ParquetFile(source) as file:
+            check_schema(file.schema_arrow, "reference", f"{root.url}/{name}")
+            return _index(file.read(columns=_INDEX_COLUMNS), name)
+    except StoreError:
+        raise
+    except _UNREADABLE as error:
+        logger.warning("%s/%s is passed over, and computed again: %s", root.url, name, error)
+        return _index(arrow_schema("reference").empty_table(), "")
+
+
+def _index(rows: pa.Table, name: str) -> pa.Table:
+    columns = {column: rows.column(column).combine_chunks() for column in _INDEX_COLUMNS}
+    files, places = pa.array([name] * rows.num_rows, pa.string()), pa.array(range(rows.num_rows), pa.int64())
+    return pa.table({**columns, "file": files, "row": places})

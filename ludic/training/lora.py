@@ -1,0 +1,156 @@
+"""LoRA through peft: adapters on linear layers, which train while the model's own weights stay as they are.
+
+An adapted layer computes W x + (alpha / rank) B A x, with A random and B zero at first (Hu et al. 2021, arXiv
+2106.09685, section 4.1). Adapters are put in before a model is sharded. Writes and reads peft's folders:
+adapter_config.json and adapter_model.safetensors. Layers that can't be adapted, and folders that don't fit, raise
+ModelError.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from peft import LoraConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from ludic.errors import ModelError
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
+_ADAPTER = "default"
+_PREFIX = "base_model.model."
+"""Of names in peft's files, where the model is wrapped twice."""
+
+
+def add_adapters(
+    model: PreTrainedModel, *, source: str, rank: int, alpha: int, targets: Sequence[str] = (), seed: int = 0
+) -> None:
+    """Freeze a model that is not sharded yet, and adapt its layers in place; its outputs stay the same for now.
+
+    source: the model's folder or id, which adapter_config.json names as the base. targets: names of linear layers, or
+    the ends of their names, such as q_proj; none: all but the head. The same seed makes the same adapters.
+    Raises ModelError for a name that no layer has, and for a layer that can't be adapted, as embeddings and the head.
+    """
+    _check_targets(model, targets, source)
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=list(targets) or "all-linear",
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),
+        base_model_name_or_path=source,
+        task_type="CAUSAL_LM",
+    )
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+    except ValueError as error:
+        raise ModelError(f"{source}: can't be adapted: {error}; name linear layers in lora_targets") from error
+    model.eval()
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    return any(isinstance(module, LoraLayer) for module in model.modules())
+
+
+def is_adapter_weight(name: str) -> bool:
+    """Whether a parameter, by its name in the model, is one of an adapter's."""
+    return f".{_ADAPTER}." in name and ".lora_" in name
+
+
+def base_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The model's own weights under their own names, without those of adapters."""
+    own = {name: tensor for name, tensor in state_dict.items() if not is_adapter_weight(name)}
+    return {name.replace(".base_layer.", "."): tensor for name, tensor in own.items()}
+
+
+def merged_weights(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """W + (alpha / rank) B A in place of each adapted W, under the names of the model without adapters.
+
+    state_dict: whole tensors of all weights, by their names in the model.
+    """
+    merged = base_weights(state_dict)
+    for name, layer in _adapted_layers(model).items():
+        a, b = (state_dict[f"{name}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
+        change = layer.scaling[_ADAPTER] * (b @ a)
+        weight = merged[f"{name}.weight"]
+        merged[f"{name}.weight"] = weight + (change.T if layer.fan_in_fan_out else change).to(weight.dtype)
+    return merged
+
+
+@contextmanager
+def adapters_off(model: PreTrainedModel) -> Iterator[None]:
+    """Let the model compute what it did without adapters."""
+    # By a factor of 0: peft's own switch also turns gradients off, which FSDP2 would have to see twice a step.
+    layers = _adapted_layers(model).values()
+    for layer in layers:
+        layer.set_scale(_ADAPTER, 0)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.set_scale(_ADAPTER, 1)
+
+
+def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: str | Path) -> None:
+    """Write what `peft.PeftModel.from_pretrained(base, folder)` loads.
+
+    weights: the adapters' whole tensors by their names in the model.
+    """
+    model.peft_config[_ADAPTER].save_pretrained(str(folder))
+    tensors = {_name_in_file(name): tensor.contiguous() for name, tensor in weights.items()}
+    safetensors.torch.save_file(tensors, Path(folder) / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+
+
+def load_adapter(model: PreTrainedModel, folder: str | Path, where: str) -> dict[str, Tensor]:
+    """The adapters' tensors that `save_adapter` wrote, by their names in the model.
+
+    Raises ModelError, naming `where`, for a file that can't be read, and for adapters of another scale.
+    """
+    wanted = model.peft_config[_ADAPTER]
+    try:
+        found = LoraConfig.from_pretrained(str(folder))
+        tensors = safetensors.torch.load_file(Path(folder) / ADAPTER_WEIGHTS)
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
+        raise ModelError(f"{where}: no adapter that peft can load: {error}") from error
+    if found.lora_alpha / found.r != wanted.lora_alpha / wanted.r:
+        raise ModelError(
+            f"{where}: the adapter has lora_alpha {found.lora_alpha} and lora_rank {found.r}, the settings say "
+            f"{wanted.lora_alpha} and {wanted.r}; train on with its own"
+        )
+    return {_name_in_model(name): tensor for name, tensor in tensors.items()}
+
+
+def _check_targets(model: PreTrainedModel, targets: Sequence[str], source: str) -> None:
+    names = dict(model.named_modules())
+    ends = (model.get_input_embeddings(), model.get_output_embeddings())
+    for target in targets:
+        # Lists of names are compared so by peft as well.
+        found = [module for name, module in names.items() if f".{name}".endswith(f".{target}")]
+        if not found:
+            raise ModelError(f"{source}: lora_targets has {target!r}, but no layer's name ends so")
+        if any(module is end for module in found for end in ends):
+            raise ModelError(
+                f"{source}: lora_targets has {target!r}, which is the head or the embeddings; logprobs are made from "
+                "the head's own weight, and both may be one tensor: name layers of the decoder"
+            )
+
+
+def _adapted_layers(model: PreTrainedModel) -> dict[str, LoraLayer]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+
+
+def _name_in_file(name: str) -> str:
+    return _PREFIX + name.replace(f".{_ADAPTER}.", ".")
+
+
+def _name_in_model(name: str) -> str:
+    return re.sub(r"\.(lora_[AB])\.weight$", rf".\1.{_ADAPTER}.weight", name.removeprefix(_PREFIX))
