@@ -8,14 +8,14 @@ import torch
 from model_families import random_model_of
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file, save_file
-from tiny_runs import fill, query, train_here, train_until_killed
+from tiny_runs import fill, query, save_checkpoint, train_here, train_until_killed
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from ludic.errors import ConfigError, ModelError
 from ludic.fsck import check_root
 from ludic.inference.transformers_engine import TransformersEngine
 from ludic.training import trainer
-from ludic.training.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
+from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.lora import adapters_off, add_adapters, merged_weights

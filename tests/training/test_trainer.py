@@ -1,6 +1,7 @@
 """The trainer on roots that hold rollouts already, and beside workers that sample them: local, memory and S3 alike."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -218,6 +219,9 @@ def test_a_trainer_that_was_replaced_stops_and_writes_nothing_more(local):
 
     def replace(step, row):
         if step == 2:
+            # The plan of the next step was begun before; a look at the claims may be behind it already.
+            while "batches/attempt=1/step=3.parquet" not in written(root):
+                time.sleep(0.01)
             start_attempt(root)
             files.extend(written(root))
 
