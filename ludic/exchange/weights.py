@@ -1,9 +1,10 @@
 """A Hugging Face folder of a run's weights: those of a step's checkpoint, or of a published policy version.
 
 Reads checkpoints/ or policies/, and the tokenizer of the run's model; writes a local folder or one on any fsspec
-filesystem. A local folder appears whole. Elsewhere config.json comes last, without which nothing loads the rest; an
-export that was cut short is finished by the same call. Nothing is overwritten. Raises ConfigError for a step or a
-version that is not there, naming those that are, and for a target that exists; StoreError where a filesystem fails.
+filesystem. A LoRA adapter is merged into the run's model. A local folder appears whole. Elsewhere config.json comes
+last, without which nothing loads the rest; an export that was cut short is finished by the same call. Nothing is
+overwritten. Raises ConfigError for a step or a version that is not there, naming those that are, and for a target that
+exists; ModelError for a model that an adapter does not fit; StoreError where a filesystem fails.
 """
 
 import tempfile
@@ -19,7 +20,8 @@ from ludic.store.attempts import chain, newest_attempt_id, newest_checkpoint, re
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places
 from ludic.store.filesystem import Storage
 from ludic.store.policies import policy_folder, stored_versions
-from ludic.training.model import copy_tokenizer
+from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
 
 _OURS = (MARKER, "policy.json", "optimizer.safetensors", "random.safetensors")
 _MOST_NAMED = 12
@@ -48,6 +50,8 @@ def export_weights(root: Root, target: str, *, step: int | None = None, version:
     with _staging_folder(storage) as staged:
         folder = Path(staged, "weights")
         _download(root, source, folder)
+        if (folder / ADAPTER_CONFIG).exists():
+            _merge_adapter(root.run.model, folder)
         copy_tokenizer(root.run.model, folder)
         sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
         _publish(folder, storage)
@@ -61,6 +65,16 @@ def _download(root: Root, source: str, folder: Path) -> None:
         if root.exists(f"{source}/{MARKER if source.startswith('checkpoints/') else 'config.json'}"):
             return
     raise ConfigError(f"{root.url}/{source} was deleted while it was copied; export a newer one")
+
+
+def _merge_adapter(model: str, folder: Path) -> None:
+    """Put whole weights in the place of a LoRA adapter of `model`, so that whoever loads them need not know of it."""
+    from peft import PeftModel  # takes seconds, which runs without LoRA need not wait
+
+    merged = PeftModel.from_pretrained(load_model(model), str(folder), torch_device="cpu").merge_and_unload()
+    for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        (folder / file).unlink()
+    save_weights(merged, full_state_dict(merged), folder)
 
 
 def _checkpoint_folder(root: Root, step: int) -> str:

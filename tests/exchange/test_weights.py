@@ -155,3 +155,18 @@ def test_a_published_version_is_the_folder_that_a_worker_loads(trained: Root, tm
     export_weights(trained, str(tmp_path / "out"), version=3)
     config = json.loads(Path(fetch_policy(trained, 3, tmp_path), "config.json").read_text())
     assert json.loads((tmp_path / "out" / "config.json").read_text()) == config
+
+
+@pytest.mark.parametrize("publish_lora", ["merged", "adapter"])
+def test_adapters_are_exported_as_the_model_that_they_make(tmp_path: Path, publish_lora: str) -> None:
+    root = create_root(str(tmp_path / "run"), make_model(tmp_path / "model"))
+    fill(root, num_files=1)
+    train_here(root, num_steps=2, lora_rank=4, learning_rate=1e-2, publish_lora=publish_lora, checkpoint_every=1)
+    for name, choice in {"step": {"step": 2}, "version": {"version": 2}}.items():
+        export_weights(root, str(tmp_path / name), **choice)
+    by_step, by_version = (AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in ("step", "version"))
+    first = AutoModelForCausalLM.from_pretrained(root.run.model).state_dict()
+    assert not list(tmp_path.glob("*/adapter*"))
+    for name, weight in by_step.state_dict().items():
+        assert torch.allclose(weight, by_version.state_dict()[name], rtol=0, atol=1e-6), name
+        assert torch.equal(weight, first[name]) != name.endswith("_proj.weight"), name

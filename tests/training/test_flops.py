@@ -5,6 +5,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from ludic.training.flops import ModelCost, model_cost, peak_flops, step_flops
+from ludic.training.lora import add_adapters
 from ludic.training.model import shard
 
 
@@ -59,6 +60,13 @@ def test_frozen_weights_have_no_gradient_to_pay_for():
     model.model.layers[0].mlp.requires_grad_(True)
     # 96 of the 144 weights are the MLP's; the others pay 4 instead of 6.
     assert model_cost(model) == ModelCost(token=6 * 96 + 4 * 48, logit=4 * 40, pair=48)
+
+
+def test_adapters_cost_what_they_multiply_and_their_base_has_no_gradient():
+    model = small_model()
+    add_adapters(model, source="small", rank=1, alpha=1, targets=["q_proj"])
+    # Besides the 144 frozen weights: 1x4 and 4x1 that train.
+    assert model_cost(model) == ModelCost(token=4 * 144 + 6 * 8, logit=4 * 40, pair=48)
 
 
 def test_the_cost_of_a_mixture_of_experts_is_not_known():
