@@ -80,7 +80,7 @@ def rl_loss(
     token_loss = -objective
     if config.entropy_weight is not None:
         assert entropies is not None, "entropy_weight needs entropies"
-        token_loss = token_loss - config.entropy_weight * torch.where(terms.mask, entropies, 0)
+        token_loss = token_loss - config.entropy_weight * entropies
     if config.kl_weight is not None and config.kl_in == "loss":
         assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
         token_loss = token_loss + config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference)

@@ -52,6 +52,7 @@ def loss_and_gradient(
         num_sequences=num_sequences,
         reference_logprobs=None if reference is None else torch.tensor(reference, dtype=torch.float64),
     )
+    assert not any(value.requires_grad for value in sums.values())
     loss.backward()
     return loss.item(), logprobs.grad.tolist(), {name: value.item() for name, value in sums.items()}
 
@@ -95,8 +96,9 @@ def test_ppo_clips_the_gain_only():
 
 
 def test_one_bound_of_ppo_can_be_off():
-    loss, _, sums = loss_and_gradient(([2.0, 0.1], [1.0, -1.0]), objective="ppo_clip", clip_high=0.2)
-    assert loss == pytest.approx(-(1.2 - 0.1))
+    settings = {"objective": "ppo_clip", "clip_high": 0.2}
+    loss, _, sums = loss_and_gradient(([2.0, 0.1, 1.0], [1.0, -1.0, 1.0]), **settings)
+    assert loss == pytest.approx(-(1.2 - 0.1 + 1.0))
     assert sums["clipped"] == 1
 
 
@@ -140,6 +142,15 @@ def test_gmpo_clips_token_by_token_within_the_geometric_mean():
     # the clipped tokens have none; the others half of their sequence's term
     assert gradient == pytest.approx([0, -math.sqrt(2) / 2 / 2, 0, math.sqrt(0.5) / 2 / 2])
     assert sums["clipped"] == 2
+
+
+def test_gmpo_clips_the_gain_only():
+    # ratio 0.25 at advantage 1, below the bound of 0.5, and 4 at -1, above 2: both losses stand
+    settings = {"objective": "gmpo", "clip_low": 0.5, "clip_high": 1.0, "normalize_over": "sequences"}
+    loss, gradient, sums = loss_and_gradient(([0.25], [1.0]), ([4.0], [-1.0]), **settings)
+    assert loss == pytest.approx(-(0.25 - 4.0))
+    assert gradient == pytest.approx([-0.25, 4.0])
+    assert sums["clipped"] == 0
 
 
 def test_sapo_gates_softly_with_a_temperature_for_each_sign():
@@ -249,8 +260,8 @@ def test_each_objective_makes_good_tokens_likelier(objective):
 
 def test_sampler_kl_is_the_k3_estimate():
     # ratio - 1 - log(ratio)
-    _, _, sums = loss_and_gradient(([2.0, 0.5], [0.0, 0.0]))
-    assert sums["sampler_kl"] == pytest.approx((1 - math.log(2)) + (-0.5 + math.log(2)))
+    _, _, sums = loss_and_gradient(([2.0, 4.0], [0.0, 0.0]))
+    assert sums["sampler_kl"] == pytest.approx((1 - math.log(2)) + (3 - math.log(4)))
 
 
 @pytest.mark.parametrize(
@@ -355,6 +366,20 @@ def test_masked_tokens_of_a_sequence_whose_ratio_is_bounded_are_not_counted_as_c
     _, gradient, sums = loss_and_gradient(([2.0, 9.0, 3.0], [1.0] * 3), **settings)
     assert gradient == pytest.approx([-5, 0, -5])
     assert sums["clipped"] == 2
+
+
+def test_only_dpo_looks_at_pairs():
+    settings = {"ratio_level": "sequence", "pair_ids": ["p", "p"]}
+    _, gradient, _ = loss_and_gradient(([2.0], [1.0]), ([3.0], [1.0]), **settings)
+    assert gradient == pytest.approx([-2, -3])
+
+
+def test_what_a_sampler_says_of_masked_tokens_reaches_nothing():
+    batch, logprobs = batch_of(([2.0, 1.0], [1.0, 1.0]), mask=np.array([True, False]))
+    batch = replace(batch, sampler_logprobs=torch.tensor([-1.0, math.nan]))
+    loss, sums = rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=1, num_sequences=1)
+    assert loss.item() == pytest.approx(-2 * (-1 + math.log(2)))
+    assert sums["sampler_kl"].item() == pytest.approx(1 - math.log(2))
 
 
 def test_what_a_reference_says_of_masked_tokens_reaches_nothing():
