@@ -138,7 +138,7 @@ def _age(text: str) -> timedelta:
 
 def _needed_to_resume(root: Root, files: Sequence[StoredFile]) -> list[StoredFile]:
     """What the newest trainer would read, and what its checkpoint has not consumed of that."""
-    from ludic.training.trainer import checkpoint_to_resume  # loads torch
+    from ludic.training.checkpoint import checkpoint_to_resume  # loads torch
 
     attempt, latest = newest_attempt(root), latest_policy(root)
     if attempt is None:

@@ -6,13 +6,12 @@ its lease, another that starts on the same root is refused; one that takes over 
 raises FencedError at its next write.
 """
 
-import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,22 +23,12 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import ConfigError, StalledError
-from ludic.sql.planner import Planner
 from ludic.store import (
-    Attempt,
-    Cursor,
-    MetricsLog,
     Root,
-    RunConfig,
     check_not_fenced,
-    count_uses,
 )
-from ludic.store.attempts import newest_attempt, record_attempt
-from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.training.checkpoint import (
-    CheckpointInfo,
     Snapshot,
-    checkpoint_to_resume,
     load_checkpoint,
     prune_checkpoints,
     take_snapshot,
@@ -47,25 +36,28 @@ from ludic.training.checkpoint import (
 )
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, num_ranks, run_on_main, shut_down
-from ludic.training.feed import PlanFeed, batch_rules
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
-from ludic.training.lora import add_adapters
+from ludic.training.loading import load_reference, load_trained
 from ludic.training.metrics import step_metrics, trained_lengths
-from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, load_sharded, save_weights
-from ludic.training.optimizer import build_optimizer, learning_rate
-from ludic.training.plans import Feed
-from ludic.training.publisher import Publisher
-from ludic.training.reference import CachedReference, Reference, base_reference, fingerprint, model_reference
+from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, save_weights
+from ludic.training.optimizer import learning_rate
+from ludic.training.ownership import (
+    Main,
+    Report,
+    agree_on_checkpoint,
+    agree_on_predecessor,
+    agree_on_stored,
+    checkpoint_from_bytes,
+    checkpoint_to_bytes,
+    open_main,
+)
+from ludic.training.reference import Reference
 from ludic.training.step import train_step
-from ludic.training.stored import StoredFeed, StoredPlans, open_stored
+from ludic.training.stored import StoredPlans
 from ludic.training.stream import PlannedStream, TrainingBatch
-from ludic.training.telemetry import open_log
 from ludic.training.timing import StepTimer
 
 logger = logging.getLogger(__name__)
-
-Report = Callable[[int, Mapping[str, Any]], None]
-"""Called on rank 0 after each step, with the row of the metrics table."""
 
 
 def train(
@@ -91,12 +83,12 @@ def train(
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
-        resumed = _agree_on_checkpoint(root)
+        resumed = agree_on_checkpoint(root)
         last_step = resumed.step if resumed else 0
-        stored, config = _agree_on_stored(root, config, resumed)
+        stored, config = agree_on_stored(root, config, resumed)
         if last_step >= config.num_steps:
             return last_step
-        predecessor = _agree_on_predecessor(root, stop, replaces)
+        predecessor = agree_on_predecessor(root, stop, replaces)
         if predecessor is None:
             return last_step
         with _open_trainer(root, config, stored, mesh, predecessor, stop, report) as trainer:
@@ -154,15 +146,15 @@ def _open_trainer(
     """Load, take ownership, resume, publish; and let go of everything at the end."""
     with ExitStack() as stack:
         # What can fail without the root comes before ownership is taken, so that it fences nobody.
-        model, optimizer = _load(root, config, mesh)
-        reference = _load_reference(root, config, mesh, model)
+        model, optimizer = load_trained(root, config, mesh)
+        reference = load_reference(root, config, mesh, model)
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
 
         def take_ownership() -> bytes:
-            trainer.main = stack.enter_context(_open_main(root, config, stored, predecessor, stop, report))
-            return _to_bytes(trainer.main.resumed)
+            trainer.main = stack.enter_context(open_main(root, config, stored, predecessor, stop, report))
+            return checkpoint_to_bytes(trainer.main.resumed)
 
-        resumed = _from_bytes(run_on_main(take_ownership), root)
+        resumed = checkpoint_from_bytes(run_on_main(take_ownership), root)
         # Before the lease is let go: its successor must see what is still being written.
         stack.callback(trainer.close)
         if resumed is not None:
@@ -176,173 +168,6 @@ def _open_trainer(
         yield trainer
 
 
-def _agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
-    return _from_bytes(run_on_main(lambda: _to_bytes(checkpoint_to_resume(root, newest_attempt(root)))), root)
-
-
-def _agree_on_stored(
-    root: Root, config: TrainConfig, resumed: CheckpointInfo | None
-) -> tuple[StoredPlans | None, TrainConfig]:
-    """On rank 0 the plans that follow from what is stored, if any; and the settings, with the steps they are for."""
-    opened: list[StoredPlans] = []
-
-    def open_() -> bytes:
-        stored = open_stored(root, config)
-        if stored is None:
-            return b""
-        opened.append(stored)
-        num_steps = stored.count_steps(resumed)
-        return b"" if num_steps is None else str(num_steps).encode()
-
-    num_steps = run_on_main(open_)
-    return next(iter(opened), None), replace(config, num_steps=int(num_steps)) if num_steps else config
-
-
-def _to_bytes(info: CheckpointInfo | None) -> bytes:
-    return info.to_json() if info else b""
-
-
-def _from_bytes(data: bytes, root: Root) -> CheckpointInfo | None:
-    return CheckpointInfo.from_json(data, root.url) if data else None
-
-
-def _agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | None) -> int | None:
-    """The claim to follow; None when told to stop while watching it."""
-
-    def find() -> bytes:
-        if replaces is not None and replaces == newest_claim(root):
-            return str(replaces).encode()
-        free = await_free(root, stop)
-        return b"" if free is None else str(free).encode()
-
-    data = run_on_main(find)
-    return int(data) if data else None
-
-
-def _load(root: Root, config: TrainConfig, mesh: DeviceMesh) -> tuple[PreTrainedModel, Optimizer]:
-    model = load_sharded(
-        root.run.model,
-        mesh,
-        prepare=partial(_prepare, root=root, config=config),
-        compute_dtype=compute_dtype(config),
-        activation_checkpointing=config.activation_checkpointing,
-        compile_layers=config.compile,
-    )
-    return model, build_optimizer(model, config)
-
-
-def _prepare(model: PreTrainedModel, root: Root, config: TrainConfig) -> None:
-    if config.lora_rank is not None:
-        add_adapters(
-            model,
-            source=root.run.model,
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            targets=config.lora_targets,
-            seed=root.run.seed,
-        )
-
-
-def _load_reference(root: Root, config: TrainConfig, mesh: DeviceMesh, model: PreTrainedModel) -> Reference | None:
-    """model: the one that trains, which is the reference as well where adapters come off."""
-    if config.reference is None:
-        return None
-    device, dtype = torch.device(mesh.device_type), compute_dtype(config)
-    if config.lora_rank is not None and _is_same_model(config.reference, root.run.model):
-        if config.reference_offload:
-            raise ConfigError(
-                "reference is the model that LoRA trains, which can't be off-loaded; leave it on the device"
-            )
-        make_reference = base_reference
-    else:
-        model = load_sharded(config.reference, mesh, compute_dtype=dtype, offload=config.reference_offload)
-        make_reference = model_reference
-    reference = make_reference(model, device, chunk_tokens=config.logprob_chunk_tokens)
-    if not config.reference_cache:
-        return reference
-    return CachedReference(reference, root, fingerprint(model, dtype or model.dtype), device)
-
-
-def _is_same_model(one: str, other: str) -> bool:
-    folders = [Path(source).expanduser() for source in (one, other)]
-    return one == other or (all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Main:
-    """What only rank 0 has."""
-
-    attempt: Attempt
-    resumed: CheckpointInfo | None
-    feed: Feed
-    publisher: Publisher
-    write_metrics: Callable[[int, Mapping[str, Any]], None]
-
-
-@contextmanager
-def _open_main(
-    root: Root,
-    config: TrainConfig,
-    stored: StoredPlans | None,
-    predecessor: int,
-    stop: threading.Event,
-    report: Report | None,
-) -> Iterator[_Main]:
-    folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
-    with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
-        # What can fail before ownership is taken does; stored plans were made already.
-        planner = None if stored else _planner(root, config)
-        _warn_of_bias(root.run)
-        lease, attempt, resumed = _take(root, config, predecessor)
-        publisher = Publisher(root, attempt, config.keep_policies)
-        feed: Feed
-        if planner is None:
-            assert stored is not None
-            stored.resume(resumed)
-            feed = StoredFeed(root, attempt, stored, stop)
-        else:
-            planner.recall_uses(count_uses(root, (resumed.attempt_id, resumed.step) if resumed else None))
-            cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
-            feed = PlanFeed(root, attempt, config, planner, publisher, cursor, stop)
-        log = MetricsLog(root, "train", str(attempt.attempt_id))
-
-        def write_metrics(step: int, row: Mapping[str, Any]) -> None:
-            log.write(attempt_id=attempt.attempt_id, step=step, **row)
-            sink(step, {name: value for name, value in row.items() if isinstance(value, int | float)})
-            if report is not None:
-                report(step, row)
-
-        with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest), contextlib.closing(log):
-            yield _Main(attempt=attempt, resumed=resumed, feed=feed, publisher=publisher, write_metrics=write_metrics)
-
-
-def _planner(root: Root, config: TrainConfig) -> Planner:
-    return Planner(batch_rules(config, root.run.groups_per_batch, root.run.seed), root.run.extra_columns)
-
-
-def _take(root: Root, config: TrainConfig, predecessor: int) -> tuple[Lease, Attempt, CheckpointInfo | None]:
-    """Claim the root, and only then choose the checkpoint to go on from; see ludic.store.attempts."""
-    lease = claim(root, predecessor, lease_s=config.lease_s)
-    previous = newest_attempt(root, before=lease.attempt_id)
-    resumed = checkpoint_to_resume(root, previous)
-    parent = (resumed.attempt_id, resumed.step) if resumed else None
-    if previous and previous.parent and (parent is None or parent < previous.parent):
-        logger.warning(
-            "%s: attempt %d began from checkpoints/attempt=%d/step=%d, which is gone; going on from %s",
-            *(root.url, previous.attempt_id, *previous.parent, resumed.name if resumed else "the first weights"),
-        )
-    return lease, record_attempt(root, lease, parent, asdict(config)), resumed
-
-
-def _warn_of_bias(run: RunConfig) -> None:
-    """The trainer divides by the temperature, but cannot know what top_p and top_k cut away."""
-    for name, value in (("top_p", run.top_p if run.top_p < 1 else None), ("top_k", run.top_k)):
-        if value is not None:
-            logger.warning(
-                "%s is %s: importance ratios are biased below 1, since the sampler left tokens out", name, value
-            )
-
-
 class _Trainer:
     """The steps of the main loop; every method is collective."""
 
@@ -350,7 +175,7 @@ class _Trainer:
     stream: PlannedStream
     version = -1
     """The newest version published."""
-    main: _Main | None = None
+    main: Main | None = None
 
     def __init__(
         self,
@@ -449,7 +274,7 @@ class _Trainer:
         if not self._config.async_checkpoint:
             run_on_main(partial(self._finish_writing, wait=True))
 
-    def _write(self, main: _Main, snapshot: Snapshot) -> None:
+    def _write(self, main: Main, snapshot: Snapshot) -> None:
         """In the writing thread: the look at the claims in `prune_checkpoints` must follow the marker."""
         write_checkpoint(self._root, snapshot, max_shard_size=self._config.max_shard_size)
         if self._config.keep_checkpoints is not None:

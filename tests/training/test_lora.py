@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from ludic.errors import ConfigError, ModelError
 from ludic.fsck import check_root
 from ludic.inference.transformers_engine import TransformersEngine
-from ludic.training import trainer
+from ludic.training import loading
 from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
@@ -327,9 +327,9 @@ def test_the_run_s_own_model_is_the_reference_without_a_copy(new_root, monkeypat
     for root in (shared, separate):
         fill(root, num_files=4)
     sources = []
-    load_sharded = trainer.load_sharded
+    load_sharded = loading.load_sharded
     monkeypatch.setattr(
-        trainer, "load_sharded", lambda source, *a, **k: sources.append(source) or load_sharded(source, *a, **k)
+        loading, "load_sharded", lambda source, *a, **k: sources.append(source) or load_sharded(source, *a, **k)
     )
     for root, reference in ((shared, tiny_folder), (separate, copy)):
         train_here(root, num_steps=3, reference=reference, kl_weight=0.1, **(LORA | {"learning_rate": 1e-2}))

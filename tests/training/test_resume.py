@@ -27,8 +27,8 @@ from ludic.sql import run_checks
 from ludic.store import latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import newest_attempt
 from ludic.store.lease import claim, read_lease
-from ludic.training.checkpoint import complete_checkpoints
-from ludic.training.trainer import checkpoint_to_resume, train
+from ludic.training.checkpoint import checkpoint_to_resume, complete_checkpoints
+from ludic.training.trainer import train
 
 
 @pytest.fixture

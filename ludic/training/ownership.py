@@ -1,0 +1,150 @@
+"""How a trainer comes to own a root: agree on where to go on from, claim, resume, and open what only rank 0 has.
+
+Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` are collective, the rest is rank 0's. While this
+trainer renews its lease, another that starts on the same root is refused (OwnedError); one that takes over fences it.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ludic.sql.planner import Planner
+from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
+from ludic.store.attempts import newest_attempt, record_attempt
+from ludic.store.lease import Lease, await_free, claim, held, newest_claim
+from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume
+from ludic.training.config import TrainConfig
+from ludic.training.distributed import run_on_main
+from ludic.training.feed import PlanFeed, batch_rules
+from ludic.training.plans import Feed
+from ludic.training.publisher import Publisher
+from ludic.training.stored import StoredFeed, StoredPlans, open_stored
+from ludic.training.telemetry import open_log
+
+logger = logging.getLogger(__name__)
+
+Report = Callable[[int, Mapping[str, Any]], None]
+"""Called on rank 0 after each step, with the row of the metrics table."""
+
+
+def agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
+    return checkpoint_from_bytes(
+        run_on_main(lambda: checkpoint_to_bytes(checkpoint_to_resume(root, newest_attempt(root)))), root
+    )
+
+
+def agree_on_stored(
+    root: Root, config: TrainConfig, resumed: CheckpointInfo | None
+) -> tuple[StoredPlans | None, TrainConfig]:
+    """On rank 0 the plans that follow from what is stored, if any; and the settings, with the steps they are for."""
+    opened: list[StoredPlans] = []
+
+    def open_() -> bytes:
+        stored = open_stored(root, config)
+        if stored is None:
+            return b""
+        opened.append(stored)
+        num_steps = stored.count_steps(resumed)
+        return b"" if num_steps is None else str(num_steps).encode()
+
+    num_steps = run_on_main(open_)
+    return next(iter(opened), None), replace(config, num_steps=int(num_steps)) if num_steps else config
+
+
+def checkpoint_to_bytes(info: CheckpointInfo | None) -> bytes:
+    return info.to_json() if info else b""
+
+
+def checkpoint_from_bytes(data: bytes, root: Root) -> CheckpointInfo | None:
+    return CheckpointInfo.from_json(data, root.url) if data else None
+
+
+def agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | None) -> int | None:
+    """The claim to follow; None when told to stop while watching it."""
+
+    def find() -> bytes:
+        if replaces is not None and replaces == newest_claim(root):
+            return str(replaces).encode()
+        free = await_free(root, stop)
+        return b"" if free is None else str(free).encode()
+
+    data = run_on_main(find)
+    return int(data) if data else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Main:
+    """What only rank 0 has."""
+
+    attempt: Attempt
+    resumed: CheckpointInfo | None
+    feed: Feed
+    publisher: Publisher
+    write_metrics: Callable[[int, Mapping[str, Any]], None]
+
+
+@contextmanager
+def open_main(
+    root: Root,
+    config: TrainConfig,
+    stored: StoredPlans | None,
+    predecessor: int,
+    stop: threading.Event,
+    report: Report | None,
+) -> Iterator[Main]:
+    """Take ownership of the root, and hold it; on rank 0. predecessor: the claim to follow."""
+    folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
+    with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
+        # What can fail without the root comes before ownership is taken, so that it fences nobody.
+        plans = stored or _planner(root, config)
+        _warn_of_bias(root.run)
+        lease, attempt, resumed = _take(root, config, predecessor)
+        publisher = Publisher(root, attempt, config.keep_policies)
+        if isinstance(plans, Planner):
+            plans.recall_uses(count_uses(root, (resumed.attempt_id, resumed.step) if resumed else None))
+            cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
+            feed: Feed = PlanFeed(root, attempt, config, plans, publisher, cursor, stop)
+        else:
+            plans.resume(resumed)
+            feed = StoredFeed(root, attempt, plans, stop)
+        log = MetricsLog(root, "train", str(attempt.attempt_id))
+
+        def write_metrics(step: int, row: Mapping[str, Any]) -> None:
+            log.write(attempt_id=attempt.attempt_id, step=step, **row)
+            sink(step, {name: value for name, value in row.items() if isinstance(value, int | float)})
+            if report is not None:
+                report(step, row)
+
+        with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest), contextlib.closing(log):
+            yield Main(attempt=attempt, resumed=resumed, feed=feed, publisher=publisher, write_metrics=write_metrics)
+
+
+def _planner(root: Root, config: TrainConfig) -> Planner:
+    return Planner(batch_rules(config, root.run.groups_per_batch, root.run.seed), root.run.extra_columns)
+
+
+def _take(root: Root, config: TrainConfig, predecessor: int) -> tuple[Lease, Attempt, CheckpointInfo | None]:
+    """Claim the root, and only then choose the checkpoint to go on from; see ludic.store.attempts."""
+    lease = claim(root, predecessor, lease_s=config.lease_s)
+    previous = newest_attempt(root, before=lease.attempt_id)
+    resumed = checkpoint_to_resume(root, previous)
+    parent = (resumed.attempt_id, resumed.step) if resumed else None
+    if previous and previous.parent and (parent is None or parent < previous.parent):
+        logger.warning(
+            "%s: attempt %d began from checkpoints/attempt=%d/step=%d, which is gone; going on from %s",
+            *(root.url, previous.attempt_id, *previous.parent, resumed.name if resumed else "the first weights"),
+        )
+    return lease, record_attempt(root, lease, parent, asdict(config)), resumed
+
+
+def _warn_of_bias(run: RunConfig) -> None:
+    """The trainer divides by the temperature, but cannot know what top_p and top_k cut away."""
+    for name, value in (("top_p", run.top_p if run.top_p < 1 else None), ("top_k", run.top_k)):
+        if value is not None:
+            logger.warning(
+                "%s is %s: importance ratios are biased below 1, since the sampler left tokens out", name, value
+            )
