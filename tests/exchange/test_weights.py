@@ -13,7 +13,7 @@ from safetensors.torch import load
 from tiny_runs import create_root, fill, make_model, query, train_here, train_until_killed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, ModelError
 from ludic.exchange import weights
 from ludic.exchange.weights import export_weights
 from ludic.store import Root, fetch_policy, start_attempt
@@ -170,3 +170,13 @@ def test_adapters_are_exported_as_the_model_that_they_make(tmp_path: Path, publi
     for name, weight in by_step.state_dict().items():
         assert torch.allclose(weight, by_version.state_dict()[name], rtol=0, atol=1e-6), name
         assert torch.equal(weight, first[name]) != name.endswith("_proj.weight"), name
+
+
+def test_an_adapter_that_does_not_fit_its_model_is_refused(tmp_path: Path) -> None:
+    root = create_root(str(tmp_path / "run"), make_model(tmp_path / "model"))
+    fill(root, num_files=1)
+    train_here(root, num_steps=1, lora_rank=4)
+    (tmp_path / "run/checkpoints/attempt=1/step=1/adapter_model.safetensors").write_bytes(b"half a file")
+    with pytest.raises(ModelError, match=r"the run.s adapter can.t be merged into it"):
+        export_weights(root, str(tmp_path / "out"), step=1)
+    assert not (tmp_path / "out").exists()
