@@ -109,6 +109,7 @@ def mean_of(tiny_model, sequences, **settings):
 def test_a_mean_over_sequences_counts_those_of_all_micro_batches(step, tiny_model, sequences, num_micro_batches):
     some = sequences(6, 1)
     parts = [pack(part) for part in (some[:4], some[4:])] if num_micro_batches == 2 else [pack(some)]
+    parts.append(pack([]))  # as on a rank without a sequence
     settings = {"normalize_over": "sequences", "reference": model_reference(tiny_model(seed=1), torch.device("cpu"))}
     metrics, _, _ = step(parts, num_action_tokens=num_action_tokens(some), **settings)
     assert metrics["loss"] == pytest.approx(mean_of(tiny_model, [[s] for s in some]), rel=1e-5)
