@@ -16,6 +16,7 @@ from benchmarks import (
     store_size,
     stream,
     tail,
+    train_wait,
     wait,
 )
 
@@ -33,6 +34,7 @@ BENCHMARKS = (
     packing,
     logprobs_memory,
     wait,
+    train_wait,
     loop,
 )
 

@@ -7,27 +7,20 @@ time is the server's, which is Python too. Fetches of many files are measured wi
 near what S3 itself takes.
 """
 
-import logging
-import multiprocessing
 import os
-import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from statistics import median
-from typing import Any
 
 import fsspec
 import tyro
-from botocore.exceptions import BotoCoreError
-from werkzeug.serving import WSGIRequestHandler, run_simple
 
 from benchmarks.measure import print_table
+from benchmarks.s3_server import BUCKET, s3_server
 from ludic.store.s3 import CLIENT_CONFIG, S3, ObstoreS3
 
-BUCKET = "ludic-benchmark"
 FILE_BYTES = 300_000
 """A flush of 8 groups of 8 rollouts."""
 FILES = 200
@@ -44,9 +37,9 @@ def main(quick: bool = False) -> None:
         quick: A few calls, to see that all works.
     """
     num_files, rounds = (20, 1) if quick else (FILES, 3)
-    with _server(0.0):
+    with s3_server(0.0):
         _print_calls(_filesystems(), num_files)
-    with _server(S3_LATENCY_S):
+    with s3_server(S3_LATENCY_S):
         _print_fetches(_filesystems(), num_files, rounds)
 
 
@@ -130,57 +123,6 @@ def _fetch(fs: fsspec.AbstractFileSystem, names: list[str], num_threads: int) ->
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f} ms"
-
-
-@contextmanager
-def _server(latency_s: float) -> Iterator[None]:
-    """An S3 server with an empty bucket; this process's environment leads there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    process = multiprocessing.get_context("spawn").Process(target=_serve, args=(port, latency_s), daemon=True)
-    process.start()
-    os.environ |= {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    try:
-        _create_bucket()
-        yield
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _serve(port: int, latency_s: float) -> None:
-    from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-
-    inner = DomainDispatcherApplication(create_backend_app)
-
-    def answer(environ: dict[str, Any], start_response: Any) -> Any:
-        time.sleep(latency_s)
-        return inner(environ, start_response)
-
-    class KeepAlive(WSGIRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    run_simple("127.0.0.1", port, answer, threaded=True, request_handler=KeepAlive)
-
-
-def _create_bucket() -> None:
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            fsspec.filesystem("s3", skip_instance_cache=True).mkdir(BUCKET)
-            return
-        except (OSError, BotoCoreError):
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
 
 
 if __name__ == "__main__":

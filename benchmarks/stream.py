@@ -7,12 +7,16 @@ takes. ludic reads the rows of a plan and packs them. The others read files that
 (ids, logprobs, an advantage), which peers pass on as lists; they make tensors of them and pad them to the longest of a
 micro-batch, with mask and shifted targets left to the step. The last two keep raw buffers: what a peer could do.
 Each contestant has processes of its own. The plan itself (SQL over scalars) is in `planner`.
+
+The second table has what ranks read in sum, when they share a batch of 512 rollouts with log-normal lengths from 16
+files: bytes that the operating system was asked for, footers included.
 """
 
 import json
 import pickle
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,7 +32,7 @@ import tyro
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch
-from ludic.records import Rollout
+from ludic.records import Rollout, RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
 from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
@@ -66,6 +70,30 @@ def main(quick: bool = False) -> None:
         for name, taken in seconds.items()
     ]
     print_table("stream: from files to tensors", ["", "M tokens/s", "ludic is faster"], rows)
+    _print_bytes(mean_length)
+
+
+def _print_bytes(mean_length: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        root, plan = _plan_skewed(Path(folder), mean_length)
+        rows, whole = [], 0
+        read_share(root, CONFIG, plan, 0, 1)  # what is imported on the way
+        for num_ranks in (1, 2, 4, 8):
+            shares, size_bytes = [], 0
+            for rank in range(num_ranks):
+                before = _bytes_read()
+                shares.append(read_share(root, CONFIG, plan, rank, num_ranks))
+                size_bytes += _bytes_read() - before
+            whole = whole or size_bytes
+            uneven = shares[0].token_imbalance
+            rows.append([str(num_ranks), f"{size_bytes / 1e6:.2f} MB", f"{size_bytes / whole:.2f}x", f"{uneven:.3f}"])
+    columns = ["ranks", "read in sum", "of one rank's", "tokens, fullest rank of the mean"]
+    print_table("stream: what ranks read that share a batch", columns, rows)
+
+
+def _bytes_read() -> int:
+    """By this process so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def measure(name: str, folder: str, mean_length: int) -> tuple[int, float]:
@@ -78,23 +106,43 @@ def measure(name: str, folder: str, mean_length: int) -> tuple[int, float]:
 
 def by_ludic(folder: Path, mean_length: int) -> Load:
     """As a trainer's rank does, after the plan."""
-    root = Root.create(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
-    for number in range(NUM_FILES):
-        batch = make_batch(GROUPS_A_FILE, mean_length=mean_length, group_size=GROUP_SIZE, seed=number)
-        table = to_table(batch, run_id=root.run_id, sequence=number)
-        root.put_if_absent(RolloutFile(7, "moar_cats", batch.metadata.worker_id, number).name, encode(table))
-    planner = Planner(BatchRules(groups_per_batch=NUM_FILES * GROUPS_A_FILE))
-    found = RolloutReader(root, planner.columns).poll(None)
-    assert found is not None
-    planner.add(found)
-    rows = planner.plan(step=1, attempt_id=1, trainer_version=7)
-    assert rows is not None
-    plan = Plan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+    batches = [_make_batch(number, mean_length) for number in range(NUM_FILES)]
+    root, plan = _plan(folder, batches)
 
     def load() -> int:
         return read_share(root, CONFIG, plan, 0, 1).num_action_tokens
 
     return load
+
+
+def _make_batch(number: int, mean_length: int) -> RolloutBatch:
+    return make_batch(GROUPS_A_FILE, mean_length=mean_length, group_size=GROUP_SIZE, seed=number)
+
+
+def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
+    """A root with a file of each, and the plan of a step that takes all of them."""
+    root = Root.create(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
+    for number, batch in enumerate(batches):
+        table = to_table(batch, run_id=root.run_id, sequence=number)
+        root.put_if_absent(RolloutFile(7, "moar_cats", batch.metadata.worker_id, number).name, encode(table))
+    planner = Planner(BatchRules(groups_per_batch=sum(len(batch.groups) for batch in batches)))
+    found = RolloutReader(root, planner.columns).poll(None)
+    assert found is not None
+    planner.add(found)
+    rows = planner.plan(step=1, attempt_id=1, trainer_version=7)
+    assert rows is not None
+    return root, Plan(step=1, rows=rows, cursor={}, num_pending_groups=0, num_unreadable_files=0)
+
+
+def _plan_skewed(folder: Path, mean_length: int) -> tuple[Root, Plan]:
+    """Lengths are those of a group, log-normal with sigma 1, so that files differ too."""
+    rng = np.random.default_rng(0)
+    batches = []
+    for number in range(16):
+        lengths = np.maximum(2, rng.lognormal(np.log(mean_length) - 0.5, 1.0, 4)).astype(int).tolist()
+        parts = [make_batch(1, mean_length=length, seed=4 * number + i) for i, length in enumerate(lengths)]
+        batches.append(replace(parts[0], groups=tuple(group for part in parts for group in part.groups)))
+    return _plan(folder, batches)
 
 
 def by_peer(
@@ -103,7 +151,7 @@ def by_peer(
     """Files of rows, each decoded whole and padded."""
     files = []
     for number in range(NUM_FILES):
-        batch = make_batch(GROUPS_A_FILE, mean_length=mean_length, group_size=GROUP_SIZE, seed=number)
+        batch = _make_batch(number, mean_length)
         files.append(folder / f"{number}.bin")
         files[-1].write_bytes(dumps([_row(rollout) for group in batch.groups for rollout in group.rollouts]))
 

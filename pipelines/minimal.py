@@ -79,7 +79,7 @@ def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[s
                 optimizer,
                 [pack(sequences)],
                 config=config,
-                num_action_tokens=sum(sequence.num_action_tokens for sequence in sequences),
+                num_action_tokens=sequences.num_action_tokens,
                 num_ranks=1,
                 learning_rate=learning_rate(step, config),
             )

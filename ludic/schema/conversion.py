@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC
 from functools import lru_cache
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise, starmap
 from operator import attrgetter, itemgetter
 from typing import Any
 
@@ -319,11 +319,14 @@ def _to_records(children: Mapping[str, Sequence[Any]], column: str) -> list[Any]
 
 def _slices(array: pa.ListArray) -> list[slice | None]:
     """Where each row's elements lie in array.flatten(), which skips what nulls and slices hide; None for a null."""
+    if array.null_count == len(array):
+        return [None] * len(array)
+    if not array.null_count:
+        offsets = array.offsets.to_numpy()
+        return list(starmap(slice, pairwise((offsets - offsets[0]).tolist())))
     lengths = pc.list_value_length(array).fill_null(0).to_numpy()
     ends = np.cumsum(lengths, dtype=np.int64)
     parts = map(slice, (ends - lengths).tolist(), ends.tolist())
-    if not array.null_count:
-        return list(parts)
     return [part if valid else None for part, valid in zip(parts, array.is_valid().to_pylist(), strict=True)]
 
 

@@ -42,7 +42,9 @@ def read_rollouts(
         for (url, name), of_file in places.items()
     ]
     order = np.argsort([place for of_file in places.values() for place in of_file])
-    table = take_rows(pa.concat_tables(_read_all(reads)), order.tolist())
+    # As many at once from a disk as there are cores to decode; a server is waited for.
+    num_threads = min(_CONCURRENT_READS, pa.cpu_count()) if root.is_local else _CONCURRENT_READS
+    table = take_rows(pa.concat_tables(_read_all(reads, num_threads)), order.tolist())
     release_memory(table.nbytes)
     return table
 
@@ -53,12 +55,16 @@ def _other_root(url: str) -> Root:
     return Root.open(url)
 
 
-def _read_all(reads: Sequence[Callable[[], pa.Table]]) -> list[pa.Table]:
-    """Concurrently; but one read alone, which may be a group of gigabytes, in no thread that ends and keeps memory."""
+def _read_all(reads: Sequence[Callable[[], pa.Table]], num_threads: int) -> list[pa.Table]:
+    """Concurrently, and all of them even if one fails.
+
+    But one read alone, which may be a group of gigabytes, in no thread that ends and keeps memory.
+    """
     if len(reads) == 1:
         return [reads[0]()]
-    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        return list(pool.map(lambda read: read(), reads))
+    with ThreadPoolExecutor(num_threads) as pool:
+        futures = [pool.submit(read) for read in reads]
+    return [future.result() for future in futures]
 
 
 def _read_file(

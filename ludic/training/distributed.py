@@ -58,16 +58,16 @@ def is_main() -> bool:
     return rank() == 0
 
 
-def broadcast_bytes(data: bytes | None, source: int = 0) -> bytes:
-    """What the rank `source` passed, on every rank; what the other ranks pass is ignored."""
+def broadcast_bytes(data: bytes | None, source: int = 0, group: dist.ProcessGroup | None = None) -> bytes:
+    """What the rank `source` passed, on every rank of a group; what the other ranks pass is ignored."""
     is_source = rank() == source
     size = torch.tensor([len(data) if is_source and data is not None else 0])
-    dist.broadcast(size, src=source)
+    dist.broadcast(size, src=source, group=group)
     buffer = torch.empty(int(size), dtype=torch.uint8)
     if is_source and data:
         buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     if len(buffer):
-        dist.broadcast(buffer, src=source)
+        dist.broadcast(buffer, src=source, group=group)
     return buffer.numpy().tobytes()
 
 
@@ -82,10 +82,11 @@ def from_main(whole: Tensor | None, *, like: Tensor) -> Tensor:
     return whole
 
 
-def run_on_main(function: Callable[[], bytes]) -> bytes:
+def run_on_main(function: Callable[[], bytes], group: dist.ProcessGroup | None = None) -> bytes:
     """Call `function` on rank 0 only; its answer, or the LudicError that it raised, reaches every rank.
 
-    Any other exception ends rank 0, and torchrun then ends the rest.
+    group: of all ranks, for a thread beside one that uses the default group. Any other exception ends rank 0, and
+    torchrun then ends the rest.
     """
     failure, answer = None, b""
     if is_main():
@@ -93,7 +94,7 @@ def run_on_main(function: Callable[[], bytes]) -> bytes:
             answer = b"+" + function()
         except LudicError as error:
             failure, answer = error, b"-" + _describe(error)
-    answer = broadcast_bytes(answer)
+    answer = broadcast_bytes(answer, group=group)
     if answer.startswith(b"-"):
         raise failure or _as_described(answer[1:])
     return answer[1:]

@@ -59,11 +59,6 @@ class PlanFeed:
         self._num_ready_groups = self._planner.num_pending_groups
         self._thread.start(partial(self._plan, step, trainer_version))
 
-    @property
-    def has_plan(self) -> bool:
-        """As Feed has it."""
-        return self._thread.has_plan
-
     def take(self) -> Plan | None:
         """Wait for the plan; None when told to stop. Raises StalledError, FencedError, StoreError, QueryError."""
         return self._thread.take()

@@ -4,18 +4,21 @@ Pure NumPy and CPU tensors; no I/O. A sequence that cannot be trained on raises 
 naming its rollout.
 """
 
-# Shapes: T = packed tokens of a micro-batch, A = response tokens among them.
+# Shapes: S = sequences, T = packed tokens of a micro-batch, A = response tokens among them.
 
-import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from itertools import accumulate, chain, pairwise
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ludic.errors import InvalidBatchError
+from ludic.training.dealing import deal
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,89 +43,138 @@ class TrainingSequence:
     pair_id: str | None = None
     """That of the other side too, where sequences are compared in pairs; both must be packed together."""
 
-    def __post_init__(self) -> None:
-        for name in ("sampler_logprobs", "action_mask", "advantage"):
-            value = getattr(self, name)
-            if isinstance(value, np.ndarray) and value.shape != self.response_tokens.shape:
-                raise InvalidBatchError(
-                    f"rollout {self.rollout_id}: {name} has shape {value.shape}, "
-                    f"response_tokens has {self.response_tokens.shape}; both must be one value a response token"
-                )
-        if len(self.prompt_tokens) == 0:
-            raise InvalidBatchError(
-                f"rollout {self.rollout_id}: prompt_tokens is empty; the first response token has nothing to predict it"
-            )
-        if not 0 < self.temperature < float("inf"):
-            raise InvalidBatchError(
-                f"rollout {self.rollout_id}: temperature is {self.temperature}, wanted above 0; "
-                "greedy samples can't be trained on, drop them with a filter"
-            )
-
     @property
     def num_tokens(self) -> int:
         """Prompt and response; 0 without a response, since nothing is left to predict and `pack` leaves it out."""
-        return len(self.prompt_tokens) + len(self.response_tokens) if len(self.response_tokens) else 0
+        return _num_tokens(self.prompt_tokens, self.response_tokens)
 
     @property
     def num_action_tokens(self) -> int:
         """Tokens that the loss is taken over."""
-        return len(self.response_tokens) if self.action_mask is None else int(np.count_nonzero(self.action_mask))
+        return _num_action_tokens(self.action_mask, self.response_tokens)
 
 
-def cap(sequence: TrainingSequence, max_seq_len: int) -> tuple[TrainingSequence, bool]:
-    """The sequence with at most max_seq_len tokens, cut from the end of its response; and whether it was cut.
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sequences:
+    """S training sequences, column by column as files have them: no object a sequence, and no copy of a token.
+
+    Each column has what TrainingSequence has under its name. Raises InvalidBatchError where a list is not as long as
+    its response, a prompt is empty or a temperature is not above 0.
+    """
+
+    rollout_id: Sequence[str]
+    prompt_tokens: Sequence[np.ndarray]
+    response_tokens: Sequence[np.ndarray]
+    sampler_logprobs: Sequence[np.ndarray]
+    action_mask: Sequence[np.ndarray | None]
+    advantage: Sequence[float | np.ndarray]
+    weight: Sequence[float]
+    temperature: Sequence[float]
+    pair_id: Sequence[str | None]
+
+    def __post_init__(self) -> None:
+        for name in ("sampler_logprobs", "action_mask", "advantage"):
+            self._check_lengths(name)
+        for rollout_id, prompt, temperature in zip(self.rollout_id, self.prompt_tokens, self.temperature, strict=True):
+            if len(prompt) == 0:
+                raise InvalidBatchError(
+                    f"rollout {rollout_id}: prompt_tokens is empty; the first response token has nothing to predict it"
+                )
+            if not 0 < temperature < float("inf"):
+                raise InvalidBatchError(
+                    f"rollout {rollout_id}: temperature is {temperature}, wanted above 0; "
+                    "greedy samples can't be trained on, drop them with a filter"
+                )
+
+    def _check_lengths(self, name: str) -> None:
+        for rollout_id, values, tokens in zip(self.rollout_id, getattr(self, name), self.response_tokens, strict=True):
+            if isinstance(values, np.ndarray) and values.shape != tokens.shape:
+                raise InvalidBatchError(
+                    f"rollout {rollout_id}: {name} has shape {values.shape}, "
+                    f"response_tokens has {tokens.shape}; both must be one value a response token"
+                )
+
+    @classmethod
+    def of(cls, sequences: Iterable[TrainingSequence]) -> Self:
+        """The columns of single sequences."""
+        rows = list(sequences)
+        return cls(**{column.name: [getattr(row, column.name) for row in rows] for column in fields(cls)})
+
+    def __len__(self) -> int:
+        return len(self.rollout_id)
+
+    @property
+    def num_tokens(self) -> int:
+        """As of a TrainingSequence, of all together."""
+        return sum(map(_num_tokens, self.prompt_tokens, self.response_tokens))
+
+    @property
+    def num_action_tokens(self) -> int:
+        """As of a TrainingSequence, of all together."""
+        return sum(map(_num_action_tokens, self.action_mask, self.response_tokens))
+
+
+def _num_tokens(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> int:
+    return len(prompt_tokens) + len(response_tokens) if len(response_tokens) else 0
+
+
+def _num_action_tokens(action_mask: np.ndarray | None, response_tokens: np.ndarray) -> int:
+    return len(response_tokens) if action_mask is None else int(np.count_nonzero(action_mask))
+
+
+def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
+    """The sequences with at most max_seq_len tokens, cut from the end of their responses; and how many were cut.
 
     A prompt that alone is as long leaves an empty response.
     """
-    kept = max(0, max_seq_len - len(sequence.prompt_tokens))
-    if len(sequence.response_tokens) <= kept:
-        return sequence, False
-    mask, advantage = sequence.action_mask, sequence.advantage
-    shorter = replace(
-        sequence,
-        response_tokens=sequence.response_tokens[:kept],
-        sampler_logprobs=sequence.sampler_logprobs[:kept],
-        action_mask=None if mask is None else mask[:kept],
-        advantage=advantage[:kept] if isinstance(advantage, np.ndarray) else advantage,
-    )
-    return shorter, True
+    room = [max(0, max_seq_len - len(prompt)) for prompt in sequences.prompt_tokens]
+    num_cut = sum(len(tokens) > most for tokens, most in zip(sequences.response_tokens, room, strict=True))
+
+    def cut(column: Sequence[Any]) -> list[Any]:
+        return [v[:most] if isinstance(v, np.ndarray) else v for v, most in zip(column, room, strict=True)]
+
+    lists = ("response_tokens", "sampler_logprobs", "action_mask", "advantage")
+    return replace(
+        sequences, **{name: cut(getattr(sequences, name)) for name in lists}
+    ) if num_cut else sequences, num_cut
 
 
-def assign(lengths: np.ndarray, num_ranks: int, micro_token_budget: int) -> list[list[list[int]]]:
+def assign(
+    lengths: np.ndarray, num_ranks: int, micro_token_budget: int, row_groups: np.ndarray | None = None
+) -> list[list[list[int]]]:
     """Which sequences each rank takes in each of its micro-batches: [rank][micro_batch] -> indexes.
 
-    lengths: (num_sequences,) tokens of each sequence. A micro-batch holds at most
-    micro_token_budget tokens, save that a longer sequence gets one of its own. Every rank gets
-    the same number of micro-batches, some of them empty: FSDP's collectives need every rank in
+    lengths: (S,) tokens of each sequence. row_groups: (S,) int64, see `deal`; by default each sequence is read for
+    itself. A micro-batch holds at most micro_token_budget tokens, save that a longer sequence gets one of its own.
+    Every rank gets the same number of micro-batches, some of them empty: FSDP's collectives need every rank in
     each. Deterministic.
     """
-    plans = [_fill(share, lengths, micro_token_budget) for share in _share(lengths, num_ranks)]
+    ranks = deal(lengths, num_ranks, np.arange(len(lengths)) if row_groups is None else row_groups)
+    longest_first = np.argsort(-lengths, kind="stable")
+    shares = [longest_first[ranks[longest_first] == rank].tolist() for rank in range(num_ranks)]
+    plans = [_fill(share, lengths, micro_token_budget) for share in shares]
     num_micro_batches = max(len(plan) for plan in plans)
     return [plan + [[] for _ in range(num_micro_batches - len(plan))] for plan in plans]
 
 
 def assign_pairs(
-    lengths: np.ndarray, pair_ids: Sequence[str | None], num_ranks: int, micro_token_budget: int
+    lengths: np.ndarray,
+    pair_ids: Sequence[str | None],
+    num_ranks: int,
+    micro_token_budget: int,
+    row_groups: np.ndarray | None = None,
 ) -> list[list[list[int]]]:
     """`assign`, with both sequences of a pair_id in one micro-batch: dealt out like one that is as long as both."""
+    if not any(pair_ids):
+        return assign(lengths, num_ranks, micro_token_budget, row_groups)
     members: dict[str | int, list[int]] = {}
     for index, pair_id in enumerate(pair_ids):
         members.setdefault(index if pair_id is None else pair_id, []).append(index)
     units = list(members.values())
     unit_lengths = np.array([lengths[unit].sum() for unit in units], np.int64)
-    plan = assign(unit_lengths, num_ranks, micro_token_budget)
+    unit_row_groups = None if row_groups is None else row_groups[[unit[0] for unit in units]]
+    plan = assign(unit_lengths, num_ranks, micro_token_budget, unit_row_groups)
     return [[[index for unit in micro_batch for index in units[unit]] for micro_batch in rank] for rank in plan]
-
-
-def _share(lengths: np.ndarray, num_ranks: int) -> list[list[int]]:
-    """Longest first, each to the rank with the fewest tokens so far (Graham 1969, LPT)."""
-    shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    loads = [(0, rank) for rank in range(num_ranks)]
-    for index in np.argsort(-lengths, kind="stable").tolist():
-        tokens, rank = heapq.heappop(loads)
-        shares[rank].append(index)
-        heapq.heappush(loads, (tokens + int(lengths[index]), rank))
-    return shares
 
 
 def _fill(share: list[int], lengths: np.ndarray, budget: int) -> list[list[int]]:
@@ -189,40 +241,107 @@ _NOTHING = TrainingSequence(
 )
 
 
-def pack(sequences: Sequence[TrainingSequence]) -> MicroBatch:
+def pack(sequences: Sequences | Sequence[TrainingSequence]) -> MicroBatch:
     """Lay sequences end to end. Those with an empty response are left out; nothing at all becomes a masked dummy."""
-    kept = [s for s in sequences if s.num_tokens] or [_NOTHING]
-    firsts: dict[str, int] = {}
-    lengths = np.array([len(s.response_tokens) for s in kept])
+    columns = sequences if isinstance(sequences, Sequences) else Sequences.of(sequences)
+    return pack_each(columns, [range(len(columns))])[0]
+
+
+def pack_each(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
+    """For each plan, the micro-batch that `pack` would make of the sequences at its places; they share their memory."""
+    kept = [[place for place in plan if len(sequences.response_tokens[place])] for plan in plans]
+    packed = iter(_pack_full(sequences, [places for places in kept if places]))
+    return [next(packed) if places else replace(pack([_NOTHING]), rollout_ids=()) for places in kept]
+
+
+def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
+    """plans: of each micro-batch, the places of its sequences, at least one; none without a response."""
+    if not plans:
+        return []
+    places = list(chain.from_iterable(plans))
+
+    def pick(column: Sequence[V]) -> list[V]:
+        return [column[place] for place in places]
+
+    prompts, responses = pick(sequences.prompt_tokens), pick(sequences.response_tokens)
+    lengths = np.array([len(response) for response in responses])
     # A response's last token predicts nothing, so it is a target but never an input.
-    input_lengths = lengths + [len(s.prompt_tokens) - 1 for s in kept]
-    inputs = [part for s in kept for part in (s.prompt_tokens, s.response_tokens[:-1])]
+    input_lengths = lengths + [len(prompt) - 1 for prompt in prompts]
+    inputs = [part for prompt, response in zip(prompts, responses, strict=True) for part in (prompt, response[:-1])]
+    bounds = list(pairwise(accumulate(map(len, plans), initial=0)))
+    ends = [end for start, stop in bounds for end in np.cumsum(input_lengths[start:stop]).tolist()]
+    counting = np.arange(max(ends))
 
-    def per_token(values: Sequence[float | np.ndarray], dtype: type) -> Tensor:
-        if any(isinstance(value, np.ndarray) for value in values):
-            pairs = zip(values, lengths, strict=True)
-            full = [v if isinstance(v, np.ndarray) else np.broadcast_to(v, length) for v, length in pairs]
-            return torch.from_numpy(np.concatenate(full, dtype=dtype, casting="unsafe"))
-        return torch.from_numpy(np.repeat(np.array(values, dtype), lengths))
-
-    return MicroBatch(
-        input_ids=torch.from_numpy(np.concatenate(inputs, dtype=np.int64))[None],
-        position_ids=torch.from_numpy(_count_from(np.zeros_like(lengths), input_lengths))[None],
-        logit_positions=torch.from_numpy(_count_from(np.cumsum(input_lengths) - lengths, lengths)),
-        targets=per_token([s.response_tokens for s in kept], np.int64),
-        sampler_logprobs=per_token([s.sampler_logprobs for s in kept], np.float32),
-        advantages=per_token([s.advantage for s in kept], np.float32),
-        action_mask=per_token([True if s.action_mask is None else s.action_mask for s in kept], np.bool_),
-        weights=per_token([s.weight for s in kept], np.float32),
-        temperatures=per_token([s.temperature for s in kept], np.float32),
-        sequence_ids=per_token(range(len(kept)), np.int64),
-        pair_ids=per_token(
-            [i if s.pair_id is None else firsts.setdefault(s.pair_id, i) for i, s in enumerate(kept)], np.int64
-        ),
-        rollout_ids=tuple(s.rollout_id for s in kept if s is not _NOTHING),
-    )
+    out = _allocate(input_lengths.sum(), lengths.sum())
+    np.concatenate(inputs, out=out["input_ids"])
+    np.concatenate([counting[:length] for length in input_lengths.tolist()], out=out["position_ids"])
+    logit_positions = [counting[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+    np.concatenate(logit_positions, out=out["logit_positions"])
+    np.concatenate(responses, out=out["targets"])
+    np.concatenate(pick(sequences.sampler_logprobs), out=out["sampler_logprobs"])
+    _spread(pick(sequences.advantage), lengths, out["advantages"])
+    _spread([True if mask is None else mask for mask in pick(sequences.action_mask)], lengths, out["action_mask"])
+    _spread(pick(sequences.weight), lengths, out["weights"])
+    _spread(pick(sequences.temperature), lengths, out["temperatures"])
+    _spread([number for plan in plans for number in range(len(plan))], lengths, out["sequence_ids"])
+    out["pair_ids"] = out["sequence_ids"]
+    if any(pick(sequences.pair_id)):
+        out["pair_ids"] = np.repeat(
+            list(chain.from_iterable(_pair_numbers(sequences, plan) for plan in plans)), lengths
+        )
+    rollout_ids = [tuple(sequences.rollout_id[place] for place in plan) for plan in plans]
+    sizes = [(int(input_lengths[start:stop].sum()), int(lengths[start:stop].sum())) for start, stop in bounds]
+    return _split(out, sizes, rollout_ids)
 
 
-def _count_from(firsts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """(sum of lengths,) int64: for each length, so many numbers that count up from its first."""
-    return np.arange(lengths.sum()) + np.repeat(firsts - (np.cumsum(lengths) - lengths), lengths)
+def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
+    """Of each sequence of a micro-batch, the number of its pair's first; its own without a pair."""
+    firsts: dict[str, int] = {}
+    pair_ids = [sequences.pair_id[place] for place in plan]
+    return [i if pair_id is None else firsts.setdefault(pair_id, i) for i, pair_id in enumerate(pair_ids)]
+
+
+# Wide numbers first, so that each field is aligned.
+_FIELDS = {
+    **dict.fromkeys(("input_ids", "position_ids", "logit_positions", "targets", "sequence_ids"), np.int64),
+    **dict.fromkeys(("sampler_logprobs", "advantages", "weights", "temperatures"), np.float32),
+    "action_mask": np.bool_,
+}
+_OF_INPUTS = ("input_ids", "position_ids")
+
+
+def _allocate(num_inputs: int, num_targets: int) -> dict[str, np.ndarray]:
+    """Room for each field of all micro-batches, in one piece.
+
+    New pages cost more than what is written to them, and a piece of this size has large pages, or is used again for
+    the next batch.
+    """
+    counts = {name: num_inputs if name in _OF_INPUTS else num_targets for name in _FIELDS}
+    sizes = [counts[name] * np.dtype(dtype).itemsize for name, dtype in _FIELDS.items()]
+    pieces = np.split(np.empty(sum(sizes), np.uint8), np.cumsum(sizes)[:-1])
+    return {name: piece.view(dtype) for (name, dtype), piece in zip(_FIELDS.items(), pieces, strict=True)}
+
+
+def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None:
+    """Lists with a value a response token, end to end, and values that hold for a whole response repeated."""
+    if any(isinstance(value, np.ndarray) for value in values):
+        lists = [np.broadcast_to(value, length) for value, length in zip(values, lengths.tolist(), strict=True)]
+        np.concatenate(lists, out=out)
+    else:
+        out[:] = np.repeat(np.array(values, out.dtype), lengths)
+
+
+def _split(
+    arrays: Mapping[str, np.ndarray], sizes: Sequence[tuple[int, int]], rollout_ids: Sequence[tuple[str, ...]]
+) -> list[MicroBatch]:
+    """sizes: packed and response tokens of each micro-batch."""
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    num_inputs, num_targets = (list(column) for column in zip(*sizes, strict=True))
+    pieces = {
+        name: tensor[None].split(num_inputs, dim=1) if name in _OF_INPUTS else tensor.split(num_targets)
+        for name, tensor in tensors.items()
+    }
+    return [
+        MicroBatch(**{name: pieces[name][number] for name in pieces}, rollout_ids=ids)
+        for number, ids in enumerate(rollout_ids)
+    ]

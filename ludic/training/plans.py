@@ -47,10 +47,6 @@ class Feed(Protocol):
     def start(self, step: int, trainer_version: int) -> None:
         """Begin to plan a step that will start from the weights of `trainer_version`; never waits."""
 
-    @property
-    def has_plan(self) -> bool:
-        """Whether `take` answers at once, and with a plan."""
-
     def take(self) -> Plan | None:
         """Wait for the plan; None when told to stop, or when there is no further one. Raises what planning raised."""
 
@@ -71,11 +67,6 @@ class PlanThread:
     def start(self, make: Callable[[], Plan | None]) -> None:
         assert self._future is None, "the plan before was not taken"
         self._future = self._thread.submit(make)
-
-    @property
-    def has_plan(self) -> bool:
-        future = self._future
-        return future is not None and future.done() and future.exception() is None and future.result() is not None
 
     def take(self) -> Plan | None:
         assert self._future is not None, "no plan was asked for"

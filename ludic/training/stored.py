@@ -54,11 +54,6 @@ class StoredFeed:
         """As Feed has it."""
         self._thread.start(partial(self._plan, step, trainer_version))
 
-    @property
-    def has_plan(self) -> bool:
-        """As Feed has it."""
-        return self._thread.has_plan
-
     def take(self) -> Plan | None:
         """As Feed has it. Raises FencedError, StoreError, QueryError."""
         return self._thread.take()

@@ -1,14 +1,19 @@
 """The batch stream: from rollouts in the store to packed micro-batches, on every rank.
 
-Rank 0 plans (ludic.training.plans) and the plan reaches the other ranks as Arrow IPC; each rank reads
-the row groups of its own sequences. Planning overlaps with the training step, reading with what
-follows it. At no time are more tokens in memory than two batches hold.
+Rank 0 plans (ludic.training.plans) and the plan reaches the other ranks as Arrow IPC; each rank reads the row groups
+of its own sequences and packs them. All of it in threads, while the step before trains. At no time are more tokens in
+memory than two batches hold.
 """
 
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
+from itertools import accumulate, chain, pairwise
+from threading import Thread
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,17 +22,23 @@ import torch
 import torch.distributed as dist
 
 from ludic.errors import SchemaError, StoreError
-from ludic.schema import column_values, token_arrays
+from ludic.schema import token_arrays
 from ludic.store.relocated import read_rollouts
 from ludic.store.repair import set_aside
 from ludic.store.root import Root
 from ludic.training.config import TrainConfig
+from ludic.training.dealing import imbalance
 from ludic.training.distributed import num_ranks, rank, run_on_all, run_on_main
-from ludic.training.packing import MicroBatch, TrainingSequence, assign_pairs, cap, pack
+from ludic.training.packing import MicroBatch, Sequences, assign_pairs, cap, pack_each
 from ludic.training.plans import Feed, Plan
 
 TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
-_COLUMNS = ["rollout_id", "temperature", *TOKEN_COLUMNS]
+_COLUMNS = ["temperature", *TOKEN_COLUMNS]
+_UNLIMITED = timedelta(days=365)
+"""Of a wait for the plan, which ends by the feed's stall limit or with rank 0's process."""
+_CLOSE_S = 30.0
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +55,8 @@ class TrainingBatch:
     """Of all ranks, prompts included."""
     num_truncated: int
     """Sequences of all ranks that were cut to max_seq_len."""
+    token_imbalance: float
+    """Tokens of the rank that has most over the mean of all ranks."""
     read_s: float
     """Seconds in which this rank read its sequences, in the background."""
     pack_s: float
@@ -60,29 +73,40 @@ class Share:
     num_action_tokens: int
     num_tokens: int
     num_truncated: int
+    token_imbalance: float
+    """Of the whole batch: tokens of the rank that has most over the mean of all ranks."""
     read_s: float
     pack_s: float
 
 
 class PlannedStream:
-    """Batches in order of steps. Collective: every rank calls every method alike."""
+    """Batches in order of steps, each prepared in the background. Collective: every rank calls every method alike."""
 
     def __init__(self, root: Root, config: TrainConfig, feed: Feed | None) -> None:
-        """`feed` on rank 0, None elsewhere; its first plan must have been started."""
+        """`feed` on rank 0, None elsewhere."""
         self._root, self._config, self._feed = root, config, feed
-        self._reading: Future[Share] | None = None
-        self._reader = ThreadPoolExecutor(1, thread_name_prefix="ludic-read")
+        self._next: Future[Share | None] | None = None
+        # Of its own: plans travel while the step's collectives use the default group.
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=_UNLIMITED)
+
+    def start_plan(self, step: int, trainer_version: int) -> None:
+        """Begin to plan a step that will start from the weights of `trainer_version`, and then to read and pack it."""
+        assert self._next is None, "the batch before was not taken"
+        if self._feed is not None:
+            self._feed.start(step, trainer_version)
+        self._next = _in_background(self._prepare)
 
     def next_batch(self) -> TrainingBatch | None:
-        """The next step's batch, as soon as there are groups enough; None when rank 0 was told to stop.
+        """The batch of the plan that was started, as soon as there are groups enough and this rank's are read.
 
-        Raises, on every rank, what the feed raises on rank 0, and StoreError, SchemaError or InvalidBatchError
-        for rollouts that one of the ranks can't read or train on.
+        None when rank 0 was told to stop. Raises, on every rank, what the feed raises on rank 0, and StoreError,
+        SchemaError or InvalidBatchError for rollouts that one of the ranks can't read or train on.
         """
-        begun, self._reading = self._reading or self._begin_reading(wait=True), None
-        if begun is None:
+        assert self._next is not None, "no plan was started"
+        coming, self._next = self._next, None
+        share = run_on_all(coming.result)
+        if share is None:
             return None
-        share = run_on_all(begun.result)
         counts = torch.tensor([share.num_action_tokens, share.num_tokens, share.num_truncated])
         dist.all_reduce(counts)
         num_action_tokens, num_tokens, num_truncated = counts.tolist()
@@ -92,98 +116,123 @@ class PlannedStream:
             num_action_tokens=num_action_tokens,
             num_tokens=num_tokens,
             num_truncated=num_truncated,
+            token_imbalance=share.token_imbalance,
             read_s=share.read_s,
             pack_s=share.pack_s,
         )
 
-    def start_plan(self, step: int, trainer_version: int) -> None:
-        """Begin to plan a step that will start from the weights of `trainer_version`."""
-        if self._feed is not None:
-            self._feed.start(step, trainer_version)
-
-    def prefetch(self) -> None:
-        """Begin to read the next batch if its plan is there already; never waits, and leaves errors to next_batch."""
-        self._reading = self._reading or self._begin_reading(wait=False)
-
     def close(self) -> None:
+        """Give up a batch in the making; a rank that fails alone does not wait for rank 0, which waits for it."""
         if self._feed is not None:
             self._feed.close()
-        self._reader.shutdown(wait=True)
+        if self._next is not None:
+            wait([self._next], timeout=_CLOSE_S)
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
 
-    def _begin_reading(self, *, wait: bool) -> Future[Share] | None:
-        data = run_on_main(lambda: self._take_plan(wait))
+    def _prepare(self) -> Share | None:
+        data = run_on_main(self._take_plan, self._group)
         if not data:
             return None
-        return self._reader.submit(read_share, self._root, self._config, Plan.from_bytes(data), rank(), num_ranks())
+        return read_share(self._root, self._config, Plan.from_bytes(data), rank(), num_ranks())
 
-    def _take_plan(self, wait: bool) -> bytes:
+    def _take_plan(self) -> bytes:
         assert self._feed is not None
-        plan = self._feed.take() if wait or self._feed.has_plan else None
+        plan = self._feed.take()
         return plan.to_bytes() if plan else b""
 
 
+def _in_background(function: Callable[[], Result]) -> "Future[Result]":
+    """In a thread that, unlike a pool's, does not keep a process alive that is over."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="ludic-read", daemon=True).start()
+    return future
+
+
 def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks: int) -> Share:
-    """Read and pack one rank's sequences of a plan; the same on any machine."""
-    used = plan.rows.filter(plan.rows.column("used"))
+    """Read and pack one rank's sequences of a plan; the same on any machine.
+
+    Raises StoreError, SchemaError or InvalidBatchError for rollouts that can't be read or trained on.
+    """
+    used = plan.rows.filter(plan.rows["used"])
     lengths = _sum_columns(used, "prompt_length", "response_length")
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)
-    pair_ids = used.column("pair_id").to_pylist()
-    mine = assign_pairs(lengths, pair_ids, num_ranks, config.micro_token_budget)[rank]
-    order = [index for micro_batch in mine for index in micro_batch]
+    shares = assign_pairs(lengths, used["pair_id"].to_pylist(), num_ranks, config.micro_token_budget, _row_groups(used))
+    orders = [list(chain.from_iterable(share)) for share in shares]
     reading_since = time.perf_counter()
-    sequences = dict(zip(order, read_sequences(root, used.take(order)), strict=True))
+    sequences, num_truncated = read_sequences(root, used.take(orders[rank])), 0
     packing_since = time.perf_counter()
-    capped = {index: _cap(sequence, config.max_seq_len) for index, sequence in sequences.items()}
-    kept = [sequence for sequence, _ in capped.values()]
-    micro_batches = [pack([capped[index][0] for index in micro_batch]) for micro_batch in mine]
-    packed = time.perf_counter()
+    if config.max_seq_len is not None:
+        sequences, num_truncated = cap(sequences, config.max_seq_len)
+    bounds = pairwise(accumulate(map(len, shares[rank]), initial=0))
+    micro_batches = pack_each(sequences, [range(start, stop) for start, stop in bounds])
     return Share(
         plan=plan,
         micro_batches=micro_batches,
-        num_action_tokens=sum(sequence.num_action_tokens for sequence in kept),
-        num_tokens=sum(sequence.num_tokens for sequence in kept),
-        num_truncated=sum(was_cut for _, was_cut in capped.values()),
+        num_action_tokens=sequences.num_action_tokens,
+        num_tokens=sequences.num_tokens,
+        num_truncated=num_truncated,
+        token_imbalance=imbalance(np.array([lengths[order].sum() for order in orders])),
         read_s=packing_since - reading_since,
-        pack_s=packed - packing_since,
+        pack_s=time.perf_counter() - packing_since,
     )
 
 
-def read_sequences(root: Root, rows: pa.Table) -> list[TrainingSequence]:
+def read_sequences(root: Root, rows: pa.Table) -> Sequences:
     """The tokens of ledger rows, in their order, wherever compaction has moved them.
 
     Raises StoreError for a file that is broken, which is set aside, or gone: the next trainer plans without it.
     """
     if rows.num_rows == 0:
-        return []
+        return Sequences.of([])
     # As they lie in the files: then whole row groups are not copied.
     order = np.array(pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]))
-    rows = rows.take(order)
     try:
-        table = read_rollouts(root, rows, _COLUMNS, on_broken=partial(set_aside, root))
+        table = read_rollouts(root, rows.take(order), _COLUMNS, on_broken=partial(set_aside, root))
     except SchemaError as error:
         raise StoreError(f"{error}; it was planned for a step: start the trainer again, it plans anew") from error
-    names = dict(zip(_COLUMNS, _COLUMNS, strict=True)) | {"response_logprobs": "sampler_logprobs"}
-    columns = {names[column]: column_values(table, column) for column in _COLUMNS}
-    columns |= {"advantage": _advantages(rows)} | {
-        name: rows.column(name).to_pylist() for name in ("weight", "pair_id")
-    }
-    sequences = [
-        TrainingSequence(**dict(zip(columns, values, strict=True))) for values in zip(*columns.values(), strict=True)
-    ]
-    return [sequences[place] for place in np.argsort(order)]
+    places = np.argsort(order).tolist()
+    columns = {name: _values(table[name]) for name in _COLUMNS}
+    columns = {name: [values[place] for place in places] for name, values in columns.items()}
+    return Sequences(
+        rollout_id=rows["rollout_id"].to_pylist(),
+        sampler_logprobs=columns.pop("response_logprobs"),
+        advantage=_advantages(rows),
+        weight=rows["weight"].to_pylist(),
+        pair_id=rows["pair_id"].to_pylist(),
+        **columns,
+    )
 
 
 def _advantages(rows: pa.Table) -> list[float | np.ndarray]:
     """Of each ledger row: one for each token, (response_length,) float32, where the advantage SQL gave those."""
-    per_token = [values for chunk in rows.column("token_advantages").chunks for values in token_arrays(chunk)]
-    pairs = zip(per_token, rows.column("advantage").to_pylist(), strict=True)
-    return [one if values is None else values for values, one in pairs]
+    pairs = zip(_values(rows["token_advantages"]), rows["advantage"].to_pylist(), strict=True)
+    return [one if per_token is None else per_token for per_token, one in pairs]
 
 
-def _cap(sequence: TrainingSequence, max_seq_len: int | None) -> tuple[TrainingSequence, bool]:
-    return (sequence, False) if max_seq_len is None else cap(sequence, max_seq_len)
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Of each row; lists as arrays, by chunk, since to join chunks would copy them."""
+    if not pa.types.is_list(column.type):
+        return column.to_pylist()
+    return [values for chunk in column.chunks for values in token_arrays(chunk)]
+
+
+def _row_groups(rows: pa.Table) -> np.ndarray:
+    """(num_rows,) int64: the number, from 0, of the row group that each row was planned from."""
+    names = [name for name in ("root", "file", "row_group") if name in rows.column_names]
+    keys = list(zip(*(rows[name].to_pylist() for name in names), strict=True))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], np.int64)
 
 
 def _sum_columns(table: pa.Table, *names: str) -> np.ndarray:
-    return sum(table.column(name).to_numpy().astype(np.int64) for name in names)
+    return sum(table[name].to_numpy().astype(np.int64) for name in names)

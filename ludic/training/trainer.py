@@ -113,7 +113,6 @@ def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
             trainer.start_next_plan(step)
             metrics = trainer.step(step, batch, timer)
         with timer.host("publish"):
-            trainer.stream.prefetch()
             trainer.publish_if_due(step)
         with timer.host("checkpoint"):
             trainer.checkpoint_if_due(step, batch.plan.cursor)

@@ -46,6 +46,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "packing:",
         "Peak memory of reference logprobs",
         "A trainer whose rollouts",
+        "train_wait:",
         "The whole ring",
     )
     places = [printed.index(title) for title in titles]

@@ -1,3 +1,5 @@
+from dataclasses import fields
+
 import numpy as np
 import pytest
 import torch
@@ -5,17 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludic.errors import InvalidBatchError
-from ludic.training.packing import TrainingSequence, assign, assign_pairs, cap, pack
+from ludic.training.packing import MicroBatch, Sequences, TrainingSequence, assign, assign_pairs, cap, pack, pack_each
 
 
-def sequence(prompt, response, **fields):
-    fields = {
+def sequence(prompt, response, **values):
+    values = {
         "rollout_id": "r1",
         "sampler_logprobs": np.full(len(response), -1.0, np.float32),
         "advantage": 2.0,
-    } | fields
+    } | values
     return TrainingSequence(
-        prompt_tokens=np.array(prompt, np.int32), response_tokens=np.array(response, np.int32), **fields
+        prompt_tokens=np.array(prompt, np.int32), response_tokens=np.array(response, np.int32), **values
     )
 
 
@@ -120,28 +122,57 @@ def test_a_pair_has_the_number_of_its_first_sequence():
     assert batch.pair_ids.tolist() == [0, 1, 2, 0, 2]
 
 
+def test_micro_batches_packed_at_once_are_those_packed_one_by_one():
+    rng = np.random.default_rng(0)
+    rows = [
+        sequence(
+            rng.integers(0, 99, 1 + i % 3),
+            rng.integers(0, 99, i % 5),
+            sampler_logprobs=rng.normal(size=i % 5).astype(np.float32),
+            action_mask=rng.random(i % 5) < 0.5 if i % 2 else None,
+            advantage=rng.normal(size=i % 5).astype(np.float32) if i % 4 else float(i),
+            weight=i / 4,
+            temperature=0.5 + i,
+            rollout_id=f"r{i}",
+            pair_id="pair" if i in (7, 9) else None,
+        )
+        for i in range(12)
+    ]
+    plans = [[3, 1, 0], [], [5], [11, 7, 2, 9], [10]]  # 0, 5 and 10 have no response
+    for packed, plan in zip(pack_each(Sequences.of(rows), plans), plans, strict=True):
+        alone = pack([rows[i] for i in plan])
+        for field in fields(MicroBatch):
+            found, expected = getattr(packed, field.name), getattr(alone, field.name)
+            if isinstance(expected, torch.Tensor):
+                assert found.dtype == expected.dtype
+                torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            else:
+                assert found == expected
+
+
 def test_cap_cuts_the_end_of_the_response_and_all_that_is_as_long():
     long = sequence([1, 2], [3, 4, 5], advantage=np.array([1, 2, 3], np.float32), action_mask=np.array([1, 0, 1], bool))
-    capped, was_cut = cap(long, 4)
-    assert was_cut
-    assert capped.response_tokens.tolist() == [3, 4]
-    assert capped.advantage.tolist() == [1, 2]
-    assert capped.num_action_tokens == 1
+    capped, num_cut = cap(Sequences.of([long, sequence([1, 2], [3, 4])]), 4)
+    assert num_cut == 1
+    assert [tokens.tolist() for tokens in capped.response_tokens] == [[3, 4], [3, 4]]
+    assert capped.advantage[0].tolist() == [1, 2]
+    assert capped.advantage[1] == 2.0
+    assert capped.num_action_tokens == 1 + 2
 
 
-def test_cap_leaves_a_sequence_that_just_fits():
-    fitting = sequence([1, 2], [3, 4])
-    assert cap(fitting, 4) == (fitting, False)
+def test_cap_leaves_sequences_that_just_fit():
+    fitting = Sequences.of([sequence([1, 2], [3, 4])])
+    assert cap(fitting, 4) == (fitting, 0)
 
 
 def test_a_prompt_over_the_cap_leaves_nothing_to_train_on():
-    capped, was_cut = cap(sequence([1, 2, 3], [4]), 2)
-    assert was_cut
+    capped, num_cut = cap(Sequences.of([sequence([1, 2, 3], [4])]), 2)
+    assert num_cut == 1
     assert capped.num_tokens == 0
 
 
 @pytest.mark.parametrize(
-    ("prompt", "fields", "message"),
+    ("prompt", "values", "message"),
     [
         ([1], {"sampler_logprobs": np.zeros(3, np.float32)}, r"rollout r1: sampler_logprobs has shape \(3,\)"),
         ([1], {"advantage": np.zeros(1, np.float32)}, r"rollout r1: advantage has shape \(1,\)"),
@@ -149,6 +180,6 @@ def test_a_prompt_over_the_cap_leaves_nothing_to_train_on():
         ([], {}, "rollout r1: prompt_tokens is empty"),
     ],
 )
-def test_a_sequence_that_cannot_be_trained_on_is_refused_by_name(prompt, fields, message):
+def test_a_sequence_that_cannot_be_trained_on_is_refused_by_name(prompt, values, message):
     with pytest.raises(InvalidBatchError, match=message):
-        sequence(prompt, [2, 3], **fields)
+        pack([sequence(prompt, [2, 3], **values)])

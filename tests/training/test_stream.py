@@ -71,16 +71,17 @@ def test_sequences_are_what_was_stored_in_the_order_of_the_plan(new_root, plan_o
         for rollout, advantage in zip(group.rollouts, group.rloo_advantages(), strict=True)
     }
     sequences = read_sequences(root, rows)
-    assert [sequence.rollout_id for sequence in sequences] == rows["rollout_id"].to_pylist()
+    assert sequences.rollout_id == rows["rollout_id"].to_pylist()
     assert len(sequences) == 5 * 4
-    for sequence in sequences:
-        rollout = stored[sequence.rollout_id]
-        assert_same(sequence.prompt_tokens, rollout.prompt_tokens)
-        assert_same(sequence.response_tokens, rollout.response_tokens)
-        assert_same(sequence.sampler_logprobs, rollout.response_logprobs)
-        assert_same(sequence.action_mask, rollout.action_mask)
-        assert sequence.advantage == pytest.approx(advantages[sequence.rollout_id], abs=1e-12)
-        assert (sequence.weight, sequence.temperature) == (1.0, rollout.temperature)
+    for place, rollout_id in enumerate(sequences.rollout_id):
+        rollout = stored[rollout_id]
+        assert_same(sequences.prompt_tokens[place], rollout.prompt_tokens)
+        assert_same(sequences.response_tokens[place], rollout.response_tokens)
+        assert_same(sequences.sampler_logprobs[place], rollout.response_logprobs)
+        assert_same(sequences.action_mask[place], rollout.action_mask)
+        assert sequences.advantage[place] == pytest.approx(advantages[rollout_id], abs=1e-12)
+        assert sequences.weight[place] == 1.0
+        assert sequences.temperature[place] == np.float32(rollout.temperature)
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
@@ -91,13 +92,13 @@ def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
 def test_a_mask_of_ones_is_stored_as_none_and_comes_back_as_none(new_root, plan_of):
     root = new_root()
     fill(root, num_files=1)
-    assert {sequence.action_mask is None for sequence in read_sequences(root, used_rows(plan_of(root)))} == {True}
+    assert set(read_sequences(root, used_rows(plan_of(root))).action_mask) == {None}
 
 
 def test_no_rows_are_no_sequences(new_root, plan_of):
     root = new_root()
     fill(root, num_files=1)
-    assert read_sequences(root, used_rows(plan_of(root)).slice(0, 0)) == []
+    assert len(read_sequences(root, used_rows(plan_of(root)).slice(0, 0))) == 0
 
 
 def test_what_the_filters_dropped_is_not_read(new_root, plan_of):
@@ -109,7 +110,7 @@ def test_what_the_filters_dropped_is_not_read(new_root, plan_of):
     failed = [rollout for rollout in by_id(groups).values() if rollout.episode_reward is None]
     assert used_rows(plan).num_rows == 7
     assert share.num_action_tokens == 7 * 16
-    assert failed[0].rollout_id not in [s.rollout_id for s in read_sequences(root, used_rows(plan))]
+    assert failed[0].rollout_id not in read_sequences(root, used_rows(plan)).rollout_id
 
 
 def test_two_ranks_share_the_sequences_of_one(new_root, plan_of):
@@ -125,6 +126,23 @@ def test_two_ranks_share_the_sequences_of_one(new_root, plan_of):
     assert {len(share.micro_batches) for share in shares} == {2}  # 4 sequences of 24 tokens each, 2 in 64 tokens
     for name in ("num_action_tokens", "num_tokens"):
         assert [getattr(share, name) for share in shares] == [getattr(whole, name) / 2] * 2
+    assert [share.token_imbalance for share in shares] == [1.0, 1.0]
+
+
+def test_ranks_read_whole_files_where_that_is_even(new_root, plan_of, monkeypatch):
+    # Four files of two groups of 4: each of two ranks has two files to itself, although one could have a half of each.
+    root = new_root(groups_per_batch=8)
+    fill(root, num_files=4, groups_per_file=2)
+    plan = plan_of(root)
+    files = []
+    for rank in (0, 1):
+        reads = Reads()
+        with monkeypatch.context() as patch:
+            reads.watch(root.fs, patch)
+            read_share(root, train_config(), plan, rank, 2)
+        files.append({path for path, _, _ in reads.ranges})
+    assert [len(paths) for paths in files] == [2, 2]
+    assert not files[0] & files[1]
 
 
 def test_sequences_over_the_limit_are_cut_and_counted(new_root, open_stream):
@@ -212,27 +230,28 @@ def test_the_next_batch_is_read_before_it_is_asked_for(new_root, open_stream, mo
     reads.watch(root.fs, monkeypatch)
     stream.start_plan(2, 0)
     while not reads.ranges:  # until the plan is there
-        stream.prefetch()
+        threading.Event().wait(0.01)
     assert stream.next_batch().plan.step == 2
 
 
-def test_reading_ahead_never_waits_and_never_raises(new_root, open_stream):
-    root, stop = new_root(), threading.Event()
-    stream = open_stream(root, stop=stop, stall_limit_s=0.1)
-    stream.prefetch()
-    threading.Event().wait(0.5)
-    stream.prefetch()  # the plan has failed by now: that is for next_batch to say
+def test_what_fails_in_the_background_is_raised_when_the_batch_is_asked_for(new_root, open_stream):
+    stream = open_stream(new_root(), stall_limit_s=0.1)
+    threading.Event().wait(0.5)  # the plan has failed by now
     with pytest.raises(StalledError):
         stream.next_batch()
 
 
-def test_a_stop_is_seen_by_next_batch_even_after_reading_ahead(new_root, open_stream):
-    root, stop = new_root(), threading.Event()
-    stream = open_stream(root, stop=stop)
+def test_a_stop_ends_the_wait_for_a_batch(new_root, open_stream):
+    stop = threading.Event()
+    stream = open_stream(new_root(), stop=stop)
     stop.set()
-    stream.close()  # when it returns, the plan was given up
-    stream.prefetch()
     assert stream.next_batch() is None
+
+
+def test_a_stream_that_is_closed_gives_up_the_batch_in_the_making(new_root, open_stream):
+    stream = open_stream(new_root(), stall_limit_s=None)
+    stream.close()  # would else wait for rollouts for ever
+    assert "ludic-read" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_planned_file_that_is_gone_is_named(new_root, plan_of):
@@ -263,11 +282,11 @@ def test_a_plan_is_read_as_well_when_its_files_were_compacted_since(new_root, pl
     before = read_sequences(root, rows)
     compact(root)
     after = read_sequences(root, rows)
-    assert [sequence.rollout_id for sequence in after] == rows["rollout_id"].to_pylist()
-    for found, expected in zip(after, before, strict=True):
-        assert_same(found.response_tokens, expected.response_tokens)
-        assert_same(found.action_mask, expected.action_mask)
-        assert found.advantage == expected.advantage
+    assert after.rollout_id == rows["rollout_id"].to_pylist()
+    for name in ("response_tokens", "action_mask"):
+        for found, expected in zip(getattr(after, name), getattr(before, name), strict=True):
+            assert_same(found, expected)
+    assert after.advantage == before.advantage
 
 
 def test_advantages_by_token_reach_the_loss_and_are_cut_with_the_response(new_root, open_stream, tmp_path):
