@@ -79,8 +79,18 @@ def _at_version(batch: RolloutBatch, version: int, worker_id: str) -> RolloutBat
     """The same tokens under other ids, as if other weights had sampled them."""
 
     def renew(group: RolloutGroup) -> RolloutGroup:
-        fields = {"group_id": new_id(), "policy_version": version, "policy_version_last": version}
-        rollouts = (replace(one, rollout_id=new_id(), episode_id=new_id(), **fields) for one in group.rollouts)
+        group_id = new_id()
+        rollouts = (
+            replace(
+                rollout,
+                rollout_id=new_id(),
+                group_id=group_id,
+                episode_id=new_id(),
+                policy_version=version,
+                policy_version_last=version,
+            )
+            for rollout in group.rollouts
+        )
         return replace(group, rollouts=tuple(rollouts))
 
     metadata = replace(batch.metadata, worker_id=worker_id)
