@@ -51,10 +51,8 @@ _WEIGHT_NAMES = tuple(
 _PT_NAMES = ("pytorch_model.pt", "pytorch_model.pt.index.json")
 
 
-def load_model(
-    source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", strict: bool = False
-) -> PreTrainedModel:
-    """Load a causal language model in eval mode, with attention that keeps packed sequences apart.
+def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool = False) -> PreTrainedModel:
+    """Load a causal language model into the CPU's memory, in eval mode, with attention that keeps sequences apart.
 
     source: a folder with weights in model.safetensors, pytorch_model.bin or pytorch_model.pt, whole or in shards
     with an index, or a Hugging Face id. Nothing is unpickled but tensors.
@@ -88,7 +86,7 @@ def load_model(
             f"{source}: {type(model).__name__} caps its attention scores, which PyTorch's fused attention can't; "
             "ludic trains models without attn_logit_softcapping"
         )
-    model = model.to(device).eval()
+    model = model.eval()
     check_head(model, source)
     return model
 

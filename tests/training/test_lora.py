@@ -283,6 +283,17 @@ def randomize_sharded(model):
 LORA = {"lora_rank": 4, "lora_alpha": 16}
 
 
+def test_adapters_stay_float32_where_the_rest_computes_in_bfloat16(new_root):
+    root = new_root()
+    fill(root, num_files=1)
+    train_here(root, num_steps=2, dtype="bfloat16", activation_checkpointing=True, **LORA)
+    kept = load_file(f"{root.path}/{complete_checkpoints(root)[-1].name}/adapter_model.safetensors")
+    published = load_file(f"{root.path}/policies/version=2/model.safetensors")
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
+    assert any(tensor.any() for name, tensor in kept.items() if "lora_B" in name)
+
+
 @pytest.mark.parametrize("publish_lora", ["merged", "adapter"])
 def test_a_run_publishes_and_resumes_adapters(new_root, tiny_folder, publish_lora):
     root = new_root()
