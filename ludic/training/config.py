@@ -157,7 +157,7 @@ class TrainConfig:
     max_seq_len: int | None = None
     """Most tokens of a sequence; longer ones lose the end of their response."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of forward and backward; weights and optimizer stay float32."""
+    """Of forward and backward, and of weights that don't train; those that do, and the optimizer, stay float32."""
     activation_checkpointing: bool = False
     """Compute activations again in the backward pass instead of keeping them."""
     compile: bool = False

@@ -18,9 +18,12 @@ from ludic.training.reference import CachedReference, Reference, base_reference,
 
 
 def load_trained(root: Root, config: TrainConfig, mesh: DeviceMesh) -> tuple[PreTrainedModel, Optimizer]:
+    # What does not train need not be more exact than what it computes in.
+    dtype = None if config.lora_rank is None else compute_dtype(config)
     model = load_sharded(
         root.run.model,
         mesh,
+        dtype=dtype or torch.float32,
         prepare=partial(_prepare, root=root, config=config),
         compute_dtype=compute_dtype(config),
         activation_checkpointing=config.activation_checkpointing,
@@ -53,12 +56,13 @@ def load_reference(root: Root, config: TrainConfig, mesh: DeviceMesh, model: Pre
             )
         make_reference = base_reference
     else:
-        model = load_sharded(config.reference, mesh, compute_dtype=dtype, offload=config.reference_offload)
+        weights, offload = dtype or torch.float32, config.reference_offload
+        model = load_sharded(config.reference, mesh, dtype=weights, compute_dtype=dtype, offload=offload)
         make_reference = model_reference
     reference = make_reference(model, device, chunk_tokens=config.logprob_chunk_tokens)
     if not config.reference_cache:
         return reference
-    return CachedReference(reference, root, fingerprint(model, dtype or model.dtype), device)
+    return CachedReference(reference, root, fingerprint(model, dtype or torch.float32), device)
 
 
 def _is_same_model(one: str, other: str) -> bool:

@@ -35,9 +35,10 @@ def add_adapters(
 ) -> None:
     """Freeze a model that is not sharded yet, and adapt its layers in place; its outputs stay the same for now.
 
-    source: the model's folder or id, which adapter_config.json names as the base. targets: names of linear layers, or
-    the ends of their names, such as q_proj; none: all but the head. The same seed makes the same adapters.
-    Raises ModelError for a name that no layer has, and for a layer that can't be adapted, as embeddings and the head.
+    Adapters are float32, whatever the model is in. source: the model's folder or id, which adapter_config.json names as
+    the base. targets: names of linear layers, or the ends of their names, such as q_proj; none: all but the head. The
+    same seed makes the same adapters. Raises ModelError for a name that no layer has, and for a layer that can't be
+    adapted, as embeddings and the head.
     """
     _check_targets(model, targets, source)
     config = LoraConfig(
@@ -54,6 +55,9 @@ def add_adapters(
             inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     except ValueError as error:
         raise ModelError(f"{source}: can't be adapted: {error}; name linear layers in lora_targets") from error
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
     model.eval()
 
 
@@ -82,7 +86,7 @@ def merged_weights(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> 
         a, b = (state_dict[f"{name}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
         change = layer.scaling[_ADAPTER] * (b @ a)
         weight = merged[f"{name}.weight"]
-        merged[f"{name}.weight"] = weight + (change.T if layer.fan_in_fan_out else change).to(weight.dtype)
+        merged[f"{name}.weight"] = (weight + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
     return merged
 
 

@@ -51,10 +51,8 @@ _WEIGHT_NAMES = tuple(
 _PT_NAMES = ("pytorch_model.pt", "pytorch_model.pt.index.json")
 
 
-def load_model(
-    source: str, *, dtype: torch.dtype = torch.float32, device: str = "cpu", strict: bool = False
-) -> PreTrainedModel:
-    """Load a causal language model in eval mode, with attention that keeps packed sequences apart.
+def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool = False) -> PreTrainedModel:
+    """Load a causal language model into the CPU's memory, in eval mode, with attention that keeps sequences apart.
 
     source: a folder with weights in model.safetensors, pytorch_model.bin or pytorch_model.pt, whole or in shards
     with an index, or a Hugging Face id. Nothing is unpickled but tensors.
@@ -88,7 +86,7 @@ def load_model(
             f"{source}: {type(model).__name__} caps its attention scores, which PyTorch's fused attention can't; "
             "ludic trains models without attn_logit_softcapping"
         )
-    model = model.to(device).eval()
+    model = model.eval()
     check_head(model, source)
     return model
 
@@ -127,20 +125,21 @@ def load_sharded(
     source: str,
     mesh: DeviceMesh,
     *,
+    dtype: torch.dtype = torch.float32,
     prepare: Callable[[PreTrainedModel], None] = lambda model: None,
     **options: Any,
 ) -> PreTrainedModel:
     """`load_model`, `prepare` and `shard` for a model that may not fit into a rank; every rank must call it.
 
     The whole model is in the CPU's memory of rank 0 alone, which sends each rank its shards, a tensor at a time; a
-    rank's device never holds more than its shards and one layer. prepare: changes the whole model in place, alike on
-    every rank, such as by adding adapters. options: those of `shard`. Raises what `load_model` and `prepare` do, on
-    every rank.
+    rank's device never holds more than its shards and one layer. dtype: of the shards. prepare: changes the whole model
+    in place, alike on every rank, such as by adding adapters. options: those of `shard`. Raises what `load_model` and
+    `prepare` do, on every rank.
     """
     loaded: list[PreTrainedModel] = []
 
     def load() -> bytes:
-        loaded.append(load_model(source))
+        loaded.append(load_model(source, dtype=dtype))
         prepare(loaded[0])
         return b""
 
@@ -148,7 +147,7 @@ def load_sharded(
     if is_main():
         model = loaded.pop()
     else:
-        model = _without_weights(source)
+        model = _without_weights(source, dtype)
         prepare(model)
     # Sharding replaces the parameters; these are the whole ones.
     weights = dict(model.state_dict()) if is_main() else {}
@@ -158,11 +157,11 @@ def load_sharded(
     return model
 
 
-def _without_weights(source: str) -> PreTrainedModel:
+def _without_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
     """The model of a folder or id with whatever its parameters' memory held: untouched, it takes none."""
     config = AutoConfig.from_pretrained(source)
     with no_init_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
     model.tie_weights()
     return model.eval()
 

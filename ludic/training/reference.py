@@ -71,11 +71,11 @@ def reference_logprobs(model: PreTrainedModel, batch: MicroBatch, *, chunk_token
 
 
 def fingerprint(model: PreTrainedModel, dtype: torch.dtype) -> str:
-    """32 hexadecimal digits of a model's weights and settings, and of the dtype that it computes in.
+    """32 hexadecimal digits of a model's weights and settings, and of the dtype that both are computed in.
 
     Adapters don't count. Every rank must call it, and gets the same.
     """
-    weights = base_weights(full_state_dict(model))
+    weights = {name: tensor.to(dtype) for name, tensor in base_weights(full_state_dict(model)).items()}
     settings = {name: value for name, value in model.config.to_dict().items() if name not in _NO_SETTINGS}
     return run_on_main(lambda: _digest(weights, {"settings": settings, "dtype": str(dtype)}).encode()).decode()
 

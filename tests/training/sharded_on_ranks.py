@@ -24,6 +24,8 @@ from ludic.training.packing import MicroBatch, pack
 from ludic.training.reference import CachedReference, fingerprint, model_reference
 
 CPU = torch.device("cpu")
+FAMILIES = ("qwen2", "gemma2", "gemma3")
+"""Two tie their embeddings, two have buffers besides those of rotations; OUT holds a model of each."""
 
 
 def memory_of_loading(folder: str) -> dict[str, float]:
@@ -40,7 +42,7 @@ def memory_of_loading(folder: str) -> dict[str, float]:
 
 
 def differences(folder: str) -> dict[str, float]:
-    """Of a reference's logprobs from those of the whole model on this rank's own."""
+    """Of a sharded reference's logprobs from those of the whole model on this rank's own."""
     batches = my_batches(seed=3 + rank())
     expected = model_reference(load_model(folder), CPU)(batches)
     found = {}
@@ -95,7 +97,7 @@ def main(out: str, root_url: str, large_model: str) -> None:
     seen = {
         "memory": memory_of_loading(large_model),
         "adapters": train(root_url, attempt_id=2, steps=range(1, 4), prepare=adapt),
-        "differences": differences(root.run.model),
+        "differences": {family: differences(f"{out}/{family}") for family in FAMILIES},
         "cached": cached(root),
     }
     (Path(out) / f"rank={rank()}.json").write_text(json.dumps(seen))

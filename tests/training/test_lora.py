@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -19,10 +20,10 @@ from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.lora import adapters_off, add_adapters, merged_weights
-from ludic.training.model import full_state_dict, load_model, save_weights, shard
+from ludic.training.model import full_state_dict, load_model, load_sharded, save_weights, shard
 from ludic.training.optimizer import build_optimizer
 from ludic.training.packing import pack
-from ludic.training.reference import base_reference, model_reference
+from ludic.training.reference import base_reference, fingerprint, model_reference
 from ludic.training.step import train_step
 
 ALPHA, RANK = 8, 2
@@ -281,6 +282,32 @@ def randomize_sharded(model):
 
 
 LORA = {"lora_rank": 4, "lora_alpha": 16}
+
+
+def test_adapters_stay_float32_where_the_rest_computes_in_bfloat16(new_root):
+    root = new_root()
+    fill(root, num_files=1)
+    train_here(root, num_steps=2, dtype="bfloat16", activation_checkpointing=True, **LORA)
+    kept = load_file(f"{root.path}/{complete_checkpoints(root)[-1].name}/adapter_model.safetensors")
+    published = load_file(f"{root.path}/policies/version=2/model.safetensors")
+    assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
+    assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
+    assert any(tensor.any() for name, tensor in kept.items() if "lora_B" in name)
+
+
+def test_a_base_in_bfloat16_computes_as_float32_weights_do_in_it(mesh, model_folder, sequences):
+    batch, adapt = pack(sequences(4, 1)), partial(add_adapters, source="base", rank=RANK, alpha=ALPHA)
+    found, dtypes, prints = [], [], set()
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_sharded(str(model_folder), mesh, dtype=dtype, prepare=adapt, compute_dtype=torch.bfloat16)
+        found.append(token_logprobs(model, batch)[0])
+        found[-1].sum().backward()
+        assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+        dtypes += [{p.dtype for p in model.parameters() if p.requires_grad == trains} for trains in (True, False)]
+        prints.add(fingerprint(model, torch.bfloat16))
+    assert torch.allclose(*found, rtol=0, atol=1e-2)  # rotations of positions apart, they are the same numbers
+    assert dtypes == [{torch.float32}, {torch.float32}, {torch.float32}, {torch.bfloat16}]
+    assert len(prints) == 1
 
 
 @pytest.mark.parametrize("publish_lora", ["merged", "adapter"])
