@@ -62,7 +62,8 @@ def load_reference(root: Root, config: TrainConfig, mesh: DeviceMesh, model: Pre
     reference = make_reference(model, device, chunk_tokens=config.logprob_chunk_tokens)
     if not config.reference_cache:
         return reference
-    return CachedReference(reference, root, fingerprint(model, dtype or torch.float32), device)
+    sources = [Root.open(url) for url in (*config.sources, config.replay_batches) if url is not None]
+    return CachedReference(reference, root, fingerprint(model, dtype or torch.float32), device, sources)
 
 
 def _is_same_model(one: str, other: str) -> bool:

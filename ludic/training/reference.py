@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -98,14 +99,18 @@ class _Packed:
 
 
 class CachedReference:
-    """A Reference that looks into the root first, and keeps there what it had to compute."""
+    """A Reference that looks into the root and its sources first, and keeps in the root what it had to compute."""
 
-    def __init__(self, reference: Reference, root: Root, model: str, device: torch.device) -> None:
+    def __init__(
+        self, reference: Reference, root: Root, model: str, device: torch.device, sources: Sequence[Root] = ()
+    ) -> None:
         """model: the fingerprint. device: of the results. Every rank must call it."""
         self._reference, self._root, self._model, self._device = reference, root, model, device
-        index = run_on_main(lambda: _to_bytes(read_reference_index(root, model)))
-        self._index: dict[str, ReferencePlace] = {}
-        self._note(_from_bytes(index))
+        self._roots = {holder.url: holder for holder in (*sources, root)}
+        self._index: dict[str, tuple[str, ReferencePlace]] = {}
+        for holder in self._roots.values():
+            index = run_on_main(partial(_index_bytes, holder, model))
+            self._note(holder.url, _from_bytes(index))
 
     def __call__(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
         packed = [list(_sequences(batch)) for batch in micro_batches]
@@ -129,26 +134,26 @@ class CachedReference:
         The model is causal, so that the beginning of a longer response will do.
         """
         fitting = {s.rollout_id: s.response_length for s in sequences if self._has(s)}
-        by_file: dict[str, dict[str, int]] = defaultdict(dict)
+        by_file: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         for rollout_id in fitting:
-            by_file[self._index[rollout_id].file][rollout_id] = self._index[rollout_id].row
+            url, place = self._index[rollout_id]
+            by_file[url, place.file][rollout_id] = place.row
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
             found = pool.map(self._read_file, by_file, by_file.values())
         return {rollout_id: logprobs[: fitting[rollout_id]] for of_file in found for rollout_id, logprobs in of_file}
 
     def _has(self, sequence: _Packed) -> bool:
-        place = self._index.get(sequence.rollout_id)
-        return (
-            place is not None
-            and place.response_length >= sequence.response_length
-            and place.temperature == sequence.temperature
-        )
+        if sequence.rollout_id not in self._index:
+            return False
+        _, place = self._index[sequence.rollout_id]
+        return place.response_length >= sequence.response_length and place.temperature == sequence.temperature
 
-    def _read_file(self, name: str, rows: Mapping[str, int]) -> list[tuple[str, np.ndarray]]:
+    def _read_file(self, file: tuple[str, str], rows: Mapping[str, int]) -> list[tuple[str, np.ndarray]]:
+        url, name = file
         try:
-            return list(zip(rows, read_reference(self._root, name, list(rows.values())), strict=True))
+            return list(zip(rows, read_reference(self._roots[url], name, list(rows.values())), strict=True))
         except (FileNotFoundError, SchemaError) as error:
-            logger.warning("%s/%s can't be read any more, so it is computed again: %s", self._root.url, name, error)
+            logger.warning("%s/%s can't be read any more, so it is computed again: %s", url, name, error)
             return []
 
     def _keep(self, rows: pa.Table) -> None:
@@ -156,14 +161,13 @@ class CachedReference:
         of_ranks = [_from_bytes(broadcast_bytes(_to_bytes(rows), source)) for source in range(num_ranks())]
         table = pa.concat_tables(of_ranks)
         index = run_on_main(lambda: _to_bytes(write_reference(self._root, self._model, table)))
-        self._note(_from_bytes(index))
+        self._note(self._root.url, _from_bytes(index))
 
-    def _note(self, index: pa.Table) -> None:
+    def _note(self, url: str, index: pa.Table) -> None:
         for row in index.to_pylist():
             rollout_id, place = row.pop("rollout_id"), ReferencePlace(**row)
-            known = self._index.get(rollout_id)
-            if known is None or known.response_length <= place.response_length:
-                self._index[rollout_id] = place
+            if rollout_id not in self._index or self._index[rollout_id][1].response_length <= place.response_length:
+                self._index[rollout_id] = (url, place)
 
 
 def _sequences(batch: MicroBatch) -> Iterator[_Packed]:
@@ -205,6 +209,10 @@ def _to_table(model: str, rows: Sequence[tuple[_Packed, np.ndarray]]) -> pa.Tabl
     }
     schema = arrow_schema("reference")
     return pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
+
+
+def _index_bytes(root: Root, model: str) -> bytes:
+    return _to_bytes(read_reference_index(root, model))
 
 
 def _to_bytes(table: pa.Table) -> bytes:

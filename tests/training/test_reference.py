@@ -21,8 +21,9 @@ from ludic.store.reference import read_reference, read_reference_index, write_re
 from ludic.training.config import TrainConfig
 from ludic.training.lora import add_adapters
 from ludic.training.model import load_model, load_sharded, shard
-from ludic.training.packing import cap, pack
+from ludic.training.packing import Sequences, cap, pack
 from ludic.training.reference import CachedReference, fingerprint, model_reference
+from ludic.training.replay import replay_settings
 
 CPU = torch.device("cpu")
 MODEL = "0123456789abcdef" * 2
@@ -118,14 +119,14 @@ def test_another_model_and_another_temperature_are_not_found(run_root, counting,
 
 def test_a_capped_sequence_does_not_stand_for_the_whole_one_but_the_whole_one_for_it(run_root, counting, sequences):
     one = next(s for s in sequences(9, 1) if len(s.response_tokens) > 5)
-    short = cap(one, len(one.prompt_tokens) + 3)[0]
+    short = cap(Sequences.of([one]), len(one.prompt_tokens) + 3)[0]
     cache = CachedReference(counting, run_root, MODEL, CPU)
-    cache([pack([short])])
+    cache([pack(short)])
     (whole,) = cache([pack([one])])
     assert counting.num_computed == 2
     assert len(whole) == len(one.response_tokens)
     for each in (cache, CachedReference(counting, run_root, MODEL, CPU)):
-        assert torch.equal(each([pack([short])])[0], whole[:3])
+        assert torch.equal(each([pack(short)])[0], whole[:3])
         assert torch.equal(each([pack([one])])[0], whole)
     assert counting.num_computed == 2
 
@@ -239,7 +240,7 @@ def test_a_run_keeps_its_references_logprobs_and_a_second_epoch_finds_them(new_r
     assert numbers["offloaded"] == numbers["plain"]
 
 
-def test_an_offline_run_reads_what_is_kept(new_root, other_model):
+def test_a_run_that_goes_on_reads_what_is_kept(new_root, other_model):
     """Numbers that no model gave show where they came from."""
     root = new_root()
     fill(root, num_files=1, groups_per_file=2)
@@ -260,3 +261,15 @@ def test_a_shared_reference_can_not_be_off_loaded(new_root, tiny_folder):
     root = new_root()
     with pytest.raises(ConfigError, match="reference is the model that LoRA trains, which can't be off-loaded"):
         train_here(root, num_steps=1, lora_rank=2, reference=tiny_folder, reference_offload=True)
+
+
+def test_an_offline_run_and_a_replay_find_what_their_sources_keep(new_root, other_model):
+    source, offline, again = new_root("source"), new_root("offline"), new_root("again")
+    fill(source, num_files=1)
+    settings = {"reference": other_model, "reference_cache": True}
+    train_here(source, num_steps=2, **settings)
+    train_here(offline, offline=True, sources=(source.url,), epochs=1, **settings)
+    assert source.list("reference")
+    assert offline.list("reference") == []
+    train_here(again, **replay_settings(offline.url), reference_cache=True, replay_batches=offline.url)
+    assert again.list("reference")  # a replay looks into the run that it replays, which keeps nothing itself
