@@ -21,7 +21,7 @@ from ludic.store.reference import read_reference, read_reference_index, write_re
 from ludic.training.config import TrainConfig
 from ludic.training.lora import add_adapters
 from ludic.training.model import load_model, load_sharded, shard
-from ludic.training.packing import cap, pack
+from ludic.training.packing import pack
 from ludic.training.reference import CachedReference, fingerprint, model_reference
 
 CPU = torch.device("cpu")
@@ -118,7 +118,13 @@ def test_another_model_and_another_temperature_are_not_found(run_root, counting,
 
 def test_a_capped_sequence_does_not_stand_for_the_whole_one_but_the_whole_one_for_it(run_root, counting, sequences):
     one = next(s for s in sequences(9, 1) if len(s.response_tokens) > 5)
-    short = cap(one, len(one.prompt_tokens) + 3)[0]
+    short = replace(
+        one,
+        response_tokens=one.response_tokens[:3],
+        sampler_logprobs=one.sampler_logprobs[:3],
+        action_mask=None,
+        advantage=1.0,
+    )
     cache = CachedReference(counting, run_root, MODEL, CPU)
     cache([pack([short])])
     (whole,) = cache([pack([one])])
