@@ -34,6 +34,9 @@ from ludic.training.plans import Feed, Plan
 
 TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
 _COLUMNS = ["temperature", *TOKEN_COLUMNS]
+_PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
+_PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
+"""Columns of the ledger that say what to read, and how it is trained on."""
 _UNLIMITED = timedelta(days=365)
 """Of a wait for the plan, which ends by the feed's stall limit or with rank 0's process."""
 _CLOSE_S = 30.0
@@ -162,7 +165,7 @@ def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks
 
     Raises StoreError, SchemaError or InvalidBatchError for rollouts that can't be read or trained on.
     """
-    used = plan.rows.filter(plan.rows["used"])
+    used = plan.rows.select(_PLANNED).filter(plan.rows["used"])
     lengths = _sum_columns(used, "prompt_length", "response_length")
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)
@@ -228,8 +231,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 def _row_groups(rows: pa.Table) -> np.ndarray:
     """(num_rows,) int64: the number, from 0, of the row group that each row was planned from."""
-    names = [name for name in ("root", "file", "row_group") if name in rows.column_names]
-    keys = list(zip(*(rows[name].to_pylist() for name in names), strict=True))
+    keys = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group")), strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], np.int64)
 
