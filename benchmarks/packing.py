@@ -1,6 +1,7 @@
 """Packed against padded: tokens/s and peak memory of real training steps on lengths as skewed as rollouts are.
 
-Lengths are log-normal with sigma 1. `packed` is what ludic does; `packed, dense mask` the same with the mask that
+A step takes 8 groups of 8 rollouts, log-normal with sigma 1 and about 1,000 tokens, with the budget that ludic has by
+default. `packed` is what ludic does; `packed, dense mask` the same with the mask that
 transformers makes from positions; `padded` lays rows side by side, padded to the longest of a micro-batch, as many
 tokens at once with their padding; `padded, sorted` puts rows of like length together first, as a careful user would.
 Each contestant runs in a process of its own, in turns.
@@ -38,7 +39,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Tiny sizes; the figures mean nothing.
     """
-    sizes = (8, 256) if quick else (32, 4096)
+    sizes = (8, 16, 256) if quick else (64, 1000, TrainConfig().micro_token_budget)
     rounds = 1 if quick else 3
     found = [{name: _in_a_process(name, *sizes) for name in CONTESTANTS} for _ in range(rounds)]
     ours = [results["packed"] for results in found]
@@ -57,19 +58,20 @@ def main(quick: bool = False) -> None:
                 f"{theirs[0]['padding']:.0%}",
             ]
         )
-    title = f"packing: {sizes[0]} sequences, log-normal lengths (sigma 1), at most {sizes[1]:,} tokens at once"
+    title = f"packing: {sizes[0]} sequences, log-normal lengths (sigma 1), at most {sizes[2]:,} tokens at once"
     columns = ["", "tokens/s", "packed is faster", "peak memory of the step", "of packed's", "padding"]
     print_table(title, columns, rows)
 
 
-def _in_a_process(name: str, num_sequences: int, budget: int) -> dict[str, float]:
-    command = [sys.executable, "-m", "benchmarks.packing", "--contestant", name, str(num_sequences), str(budget)]
+def _in_a_process(name: str, num_sequences: int, mean_length: int, budget: int) -> dict[str, float]:
+    sizes = map(str, (num_sequences, mean_length, budget))
+    command = [sys.executable, "-m", "benchmarks.packing", "--contestant", name, *sizes]
     return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def measure(name: str, num_sequences: int, budget: int) -> dict[str, float]:
+def measure(name: str, num_sequences: int, mean_length: int, budget: int) -> dict[str, float]:
     """Tokens/s, without padding, of a gradient step over all; peak memory above the model's."""
-    sequences, model = _sequences(num_sequences, budget), _model(name)
+    sequences, model = _sequences(num_sequences, mean_length, budget), _model(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     lengths = np.array([sequence.num_tokens for sequence in sequences])
     before, started = _peak_mb(), time.perf_counter()
@@ -86,13 +88,14 @@ def measure(name: str, num_sequences: int, budget: int) -> dict[str, float]:
     return {
         "tokens_per_s": lengths.sum() / seconds,
         "peak_mb": max(_peak_mb() - before, 1.0),  # a tiny step may stay below what imports took
-        "padding": 1 - lengths.sum() / num_places,
+        "padding": max(0.0, 1 - lengths.sum() / num_places),  # the last token is no input
     }
 
 
-def _sequences(num_sequences: int, budget: int) -> list[TrainingSequence]:
+def _sequences(num_sequences: int, mean_length: int, budget: int) -> list[TrainingSequence]:
     rng = np.random.default_rng(0)
-    lengths = np.clip(rng.lognormal(mean=np.log(budget / 16), sigma=1.0, size=num_sequences), 4, budget - 16)
+    # The mean of a log-normal is exp(sigma^2 / 2) times its median.
+    lengths = rng.lognormal(mean=np.log(mean_length) - 0.5, sigma=1.0, size=num_sequences).clip(4, budget - 16)
     return [
         TrainingSequence(
             rollout_id=str(i),
@@ -115,7 +118,7 @@ def _model(name: str) -> PreTrainedModel:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=64,
-        max_position_embeddings=8192,
+        max_position_embeddings=16384,
     )
     attention = PACKED_ATTENTION if name == "packed" else "sdpa"
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
@@ -156,6 +159,6 @@ def _peak_mb() -> float:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--contestant"]:
-        print(json.dumps(measure(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))
+        print(json.dumps(measure(sys.argv[2], *map(int, sys.argv[3:]))))
     else:
         tyro.cli(main, description=__doc__)
