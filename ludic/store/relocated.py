@@ -36,9 +36,9 @@ def read_rollouts(
     for place, file in enumerate(zip(urls, rows.column("file").to_pylist(), strict=True)):
         places.setdefault(file, []).append(place)
     reads = [
-        partial(_read_file, root, name, rows.take(of_file), columns, on_broken)
+        partial(_read_file, root, name, take_rows(rows, of_file), columns, on_broken)
         if url is None
-        else partial(_read_file, _other_root(url), name, rows.take(of_file), columns, None)
+        else partial(_read_file, _other_root(url), name, take_rows(rows, of_file), columns, None)
         for (url, name), of_file in places.items()
     ]
     order = np.argsort([place for of_file in places.values() for place in of_file])
@@ -58,10 +58,10 @@ def _other_root(url: str) -> Root:
 def _read_all(reads: Sequence[Callable[[], pa.Table]], num_threads: int) -> list[pa.Table]:
     """Concurrently, and all of them even if one fails.
 
-    But one read alone, which may be a group of gigabytes, in no thread that ends and keeps memory.
+    But one after the other, such as a group of gigabytes, in no thread that ends and keeps memory.
     """
-    if len(reads) == 1:
-        return [reads[0]()]
+    if len(reads) == 1 or num_threads == 1:
+        return [read() for read in reads]
     with ThreadPoolExecutor(num_threads) as pool:
         futures = [pool.submit(read) for read in reads]
     return [future.result() for future in futures]

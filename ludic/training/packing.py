@@ -327,6 +327,8 @@ def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None
     if any(isinstance(value, np.ndarray) for value in values):
         lists = [np.broadcast_to(value, length) for value, length in zip(values, lengths.tolist(), strict=True)]
         np.concatenate(lists, out=out)
+    elif all(value == values[0] for value in values):  # as masks, weights and temperatures mostly are
+        out.fill(values[0])
     else:
         out[:] = np.repeat(np.array(values, out.dtype), lengths)
 
