@@ -169,8 +169,9 @@ def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> No
     ):
         tables = _read_ahead(pool, root, row_groups, schema)
         for table in _fill_row_groups(_in_order(row_groups, tables)):
-            writer.write_table(table, row_group_size=table.num_rows)
             num_rows, size_bytes = num_rows + table.num_rows, table.nbytes
+            release_memory(size_bytes)  # before as well: encoding is what takes most
+            writer.write_table(table, row_group_size=table.num_rows)
             del table
             release_memory(size_bytes)
     assert num_rows == sum(source.num_rows for source in sources), "rows were lost or doubled while they were merged"

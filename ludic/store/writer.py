@@ -112,6 +112,7 @@ class RolloutWriter:
     def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:
         column = rows.schema.get_field_index("sequence")
         sequence = pa.repeat(pa.scalar(file.sequence, pa.int64()), rows.num_rows)
+        release_memory(rows.get_total_buffer_size())  # before as well: encoding is what takes most
         data = encode(rows.set_column(column, rows.schema.field(column), sequence))
         release_memory(rows.get_total_buffer_size())
         return file.name, data
