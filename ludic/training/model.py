@@ -263,10 +263,19 @@ def save_weights(
 
 
 def copy_tokenizer(source: str, folder: str | Path) -> None:
-    """Copy a model's tokenizer and chat template, byte for byte; a model without one leaves nothing."""
+    """Copy a model's tokenizer and chat template, byte for byte; a model without one leaves nothing.
+
+    Raises ModelError where there is neither such a folder nor such a model on the Hub.
+    """
     origin = Path(source).expanduser()
     if not origin.is_dir():
-        origin = Path(snapshot_download(source, allow_patterns=list(TOKENIZER_FILES)))
+        try:
+            origin = Path(snapshot_download(source, allow_patterns=list(TOKENIZER_FILES)))
+        except (OSError, ValueError) as error:  # what the Hub's client raises derives from one of them
+            raise ModelError(
+                f"{source}: there is no such folder, seen from {Path.cwd()}, nor such a model on the Hub ({error}); "
+                "go where the path is right, or give the run's model as an absolute path"
+            ) from error
     for pattern in TOKENIZER_FILES:
         for file in origin.glob(pattern):
             if file.is_file():
