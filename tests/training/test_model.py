@@ -181,6 +181,7 @@ def test_the_tokenizer_is_copied_byte_for_byte_and_the_weights_are_not(tmp_path,
     assert {file.name: file.read_bytes() for file in target.iterdir()} == files
 
 
-def test_a_tokenizer_that_is_nowhere_is_explained(tmp_path):
+def test_a_tokenizer_that_is_nowhere_is_explained(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelError, match=r"runs/demo/model: there is no such folder, seen from .*as an absolute path"):
         copy_tokenizer("runs/demo/model", tmp_path)
