@@ -111,4 +111,5 @@ def describe(row: Mapping[str, Any]) -> str:
     """A step's metrics, in short."""
     reward = row.get("reward_mean")
     shown = "unscored" if reward is None else f"{reward:.3f}"
-    return f"reward {shown}  loss {row['loss']:.4f}  lag {row['lag_mean']:.1f}  {row['tokens_per_s']:,.0f} tokens/s"
+    lag = "" if row.get("lag_mean") is None else f"lag {row['lag_mean']:.1f}  "
+    return f"reward {shown}  loss {row['loss']:.4f}  {lag}{row['tokens_per_s']:,.0f} tokens/s"

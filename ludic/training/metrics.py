@@ -14,6 +14,8 @@ from ludic.training.plans import Plan
 def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:
     """Numbers of the training step joined with those of its rollouts, used and dropped."""
     used = plan.rows.filter(plan.rows.column("used"))
+    # Versions of another run are no measure of how old its rollouts are.
+    own = used.filter(pc.is_null(used.column("root")))
     dropped = plan.rows.filter(pc.invert(plan.rows.column("used")))
     return {
         **metrics,
@@ -26,8 +28,8 @@ def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, n
         "response_length_mean": _mean(used, "response_length"),
         "advantage_mean": _mean(used, "advantage"),
         "advantage_std": pc.stddev(used.column("advantage")).as_py(),
-        "lag_mean": _mean(used, "lag"),
-        "lag_max": pc.max(used.column("lag")).as_py(),
+        "lag_mean": _mean(own, "lag"),
+        "lag_max": pc.max(own.column("lag")).as_py(),
         "num_pending_groups": plan.num_pending_groups,
         "num_unreadable_files": plan.num_unreadable_files,
         "drops": dict(Counter(dropped.column("reason").to_pylist())),
