@@ -149,6 +149,7 @@ def retried(operation: Callable[[], Result], where: str, stop: threading.Event |
 
     Raises the last failure; `stop` ends the waiting at once.
     """
+    limit_s = retry_limit_s()
     try:
         return operation()  # most succeed, and a local file is opened in a tenth of the time that Retrying is made in
     except Exception as error:
@@ -159,7 +160,7 @@ def retried(operation: Callable[[], Result], where: str, stop: threading.Event |
     retrying = Retrying(
         retry=retry_if_exception(is_transient),
         wait=wait_random_exponential(multiplier=0.2, max=8.0),
-        stop=stop_before_delay(retry_limit_s()) | stop_when_event_set(stop),
+        stop=stop_before_delay(limit_s) | stop_when_event_set(stop),
         sleep=sleep_using_event(stop),
         before_sleep=_log_wait(where),
         reraise=True,
