@@ -58,10 +58,10 @@ def _other_root(url: str) -> Root:
 def _read_all(reads: Sequence[Callable[[], pa.Table]], num_threads: int) -> list[pa.Table]:
     """Concurrently, and all of them even if one fails.
 
-    But one after the other, such as a group of gigabytes, in no thread that ends and keeps memory.
+    But one read alone, which may be a group of gigabytes, in no thread that ends and keeps memory.
     """
-    if len(reads) == 1 or num_threads == 1:
-        return [read() for read in reads]
+    if len(reads) == 1:
+        return [reads[0]()]
     with ThreadPoolExecutor(num_threads) as pool:
         futures = [pool.submit(read) for read in reads]
     return [future.result() for future in futures]
