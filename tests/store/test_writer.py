@@ -58,7 +58,7 @@ def test_what_was_appended_comes_back_bit_for_bit(root, batches):
     with never_by_itself(root, worker_id) as writer:
         for batch in batches:
             writer.append(stamped(batch, worker_id))
-            writer.flush(wait=False)
+            writer.flush()  # a file each: two batches may draw one group_id
     appended = [as_plain(group) for batch in batches for group in batch.groups]
     assert sorted(map(str, stored_groups(root, worker_id))) == sorted(map(str, appended))
 
