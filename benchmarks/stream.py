@@ -42,7 +42,7 @@ from ludic.training.plans import Plan
 from ludic.training.stream import read_share
 
 CONFIG = TrainConfig(micro_token_budget=16384)
-NUM_FILES, GROUPS_A_FILE, GROUP_SIZE = 4, 8, 8
+NUM_FILES, GROUPS, GROUP_SIZE = 4, 32, 8
 COLUMNS = {"prompt_tokens": np.int32, "response_tokens": np.int32, "response_logprobs": np.float32}
 _CALLS = 5
 
@@ -104,9 +104,9 @@ def measure(name: str, folder: str, mean_length: int) -> tuple[int, float]:
     return load(), median(take_turns({name: load}, _CALLS, twice=True)[name])
 
 
-def by_ludic(folder: Path, mean_length: int) -> Load:
-    """As a trainer's rank does, after the plan."""
-    batches = [_make_batch(number, mean_length) for number in range(NUM_FILES)]
+def by_ludic(folder: Path, mean_length: int, *, num_files: int = NUM_FILES) -> Load:
+    """As a trainer's rank does, after the plan; its poll has parsed the footers."""
+    batches = [_make_batch(number, mean_length, GROUPS // num_files) for number in range(num_files)]
     root, plan = _plan(folder, batches)
 
     def load() -> int:
@@ -115,8 +115,8 @@ def by_ludic(folder: Path, mean_length: int) -> Load:
     return load
 
 
-def _make_batch(number: int, mean_length: int) -> RolloutBatch:
-    return make_batch(GROUPS_A_FILE, mean_length=mean_length, group_size=GROUP_SIZE, seed=number)
+def _make_batch(number: int, mean_length: int, num_groups: int = GROUPS // NUM_FILES) -> RolloutBatch:
+    return make_batch(num_groups, mean_length=mean_length, group_size=GROUP_SIZE, seed=number)
 
 
 def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
@@ -199,6 +199,7 @@ def _of_bytes(rows: list[Row]) -> list[Row]:
 
 CONTESTANTS: dict[str, Callable[[Path, int], Load]] = {
     "Parquet (ludic), packed": by_ludic,
+    "the same in one file, packed": partial(by_ludic, num_files=1),
     "MessagePack of lists, padded": partial(
         by_peer, dumps=lambda rows: msgpack.packb(_as_lists(rows)), loads=msgpack.unpackb
     ),

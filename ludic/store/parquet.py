@@ -2,8 +2,9 @@
 
 import functools
 import io
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
 import numpy as np
@@ -41,6 +42,11 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises for a broken file; the last, for example, for names in a damaged footer."""
 _sound: tuple[dict[bytes, bytes], pq.ParquetSchema] | None = None
 """Footer entries and schema of a file that check_schema found sound."""
+_footers: OrderedDict[bytes, pq.FileMetaData] = OrderedDict()
+"""By their bytes, those of files that were opened last: what was polled is soon read again, and parsing takes long."""
+_MOST_FOOTERS, _LARGEST_FOOTER = 128, 1 << 16
+_FOOTER_END = 8
+"""Bytes after a footer: its length, and PAR1."""
 _NUMBER_LISTS = [
     f"{name}.list.element" for name in ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
 ]
@@ -170,14 +176,37 @@ def open_parquet(root: Root, name: str) -> Iterator[pq.ParquetFile]:
     """
     with root.explained(name), root.open_file(name) as source:
         try:
+            footer = _footer_bytes(source)
+            parsed = _footers.get(footer)
             # From a disk, column by column is quicker than through Arrow's threads; a request to a server is not.
-            with pq.ParquetFile(source, pre_buffer=not root.is_local) as file:
-                _check_schema(file, f"{root.url}/{name}")
+            with pq.ParquetFile(source, metadata=parsed, pre_buffer=not root.is_local) as file:
+                if parsed is None:
+                    _check_schema(file, f"{root.url}/{name}")
+                    _keep_footer(footer, file.metadata)
                 yield file
         except (LudicError, FileNotFoundError):
             raise
         except _UNREADABLE as error:
             raise _why_unreadable(root, name, error) from error
+
+
+def _footer_bytes(source: BinaryIO) -> bytes:
+    """With its end; empty for a large one, or where there is none."""
+    end = source.seek(0, io.SEEK_END) - _FOOTER_END
+    source.seek(max(0, end))
+    start = end - int.from_bytes(source.read(4), "little")
+    if not 0 < end - start <= min(end, _LARGEST_FOOTER):
+        return b""
+    source.seek(start)
+    return source.read()
+
+
+def _keep_footer(footer: bytes, parsed: pq.FileMetaData) -> None:
+    if footer:
+        _footers[footer] = parsed
+    if len(_footers) > _MOST_FOOTERS:
+        with suppress(KeyError):  # another thread may be quicker
+            _footers.popitem(last=False)
 
 
 def _check_schema(file: pq.ParquetFile, where: str) -> None:

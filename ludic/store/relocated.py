@@ -5,7 +5,7 @@ since: then the intent log says where to, and rollout_id finds it there.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache, partial
 
 import numpy as np
@@ -45,7 +45,7 @@ def read_rollouts(
     # As many at once from a disk as there are cores to decode; a server is waited for.
     num_threads = min(_CONCURRENT_READS, pa.cpu_count()) if root.is_local else _CONCURRENT_READS
     table = take_rows(pa.concat_tables(_read_all(reads, num_threads)), order.tolist())
-    release_memory(table.nbytes)
+    release_memory(table.get_total_buffer_size())
     return table
 
 
@@ -56,15 +56,25 @@ def _other_root(url: str) -> Root:
 
 
 def _read_all(reads: Sequence[Callable[[], pa.Table]], num_threads: int) -> list[pa.Table]:
-    """Concurrently, and all of them even if one fails.
+    """All of them even if one fails.
 
-    But one read alone, which may be a group of gigabytes, in no thread that ends and keeps memory.
+    One at a time in this thread: others cost a core more than they bring, and where they end, they keep memory that a
+    group of gigabytes took.
     """
-    if len(reads) == 1:
-        return [reads[0]()]
+    if min(num_threads, len(reads)) == 1:
+        return [future.result() for future in [_run(read) for read in reads]]
     with ThreadPoolExecutor(num_threads) as pool:
         futures = [pool.submit(read) for read in reads]
     return [future.result() for future in futures]
+
+
+def _run(read: Callable[[], pa.Table]) -> "Future[pa.Table]":
+    future: Future[pa.Table] = Future()
+    try:
+        future.set_result(read())
+    except Exception as error:
+        future.set_exception(error)
+    return future
 
 
 def _read_file(

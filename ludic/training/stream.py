@@ -11,7 +11,7 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import token_arrays
+from ludic.store.parquet import take_rows
 from ludic.store.relocated import read_rollouts
 from ludic.store.repair import set_aside
 from ludic.store.root import Root
@@ -170,21 +171,21 @@ def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)
     shares = assign_pairs(lengths, used["pair_id"].to_pylist(), num_ranks, config.micro_token_budget, _row_groups(used))
-    orders = [list(chain.from_iterable(share)) for share in shares]
+    indexes = [sorted(chain.from_iterable(share)) for share in shares]
     reading_since = time.perf_counter()
-    sequences, num_truncated = read_sequences(root, used.take(orders[rank])), 0
+    sequences, num_truncated = read_sequences(root, take_rows(used, indexes[rank])), 0
     packing_since = time.perf_counter()
     if config.max_seq_len is not None:
         sequences, num_truncated = cap(sequences, config.max_seq_len)
-    bounds = pairwise(accumulate(map(len, shares[rank]), initial=0))
-    micro_batches = pack_each(sequences, [range(start, stop) for start, stop in bounds])
+    place_of = {index: place for place, index in enumerate(indexes[rank])}
+    micro_batches = pack_each(sequences, [[place_of[index] for index in micro_batch] for micro_batch in shares[rank]])
     return Share(
         plan=plan,
         micro_batches=micro_batches,
         num_action_tokens=sequences.num_action_tokens,
         num_tokens=sequences.num_tokens,
         num_truncated=num_truncated,
-        token_imbalance=imbalance(np.array([lengths[order].sum() for order in orders])),
+        token_imbalance=imbalance(np.array([lengths[of_rank].sum() for of_rank in indexes])),
         read_s=packing_since - reading_since,
         pack_s=time.perf_counter() - packing_since,
     )
@@ -198,9 +199,9 @@ def read_sequences(root: Root, rows: pa.Table) -> Sequences:
     if rows.num_rows == 0:
         return Sequences.of([])
     # As they lie in the files: then whole row groups are not copied.
-    order = np.array(pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]))
+    order = pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]).to_numpy()
     try:
-        table = read_rollouts(root, rows.take(order), _COLUMNS, on_broken=partial(set_aside, root))
+        table = read_rollouts(root, take_rows(rows, order.tolist()), _COLUMNS, on_broken=partial(set_aside, root))
     except SchemaError as error:
         raise StoreError(f"{error}; it was planned for a step: start the trainer again, it plans anew") from error
     places = np.argsort(order).tolist()
