@@ -7,12 +7,10 @@ looked for only where there is one.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass
 from itertools import chain
-from math import isfinite
 from operator import attrgetter
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import pyarrow as pa
@@ -27,9 +25,9 @@ from ludic.records import (
     RolloutGroup,
     RolloutMetadata,
 )
-from ludic.schema.conversion import TokenColumns, join_tokens, record_class
-from ludic.schema.references import INDEX_FIELDS
-from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollouts_schema
+from ludic.schema.conversion import TokenColumns, join_tokens
+from ludic.schema.misfits import Finding, find_misfits, shown
+from ludic.schema.tables import NO_COLUMNS
 
 MAX_LISTED = 20
 """Problems that the message spells out; the rest is counted."""
@@ -44,7 +42,6 @@ TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", None)
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 _ALWAYS_THERE = ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
-_RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +87,7 @@ def find_problems(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COL
 def _examine(batch: RolloutBatch, extra_columns: Mapping[str, str]) -> "tuple[list[Problem], dict[str, _Flat]]":
     """The problems, and token columns of the rows that fit."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    misfits = [*_misfits(rollouts), *_extra_misfits(rollouts, extra_columns)]
+    misfits = list(find_misfits(rollouts, extra_columns))
     unfit = {id(rollouts[row]) for row, _, _ in misfits}
     fit = [rollout for rollout in rollouts if id(rollout) not in unfit]
     fit_groups = [group for group in batch.groups if not any(id(rollout) in unfit for rollout in group.rollouts)]
@@ -107,187 +104,6 @@ def _examine(batch: RolloutBatch, extra_columns: Mapping[str, str]) -> "tuple[li
 
 def _problem(rollout: Rollout, column: str, reason: str) -> Problem:
     return Problem(where=f"rollout {rollout.rollout_id}", column=column, reason=reason)
-
-
-_Finding = tuple[int, str, str]
-"""Row, column, reason."""
-
-
-# --- Types, shapes and ranges: what Arrow could not hold -------------------------------------------------
-
-
-def _misfits(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
-    schema = arrow_schema("rollouts")
-    rows = range(len(rollouts))
-    for name in (field.name for field in fields(Rollout) if field.name != "extra"):
-        values = list(map(attrgetter(name), rollouts))
-        if name in TOKEN_COLUMNS:
-            yield from _array_misfits(values, schema.field(name))
-        else:
-            yield from _value_misfits(values, lambda: rows, schema.field(name), name)
-    for name in _RESPONSE_COLUMNS:
-        yield from _wrong_lengths(rollouts, name)
-
-
-def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]) -> Iterator[_Finding]:
-    declared = ", ".join(extra_columns) or "none"
-    rows = []
-    for row, rollout in enumerate(rollouts):
-        if not isinstance(rollout.extra, dict | Mapping):
-            yield row, "extra", f"is {_shown(rollout.extra)}, wanted a mapping"
-            continue
-        rows.append(row)
-        for name in rollout.extra.keys() - extra_columns.keys() if rollout.extra else ():
-            yield row, str(name), f"is no column of this run, whose extra_columns are {declared}; a new run declares it"
-    schema = rollouts_schema(extra_columns)
-    for name in extra_columns:
-        yield from _value_misfits(
-            [rollouts[row].extra.get(name) for row in rows], lambda: rows, schema.field(name), name
-        )
-
-
-def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[_Finding]:
-    dtype = np.dtype(field.type.value_type.to_pandas_dtype())
-    if set(map(type, arrays)) <= {np.ndarray} and set(map(attrgetter("dtype", "ndim"), arrays)) <= {(dtype, 1)}:
-        return
-    for row, array in enumerate(arrays):
-        if isinstance(array, np.ndarray):
-            if array.dtype != dtype or array.ndim != 1:
-                yield row, field.name, f"is {array.dtype} of shape {array.shape}, wanted {dtype} of one dimension"
-        elif array is not None or not field.nullable:
-            yield row, field.name, f"is {type(array).__name__}, wanted a NumPy array of {dtype}"
-
-
-def _wrong_lengths(rollouts: Sequence[Rollout], column: str) -> Iterator[_Finding]:
-    pairs = list(map(attrgetter(column, "response_tokens"), rollouts))
-    for row, (array, tokens) in enumerate(pairs):
-        if isinstance(array, np.ndarray) and isinstance(tokens, np.ndarray) and array.size != tokens.size:
-            yield row, column, f"has length {array.size}, response_tokens has {tokens.size}"
-
-
-_Rows = Callable[[], Iterable[int]]
-"""The row of each value; asked for only when a bad one is there."""
-
-
-def _value_misfits(values: Sequence[Any], rows: _Rows, field: pa.Field, path: str) -> Iterator[_Finding]:
-    """Misfits of a column, or of a nested field whose values belong to the given rows."""
-    if field.nullable:
-        rows, values = partial(_rows_of_values, values, rows), [value for value in values if value is not None]
-    if not values:
-        return
-    wanted = _python_types(field.type, path)
-    wrong = {found for found in set(map(type, values)) if not _is_one_of(found, wanted)}
-    if wrong:
-        pairs = list(zip(rows(), values, strict=True))
-        for row, value in pairs:
-            if type(value) in wrong:
-                yield row, path, f"is {_shown(value)}, wanted {wanted[0].__name__}"
-        sound = [pair for pair in pairs if type(pair[1]) not in wrong]
-        rows, values = lambda: [row for row, _ in sound], [value for _, value in sound]
-    yield from _content_misfits(values, rows, field.type, path)
-
-
-def _rows_of_values(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
-    """The rows whose value is not null."""
-    return (row for row, value in zip(rows(), values, strict=True) if value is not None)
-
-
-def _content_misfits(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[_Finding]:
-    """As _value_misfits, for values that have the right Python type."""
-    if pa.types.is_list(type_):
-        owners = partial(_owners, values, rows)
-        yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.value_field, f"{path}[]")
-    elif pa.types.is_map(type_):
-        owners = partial(_owners, values, rows)
-        items = [item for value in values for item in value.values()]
-        yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.key_field, path)
-        yield from _value_misfits(items, owners, type_.item_field, path)
-    elif pa.types.is_struct(type_):
-        for field in (field for field in type_ if field.name not in INDEX_FIELDS):
-            yield from _value_misfits(list(map(attrgetter(field.name), values)), rows, field, f"{path}.{field.name}")
-    elif pa.types.is_string(type_):
-        yield from _undecodable(values, rows, path)
-    elif not pa.types.is_boolean(type_):
-        yield from _out_of_range(values, rows, type_, path)
-
-
-def _owners(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
-    """The row of each element of lists or maps."""
-    return (row for row, value in zip(rows(), values, strict=True) for _ in value)
-
-
-def _python_types(type_: pa.DataType, path: str) -> tuple[type, ...]:
-    """Python types that may become this Arrow type; the first names them in messages."""
-    if pa.types.is_string(type_):
-        return (str,)
-    if pa.types.is_boolean(type_):
-        return bool, np.bool_
-    if pa.types.is_integer(type_):
-        return int, np.integer
-    if pa.types.is_floating(type_):
-        return float, int, np.floating, np.integer
-    if pa.types.is_list(type_):
-        return tuple, list
-    if pa.types.is_map(type_):
-        return (Mapping,)
-    return (record_class(path),)
-
-
-def _is_one_of(found: type, wanted: tuple[type, ...]) -> bool:
-    return issubclass(found, wanted) and (found is not bool or bool in wanted)
-
-
-def _shown(value: Any) -> str:
-    text = "null" if value is None else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _undecodable(values: Sequence[str], rows: _Rows, path: str) -> Iterator[_Finding]:
-    # Python knows of each text whether it is ASCII, so most are not looked through.
-    if all(map(str.isascii, values)):
-        return
-    for row, value in zip(rows(), values, strict=True):
-        if not value.isascii() and not _is_utf8(value):
-            yield row, path, f"is {_shown(value)}, which holds half a surrogate pair; wanted text that UTF-8 can hold"
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _out_of_range(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[_Finding]:
-    if pa.types.is_integer(type_):
-        highest = 2 ** (type_.bit_width - 1) - 1
-        lowest, wanted = -highest - 1, str(type_)
-    else:
-        highest = float(np.finfo(type_.to_pandas_dtype()).max)
-        lowest, wanted = -highest, f"a finite {type_}"
-    if _are_within(values, lowest, highest):
-        return
-    for row, value in zip(rows(), values, strict=True):
-        # NaN compares as false. float() of a NumPy scalar, since those would round `highest` to inf.
-        number = float(value) if isinstance(value, np.floating) else value
-        if not lowest <= number <= highest:
-            yield row, path, f"is {value}, wanted {wanted}"
-
-
-def _are_within(values: Sequence[Any], lowest: float, highest: float) -> bool:
-    """Whether all are plain numbers in that range; five times as fast as to look at each, which then tells."""
-    types = set(map(type, values))
-    if not types:
-        return True
-    if types == {int}:
-        return lowest <= min(values) and max(values) <= highest
-    if not types <= {int, float}:
-        return False
-    try:
-        return all(map(isfinite, values)) and lowest <= min(values) and max(values) <= highest
-    except OverflowError:  # an int beyond any float
-        return False
 
 
 # --- Rules of one row ------------------------------------------------------------------------------------
@@ -347,7 +163,7 @@ _RULES = (
 )
 
 
-def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
+def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[Finding]:
     names = {name for rule in _RULES for name in rule.columns}
     columns = {name: list(map(attrgetter(name), rollouts)) for name in names}
     for rule in _RULES:
@@ -356,7 +172,7 @@ def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
         if broken:
             rows = enumerate(zip(*values_of_rule, strict=True))
             found = ((row, values[0]) for row, values in rows if values in broken)
-            yield from ((row, rule.columns[0], f"is {_shown(value)}, {rule.wanted}") for row, value in found)
+            yield from ((row, rule.columns[0], f"is {shown(value)}, {rule.wanted}") for row, value in found)
     for row, rollout in enumerate(rollouts):
         for column, reason in chain(_bad_agent_steps(rollout), _bad_links(rollout)):
             yield row, column, reason
@@ -367,10 +183,10 @@ def _bad_agent_steps(rollout: Rollout) -> Iterator[tuple[str, str]]:
     for step in rollout.agent_steps:
         if step.action_target not in ACTION_TARGETS:
             wanted = _either(ACTION_TARGETS)
-            yield "agent_steps[].action_target", f"is {_shown(step.action_target)}, wanted {wanted}"
+            yield "agent_steps[].action_target", f"is {shown(step.action_target)}, wanted {wanted}"
         if step.finish_reason not in FINISH_REASONS:
             wanted = _either(FINISH_REASONS)
-            yield "agent_steps[].finish_reason", f"is {_shown(step.finish_reason)}, wanted {wanted}"
+            yield "agent_steps[].finish_reason", f"is {shown(step.finish_reason)}, wanted {wanted}"
         if not 0 <= step.start <= step.end:
             yield "agent_steps[].start", f"is {step.start} in turn {step.turn}, wanted 0 to end, which is {step.end}"
         if step.end > num_tokens:
@@ -390,7 +206,7 @@ def _bad_links(rollout: Rollout) -> Iterator[tuple[str, str]]:
 # --- Tokens ----------------------------------------------------------------------------------------------
 
 
-def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[_Finding]:
+def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[Finding]:
     yield from _bad_ids(tokens["prompt_tokens"])
     yield from _bad_ids(tokens["response_tokens"])
     yield from _bad_numbers(tokens["token_rewards"], _LARGEST_REWARD)
@@ -400,12 +216,12 @@ def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[_Finding]:
 # The lowest and the highest value tell at one pass each whether there is a bad one to look for.
 
 
-def _bad_ids(tokens: "_Flat") -> Iterator[_Finding]:
+def _bad_ids(tokens: "_Flat") -> Iterator[Finding]:
     if tokens.values.min(initial=0) < 0:
         yield from tokens.findings(tokens.values < 0, "wanted a token id of at least 0")
 
 
-def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[_Finding]:
+def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[Finding]:
     """Those that are not finite, or above `highest`."""
     # NaN, which is then lowest and highest, compares as false.
     if numbers.values.min(initial=0) > -np.inf and numbers.values.max(initial=0) <= highest:
@@ -416,7 +232,7 @@ def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[_Finding]:
     yield from numbers.findings(positive, "wanted at most 0, the logarithm of a probability")
 
 
-def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[_Finding]:
+def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[Finding]:
     """Rows with a logprob for a token that was not sampled."""
     masked = [row for row, rollout in enumerate(rollouts) if rollout.action_mask is not None]
     if not masked:
@@ -448,7 +264,7 @@ class _Flat:
         values = array.to_numpy(zero_copy_only=not pa.types.is_boolean(array.type))
         return cls(column, array, values, np.cumsum([len(array) for array in arrays]))
 
-    def findings(self, bad: np.ndarray, wanted: str) -> Iterator[_Finding]:
+    def findings(self, bad: np.ndarray, wanted: str) -> Iterator[Finding]:
         """One finding for each row with a bad token. bad: (all tokens,) bool."""
         if not bad.any():
             return
@@ -515,7 +331,7 @@ def _batch_problems(
 
 def _metadata_problems(metadata: RolloutMetadata) -> Iterator[Problem]:
     if not isinstance(metadata.worker_id, str) or not metadata.worker_id:
-        reason = f"is {_shown(metadata.worker_id)}, wanted a text that is not empty"
+        reason = f"is {shown(metadata.worker_id)}, wanted a text that is not empty"
         yield Problem(where="batch", column="worker_id", reason=reason)
     if metadata.timestamp.utcoffset() is None:
         reason = f"is {metadata.timestamp}, wanted a time zone, for example datetime.now(UTC)"
