@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ludic.errors import ConfigError, ModelError
+from ludic.inference.adapters import merge_adapter
 from ludic.store import Root
 from ludic.store.attempts import chain, newest_attempt_id, newest_checkpoint, read_parent
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places
@@ -69,12 +70,10 @@ def _download(root: Root, source: str, folder: Path) -> None:
 
 def _merge_adapter(model: str, folder: Path) -> None:
     """Put whole weights in the place of a LoRA adapter of `model`, so that whoever loads them need not know of it."""
-    from peft import PeftModel  # takes seconds, which runs without LoRA need not wait
-
     try:
-        merged = PeftModel.from_pretrained(load_model(model), str(folder), torch_device="cpu").merge_and_unload()
-    except Exception as error:  # it depends on what is broken: OSError, RuntimeError, SafetensorError, ...
-        raise ModelError(f"{model}: the run's adapter can't be merged into it: {error}") from error
+        merged = merge_adapter(load_model(model), str(folder))
+    except ModelError as error:  # it names a folder that is gone by then
+        raise ModelError(f"the run's adapter can't be merged into {model}: {error}") from error
     for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         (folder / file).unlink()
     save_weights(merged, full_state_dict(merged), folder)

@@ -7,22 +7,20 @@ ConfigError.
 
 # Shapes: B = sequences of the batch, P = longest prompt, N = most new tokens, V = vocabulary.
 
-import json
 import sys
 import threading
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ludic.errors import ConfigError, ModelError
+from ludic.inference.adapters import base_of_adapter, merge_adapter, one_line
 from ludic.inference.engine import Completion, GenerationRequest
 from ludic.inference.sampling import make_rows, sample
 
@@ -199,7 +197,7 @@ def _load_config(folder: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder)
     except Exception as error:  # OSError, ValueError, TypeError, ...: it depends on what is broken
-        raise ModelError(f"{folder}: no config.json that transformers can use: {_one_line(error)}") from error
+        raise ModelError(f"{folder}: no config.json that transformers can use: {one_line(error)}") from error
 
 
 def _load_model(folder: str, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -208,7 +206,7 @@ def _load_model(folder: str, dtype: torch.dtype | None) -> PreTrainedModel:
     Raises ModelError unless the weights are exactly those that the folder's config.json asks for.
     """
     transformers_logging.disable_progress_bar()
-    base = _base_of_adapter(folder)
+    base = base_of_adapter(folder)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             base or folder,
@@ -219,49 +217,18 @@ def _load_model(folder: str, dtype: torch.dtype | None) -> PreTrainedModel:
         )
     except Exception as error:  # OSError, SafetensorError, KeyError, ...: it depends on what is broken
         raise ModelError(
-            f"{folder}: the weights could not be loaded ({_one_line(error)}); "
+            f"{folder}: the weights could not be loaded ({one_line(error)}); "
             "wanted config.json and model.safetensors, or its shards with model.safetensors.index.json, all complete"
         ) from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report[problem]:
             raise ModelError(f"{folder}: the weights do not fit config.json; {problem}: {sorted(report[problem])}")
     if base:
-        model = _merge_adapter(model, folder)
+        model = merge_adapter(model, folder)
     # Loaded weights are the mapped file itself: one that shrinks later would kill the process (SIGBUS).
     for weight in model.parameters():
         weight.data = weight.data.clone()
     return model
-
-
-def _base_of_adapter(folder: str) -> str | None:
-    """Folder or id of the model that a folder holds a LoRA adapter of; None for a folder with a model."""
-    try:
-        return json.loads(Path(folder, "adapter_config.json").read_text())["base_model_name_or_path"]
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError) as error:
-        raise ModelError(f"{folder}: adapter_config.json names no base model: {_one_line(error)}") from error
-
-
-def _merge_adapter(base: PreTrainedModel, folder: str) -> PreTrainedModel:
-    """The base with W + (alpha / rank) B A in place of each adapted W."""
-    from peft import PeftModel, get_peft_model_state_dict  # takes seconds, which runs without LoRA need not wait
-
-    try:
-        with safe_open(Path(folder, "adapter_model.safetensors"), "pt") as file:
-            found = set(file.keys())
-        with warnings.catch_warnings(action="ignore"):  # of names that are missing, which are refused below
-            adapted = PeftModel.from_pretrained(base, folder, torch_device="cpu")
-    except Exception as error:  # as for a model, it depends on what is broken
-        raise ModelError(f"{folder}: the LoRA adapter could not be loaded ({_one_line(error)})") from error
-    wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    if found != wanted:
-        raise ModelError(f"{folder}: the LoRA adapter does not fit its config; differing: {sorted(found ^ wanted)}")
-    return adapted.merge_and_unload()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _check_same_architecture(current: PretrainedConfig, other: PretrainedConfig, folder: str) -> None:
