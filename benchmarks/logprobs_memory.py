@@ -16,10 +16,11 @@ import numpy as np
 import torch
 import tyro
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import PreTrainedModel
 
 from benchmarks.measure import print_table
-from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
+from benchmarks.models import make_model
+from ludic.training.attention import sequence_lengths
 from ludic.training.logprobs import token_logprobs
 from ludic.training.packing import MicroBatch, TrainingSequence, pack
 
@@ -90,8 +91,7 @@ def by_all_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 def _model(vocab_size: int) -> PreTrainedModel:
     """Of one thin layer, so that the head is what counts."""
-    torch.manual_seed(0)
-    config = Qwen3Config(
+    return make_model(
         vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=128,
@@ -101,7 +101,6 @@ def _model(vocab_size: int) -> PreTrainedModel:
         head_dim=32,
         tie_word_embeddings=True,
     )
-    return AutoModelForCausalLM.from_config(config, attn_implementation=PACKED_ATTENTION).eval()
 
 
 def _batch(num_tokens: int, vocab_size: int) -> MicroBatch:

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 import tyro
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+from transformers import PreTrainedModel
 
 from benchmarks.measure import median_ratio, print_table
+from benchmarks.models import make_model
 from benchmarks.padding import fill_padded
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
@@ -109,8 +110,8 @@ def _sequences(num_sequences: int, mean_length: int, budget: int) -> list[Traini
 
 
 def _model(name: str) -> PreTrainedModel:
-    torch.manual_seed(0)
-    config = Qwen3Config(
+    return make_model(
+        attention=PACKED_ATTENTION if name == "packed" else "sdpa",
         vocab_size=1024,
         hidden_size=256,
         intermediate_size=768,
@@ -120,8 +121,6 @@ def _model(name: str) -> PreTrainedModel:
         head_dim=64,
         max_position_embeddings=16384,
     )
-    attention = PACKED_ATTENTION if name == "packed" else "sdpa"
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
 
 
 def _step_packed(model: PreTrainedModel, sequences: list[TrainingSequence], plan: list[int]) -> int:
