@@ -12,7 +12,7 @@ from ludic.fsck.findings import Finding, in_a_line
 from ludic.fsck.tables import FOREIGN_NAME
 from ludic.store import Root, latest_policy, read_attempt
 from ludic.store.attempts import read_parent
-from ludic.store.checkpoints import MARKER
+from ludic.store.checkpoints import MARKER, checkpoint_folder
 from ludic.store.lease import read_lease
 from ludic.store.ledger import ledger_name
 from ludic.store.policies import LATEST, Policy, policy_folder
@@ -103,8 +103,9 @@ def _marker_problems(root: Root, folder: str) -> Iterator[str]:
     except _UNREADABLE as error:
         yield f"{MARKER} can't be read: {in_a_line(error)}"
         return
-    if folder != f"checkpoints/attempt={attempt_id}/step={step}":
-        yield f"{MARKER} belongs in checkpoints/attempt={attempt_id}/step={step}"
+    wanted = checkpoint_folder((attempt_id, step))
+    if folder != wanted:
+        yield f"{MARKER} belongs in {wanted}"
     yield from _ledger_problems(root, attempt_id, step)
 
 

@@ -84,6 +84,15 @@ class SqlText:
         return {name: known[name] for name in self.parameters}
 
 
+_EVERY_ROW = SqlText(
+    name="every_row",
+    source="every_row",
+    text="select rollout_id, 0 as advantage from rollouts",
+    parameters=frozenset(),
+    defaults={},
+)
+
+
 def load_advantage(name_or_path: str) -> SqlText:
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
     if ".py:" in name_or_path:
@@ -167,8 +176,7 @@ def advantages(
         values = {name: value for each in (text, *drops) for name, value in each.bind(params).items()}
         return run_advantage(con, _without(text, drops) if drops else text, values)
     table = run_advantage(con, text, text.bind(params))
-    every_row = replace(text, function=None, text="select rollout_id, 0 as advantage from rollouts", defaults={})
-    kept = advantages(con, replace(every_row, parameters=frozenset()), filters=drops, **params)
+    kept = advantages(con, _EVERY_ROW, filters=drops, **params)
     return table.filter(pc.is_in(table["rollout_id"], kept["rollout_id"]))
 
 

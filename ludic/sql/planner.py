@@ -71,7 +71,7 @@ insert into rollouts
 select arrived.*, coalesce(uses.num_uses, 0)
 from arrived
 left join uses on uses.group_id = arrived.group_id
-where $fits
+where {fits}
 """
 _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
     select group_id
@@ -169,8 +169,9 @@ class Planner:
         self._rules = rules
         self._advantage = load_advantage(rules.advantage)
         self._filters = [load_filter(name) for name in dict.fromkeys((ALWAYS_ON, *rules.filters))]
-        if rules.where is not None:
-            self._filters.append(where_filter(rules.where))
+        self._where = None if rules.where is None else where_filter(rules.where)
+        if self._where is not None:
+            self._filters.append(self._where)
         self._selection = load_selection(rules.selection)
         texts = [self._advantage, *self._filters, self._selection]
         check_parameters(texts, rules.params, known=KNOWN_PARAMS)
@@ -198,11 +199,11 @@ class Planner:
 
     def add(self, rows: pa.Table) -> None:
         """Whole groups that are pending from now on; columns beyond `columns` and ADDRESS are ignored."""
-        where = next((text for text in self._filters if text.name == "where"), None)
+        where = self._where
         fits = "true" if where is None else _HAS_A_ROW_THAT_FITS.format(where=where.text)
         params = {} if where is None else where.bind(self._values(1, 0, None))
         with self._registered("arrived", rows.select(self._schema.names)):
-            self._con.execute(Template(_ADD_ARRIVED).safe_substitute(fits=fits), params)
+            self._con.execute(_ADD_ARRIVED.format(fits=fits), params)
 
     @property
     def num_pending_groups(self) -> int:

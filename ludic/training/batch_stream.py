@@ -14,7 +14,6 @@ from ludic.store import Root
 from ludic.training.config import TrainConfig
 from ludic.training.feed import batch_rules
 from ludic.training.offline import StoredRollouts
-from ludic.training.plans import Plan
 from ludic.training.stream import Share, read_share
 
 
@@ -87,14 +86,5 @@ class BatchStream:
         return self._stored.planner(rules, num_uses=dict.fromkeys(groups, self.epoch - 1), without=self._used)
 
     def _read(self, planner: Planner, step: int) -> Share | None:
-        rows = planner.plan(step=step, attempt_id=0, trainer_version=0, at_least=1)
-        if rows is None:
-            return None
-        plan = Plan(
-            step=step,
-            rows=self._stored.with_root(rows),
-            cursor={},
-            num_pending_groups=planner.num_pending_groups,
-            num_unreadable_files=self._stored.num_unreadable_files,
-        )
-        return read_share(self._root, self._config, plan, self._rank, self._num_ranks)
+        plan = self._stored.plan(planner, step, attempt_id=0, trainer_version=0, cursor={})
+        return read_share(self._root, self._config, plan, self._rank, self._num_ranks) if plan else None

@@ -81,7 +81,22 @@ class StoredRollouts:
         planner.add(self.rows.filter(pc.invert(left_out)))
         return planner
 
-    def with_root(self, ledger: pa.Table) -> pa.Table:
+    def plan(
+        self, planner: Planner, step: int, *, attempt_id: int, trainer_version: int, cursor: Mapping[str, Any]
+    ) -> Plan | None:
+        """The next plan of one of these planners, with fewer groups than a batch at the end; None behind it."""
+        rows = planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version, at_least=1)
+        if rows is None:
+            return None
+        return Plan(
+            step=step,
+            rows=self._with_root(rows),
+            cursor=cursor,
+            num_pending_groups=planner.num_pending_groups,
+            num_unreadable_files=self.num_unreadable_files,
+        )
+
+    def _with_root(self, ledger: pa.Table) -> pa.Table:
         """The ledger rows, with the root that each lies in."""
         places = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
         return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(places))
@@ -124,15 +139,8 @@ class OfflinePlans:
         self._planner = self._stored.planner(self._rules, num_uses=num_uses, without=dropped)
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
-        rows = self._planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version, at_least=1)
-        if rows is None:
-            return None
-        return Plan(
-            step=step,
-            rows=self._stored.with_root(rows),
-            cursor=self._cursor,
-            num_pending_groups=self._planner.num_pending_groups,
-            num_unreadable_files=self._stored.num_unreadable_files,
+        return self._stored.plan(
+            self._planner, step, attempt_id=attempt_id, trainer_version=trainer_version, cursor=self._cursor
         )
 
     def _first_step(self, resumed: CheckpointInfo | None) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from ludic.sql.planner import Planner
 from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
 from ludic.store.attempts import newest_attempt, record_attempt
+from ludic.store.checkpoints import checkpoint_folder
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume
 from ludic.training.config import TrainConfig
@@ -135,8 +136,9 @@ def _take(root: Root, config: TrainConfig, predecessor: int) -> tuple[Lease, Att
     parent = (resumed.attempt_id, resumed.step) if resumed else None
     if previous and previous.parent and (parent is None or parent < previous.parent):
         logger.warning(
-            "%s: attempt %d began from checkpoints/attempt=%d/step=%d, which is gone; going on from %s",
-            *(root.url, previous.attempt_id, *previous.parent, resumed.name if resumed else "the first weights"),
+            "%s: attempt %d began from %s, which is gone; going on from %s",
+            *(root.url, previous.attempt_id, checkpoint_folder(previous.parent)),
+            resumed.name if resumed else "the first weights",
         )
     return lease, record_attempt(root, lease, parent, asdict(config)), resumed
 

@@ -17,14 +17,14 @@ from ludic.store import Cursor, Root, read_attempt, read_ledger
 from ludic.store.attempts import newest_attempt
 from ludic.store.ledger import effective_steps
 from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume
-from ludic.training.config import TrainConfig
+from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
 from ludic.training.plans import Plan
 
 _FREE = frozenset(
     [
         # Which batches; they are given here.
         *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
-        *("max_off_policy_steps", "max_age_s", "offline", "sources", "epochs", "replay_batches"),
+        *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
         # Where it runs, and what is kept of it.
         *("device", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every", "async_checkpoint"),
         *("keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
@@ -37,8 +37,7 @@ _FREE = frozenset(
 def replay_settings(url: str) -> dict[str, Any]:
     """The settings that a run trained with and that a replay shares; raises ConfigError where nothing was trained."""
     other = Root.open(url)
-    config = read_attempt(other, _last_checkpoint(other).attempt_id).config
-    return {name: value for name, value in config.items() if name not in _FREE}
+    return _settings_of(other, _last_checkpoint(other))
 
 
 class ReplayPlans:
@@ -50,9 +49,9 @@ class ReplayPlans:
         self._other = other = Root.open(config.replay_batches)
         if other.run_id == root.run_id:
             raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
-        settings = replay_settings(other.url)
-        _check_same(other.url, {"model": other.run.model, **settings}, {"model": root.run.model, **asdict(config)})
         last = _last_checkpoint(other)
+        settings = _settings_of(other, last)
+        _check_same(other.url, {"model": other.run.model, **settings}, {"model": root.run.model, **asdict(config)})
         places = effective_steps(other, (last.attempt_id, last.step))
         self._attempt_of = {step: attempt_id for attempt_id, step in places}
         self._num_steps: int = settings["num_steps"]
@@ -86,6 +85,11 @@ def _last_checkpoint(other: Root) -> CheckpointInfo:
     if last is None:
         raise ConfigError(f"{other.url} has no complete checkpoint, so there is nothing to replay")
     return last
+
+
+def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
+    config = read_attempt(other, checkpoint.attempt_id).config
+    return {name: value for name, value in config.items() if name not in _FREE}
 
 
 def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
