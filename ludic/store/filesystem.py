@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
-import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -103,7 +102,7 @@ class Storage:
 
     def open_file(self, name: str) -> BinaryIO:
         if self.is_local:
-            return cast(BinaryIO, self._try(name, lambda: pa.OSFile(self.at_path(name))))
+            return self._try(name, lambda: self.fs.open(self.at_path(name), "rb"))
         if self._is_memory:  # it would hand the same file, with one position, to every thread
             return io.BytesIO(self.read(name))
         tail, size = self._tail(name)
