@@ -19,6 +19,8 @@ _BAR_WIDTH = 40
 _VALUE_WIDTH = 62
 """Of what stands beside a name, where a terminal has 80 columns."""
 _RECENT_STEPS = 20
+_UNEVEN = 1.05
+"""Tokens of the fullest rank over the mean of all from which on it is worth a word."""
 """That the figures of a step are averaged over, and drops counted in."""
 _MOST_WORKERS = 8
 _STATES = {
@@ -113,6 +115,7 @@ _LOSS = {
     "grad_norm": "gradient norm {:.3g}",
     "entropy": "entropy {:.3g}",
     "sampler_kl": "sampler KL {:.1g}",
+    "preference_accuracy": "{:.0%} of pairs preferred",
 }
 
 
@@ -125,6 +128,8 @@ def _speed(recent: Sequence[Row], glance: Glance) -> str:
     parts = [f"{_mean(recent, 'tokens_per_s'):,.0f} tokens/s trained"]
     if any(row["mfu"] is not None for row in recent):
         parts.append(f"MFU {_mean(recent, 'mfu'):.1%}")
+    if (uneven := _mean(recent, "token_imbalance")) >= _UNEVEN:
+        parts.append(f"the fullest rank {uneven - 1:.0%} above the mean")
     return ", ".join([*parts, f"{_rates(glance.calls, glance.at)['num_tokens'] / 60:,.0f} tokens/s sampled"])
 
 

@@ -71,7 +71,8 @@ def rl_loss(
     gradient: a rank that raised alone would hang the others.
 
     Also returns detached sums over action tokens, to be divided by num_action_tokens: ratio, clipped (a
-    count), sampler_kl, and reference_kl where there is a reference; and ratio_max. These KLs are k3 estimates.
+    count), sampler_kl, and reference_kl where there is a reference; and ratio_max. These KLs are k3 estimates. With dpo
+    also preference_margin and preference_accuracy, which then are means over pairs.
     """
     assert num_action_tokens > 0, "a step without action tokens has no loss"
     assert num_sequences > 0, "a step without sequences has no loss"
@@ -88,7 +89,10 @@ def rl_loss(
         terms, config, num_action_tokens=num_action_tokens, num_sequences=num_sequences
     )
     loss = torch.where(terms.mask, token_loss * share, 0).sum()
-    return loss, _measures(terms, clipped)
+    measures = _measures(terms, clipped)
+    if config.objective == "dpo":
+        measures |= _preferences(terms, config, num_action_tokens / num_sequences)
+    return loss, measures
 
 
 def loss_units(batch: MicroBatch, config: TrainConfig) -> Tensor:
@@ -139,6 +143,13 @@ def _measures(terms: TokenTerms, clipped: Tensor) -> dict[str, Tensor]:
     if terms.log_reference is not None:
         sums["reference_kl"] = k3(terms.log_reference) * terms.mask
     return {name: value.detach().sum() for name, value in sums.items()} | {"ratio_max": ratio.detach().max()}
+
+
+def _preferences(terms: TokenTerms, config: TrainConfig, tokens_per_pair: float) -> dict[str, Tensor]:
+    margins = _margins(terms, config).detach()
+    share = tokens_per_pair / terms.sequence_lengths
+    values = {"preference_margin": margins, "preference_accuracy": (margins > 0).to(margins)}
+    return {name: torch.where(terms.mask, value * share, 0).sum() for name, value in values.items()}
 
 
 # Objectives: what is to be maximised at each token, and where the ratio was clipped, capped or masked; both (A,).
@@ -231,9 +242,13 @@ def dpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
     A positive advantage marks the chosen side. sequence_ids number pairs (`loss_units`), so that the mean over
     sequences is one over pairs.
     """
+    return logsigmoid(_margins(terms, config)), torch.zeros_like(terms.mask)
+
+
+def _margins(terms: TokenTerms, config: TrainConfig) -> Tensor:
+    """(A,): at each token, the implicit reward of its pair's chosen side less that of the rejected one."""
     assert terms.log_reference is not None, "dpo needs reference_logprobs"
-    margins = terms.sequence_sum(-terms.log_reference * terms.advantages.sign())
-    return logsigmoid(config.dpo_beta * margins), torch.zeros_like(terms.mask)
+    return config.dpo_beta * terms.sequence_sum(-terms.log_reference * terms.advantages.sign())
 
 
 OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, TrainConfig], tuple[Tensor, Tensor]]] = {

@@ -8,7 +8,7 @@ memory than two batches hold.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import chain
@@ -46,7 +46,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingBatch:
+class Share:
     """What one rank trains on at one step."""
 
     plan: Plan
@@ -54,33 +54,17 @@ class TrainingBatch:
     micro_batches: list[MicroBatch]
     """Of this rank; as many on every rank."""
     num_action_tokens: int
-    """Of all ranks: what the loss is divided by."""
+    """Of this rank, as all counts are; `PlannedStream.next_batch` gives those of all ranks."""
     num_tokens: int
-    """Of all ranks, prompts included."""
+    """Prompts included."""
     num_truncated: int
-    """Sequences of all ranks that were cut to max_seq_len."""
+    """Sequences that were cut to max_seq_len."""
     token_imbalance: float
-    """Tokens of the rank that has most over the mean of all ranks."""
+    """Of the whole batch: tokens of the rank that has most over the mean of all ranks."""
     read_s: float
     """Seconds in which this rank read its sequences, in the background."""
     pack_s: float
     """And packed them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """One rank's part of a batch, with its counts."""
-
-    plan: Plan
-    """Of all ranks."""
-    micro_batches: list[MicroBatch]
-    num_action_tokens: int
-    num_tokens: int
-    num_truncated: int
-    token_imbalance: float
-    """Of the whole batch: tokens of the rank that has most over the mean of all ranks."""
-    read_s: float
-    pack_s: float
 
 
 class PlannedStream:
@@ -100,8 +84,9 @@ class PlannedStream:
             self._feed.start(step, trainer_version)
         self._next = _in_background(self._prepare)
 
-    def next_batch(self) -> TrainingBatch | None:
-        """The batch of the plan that was started, as soon as there are groups enough and this rank's are read.
+    def next_batch(self) -> Share | None:
+        """This rank's share of the plan that was started, with the counts of all, as soon as there are groups enough
+        and this rank's are read.
 
         None when rank 0 was told to stop. Raises, on every rank, what the feed raises on rank 0, and StoreError,
         SchemaError or InvalidBatchError for rollouts that one of the ranks can't read or train on.
@@ -114,16 +99,7 @@ class PlannedStream:
         counts = torch.tensor([share.num_action_tokens, share.num_tokens, share.num_truncated])
         dist.all_reduce(counts)
         num_action_tokens, num_tokens, num_truncated = counts.tolist()
-        return TrainingBatch(
-            plan=share.plan,
-            micro_batches=share.micro_batches,
-            num_action_tokens=num_action_tokens,
-            num_tokens=num_tokens,
-            num_truncated=num_truncated,
-            token_imbalance=share.token_imbalance,
-            read_s=share.read_s,
-            pack_s=share.pack_s,
-        )
+        return replace(share, num_action_tokens=num_action_tokens, num_tokens=num_tokens, num_truncated=num_truncated)
 
     def close(self) -> None:
         """Give up a batch in the making; a rank that fails alone does not wait for rank 0, which waits for it."""

@@ -54,7 +54,7 @@ from ludic.training.ownership import (
 from ludic.training.reference import Reference
 from ludic.training.step import train_step
 from ludic.training.stored import StoredPlans
-from ludic.training.stream import PlannedStream, TrainingBatch
+from ludic.training.stream import PlannedStream, Share
 from ludic.training.timing import StepTimer
 
 logger = logging.getLogger(__name__)
@@ -199,7 +199,7 @@ class _Trainer:
         if step < self._config.num_steps:
             self.stream.start_plan(step + 1, self.version + 1 if self._is_publishing(step) else self.version)
 
-    def step(self, step: int, batch: TrainingBatch, timer: StepTimer) -> dict[str, float]:
+    def step(self, step: int, batch: Share, timer: StepTimer) -> dict[str, float]:
         return train_step(
             self._model,
             self._optimizer,
@@ -286,15 +286,15 @@ class _Trainer:
             writing.result()
         return b""
 
-    def log(self, step: int, batch: TrainingBatch, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+    def log(self, step: int, batch: Share, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
         if self.main is not None:
             row = step_metrics(batch.plan, metrics, num_tokens=batch.num_tokens, num_truncated=batch.num_truncated)
             row |= {f"{phase}_s": value for phase, value in seconds.items()}
-            row |= {"read_s": batch.read_s, "pack_s": batch.pack_s}
+            row |= {"read_s": batch.read_s, "pack_s": batch.pack_s, "token_imbalance": batch.token_imbalance}
             row |= {"tokens_per_s": batch.num_tokens / seconds["step"]}
             self.main.write_metrics(step, row | self._utilisation(batch, seconds["step"]))
 
-    def _utilisation(self, batch: TrainingBatch, step_s: float) -> dict[str, float | None]:
+    def _utilisation(self, batch: Share, step_s: float) -> dict[str, float | None]:
         if self._cost is None:
             return {}
         flops = step_flops(self._cost, *trained_lengths(batch.plan, self._config.max_seq_len))

@@ -98,6 +98,12 @@ def test_time_is_shared_out_over_the_phases_of_the_loop(glance: Glance) -> None:
     assert "MFU 41.5%" in line(text, "speed")
 
 
+@pytest.mark.parametrize(("imbalance", "is_told"), [(1.25, True), (1.01, False), (None, False)])
+def test_uneven_ranks_are_told_of(glance: Glance, imbalance: float | None, is_told: bool) -> None:
+    text = shown(replace(glance, steps=[train_row(1, token_imbalance=imbalance)]))
+    assert ("the fullest rank 25% above the mean" in " ".join(text.split())) == is_told
+
+
 def test_metrics_of_an_older_ludic_show_the_step_as_a_whole(glance: Glance) -> None:
     text = shown(glance)
     assert "wait 28%  step 56%  publish 17%" in text  # 0.5, 1.0 and 0.3 of 1.8

@@ -200,6 +200,7 @@ METRICS_1_1 = (
     *("model_flops", "mfu", "num_truncated", "num_parse_errors", "num_errors"),
 )
 """Columns that metrics 1.0 had not yet."""
+METRICS_1_2 = ("token_imbalance", "preference_margin", "preference_accuracy")
 
 
 def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, expected):
@@ -207,7 +208,7 @@ def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, exp
     for row in (tailed, asked):
         assert list(row) == arrow_schema("metrics").names
         assert {name: row[name] for name in expected["metrics"]} == expected["metrics"]
-        assert {row[name] for name in METRICS_1_1} == {None}
+        assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2)} == {None}
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):

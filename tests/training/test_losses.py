@@ -191,6 +191,20 @@ def test_dpo_takes_the_mean_over_pairs_whatever_their_lengths_and_their_order():
     assert gradient == pytest.approx([-0.5 / 3 / 2, *[0.5 / 2 / 2] * 3, 0.5 / 3 / 2, -0.5 / 2 / 2])
 
 
+def test_dpo_measures_margins_and_accuracy_over_pairs_whatever_their_lengths():
+    # as above, of 6 tokens: margins log 2 and 0; a margin of 0 is no preference
+    sides = ([1.0], [1.0]), ([1.0] * 3, [-7.0] * 3), ([1.0], [-1.0]), ([1.0], [1.0])
+    settings = {"objective": "dpo", "dpo_beta": 0.5, "pair_ids": ["b", "a", "b", "a"], "num_sequences": 2}
+    _, _, sums = loss_and_gradient(*sides, reference=[QUARTER_AS_LIKELY, *[-1.0] * 5], num_action_tokens=6, **settings)
+    assert sums["preference_margin"] / 6 == pytest.approx(math.log(2) / 2)
+    assert sums["preference_accuracy"] / 6 == pytest.approx(1 / 2)
+
+
+def test_only_dpo_measures_preferences():
+    _, _, sums = loss_and_gradient(([1.0], [1.0]), reference=[-1.0])
+    assert not [name for name in sums if name.startswith("preference")]
+
+
 @pytest.mark.parametrize(
     ("settings", "shares"),
     [
