@@ -10,12 +10,12 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 import fsspec
 
-from ludic.errors import ConfigError, MissingRootError
+from ludic.errors import ConfigError, MissingRootError, StoreError
 from ludic.records import new_id
 from ludic.store.filesystem import Storage
 from ludic.store.local import Content
@@ -152,17 +152,26 @@ class Root:
             yield folder
 
     def upload(self, folder: str | Path, name: str, *, last: str | None = None) -> None:
-        """Move the files of a local folder below `name`; each appears whole, one after the other.
+        """Move the files of a local folder, and of folders in it, below `name`; each appears whole, one after the other.
 
         last: the file that tells readers that all are there; without it a marker must follow.
         """
-        files = sorted(Path(folder).iterdir(), key=lambda file: (file.name == last, file.name))
-        for file in files:
-            self._storage.move_in(file, f"{name}/{file.name}")
+        files = {file.relative_to(folder).as_posix(): file for file in Path(folder).rglob("*") if not file.is_dir()}
+        for relative in sorted(files, key=lambda relative: (relative == last, relative)):
+            self._storage.move_in(files[relative], f"{name}/{relative}")
 
     def download(self, name: str, folder: str | Path, *, leave_out: Collection[str] = ()) -> None:
-        """Copy the files below `name` into a local folder, without those of some names."""
+        """Copy the files below `name`, and their folders, into a local folder, without those of some names.
+
+        Raises StoreError for a name that leads out of the folder, before anything is copied.
+        """
+        names = {file: PurePosixPath(file).relative_to(name) for file in self.list(name)}
+        for file, relative in names.items():
+            if ".." in relative.parts:
+                raise StoreError(f"{self.url}/{file} is a name that leads elsewhere, so {name} is not copied; delete it")
         Path(folder).mkdir(parents=True, exist_ok=True)
-        for file in self.list(name):
-            if Path(file).name not in leave_out:
-                self._storage.copy_out(file, Path(folder) / Path(file).name)
+        for file, relative in names.items():
+            if relative.name not in leave_out:
+                target = Path(folder, relative)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self._storage.copy_out(file, target)

@@ -253,17 +253,25 @@ def test_two_threads_may_read_one_file(root):
 
 
 def test_a_folder_is_uploaded_and_comes_back(root, tmp_path):
+    names = ["a.safetensors", "config.json", "templates/tool.jinja", "z.json"]
     with root.scratch_folder() as folder:
-        for name in ("config.json", "a.safetensors", "z.json"):
+        (folder / "templates").mkdir()
+        for name in names:
             (folder / name).write_text(f"content of {name}")
         root.upload(folder, "policies/version=0", last="config.json")
-    assert root.list("policies") == [
-        f"policies/version=0/{name}" for name in ("a.safetensors", "config.json", "z.json")
-    ]
-    root.download("policies/version=0", tmp_path / "copy")
-    assert {file.name: file.read_text() for file in (tmp_path / "copy").iterdir()} == {
-        name: f"content of {name}" for name in ("config.json", "a.safetensors", "z.json")
-    }
+    assert root.list("policies") == [f"policies/version=0/{name}" for name in names]
+    copy = tmp_path / "copy"
+    root.download("policies/version=0", copy)
+    assert {name: (copy / name).read_text() for name in names} == {name: f"content of {name}" for name in names}
+    assert {file.name for file in copy.iterdir()} == {"a.safetensors", "config.json", "templates", "z.json"}
+
+
+def test_a_name_that_leads_out_of_the_folder_is_not_copied(unreliable_root, tmp_path):
+    unreliable_root.put("policies/version=0/config.json", b"{}")
+    unreliable_root.put("policies/version=0/../../evil.json", b"{}")
+    with pytest.raises(StoreError, match=r"policies/version=0/\.\./\.\./evil\.json is a name that leads elsewhere"):
+        unreliable_root.download("policies/version=0", tmp_path / "a" / "copy")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_upload_that_breaks_off_leaves_no_marker(unreliable_root, tmp_path):
