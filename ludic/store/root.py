@@ -152,7 +152,7 @@ class Root:
             yield folder
 
     def upload(self, folder: str | Path, name: str, *, last: str | None = None) -> None:
-        """Move the files of a local folder, and of folders in it, below `name`; each appears whole, one after the other.
+        """Move the files of a local folder and of its folders below `name`; each appears whole, one after the other.
 
         last: the file that tells readers that all are there; without it a marker must follow.
         """
@@ -168,7 +168,7 @@ class Root:
         names = {file: PurePosixPath(file).relative_to(name) for file in self.list(name)}
         for file, relative in names.items():
             if ".." in relative.parts:
-                raise StoreError(f"{self.url}/{file} is a name that leads elsewhere, so {name} is not copied; delete it")
+                raise StoreError(f"{self.url}/{file} is a name that leads elsewhere; delete it, for {name} to be copied")
         Path(folder).mkdir(parents=True, exist_ok=True)
         for file, relative in names.items():
             if relative.name not in leave_out:
