@@ -14,6 +14,7 @@ from ludic.cli.process import stop_on_signals
 from ludic.cli.settings import RootUrl, take_option, to_flags
 from ludic.errors import ConfigError, MissingRootError
 from ludic.store import Root, newest_attempt_id, read_attempt
+from ludic.store.checkpoints import checkpoint_places, place_to_resume
 from ludic.store.lease import newest_claim
 from ludic.training.config import TrainConfig
 
@@ -26,6 +27,9 @@ class Settings:
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     model: str | None = None
     """First weights of a run that is made here; None takes those of its first source."""
+    resume: bool = False
+    """Go on from the newest complete checkpoint, or not at all. Without it a run that has none begins at its first
+    weights, and one that has is resumed as well."""
     ranks: int = 1
     """Processes that share the work, started here under torchrun."""
     take_over: bool = False
@@ -54,7 +58,7 @@ def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
 
 
 def main(settings: Settings) -> None:
-    root = open_or_create(settings)
+    root = open_resumable(settings.root) if settings.resume else open_or_create(settings)
     replaces = newest_claim(root) if settings.take_over else settings.replaces
     if settings.ranks > 1 and "WORLD_SIZE" not in os.environ:
         args = train_args(root.url, settings.train, settings.ranks, replaces)
@@ -83,6 +87,14 @@ def main(settings: Settings) -> None:
         )
     if os.environ.get("RANK", "0") == "0":
         print(f"trained to step {step}{f' of {num_steps}' if num_steps else ''} in {root.url}")
+
+
+def open_resumable(url: str) -> Root:
+    """A run that has a checkpoint to go on from. Raises MissingRootError, ConfigError."""
+    root = Root.open(url, writable=True)
+    if place_to_resume(root, newest_attempt_id(root), checkpoint_places(root)) is None:
+        raise ConfigError(f"{root.url} has no complete checkpoint to resume from; without --resume it begins anew")
+    return root
 
 
 def open_or_create(settings: Settings) -> Root:

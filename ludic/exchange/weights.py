@@ -11,14 +11,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from ludic.errors import ConfigError, ModelError
 from ludic.inference.adapters import merge_adapter
 from ludic.store import Root
-from ludic.store.attempts import chain, newest_attempt_id, newest_checkpoint, read_parent
-from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places
+from ludic.store.attempts import newest_attempt_id
+from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
 from ludic.store.filesystem import Storage
 from ludic.store.policies import policy_folder, stored_versions
 from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
@@ -86,8 +85,7 @@ def _checkpoint_folder(root: Root, step: int) -> str:
         raise ConfigError(
             f"{root.url} has no checkpoint of step {step}; there are {_named('step', sorted({s for _, s in places}))}"
         )
-    links = chain(newest_attempt_id(root), partial(read_parent, root))
-    return checkpoint_folder(newest_checkpoint(links, fitting) or fitting[-1])
+    return checkpoint_folder(place_to_resume(root, newest_attempt_id(root), fitting) or fitting[-1])
 
 
 def _policy_folder(root: Root, version: int | None) -> str:

@@ -15,7 +15,6 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,8 +33,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import ModelError, NameTakenError, SchemaError
-from ludic.store.attempts import Attempt, chain, check_not_fenced, newest_checkpoint, outdated, read_parent
-from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places
+from ludic.store.attempts import Attempt, check_not_fenced, outdated
+from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
 from ludic.store.root import Root
 from ludic.training.distributed import from_main, num_ranks, rank, run_on_main
 from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
@@ -147,7 +146,7 @@ def checkpoint_to_resume(root: Root, attempt: Attempt | None) -> CheckpointInfo 
     if attempt is None:
         return None
     found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
-    place = newest_checkpoint(chain(attempt.attempt_id, partial(read_parent, root)), found)
+    place = place_to_resume(root, attempt.attempt_id, found)
     return found[place] if place else None
 
 

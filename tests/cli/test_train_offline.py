@@ -32,6 +32,18 @@ def test_a_run_is_made_like_its_first_source_and_is_left_as_it_is_when_done(ludi
     ]
 
 
+def test_resume_wants_a_complete_checkpoint_and_goes_on_from_the_newest(ludic, source, tmp_path):
+    url = str(tmp_path / "offline")
+    ludic("train", url, *OFFLINE, "--sources", source.url)
+    assert ludic("train", url, "--resume", "--epochs", "2").out == f"trained to step 4 in {url}\n"
+    assert query(Root.open(url), "select attempt_id, parent_step from attempts order by all") == [(1, None), (2, 2)]
+    for marker in (tmp_path / "offline").rglob("checkpoint.json"):
+        marker.unlink()
+    result = ludic("train", url, "--resume", "--epochs", "3")
+    assert (result.code, result.out) == (1, "")
+    assert result.err == (f"ludic: {url} has no complete checkpoint to resume from; without --resume it begins anew\n")
+
+
 def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):
     url, again = str(tmp_path / "offline"), str(tmp_path / "again")
     ludic("train", url, *OFFLINE, "--sources", source.url)
@@ -59,6 +71,8 @@ def test_a_replay_with_another_setting_is_refused_in_a_line(ludic, source, tmp_p
         (["--replay-batches", "{source}"], "has no complete checkpoint, so there is nothing to replay"),
         (["--replay-batches", "{tmp}/nowhere"], "nowhere holds no run"),
         ([], "offline holds no run"),
+        (["--resume"], "offline holds no run"),
+        (["--resume", "--offline", "--sources", "{source}"], "offline holds no run"),
         (["--epochs", "2"], "epochs is 2"),
     ],
 )
