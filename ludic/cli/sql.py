@@ -43,7 +43,8 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     query: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUERY")]
-    """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, policies and metrics."""
+    """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, policies, metrics and
+    reference."""
     format: Format | None = None
     """How to print; None takes it from the name of --out, else table."""
     out: Path | None = None

@@ -52,6 +52,7 @@ _VIEWS = {
     "rollouts": "rollouts",
     "evals": "rollouts",
     "metrics": "metrics",
+    "reference": "reference",
     "policies": "policies",
     "attempts": "attempts",
     "attempt_chain": None,
@@ -69,7 +70,7 @@ _snapshots: WeakKeyDictionary[duckdb.DuckDBPyConnection, Snapshot] = WeakKeyDict
 
 def connect(root: str | Root, *, without: Iterable[str] = ()) -> duckdb.DuckDBPyConnection:
     """An in-memory DuckDB with the views rollouts, groups, steps, evals, batches, all_batches, attempts,
-    attempt_chain, policies and metrics over the files of a run; ludic/sql/views/ says what each holds.
+    attempt_chain, policies, metrics and reference over the files of a run; ludic/sql/views/ says what each holds.
 
     rollouts and evals, and so groups and steps, stay as they were when a query first asked for them, until
     `refresh`. without: names below the root of Parquet files to leave out, such as those that can't be read.

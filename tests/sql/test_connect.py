@@ -15,6 +15,7 @@ from ludic.sql import run_query
 from ludic.store.attempts import start_attempt
 from ludic.store.ledger import ledger_name
 from ludic.store.parquet import encode, encode_plain
+from ludic.store.reference import write_reference
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
 
@@ -29,6 +30,7 @@ VIEWS = (
     "attempt_chain",
     "policies",
     "metrics",
+    "reference",
 )
 
 
@@ -56,6 +58,25 @@ def put_steps(root: Root, attempt_id: int, steps: range) -> None:
         }
         table = pa.Table.from_pylist([row], schema=arrow_schema("batches"))
         assert root.put_if_absent(ledger_name(attempt_id, step), encode_plain(table))
+
+
+def test_logprobs_of_a_reference_are_a_view_on_every_filesystem(root: Root):
+    schema = arrow_schema("reference")
+    rows = [
+        {
+            "model": f"{i:032x}",
+            "rollout_id": "r",
+            "temperature": 1.0,
+            "response_length": 2,
+            "reference_logprobs": [-i, -2],
+        }
+        for i in (1, 3)
+    ]
+    for row in rows:
+        write_reference(root, row["model"], pa.Table.from_pylist([row], schema=schema))
+    found = ludic.connect(root).sql("from reference order by model").to_arrow_table()
+    assert found.to_pylist() == rows
+    assert found.column_names == schema.names
 
 
 def steps_of(root: Root, sql: str) -> list[tuple]:
