@@ -16,6 +16,7 @@ from benchmarks import (
     store_size,
     stream,
     tail,
+    train_step,
     train_wait,
     wait,
 )
@@ -32,6 +33,7 @@ BENCHMARKS = (
     planner,
     stream,
     packing,
+    train_step,
     logprobs_memory,
     wait,
     train_wait,

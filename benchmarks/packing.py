@@ -22,14 +22,12 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import median_ratio, print_table
 from benchmarks.models import make_model
-from benchmarks.padding import fill_padded
+from benchmarks.padding import fill_padded, padded_logprobs
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
-from ludic.training.logprobs import linear_logprobs, token_logprobs
+from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import rl_loss
 from ludic.training.packing import MicroBatch, TrainingSequence, assign, pack
-
-# Shapes: B = rows, L = the longest of them, A = response tokens.
 
 CONTESTANTS = ("packed", "packed, dense mask", "padded, sorted", "padded")
 
@@ -72,7 +70,7 @@ def _in_a_process(name: str, num_sequences: int, mean_length: int, budget: int) 
 
 def measure(name: str, num_sequences: int, mean_length: int, budget: int) -> dict[str, float]:
     """Tokens/s, without padding, of a gradient step over all; peak memory above the model's."""
-    sequences, model = _sequences(num_sequences, mean_length, budget), _model(name)
+    sequences, model = skewed_sequences(num_sequences, mean_length, budget), _model(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     lengths = np.array([sequence.num_tokens for sequence in sequences])
     before, started = _peak_mb(), time.perf_counter()
@@ -93,15 +91,18 @@ def measure(name: str, num_sequences: int, mean_length: int, budget: int) -> dic
     }
 
 
-def _sequences(num_sequences: int, mean_length: int, budget: int) -> list[TrainingSequence]:
+def skewed_sequences(
+    num_sequences: int, mean_length: int, budget: int, *, vocab_size: int = 1024
+) -> list[TrainingSequence]:
+    """Of 16 tokens of prompt and log-normal lengths, at most the budget."""
     rng = np.random.default_rng(0)
     # The mean of a log-normal is exp(sigma^2 / 2) times its median.
     lengths = rng.lognormal(mean=np.log(mean_length) - 0.5, sigma=1.0, size=num_sequences).clip(4, budget - 16)
     return [
         TrainingSequence(
             rollout_id=str(i),
-            prompt_tokens=rng.integers(0, 1024, 16, dtype=np.int32),
-            response_tokens=rng.integers(0, 1024, int(length), dtype=np.int32),
+            prompt_tokens=rng.integers(0, vocab_size, 16, dtype=np.int32),
+            response_tokens=rng.integers(0, vocab_size, int(length), dtype=np.int32),
             sampler_logprobs=np.full(int(length), -7.0, np.float32),
             advantage=1.0,
         )
@@ -131,20 +132,9 @@ def _step_packed(model: PreTrainedModel, sequences: list[TrainingSequence], plan
 
 def _step_padded(model: PreTrainedModel, sequences: list[TrainingSequence]) -> int:
     """The usual way, rows and a mask, and then only the hidden states of the responses, as the packed ones have it."""
-    longest = max(sequence.num_tokens for sequence in sequences)
-    input_ids = torch.zeros(len(sequences), longest, dtype=torch.int64)
-    mask = torch.zeros_like(input_ids)
-    for row, sequence in enumerate(sequences):
-        tokens = np.concatenate([sequence.prompt_tokens, sequence.response_tokens])
-        input_ids[row, : len(tokens)] = torch.from_numpy(tokens)
-        mask[row, : len(tokens)] = 1
-    hidden = model.get_decoder()(input_ids=input_ids, attention_mask=mask, use_cache=False).last_hidden_state
-    responses = [hidden[row, len(s.prompt_tokens) - 1 : s.num_tokens - 1] for row, s in enumerate(sequences)]
     batch = pack(sequences)
-    head = model.get_output_embeddings()
-    logprobs, _ = linear_logprobs(torch.cat(responses), head.weight, None, batch.targets, batch.temperatures)
-    _backward(logprobs, batch)
-    return input_ids.numel()
+    _backward(padded_logprobs(model, sequences, batch), batch)
+    return len(sequences) * max(sequence.num_tokens for sequence in sequences)
 
 
 def _backward(logprobs: Tensor, batch: MicroBatch) -> None:

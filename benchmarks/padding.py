@@ -1,6 +1,16 @@
 """What peers do in the place of packing: rows side by side, padded to the longest of a micro-batch."""
 
+# Shapes: B = rows, L = the longest of them, H = hidden size, A = response tokens of all.
+
 from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ludic.training.logprobs import linear_logprobs
+from ludic.training.packing import MicroBatch, TrainingSequence
 
 
 def fill_padded(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
@@ -14,3 +24,35 @@ def fill_padded(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
             taken, longest = [], length
         taken.append(index)
     yield taken
+
+
+def pad_tokens(sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:
+    """Prompt and response of each row, and where they are: (B, L) int64 both."""
+    input_ids = torch.zeros(len(sequences), max(sequence.num_tokens for sequence in sequences), dtype=torch.int64)
+    mask = torch.zeros_like(input_ids)
+    for row, sequence in enumerate(sequences):
+        tokens = np.concatenate([sequence.prompt_tokens, sequence.response_tokens])
+        input_ids[row, : len(tokens)] = torch.from_numpy(tokens)
+        mask[row, : len(tokens)] = 1
+    return input_ids, mask
+
+
+def response_states(states: Tensor, sequences: Sequence[TrainingSequence]) -> Tensor:
+    """(B, L, H) to (A, H): those that predict the response tokens, row by row."""
+    return torch.cat(
+        [
+            states[row, len(sequence.prompt_tokens) - 1 : sequence.num_tokens - 1]
+            for row, sequence in enumerate(sequences)
+        ]
+    )
+
+
+def padded_logprobs(model: PreTrainedModel, sequences: Sequence[TrainingSequence], batch: MicroBatch) -> Tensor:
+    """(A,) float32 nats, from rows and a mask; logits of the responses only, in chunks, as `token_logprobs` has them.
+
+    batch: the same sequences, packed.
+    """
+    input_ids, mask = (tensor.to(model.device) for tensor in pad_tokens(sequences))
+    hidden = model.get_decoder()(input_ids=input_ids, attention_mask=mask, use_cache=False).last_hidden_state
+    head = model.get_output_embeddings().weight
+    return linear_logprobs(response_states(hidden, sequences), head, None, batch.targets, batch.temperatures)[0]

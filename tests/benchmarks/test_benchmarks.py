@@ -44,6 +44,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "Planning a batch",
         "stream:",
         "packing:",
+        "train_step:",
         "Peak memory of reference logprobs",
         "A trainer whose rollouts",
         "train_wait:",
@@ -75,6 +76,23 @@ def test_chunks_and_all_logits_give_the_same_logprobs():
     model, batch = _model(100), _batch(64, 100)
     found = token_logprobs(model, batch, chunk_tokens=10)[0]
     np.testing.assert_allclose(found.detach(), by_all_logits(model, batch).detach(), atol=1e-5)
+
+
+def test_packed_and_padded_rows_give_the_same_logprobs():
+    from benchmarks.models import make_model
+    from benchmarks.packing import skewed_sequences
+    from benchmarks.padding import padded_logprobs
+    from benchmarks.train_step import SIZES, _plain_logprobs
+    from ludic.training.logprobs import token_logprobs
+    from ludic.training.packing import pack
+
+    model = make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=32, **SIZES["tiny"])
+    sequences = skewed_sequences(5, 20, 100)
+    batch = pack(sequences)
+    wanted = token_logprobs(model, batch)[0].detach()
+    np.testing.assert_allclose(padded_logprobs(model, sequences, batch).detach(), wanted, atol=1e-5)
+    in_bfloat16 = _plain_logprobs(model, sequences, batch).detach()
+    np.testing.assert_allclose(in_bfloat16, wanted, atol=0.05)
 
 
 def test_sql_and_plain_python_plan_the_same_batch():
