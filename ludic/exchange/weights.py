@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ludic.errors import ConfigError, ModelError
+from ludic.errors import ConfigError
 from ludic.inference.adapters import merge_adapter
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt_id
@@ -51,7 +51,7 @@ def export_weights(root: Root, target: str, *, step: int | None = None, version:
         folder = Path(staged, "weights")
         _download(root, source, folder)
         if (folder / ADAPTER_CONFIG).exists():
-            _merge_adapter(root.run.model, folder)
+            _merge_adapter(root.run.model, folder, f"{root.url}/{source}")
         copy_tokenizer(root.run.model, folder)
         sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
         _publish(folder, storage)
@@ -67,12 +67,9 @@ def _download(root: Root, source: str, folder: Path) -> None:
     raise ConfigError(f"{root.url}/{source} was deleted while it was copied; export a newer one")
 
 
-def _merge_adapter(model: str, folder: Path) -> None:
+def _merge_adapter(model: str, folder: Path, where: str) -> None:
     """Put whole weights in the place of a LoRA adapter of `model`, so that whoever loads them need not know of it."""
-    try:
-        merged = merge_adapter(load_model(model), str(folder))
-    except ModelError as error:  # it names a folder that is gone by then
-        raise ModelError(f"the run's adapter can't be merged into {model}: {error}") from error
+    merged = merge_adapter(load_model(model), str(folder), where=where)
     for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         (folder / file).unlink()
     save_weights(merged, full_state_dict(merged), folder)
