@@ -245,7 +245,7 @@ def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], colum
     row_groups = sorted({row_group for row_group, _ in addresses})
     schema = rollouts_schema(root.run.extra_columns)
     with open_parquet(root, name) as file:
-        starts = np.cumsum([0, *row_counts(file)[row_groups]])
+        starts = np.cumsum([0, *(file.metadata.row_group(row_group).num_rows for row_group in row_groups[:-1])])
         table = read_row_groups(file, row_groups, columns, f"{root.url}/{name}", schema)
     start_of = dict(zip(row_groups, starts.tolist(), strict=False))
     return take_rows(table, [start_of[row_group] + row for row_group, row in addresses])

@@ -142,7 +142,7 @@ def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks
 
     Raises StoreError, SchemaError or InvalidBatchError for rollouts that can't be read or trained on.
     """
-    used = plan.rows.select(_PLANNED).filter(plan.rows["used"])
+    used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
     lengths = _sum_columns(used, "prompt_length", "response_length")
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)

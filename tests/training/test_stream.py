@@ -1,17 +1,18 @@
 """From a plan to packed micro-batches: exactly the stored tokens, each once, and no more of a file than was planned."""
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from tiny_runs import fill, train_config
 
 from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import Planner
-from ludic.store import Cursor, start_attempt
+from ludic.store import Cursor, Root, start_attempt
 from ludic.store.compaction import compact
 from ludic.store.repair import list_set_aside
 from ludic.training.feed import PlanFeed, batch_rules
@@ -129,18 +130,16 @@ def test_two_ranks_share_the_sequences_of_one(new_root, plan_of):
     assert [share.token_imbalance for share in shares] == [1.0, 1.0]
 
 
-def test_ranks_read_whole_files_where_that_is_even(new_root, plan_of, monkeypatch):
+def test_ranks_read_whole_files_where_that_is_even(new_root, plan_of):
     # Four files of two groups of 4: each of two ranks has two files to itself, although one could have a half of each.
     root = new_root(groups_per_batch=8)
     fill(root, num_files=4, groups_per_file=2)
     plan = plan_of(root)
     files = []
     for rank in (0, 1):
-        reads = Reads()
-        with monkeypatch.context() as patch:
-            reads.watch(root.fs, patch)
-            read_share(root, train_config(), plan, rank, 2)
-        files.append({path for path, _, _ in reads.ranges})
+        of_rank, ranges = watched(root)
+        read_share(of_rank, train_config(), plan, rank, 2)
+        files.append({path for path, _, _ in ranges})
     assert [len(paths) for paths in files] == [2, 2]
     assert not files[0] & files[1]
 
@@ -165,29 +164,32 @@ def test_a_limit_that_the_prompt_fills_leaves_a_batch_without_action_tokens(new_
     assert len(batch.micro_batches) == 1
 
 
-@dataclass(frozen=True)
-class Reads:
-    """Which bytes of which files were read through a filesystem: (path, start, stop)."""
+class WatchedFileSystem(LocalFileSystem):
+    """Notes which bytes of which files are read: (path, start, stop)."""
 
-    ranges: list[tuple[str, int, int]] = field(default_factory=list)
+    cachable = False
 
-    def watch(self, fs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Note what every file that `fs` opens from now on is asked for."""
-        open_file = fs.open
+    def __init__(self) -> None:
+        super().__init__()
+        self.ranges: list[tuple[str, int, int]] = []
 
-        def open_watched(path: str, mode: str = "rb", **options: Any) -> Any:
-            file = open_file(path, mode, **options)
-            read = file.read
+    def open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        file = super().open(path, mode, **options)
+        read = file.read
 
-            def note(length: int = -1) -> bytes:
-                data = read(length)
-                self.ranges.append((path, file.tell() - len(data), file.tell()))
-                return data
+        def note(length: int = -1) -> bytes:
+            data = read(length)
+            self.ranges.append((path, file.tell() - len(data), file.tell()))
+            return data
 
-            monkeypatch.setattr(file, "read", note, raising=False)
-            return file
+        file.read = note
+        return file
 
-        monkeypatch.setattr(fs, "open", open_watched)
+
+def watched(root: Root) -> tuple[Root, list[tuple[str, int, int]]]:
+    """The same root, and what will have been read through it."""
+    fs = WatchedFileSystem()
+    return replace(root, fs=fs), fs.ranges
 
 
 def byte_range(metadata: pq.FileMetaData, row_group: int) -> tuple[int, int]:
@@ -198,7 +200,7 @@ def byte_range(metadata: pq.FileMetaData, row_group: int) -> tuple[int, int]:
     return min(starts), max(stops)
 
 
-def test_only_the_row_groups_of_the_plan_are_read(new_root, plan_of, monkeypatch):
+def test_only_the_row_groups_of_the_plan_are_read(new_root, plan_of):
     # 256 rows make a row group, here a group each: 4 a file, of which the plan needs the first file's first two.
     root = new_root(group_size=256)
     fill(root, num_files=2, groups_per_file=4, response_length=50)
@@ -206,30 +208,28 @@ def test_only_the_row_groups_of_the_plan_are_read(new_root, plan_of, monkeypatch
     name = "rollouts/version=0/env=moar_cats/w0-test-0.parquet"
     assert set(zip(rows["file"].to_pylist(), rows["row_group"].to_pylist(), strict=True)) == {(name, 0), (name, 1)}
     metadata = pq.read_metadata(root.at(name))
-    reads = Reads()
-    reads.watch(root.fs, monkeypatch)
+    root, ranges = watched(root)
     assert len(read_sequences(root, rows)) == 2 * 256
     # pyarrow finds the footer by reading the last 64 kB at once.
     size = root.fs.size(root.at(name))
-    data_reads = [(path, start, stop) for path, start, stop in reads.ranges if stop < size]
+    data_reads = [(path, start, stop) for path, start, stop in ranges if stop < size]
 
     def is_read(row_group: int) -> bool:
         start, stop = byte_range(metadata, row_group)
         return any(first < stop and last > start for _, first, last in data_reads)
 
     assert [is_read(row_group) for row_group in range(4)] == [True, True, False, False]
-    assert {path for path, _, _ in reads.ranges} == {root.at(name)}
+    assert {path for path, _, _ in ranges} == {root.at(name)}
 
 
-def test_the_next_batch_is_read_before_it_is_asked_for(new_root, open_stream, monkeypatch):
-    root = new_root()
+def test_the_next_batch_is_read_before_it_is_asked_for(new_root, open_stream):
+    root, ranges = watched(new_root())
     fill(root, num_files=1)
     stream = open_stream(root)
     stream.next_batch()
-    reads = Reads()
-    reads.watch(root.fs, monkeypatch)
+    ranges.clear()
     stream.start_plan(2, 0)
-    while not reads.ranges:  # until the plan is there
+    while not ranges:  # until the plan is there
         threading.Event().wait(0.01)
     assert stream.next_batch().plan.step == 2
 
