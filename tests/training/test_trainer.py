@@ -87,8 +87,10 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
     rows = query(
         root,
         """
-        -- but for the columns of workers, and mfu, which a CPU has none of
-        select * exclude (worker_id, env_name, num_truncated, num_parse_errors, num_errors, mfu)
+        -- but for the columns of workers and of dpo, and mfu, which a CPU has none of
+        select * exclude (
+            worker_id, env_name, num_truncated, num_parse_errors, num_errors, mfu, preference_margin, preference_accuracy
+        )
         from metrics
         where kind = 'train'
         order by step
