@@ -89,7 +89,8 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
         """
         -- but for the columns of workers and of dpo, and mfu, which a CPU has none of
         select * exclude (
-            worker_id, env_name, num_truncated, num_parse_errors, num_errors, mfu, preference_margin, preference_accuracy
+            worker_id, env_name, num_truncated, num_parse_errors, num_errors,
+            preference_margin, preference_accuracy, mfu
         )
         from metrics
         where kind = 'train'
