@@ -36,7 +36,7 @@ from ludic.records import Rollout, RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
 from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
-from ludic.store.parquet import encode
+from ludic.store.encoding import encode
 from ludic.training.config import TrainConfig
 from ludic.training.plans import Plan
 from ludic.training.stream import read_share

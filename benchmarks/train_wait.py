@@ -27,7 +27,7 @@ from ludic.records import RolloutBatch, RolloutGroup, new_id
 from ludic.schema import to_table
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, RolloutFile, Root, RunConfig, start_attempt
-from ludic.store.parquet import encode
+from ludic.store.encoding import encode
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, shut_down
 from ludic.training.feed import PlanFeed, batch_rules

@@ -23,9 +23,9 @@ from ludic.fsck.findings import Finding, in_a_line
 from ludic.fsck.rows import RowChecks
 from ludic.schema import arrow_schema, check_schema
 from ludic.store import RolloutFile, Root
+from ludic.store.encoding import group_starts
 from ludic.store.files import Folder, Source
 from ludic.store.ledger import ledger_name
-from ludic.store.parquet import group_starts
 from ludic.store.sources import sources_of
 from ludic.store.track import Track, untracked
 

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ludic.errors import FencedError, SchemaError
 from ludic.schema import arrow_schema, check_schema, conform
 from ludic.store.attempts import Attempt, Place, chain, check_not_fenced, read_attempt, read_parent
-from ludic.store.parquet import encode_plain
+from ludic.store.encoding import encode_plain
 from ludic.store.root import Root
 
 _NAME = re.compile(r"batches/attempt=(\d+)/step=(\d+)\.parquet")

@@ -24,8 +24,9 @@ import pyarrow.parquet as pq
 from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.schema.tables import VERSION_KEY
+from ludic.store.encoding import ROW_GROUP_BYTES, group_starts, open_writer, release_memory
 from ludic.store.files import RolloutFile
-from ludic.store.parquet import ROW_GROUP_BYTES, as_type, group_starts, open_parquet, open_writer, release_memory
+from ludic.store.parquet import as_type, open_parquet
 from ludic.store.root import Root
 from ludic.store.sources import SOURCES_KEY, to_json
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 from ludic.errors import SchemaError
 from ludic.schema import arrow_schema, conform
 from ludic.store.background import BackgroundAppender, NamedFile
+from ludic.store.encoding import encode_plain
 from ludic.store.files import check_worker_id
-from ludic.store.parquet import encode_plain
 from ludic.store.root import Root
 
 _FLUSH_AGE_S = 1.0

@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import rollouts_schema
+from ludic.store.encoding import release_memory
 from ludic.store.files import RolloutFile
 from ludic.store.merge import group_ranges
-from ludic.store.parquet import open_parquet, read_row_groups, read_rows, release_memory, take_rows
+from ludic.store.parquet import open_parquet, read_row_groups, read_rows, take_rows
 from ludic.store.plans import find_replacement
 from ludic.store.root import Root
 

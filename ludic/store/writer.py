@@ -16,8 +16,8 @@ import pyarrow as pa
 from ludic.records import RolloutBatch
 from ludic.schema import TOKEN_COLUMNS, to_table, validate
 from ludic.store.background import BackgroundAppender, NamedFile
+from ludic.store.encoding import encode, group_starts, release_memory
 from ludic.store.files import Folder, RolloutFile, check_worker_id
-from ludic.store.parquet import encode, group_starts, release_memory
 from ludic.store.root import Root
 
 

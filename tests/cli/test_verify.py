@@ -13,7 +13,7 @@ from ludic.fsck import Finding, Report, check_root, meaning_of
 from ludic.schema import to_table
 from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, Root, list_files
-from ludic.store.parquet import encode
+from ludic.store.encoding import encode
 
 Break = Callable[[Path], None]
 

@@ -21,7 +21,7 @@ from ludic.fsck import Finding, check_root
 from ludic.schema import to_table
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files, start_attempt
 from ludic.store.compaction import compact
-from ludic.store.parquet import encode, open_writer
+from ludic.store.encoding import encode, open_writer
 from ludic.store.repair import list_set_aside
 from ludic.store.retention import expire, stored_files
 from ludic.store.sources import SOURCES_KEY

@@ -10,8 +10,8 @@ import pytest
 from strategies import make_batch
 
 from ludic.schema import arrow_schema, to_table
+from ludic.store.encoding import encode
 from ludic.store.files import RolloutFile
-from ludic.store.parquet import encode
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
 

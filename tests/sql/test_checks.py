@@ -12,8 +12,8 @@ from ludic.schema import arrow_schema
 from ludic.sql import BatchRules, Planner, connect, run_checks
 from ludic.store.attempts import start_attempt
 from ludic.store.compaction import compact
+from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
-from ludic.store.parquet import encode, encode_plain
 from ludic.store.policies import Policy
 from ludic.store.repair import set_aside
 from ludic.store.retention import expire, stored_files

@@ -13,8 +13,8 @@ from ludic.errors import MissingRootError, QueryError
 from ludic.schema import arrow_schema
 from ludic.sql import run_query
 from ludic.store.attempts import start_attempt
+from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
-from ludic.store.parquet import encode, encode_plain
 from ludic.store.reference import write_reference
 from ludic.store.root import Root
 from ludic.store.run import RunConfig

@@ -18,7 +18,7 @@ from ludic.schema import rollouts_schema
 from ludic.sql import advantages, run_checks, run_query, scalars, snapshot
 from ludic.store import RolloutFile, Root, RunConfig, list_files
 from ludic.store.compaction import compact
-from ludic.store.parquet import encode
+from ludic.store.encoding import encode
 
 EXTRA = {"x_judge": "string", "x_spans": "list<int64>"}
 WAYS = ("few files", "many files", "compacted", "half compacted")

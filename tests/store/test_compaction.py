@@ -36,8 +36,8 @@ from ludic.store import (
     start_attempt,
 )
 from ludic.store.compaction import Skipped, compact, sealed_before
+from ludic.store.encoding import encode
 from ludic.store.files import Source
-from ludic.store.parquet import encode
 from ludic.store.plans import find_replacement, read_plans
 from ludic.store.sources import read_sources
 

@@ -19,7 +19,8 @@ from ludic.errors import SchemaError, StoreError
 from ludic.schema import arrow_schema, to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
 from ludic.store.compaction import compact
-from ludic.store.parquet import encode, read_rows
+from ludic.store.encoding import encode
+from ludic.store.parquet import read_rows
 
 
 def reader_of(root, cursor=None) -> RolloutReader:
