@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
+WHOLE_RUNS := integration pipelines notebooks benchmarks
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -10,10 +11,10 @@ demo: .venv/installed  ## teach a tiny model on this machine, in a minute
 	$(BIN)/ludic demo
 
 test: .venv/installed  ## run the tests
-	$(BIN)/python -m pytest $(foreach folder,integration benchmarks faults interop,--ignore=tests/$(folder))
+	$(BIN)/python -m pytest $(foreach folder,$(WHOLE_RUNS) faults interop,--ignore=tests/$(folder))
 
-integration: .venv/installed  ## whole runs in processes of their own, and all benchmarks at a tiny size
-	$(BIN)/python -m pytest tests/integration tests/benchmarks
+integration: .venv/installed  ## whole runs in processes of their own, pipelines, notebooks, benchmarks at a tiny size
+	$(BIN)/python -m pytest $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
 
 faults: .venv/installed  ## a thousand injected crashes and a hundred real kills
 	$(BIN)/python -m pytest tests/faults

@@ -44,8 +44,8 @@ def test_a_selection_is_a_function_of_groups_seed_and_step(arrive, selection):
 def test_recency_draws_versions_by_their_weight(arrive):
     tables = [arrive([[1.0, 0.0]], arrival=version, policy_version=version) for version in (0, 1)]
     (newest,) = set(tables[1]["group_id"].to_pylist())
-    rules = {"selection": "recency", "params": {"alpha": 1.0}}
-    drawn = [chosen(planner_of(tables, seed=seed, **rules), 1, 1) for seed in range(300)]
+    planner = planner_of(tables, selection="recency", params={"alpha": 1.0}, max_uses=1000)
+    drawn = [chosen(planner, step, 1) for step in range(1, 301)]
     # Weights 1 and exp(-1): 0.73 of the draws, with a standard deviation of 0.026
     assert drawn.count([newest]) / 300 == pytest.approx(1 / (1 + exp(-1)), abs=0.08)
 
