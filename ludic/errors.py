@@ -59,3 +59,8 @@ class TrainingError(LudicError, ArithmeticError):
 
 class StalledError(LudicError, TimeoutError):
     """Nothing arrived for longer than the stall limit."""
+
+
+def in_a_line(error: Exception) -> str:
+    """What an error says, for a message of ours: without line breaks."""
+    return " ".join(str(error).split())

@@ -7,6 +7,8 @@ from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
+from ludic.errors import in_a_line
+
 
 def load_file(path: Path) -> ModuleType:
     """Run the file as a module of its own; it is not importable by others, and needs no package around it.
@@ -36,4 +38,4 @@ def describe_failure(path: Path, error: Exception) -> str:
 
 def describe(error: Exception) -> str:
     """The error on one line, such as: KeyError: 'reward'."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return f"{type(error).__name__}: {in_a_line(error)}"

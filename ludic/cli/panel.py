@@ -19,9 +19,9 @@ _BAR_WIDTH = 40
 _VALUE_WIDTH = 62
 """Of what stands beside a name, where a terminal has 80 columns."""
 _RECENT_STEPS = 20
+"""That the figures of a step are averaged over, and drops counted in."""
 _UNEVEN = 1.05
 """Tokens of the fullest rank over the mean of all from which on it is worth a word."""
-"""That the figures of a step are averaged over, and drops counted in."""
 _MOST_WORKERS = 8
 _STATES = {
     "alive": ("renews its lease", "green"),

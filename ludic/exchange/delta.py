@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ludic.errors import ConfigError, LudicError, StoreError
+from ludic.errors import ConfigError, LudicError, StoreError, in_a_line
 from ludic.exchange.tables import Footer, TableReport, read_footers
 from ludic.schema import rollouts_schema
 from ludic.store import RolloutFile, Root
@@ -177,4 +177,4 @@ def _explained(location: str) -> Iterator[None]:
     except LudicError:
         raise
     except (DeltaError, OSError) as error:
-        raise StoreError(f"{location}: {' '.join(str(error).split())}") from error
+        raise StoreError(f"{location}: {in_a_line(error)}") from error

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ludic.errors import ConfigError, LudicError, StoreError
+from ludic.errors import ConfigError, LudicError, StoreError, in_a_line
 from ludic.exchange.tables import Footer, TableReport, read_footers
 from ludic.schema import rollouts_schema
 from ludic.store import Root
@@ -145,4 +145,4 @@ def _explained(where: str) -> Iterator[None]:
     except LudicError:
         raise
     except (CommitFailedException, SQLAlchemyError, OSError, ValueError) as error:
-        raise StoreError(f"{where}: {' '.join(str(error).split())}") from error
+        raise StoreError(f"{where}: {in_a_line(error)}") from error

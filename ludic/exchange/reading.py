@@ -13,7 +13,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, in_a_line
 from ludic.exchange.mapping import Container, FormatMapping
 
 _ROWS_A_BATCH = 256
@@ -71,7 +71,7 @@ def _read_rows(file: BinaryIO, url: str, mapping: FormatMapping) -> Iterator[Num
                 number += 1
                 yield number, row
     except (pa.ArrowException, OSError) as error:
-        raise ConfigError(f"{url} is no Parquet file that can be read: {' '.join(str(error).split())}") from error
+        raise ConfigError(f"{url} is no Parquet file that can be read: {in_a_line(error)}") from error
 
 
 def _check_columns(names: list[str], url: str, mapping: FormatMapping) -> None:

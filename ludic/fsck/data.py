@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from ludic.errors import QueryError
-from ludic.fsck.findings import Finding, in_a_line
+from ludic.fsck.findings import Finding, reason_of
 from ludic.fsck.rows import MOST_SHOWN, ROW_CHECKS, row_findings
 from ludic.sql import connect
 from ludic.sql.library import load_checks, run_query
@@ -19,6 +19,6 @@ def check_data(root: Root, without: Iterable[str], track: Track = untracked) -> 
         try:
             rows = run_query(con, sql)
         except QueryError as error:
-            yield Finding(check=name, where="", problem=f"can't be checked: {in_a_line(error)}")
+            yield Finding(check=name, where="", problem=f"can't be checked: {reason_of(error)}")
         else:
             yield from row_findings(name, rows.slice(0, MOST_SHOWN).to_pylist(), rows.num_rows)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from ludic.errors import in_a_line
 from ludic.sql.library import load_checks
 
 
@@ -52,6 +53,6 @@ def meaning_of(check: str) -> str:
     return " ".join(comment.replace("--", " ").split()).removeprefix(f"{check}: ")
 
 
-def in_a_line(error: Exception) -> str:
-    """An error's message on one line."""
-    return " ".join(str(error).split()) or type(error).__name__
+def reason_of(error: Exception) -> str:
+    """An error's message on one line; its name where it says nothing."""
+    return in_a_line(error) or type(error).__name__

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ludic.errors import LudicError, NewerSchemaError, SchemaError, StoreError
-from ludic.fsck.findings import Finding, in_a_line
+from ludic.fsck.findings import Finding, reason_of
 from ludic.fsck.rows import RowChecks
 from ludic.schema import arrow_schema, check_schema
 from ludic.store import RolloutFile, Root
@@ -120,7 +120,7 @@ def _table_of(name: str) -> str:
 
 
 def _problem(name: str, error: Exception) -> str:
-    return in_a_line(error).removeprefix(f"{name}: ")
+    return reason_of(error).removeprefix(f"{name}: ")
 
 
 def _check_file(root: Root, name: str, rows: RowChecks) -> Checked:
@@ -186,7 +186,7 @@ def _read_copy(copy: BinaryIO, name: str, rows: RowChecks) -> _Content:
     except LudicError:
         raise
     except _BROKEN as error:
-        raise SchemaError(in_a_line(error)) from error
+        raise SchemaError(reason_of(error)) from error
 
 
 def _read_open(source: BinaryIO, name: str, rows: RowChecks) -> _Content:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ludic.fsck.findings import Finding, in_a_line
+from ludic.fsck.findings import Finding, reason_of
 from ludic.fsck.tables import FOREIGN_NAME
 from ludic.store import Root, latest_policy, read_attempt
 from ludic.store.attempts import read_parent
@@ -63,7 +63,7 @@ def _check_attempt(root: Root, name: str) -> Iterator[Finding]:
     try:
         found = readers[kind](root, int(stem)).attempt_id
     except _UNREADABLE as error:
-        yield Finding(check="attempt", where=name, problem=f"is no {kind} that ludic can read: {in_a_line(error)}")
+        yield Finding(check="attempt", where=name, problem=f"is no {kind} that ludic can read: {reason_of(error)}")
         return
     if found != int(stem):
         yield Finding(check="misnamed", where=name, problem=f"holds what belongs in attempts/{found}.{kind}")
@@ -73,7 +73,7 @@ def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
     try:
         latest = latest_policy(root)
     except _UNREADABLE as error:
-        yield Finding(check="policy", where=LATEST, problem=f"names no version: {in_a_line(error)}")
+        yield Finding(check="policy", where=LATEST, problem=f"names no version: {reason_of(error)}")
         return
     if latest is not None and f"{policy_folder(latest.version)}/config.json" not in sizes:
         yield Finding(check="policy", where=LATEST, problem=f"names version {latest.version}, which has no config.json")
@@ -83,7 +83,7 @@ def _check_policy(root: Root, name: str) -> Iterator[Finding]:
     try:
         found = f"{policy_folder(Policy(**json.loads(root.read(name))).version)}/policy.json"
     except _UNREADABLE as error:
-        yield Finding(check="policy", where=name, problem=f"is no policy.json that ludic can read: {in_a_line(error)}")
+        yield Finding(check="policy", where=name, problem=f"is no policy.json that ludic can read: {reason_of(error)}")
         return
     if found != name:
         yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {found}")
@@ -101,7 +101,7 @@ def _marker_problems(root: Root, folder: str) -> Iterator[str]:
         info = json.loads(root.read(f"{folder}/{MARKER}"))
         attempt_id, step = int(info["attempt_id"]), int(info["step"])
     except _UNREADABLE as error:
-        yield f"{MARKER} can't be read: {in_a_line(error)}"
+        yield f"{MARKER} can't be read: {reason_of(error)}"
         return
     wanted = checkpoint_folder((attempt_id, step))
     if folder != wanted:
@@ -135,7 +135,7 @@ def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iter
     try:
         shards = sorted(set(json.loads(root.read(index))["weight_map"].values()))
     except _UNREADABLE as error:
-        yield f"model.safetensors.index.json can't be read: {in_a_line(error)}"
+        yield f"model.safetensors.index.json can't be read: {reason_of(error)}"
         return
     for shard in shards:
         yield from _tensor_problems(root, f"{folder}/{shard}", sizes)
@@ -156,7 +156,7 @@ def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterato
             header = json.loads(root.fs.cat_file(root.at(name), start=8, end=8 + length))
         ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
     except _UNREADABLE as error:
-        yield f"{file} is no safetensors file: {in_a_line(error)}"
+        yield f"{file} is no safetensors file: {reason_of(error)}"
         return
     wanted = 8 + length + max(ends, default=0)
     if sizes[name] != wanted:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jinja2 import TemplateError
 
-from ludic.errors import ModelError
+from ludic.errors import ModelError, in_a_line
 from ludic.records import Message, ToolCall
 
 if TYPE_CHECKING:
@@ -26,9 +26,8 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
         return AutoTokenizer.from_pretrained(folder)
     # tokenizers raises plain Exception for a tokenizer.json that it can't parse.
     except Exception as error:
-        reason = " ".join(str(error).split())
         raise ModelError(
-            f"{folder}: the tokenizer could not be loaded ({reason}); "
+            f"{folder}: the tokenizer could not be loaded ({in_a_line(error)}); "
             "wanted a Hugging Face folder with tokenizer.json and tokenizer_config.json"
         ) from error
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ludic.errors import ConfigError, ModelError
-from ludic.inference.adapters import base_of_adapter, merge_adapter, one_line
+from ludic.errors import ConfigError, ModelError, in_a_line
+from ludic.inference.adapters import base_of_adapter, merge_adapter
 from ludic.inference.engine import Completion, GenerationRequest
 from ludic.inference.sampling import make_rows, sample
 
@@ -197,7 +197,7 @@ def _load_config(folder: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder)
     except Exception as error:  # OSError, ValueError, TypeError, ...: it depends on what is broken
-        raise ModelError(f"{folder}: no config.json that transformers can use: {one_line(error)}") from error
+        raise ModelError(f"{folder}: no config.json that transformers can use: {in_a_line(error)}") from error
 
 
 def _load_model(folder: str, dtype: torch.dtype | None) -> PreTrainedModel:
@@ -217,7 +217,7 @@ def _load_model(folder: str, dtype: torch.dtype | None) -> PreTrainedModel:
         )
     except Exception as error:  # OSError, SafetensorError, KeyError, ...: it depends on what is broken
         raise ModelError(
-            f"{folder}: the weights could not be loaded ({one_line(error)}); "
+            f"{folder}: the weights could not be loaded ({in_a_line(error)}); "
             "wanted config.json and model.safetensors, or its shards with model.safetensors.index.json, all complete"
         ) from error
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):

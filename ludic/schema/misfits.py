@@ -21,11 +21,11 @@ from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollout
 
 _RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
 
-Finding = tuple[int, str, str]
+RowProblem = tuple[int, str, str]
 """Row, column as in docs/schemas.md, and what was found and wanted."""
 
 
-def find_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[Finding]:
+def find_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RowProblem]:
     """Wrong types, nulls, shapes, lengths and ranges, by column. extra_columns: the run's own, as in run.json."""
     schema = arrow_schema("rollouts")
     rows = range(len(rollouts))
@@ -40,7 +40,7 @@ def find_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str] =
     yield from _extra_misfits(rollouts, extra_columns)
 
 
-def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]) -> Iterator[Finding]:
+def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]) -> Iterator[RowProblem]:
     declared = ", ".join(extra_columns) or "none"
     rows = []
     for row, rollout in enumerate(rollouts):
@@ -57,7 +57,7 @@ def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]
         )
 
 
-def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[Finding]:
+def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[RowProblem]:
     dtype = np.dtype(field.type.value_type.to_pandas_dtype())
     if set(map(type, arrays)) <= {np.ndarray} and set(map(attrgetter("dtype", "ndim"), arrays)) <= {(dtype, 1)}:
         return
@@ -69,7 +69,7 @@ def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[Finding]:
             yield row, field.name, f"is {type(array).__name__}, wanted a NumPy array of {dtype}"
 
 
-def _wrong_lengths(rollouts: Sequence[Rollout], column: str) -> Iterator[Finding]:
+def _wrong_lengths(rollouts: Sequence[Rollout], column: str) -> Iterator[RowProblem]:
     for row, (array, tokens) in enumerate(map(attrgetter(column, "response_tokens"), rollouts)):
         if isinstance(array, np.ndarray) and isinstance(tokens, np.ndarray) and array.size != tokens.size:
             yield row, column, f"has length {array.size}, response_tokens has {tokens.size}"
@@ -79,7 +79,7 @@ _Rows = Callable[[], Iterable[int]]
 """The row of each value; asked for only when a bad one is there."""
 
 
-def _value_misfits(values: Sequence[Any], rows: _Rows, field: pa.Field, path: str) -> Iterator[Finding]:
+def _value_misfits(values: Sequence[Any], rows: _Rows, field: pa.Field, path: str) -> Iterator[RowProblem]:
     """Misfits of a column, or of a nested field whose values belong to the given rows."""
     if field.nullable:
         rows, values = partial(_rows_of_values, values, rows), [value for value in values if value is not None]
@@ -102,7 +102,7 @@ def _rows_of_values(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
     return (row for row, value in zip(rows(), values, strict=True) if value is not None)
 
 
-def _content_misfits(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[Finding]:
+def _content_misfits(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[RowProblem]:
     """As _value_misfits, for values that have the right Python type."""
     if pa.types.is_list(type_):
         owners = partial(_owners, values, rows)
@@ -153,7 +153,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _undecodable(values: Sequence[str], rows: _Rows, path: str) -> Iterator[Finding]:
+def _undecodable(values: Sequence[str], rows: _Rows, path: str) -> Iterator[RowProblem]:
     # Python knows of each text whether it is ASCII, so most are not looked through.
     if all(map(str.isascii, values)):
         return
@@ -170,7 +170,7 @@ def _is_utf8(text: str) -> bool:
     return True
 
 
-def _out_of_range(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[Finding]:
+def _out_of_range(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[RowProblem]:
     if pa.types.is_integer(type_):
         highest = 2 ** (type_.bit_width - 1) - 1
         lowest, wanted = -highest - 1, str(type_)

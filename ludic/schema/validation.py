@@ -26,7 +26,7 @@ from ludic.records import (
     RolloutMetadata,
 )
 from ludic.schema.conversion import TokenColumns, join_tokens
-from ludic.schema.misfits import Finding, find_misfits, shown
+from ludic.schema.misfits import RowProblem, find_misfits, shown
 from ludic.schema.tables import NO_COLUMNS
 
 MAX_LISTED = 20
@@ -163,7 +163,7 @@ _RULES = (
 )
 
 
-def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[Finding]:
+def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
     names = {name for rule in _RULES for name in rule.columns}
     columns = {name: list(map(attrgetter(name), rollouts)) for name in names}
     for rule in _RULES:
@@ -206,7 +206,7 @@ def _bad_links(rollout: Rollout) -> Iterator[tuple[str, str]]:
 # --- Tokens ----------------------------------------------------------------------------------------------
 
 
-def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[Finding]:
+def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[RowProblem]:
     yield from _bad_ids(tokens["prompt_tokens"])
     yield from _bad_ids(tokens["response_tokens"])
     yield from _bad_numbers(tokens["token_rewards"], _LARGEST_REWARD)
@@ -216,12 +216,12 @@ def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[Finding]:
 # The lowest and the highest value tell at one pass each whether there is a bad one to look for.
 
 
-def _bad_ids(tokens: "_Flat") -> Iterator[Finding]:
+def _bad_ids(tokens: "_Flat") -> Iterator[RowProblem]:
     if tokens.values.min(initial=0) < 0:
         yield from tokens.findings(tokens.values < 0, "wanted a token id of at least 0")
 
 
-def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[Finding]:
+def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[RowProblem]:
     """Those that are not finite, or above `highest`."""
     # NaN, which is then lowest and highest, compares as false.
     if numbers.values.min(initial=0) > -np.inf and numbers.values.max(initial=0) <= highest:
@@ -232,7 +232,7 @@ def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[Finding]:
     yield from numbers.findings(positive, "wanted at most 0, the logarithm of a probability")
 
 
-def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[Finding]:
+def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
     """Rows with a logprob for a token that was not sampled."""
     masked = [row for row, rollout in enumerate(rollouts) if rollout.action_mask is not None]
     if not masked:
@@ -264,7 +264,7 @@ class _Flat:
         values = array.to_numpy(zero_copy_only=not pa.types.is_boolean(array.type))
         return cls(column, array, values, np.cumsum([len(array) for array in arrays]))
 
-    def findings(self, bad: np.ndarray, wanted: str) -> Iterator[Finding]:
+    def findings(self, bad: np.ndarray, wanted: str) -> Iterator[RowProblem]:
         """One finding for each row with a bad token. bad: (all tokens,) bool."""
         if not bad.any():
             return

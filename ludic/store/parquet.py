@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.errors import LudicError, SchemaError, StoreError
+from ludic.errors import LudicError, SchemaError, StoreError, in_a_line
 from ludic.schema import arrow_schema, check_schema, rollouts_schema
 from ludic.store.root import Root
 
@@ -85,14 +85,10 @@ def _why_unreadable(root: Root, name: str, error: Exception) -> LudicError:
             file.read_row_group(row_group)
     except _UNREADABLE:
         return SchemaError(
-            f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes ({_line(error)}); "
+            f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes ({in_a_line(error)}); "
             f"it is set aside; `ludic verify {root.url}` lists all such files"
         )
-    return StoreError(f"{root.url}/{name}: {type(error).__name__}: {_line(error)}")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return StoreError(f"{root.url}/{name}: {type(error).__name__}: {in_a_line(error)}")
 
 
 def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:

@@ -168,7 +168,7 @@ class Root:
         names = {file: PurePosixPath(file).relative_to(name) for file in self.list(name)}
         for file, relative in names.items():
             if ".." in relative.parts:
-                raise StoreError(f"{self.url}/{file} leads out of {name}, which is not copied so; delete it")
+                raise StoreError(f"{self.url}/{file} leads out of {name}, which is not copied; delete that file")
         Path(folder).mkdir(parents=True, exist_ok=True)
         for file, relative in names.items():
             if relative.name not in leave_out:
