@@ -111,7 +111,7 @@ def print_row_groups(root: Root, folder: Path, rounds: int) -> None:
     rows = []
     for num_rows in ROWS:
         path = folder / f"{num_rows}.parquet"
-        with open_writer(str(path), table.schema) as writer:
+        with open_writer(path, table.schema) as writer:
             for start, stop in row_group_bounds(table, max_rows=num_rows):
                 writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
         size_mb = path.stat().st_size / 1e6

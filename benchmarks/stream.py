@@ -124,6 +124,10 @@ def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
     root = Root.create(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
     for number, batch in enumerate(batches):
         table = to_table(batch, run_id=root.run_id, sequence=number)
+        # Every group has a part of the schedule of its own: a request is delivered once.
+        requests = pa.array(range(number * 10**6, number * 10**6 + table.num_rows), pa.int64())
+        place = table.schema.get_field_index("request_index")
+        table = table.set_column(place, table.schema.field(place), requests)
         root.put_if_absent(RolloutFile(7, "moar_cats", batch.metadata.worker_id, number).name, encode(table))
     planner = Planner(BatchRules(groups_per_batch=sum(len(batch.groups) for batch in batches)))
     found = RolloutReader(root, planner.columns).poll(None)

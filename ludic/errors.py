@@ -37,12 +37,20 @@ class FencedError(LudicError, RuntimeError):
     """A newer attempt owns this root; this process must stop."""
 
 
+class SlotTakenError(LudicError, RuntimeError):
+    """A newer worker holds the slot; this process must stop."""
+
+
 class OwnedError(LudicError, RuntimeError):
     """Another trainer owns this root and lives; nothing was written."""
 
 
 class ConfigError(LudicError, ValueError):
     """A setting is out of range, unknown, or contradicts another."""
+
+
+class ConsentError(LudicError, PermissionError):
+    """A root names code that the user of this machine has not agreed to run; none of it was run."""
 
 
 class QueryError(LudicError, ValueError):
@@ -55,6 +63,10 @@ class ModelError(LudicError, ValueError):
 
 class TrainingError(LudicError, ArithmeticError):
     """A loss or a gradient is not finite; the weights were left as they were."""
+
+
+class TimeLimitError(LudicError, TimeoutError):
+    """A call of an environment took longer than its limit."""
 
 
 class StalledError(LudicError, TimeoutError):

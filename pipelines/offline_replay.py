@@ -52,7 +52,8 @@ def main(
             learning_rate=learning_rate,
             truncate_ratio=2.0,
         )
-    opened = Root.create(root, Root.open(replay if replay is not None else sources[0]).run)
+    like = Root.open(replay if replay is not None else sources[0])
+    opened = Root.create(root, like.run, like=like)
     last_step = train(opened, config, stop_on_signals(), lambda step, row: print(f"step {step}  {describe(row)}"))
     print(f"trained to step {last_step}; {opened.url} holds the last weights as a policy and as a checkpoint")
 

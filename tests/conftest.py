@@ -36,6 +36,14 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def config_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """So does the user's consent to run code."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LUDIC_CONFIG_DIR", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The address of an S3 server on a free port; AWS_ENDPOINT_URL names it until the session ends."""

@@ -36,19 +36,22 @@ def make_batch(
     group_size: int = 4,
     rewards: Sequence[Sequence[float | None]] | None = None,
     seed: int = 0,
+    seed_of_ids: int | None = None,
     **options: Any,
 ) -> RolloutBatch:
     """A valid batch, the same for the same arguments; another seed gives other ids and tokens.
 
     rewards: for each group those of its episodes, instead of num_groups and group_size.
-    options: as make_group's. Request indexes count up from seed * num_groups * group_size.
+    options: as make_group's. Request indexes count up from seed * num_groups * group_size. seed_of_ids: other ids and
+    tokens for the same requests, as another worker of the slot would sample them.
     """
     if rewards is None:
         rewards = [_random_rewards(seed, place, group_size) for place in range(num_groups)]
     first = seed * sum(map(len, rewards))
     groups = []
     for place, group_rewards in enumerate(rewards):
-        groups.append(make_group(rewards=group_rewards, seed=seed * 10_000 + place, first_request=first, **options))
+        group_seed = (seed if seed_of_ids is None else seed_of_ids) * 10_000 + place
+        groups.append(make_group(rewards=group_rewards, seed=group_seed, first_request=first, **options))
         first += len(group_rewards)
     timestamp = _EPOCH + timedelta(seconds=seed)
     return RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id=worker_id, timestamp=timestamp))

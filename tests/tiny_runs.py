@@ -2,12 +2,13 @@
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load
+from safetensors.numpy import load, save_file
 from strategies import make_batch
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -15,7 +16,11 @@ from transformers import PreTrainedModel
 import ludic
 from ludic.inference.tiny import make_tiny_model
 from ludic.records import RolloutGroup
-from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, RunConfig
+from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root, RunConfig
+from ludic.store.compaction import compact
+from ludic.store.repair import set_aside
+from ludic.store.retention import expire, stored_files
+from ludic.store.slots import claim_slot
 from ludic.training.checkpoint import CheckpointInfo, complete_checkpoints, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import run_on_main
@@ -30,9 +35,18 @@ def make_model(folder: Path) -> str:
     return str(folder)
 
 
+def other_model(folder: Path) -> str:
+    """The model of `make_model` with one weight changed."""
+    make_model(folder)
+    tensors = load((folder / "model.safetensors").read_bytes())
+    changed = {name: tensor + (name == "model.norm.weight") for name, tensor in tensors.items()}
+    save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
 def create_root(url: str, model: str, **settings: Any) -> Root:
-    sizes = {"group_size": GROUP_SIZE, "groups_per_batch": GROUPS_PER_BATCH}
-    return Root.create(url, RunConfig(model=model, env=("moar_cats",), **(sizes | settings)))
+    defaults = {"env": ("moar_cats",), "group_size": GROUP_SIZE, "groups_per_batch": GROUPS_PER_BATCH}
+    return Root.create(url, RunConfig(model=model, **(defaults | settings)))
 
 
 def fill(
@@ -59,6 +73,25 @@ def train_config(**settings: Any) -> TrainConfig:
 def train_here(root: Root, *, report: Callable[[int, Mapping[str, Any]], None] | None = None, **settings: Any) -> int:
     """Train in this process; the last step."""
     return train(root, train_config(**settings), threading.Event(), report)
+
+
+def make_whole_root(folder: Path) -> Root:
+    """A short run with a file of every kind: compacted and expired ones, a reference, evals, weights, a broken file."""
+    root = create_root(str(folder / "run"), make_model(folder / "model"))
+    fill(root, num_files=3)
+    fill(root, num_files=2, worker_id="w1-test", seed=5, policy_version=1)
+    with RolloutWriter(root, "e0-test", folder="evals") as writer:
+        writer.append(make_batch(worker_id="e0-test", num_groups=1, seed=9, purpose="eval"))
+    claim_slot(root, 0, "w0-test")
+    train_here(root, num_steps=2, checkpoint_every=1, reference=root.run.model, reference_cache=True, kl_weight=0.1)
+    with closing(MetricsLog(root, "worker", "w0-test")) as log:
+        log.write(worker_id="w0-test", env_name="moar_cats", num_rollouts=8, policy_version=0)
+    compact(root, before_version=1)
+    (*_, last) = stored_files(root)
+    expire(root, [last], rule="the newest")
+    root.put("rollouts/version=1/env=moar_cats/w2-test-0.parquet", b"torn")
+    set_aside(root, "rollouts/version=1/env=moar_cats/w2-test-0.parquet", "no Parquet file")
+    return root
 
 
 class KilledError(Exception):
@@ -117,6 +150,11 @@ def cursor_of_ledger(root: Root) -> dict[str, Any]:
     stored = query(root, "select distinct worker_id, sequence, group_id from rollouts")
     in_ledger = {group_id for (group_id,) in query(root, "select distinct group_id from batches")}
     cursor = Cursor()
+    numbers = (
+        "select distinct request_index // group_size, batches.group_id from batches join rollouts using (rollout_id)"
+    )
+    for number, _ in query(root, f"{numbers} where coalesce(reason, '') <> 'duplicate_request'"):
+        cursor.finish_request(number)
     for worker_id, sequence in sorted({(worker_id, sequence) for worker_id, sequence, _ in stored}):
         groups = {group_id for worker, number, group_id in stored if (worker, number) == (worker_id, sequence)}
         if groups & in_ledger:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.text import Text
 
+from ludic.bounds import check_numbers
 from ludic.cli.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
 from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError
@@ -32,10 +33,9 @@ class Settings:
     """Print JSON instead of a table."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         if self.all and self.before is not None:
             raise ConfigError("--all and --before say different things; give one of them")
-        if self.target_mb < 1:
-            raise ConfigError(f"target_mb is {self.target_mb}, wanted at least 1")
 
 
 def main(settings: Settings) -> None:

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from ludic.bounds import check_numbers
 from ludic.cli.glance import Watcher
-from ludic.cli.live import LiveView
+from ludic.cli.live import open_view
 from ludic.cli.output import sparkline
 from ludic.cli.process import interrupt_on_sigterm
 from ludic.cli.run import predecessor, run
@@ -31,7 +32,9 @@ from ludic.rollouts.sampler import GroupSampler
 from ludic.sql import connect
 from ludic.sql.library import load_advantage, run_query
 from ludic.store import Root, RunConfig, fetch_policy, latest_policy
+from ludic.store.model import MODEL, identify, keep_model
 from ludic.training.config import TrainConfig
+from ludic.training.first_model import first_model, remember_model
 
 NUM_WORKERS = 2
 # What the model could say instead.
@@ -48,9 +51,12 @@ OTHER_WORDS = (
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: str = "runs/demo"
-    """Folder of the run; a demo that was stopped goes on."""
+    """Folder or URL of the run; a demo that was stopped goes on."""
     num_steps: int = 60
     """Gradient steps."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 def main(settings: Settings) -> None:
@@ -59,7 +65,7 @@ def main(settings: Settings) -> None:
     interrupt_on_sigterm()
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
     replaces = predecessor(root)
-    with LiveView(Watcher(root.url), Console(stderr=True)) as view:
+    with open_view(Watcher(root.url)) as view:
         run(root, train_config(settings.num_steps), ranks=1, replaces=replaces, tick=view.update)
     _print_answers(console, root)
     _print_curve(console, root)
@@ -68,14 +74,12 @@ def main(settings: Settings) -> None:
 
 
 def open_demo(url: str) -> Root:
-    """Make the model and start the run, or open the one that is there."""
-    model = f"{url}-model" if "://" in url else f"{url}/model"
-    if not Path(model, "config.json").exists():
-        make_tiny_model(model, [*WORDS, OTHER_WORDS])
-    return Root.create(
+    """Start the run with a model that is made for it and kept in its root, or open the one that is there."""
+    url = url.rstrip("/")
+    root = Root.create(
         url,
         RunConfig(
-            model=model,
+            model=f"{url}/{MODEL}",
             env=("moar_cats",),
             group_size=8,
             groups_per_batch=8,
@@ -87,6 +91,13 @@ def open_demo(url: str) -> Root:
             accept_incomplete=True,
         ),
     )
+    if root.exists(f"{MODEL}/config.json"):
+        remember_model(root)
+        return root
+    with root.scratch_folder() as folder:
+        make_tiny_model(str(folder), [*WORDS, OTHER_WORDS])
+        keep_model(root, folder, identify(folder, root.run.model), with_weights=True)
+    return root
 
 
 def train_config(num_steps: int) -> TrainConfig:
@@ -117,7 +128,8 @@ def _print_answers(console: Console, root: Root) -> None:
     latest = latest_policy(root)
     assert latest is not None, "the trainer publishes before it trains"
     with tempfile.TemporaryDirectory() as cache:
-        before = heldout_answers(root, root.run.model)
+        with first_model(root) as model:
+            before = heldout_answers(root, str(model))
         after = heldout_answers(root, fetch_policy(root, latest.version, Path(cache)))
     table = Table("prompt (held out)", "before", "after", title="Answers at temperature 0.8", show_lines=True)
     for old, new in list(zip(before, after, strict=True))[:3]:

@@ -8,10 +8,11 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 
+from ludic.bounds import check_numbers
 from ludic.cli.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
 from ludic.cli.query import ask
 from ludic.cli.settings import RootUrl
@@ -29,6 +30,7 @@ from ludic.store.retention import (
     is_unconsumed,
     stored_files,
 )
+from ludic.store.token_stats import token_stats_step
 
 _AGE = re.compile(r"(\d+)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -38,6 +40,8 @@ select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predic
 from {folder}
 group by worker_id, sequence
 """
+
+_OLDER_STEPS = "select distinct attempt_id, step from all_batches where trainer_version < $oldest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +54,8 @@ class Settings:
     """Delete what was written longer ago than this, by its worker's clock: 90m, 12h, 7d, 4w."""
     where: str | None = None
     """Delete what this SQL predicate over a row of rollouts matches: "env_name = 'warm_up' and version < 10"."""
-    folder: Folder = "rollouts"
-    """evals takes evaluations instead."""
+    folder: Literal["rollouts", "evals", "token_stats"] = "rollouts"
+    """evals takes evaluations instead; token_stats what steps saw of each token, by the weights they started from."""
     break_resume: bool = False
     """Delete also what a trainer that resumes from its checkpoint would still train on."""
     break_replay: bool = False
@@ -62,13 +66,20 @@ class Settings:
     """Print JSON instead of a table."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         rules = [self.keep_versions, self.older_than, self.where]
         if sum(rule is not None for rule in rules) != 1:
             raise ConfigError("wanted one of --keep-versions N, --older-than AGE and --where SQL")
-        if self.keep_versions is not None and self.keep_versions < 1:
-            raise ConfigError(f"keep_versions is {self.keep_versions}, wanted at least 1")
         if self.older_than is not None and not _AGE.fullmatch(self.older_than):
             raise ConfigError(f"older_than is {self.older_than!r}, wanted a number and s, m, h, d or w, such as 7d")
+        if self.folder == "token_stats" and self.keep_versions is None:
+            raise ConfigError("folder is token_stats, which goes by the versions of weights; wanted --keep-versions N")
+
+    @property
+    def rollouts_folder(self) -> Folder:
+        """Where the rollouts are that the rule is about."""
+        assert self.folder != "token_stats"
+        return self.folder
 
     @property
     def rule(self) -> str:
@@ -92,6 +103,9 @@ class _Choice:
 
 def main(settings: Settings) -> None:
     root = Root.open(settings.root, writable=not settings.dry_run)
+    if settings.folder == "token_stats":
+        _expire_token_stats(root, settings)
+        return
     choice = _choose(root, settings)
     with progress_bar() as track:
         expired = expire(root, choice.chosen, rule=settings.rule, dry_run=settings.dry_run, track=track)
@@ -99,6 +113,25 @@ def main(settings: Settings) -> None:
         print_json({"root": root.url, "rule": settings.rule, "dry_run": settings.dry_run} | _as_json(choice, expired))
     else:
         _print(stdout_console(), choice, expired, dry_run=settings.dry_run)
+
+
+def _expire_token_stats(root: Root, settings: Settings) -> None:
+    """Delete what older steps saw of their tokens; nothing resumes or replays from it, so that no tombstone is left."""
+    latest = latest_policy(root)
+    oldest = (latest.version if latest else 0) - (settings.keep_versions or 0) + 1
+    rows = ask(connect(root), root, _OLDER_STEPS, {"oldest": oldest})
+    steps = {(row["attempt_id"], row["step"]) for row in rows}
+    sizes = {
+        name: num_bytes for name, num_bytes in root.sizes("token_stats").items() if token_stats_step(name) in steps
+    }
+    if not settings.dry_run:
+        for name in sizes:
+            root.delete(name)
+    if settings.json:
+        print_json({"root": root.url, "rule": settings.rule, "dry_run": settings.dry_run, "deleted": list(sizes)})
+    else:
+        done = "would be deleted" if settings.dry_run else "deleted"
+        stdout_console().print(f"{plural(len(sizes), 'file')}, {size(sum(sizes.values()))}, {done}")
 
 
 def _choose(root: Root, settings: Settings) -> _Choice:
@@ -115,10 +148,10 @@ def _choose(root: Root, settings: Settings) -> _Choice:
 
 def _match(root: Root, settings: Settings) -> tuple[list[StoredFile], int]:
     """Files that the rule takes whole, and the rows it takes of others."""
-    files = stored_files(root, settings.folder)
+    files = stored_files(root, settings.rollouts_folder)
     if settings.keep_versions is not None:
         latest = latest_policy(root)
-        versions = [*list_versions(root, settings.folder), *([latest.version] if latest else [])]
+        versions = [*list_versions(root, settings.rollouts_folder), *([latest.version] if latest else [])]
         oldest = max(versions, default=0) - settings.keep_versions + 1
         return [stored for stored in files if stored.file.version < oldest], 0
     predicate, params = settings.where, {}

@@ -5,7 +5,6 @@ DuckDB needs); hf copies weights (ludic.exchange.weights). Raises ConfigError fo
 for a file that exists, StoreError for what a table's writer refuses, QueryError for SQL.
 """
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,7 +13,8 @@ from typing import Any, BinaryIO, Literal
 
 import pyarrow as pa
 
-from ludic.cli.output import plural, print_json, printable, progress_bar, size, stdout_console
+from ludic.bounds import check_numbers
+from ludic.cli.output import json_text, plural, print_json, printable, progress_bar, size, stdout_console
 from ludic.cli.settings import RootUrl
 from ludic.cli.sql import open_result, open_sink, plain_rows, write_csv
 from ludic.errors import ConfigError
@@ -22,6 +22,7 @@ from ludic.exchange.delta import export_delta
 from ludic.exchange.iceberg import export_iceberg
 from ludic.exchange.tables import TableReport
 from ludic.exchange.whole_rows import whole_rows
+from ludic.paths import local_path
 from ludic.schema import resolve_row
 from ludic.store import Root
 from ludic.store.files import Folder
@@ -38,7 +39,7 @@ class Settings:
     folder of weights, configuration and tokenizer, as transformers and vLLM load it."""
     table: Folder = "rollouts"
     """What to export."""
-    catalog: Path | None = None
+    catalog: str | None = None
     """Iceberg: local folder of the catalog; None takes ROOT/iceberg."""
     where: str | None = None
     """JSONL and CSV: a SQL predicate, such as "policy_version > 3"; None takes all rows."""
@@ -50,13 +51,18 @@ class Settings:
     """hf: the checkpoint of this step."""
     version: int | None = None
     """hf: this published version; without it and --step the newest one."""
+    model: str | None = None
+    """hf: another place of the model that the run began with, which a LoRA adapter needs; None is where run.json
+    says."""
     json: bool = False
     """Delta, Iceberg and hf: print the report as JSON."""
 
     def __post_init__(self) -> None:
+        check_numbers(self)
         is_text = self.format in ("jsonl", "csv")
         wanted = {"where": is_text, "sql": is_text, "out": is_text or self.format == "hf", "json": not is_text}
         wanted |= {"catalog": self.format == "iceberg", "step": self.format == "hf", "version": self.format == "hf"}
+        wanted |= {"model": self.format == "hf"}
         for name, is_wanted in wanted.items():
             value = getattr(self, name)
             if not is_wanted and value is not None and value is not False:
@@ -81,15 +87,19 @@ def main(settings: Settings) -> None:
         if settings.format == "delta":
             report = export_delta(root, settings.table, track)
         else:
-            report = export_iceberg(root, settings.table, settings.catalog, track)
+            report = export_iceberg(root, settings.table, _catalog(settings), track)
     _print(report, settings)
+
+
+def _catalog(settings: Settings) -> Path | None:
+    return None if settings.catalog is None else local_path(settings.catalog, "--catalog")
 
 
 def _write_weights(root: Root, settings: Settings) -> None:
     from ludic.exchange.weights import export_weights  # with torch, for which the other formats need not wait
 
     assert settings.out is not None
-    report = export_weights(root, settings.out, step=settings.step, version=settings.version)
+    report = export_weights(root, settings.out, step=settings.step, version=settings.version, model=settings.model)
     if settings.json:
         print_json({"format": settings.format, **asdict(report)})
     else:
@@ -98,10 +108,10 @@ def _write_weights(root: Root, settings: Settings) -> None:
 
 
 def _write_text(root: Root, settings: Settings) -> None:
-    if settings.out is not None and Path(settings.out).exists():
+    if settings.out is not None and local_path(settings.out, "--out").exists():
         raise ConfigError(f"{settings.out} exists; choose another --out, or delete it")
     if settings.sql is not None:
-        with open_result(root, settings.sql, rows_a_batch=_ROWS_A_BATCH) as result:
+        with open_result([root], settings.sql, rows_a_batch=_ROWS_A_BATCH) as result:
             _write_rows(result.schema.names, _rows(result), settings)
     else:
         result = whole_rows(root, settings.table, _matching(root, settings))
@@ -115,7 +125,7 @@ def _matching(root: Root, settings: Settings) -> set[str] | None:
         return None
     # On lines of its own, so that a comment at its end hides nothing.
     query = f"select rollout_id from {settings.table} where (\n{settings.where}\n)"  # noqa: S608
-    with open_result(root, query) as result:
+    with open_result([root], query) as result:
         return {rollout_id for batch in result for rollout_id in batch.column("rollout_id").to_pylist()}
 
 
@@ -135,7 +145,7 @@ def _write_rows(names: Sequence[str], rows: Iterable[Mapping[str, Any]], setting
 def _write_jsonl(rows: Iterable[Mapping[str, Any]], sink: BinaryIO) -> None:
     """An object a line."""
     for row in rows:
-        sink.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        sink.write(json_text(row).encode() + b"\n")
 
 
 def _print(report: TableReport, settings: Settings) -> None:

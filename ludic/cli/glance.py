@@ -5,8 +5,8 @@ MissingRootError once the run is gone, StoreError while its filesystem fails, Sc
 """
 
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from ludic.store.attempts import Place
 from ludic.store.checkpoints import checkpoint_places
 from ludic.store.lease import LeaseWatch, Pulse, newest_claim, read_lease
 from ludic.store.policies import Policy, read_policy
+from ludic.store.troubles import Trouble, find_sampling_troubles, find_shortage, find_training_troubles
 
 Row = Mapping[str, Any]
 """Of the metrics table."""
@@ -22,6 +23,8 @@ Row = Mapping[str, Any]
 WINDOW = timedelta(minutes=5)
 """Of the workers' rates."""
 _MOST_STEPS = 1000
+_NEWEST_CALLS = 256
+"""That tell of troubles, however long ago they were."""
 _NEWEST_FILES = 64
 """Of each writer, that the first look reads."""
 
@@ -34,8 +37,12 @@ class Trainer:
     owner: str
     pulse: Pulse | None
     """None for one of a ludic that had no leases."""
-    num_steps: int | None
-    """None while it has not said."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Its settings; empty while it has not said."""
+
+    @property
+    def num_steps(self) -> int | None:
+        return self.config.get("num_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,15 @@ class Glance:
     """The newest one published."""
     checkpoint: Place | None
     """The newest complete one."""
+    newest_calls: list[Row] = field(default_factory=list)
+    """Of the workers' engines, at whatever time, oldest first."""
+
+    def troubles(self) -> Iterator[Trouble]:
+        """What is wrong with the run, by its newest metrics."""
+        run, config = self.root.run, self.trainer.config if self.trainer else {}
+        yield from find_sampling_troubles(self.newest_calls, run)
+        yield from find_training_troubles(self.steps, config)
+        yield from find_shortage(self.steps, self.newest_calls, run, config)
 
 
 class Watcher:
@@ -65,6 +81,7 @@ class Watcher:
         self._attempt: Attempt | None = None
         self._steps: dict[Place, Row] = {}
         self._calls: deque[Row] = deque()
+        self._newest_calls: deque[Row] = deque(maxlen=_NEWEST_CALLS)
 
     def look(self) -> Glance:
         root = Root.open(self._url)  # anew, to see that it is still there
@@ -77,6 +94,7 @@ class Watcher:
             trainer=self._find_trainer(root),
             steps=steps_that_count(self._steps),
             calls=list(self._calls),
+            newest_calls=list(self._newest_calls),
             policy=read_policy(root, latest.version) if latest else None,
             checkpoint=max(checkpoint_places(root), default=None),
         )
@@ -85,6 +103,7 @@ class Watcher:
         for row in sorted(rows, key=lambda row: row["created_at"]):
             if row["kind"] == "worker":
                 self._calls.append(row)
+                self._newest_calls.append(row)
             else:
                 self._steps[row["attempt_id"], row["step"]] = row
         while self._calls and self._calls[0]["created_at"] < now - WINDOW:
@@ -102,7 +121,7 @@ class Watcher:
             attempt_id=attempt_id,
             owner=known.owner,
             pulse=self._lease_watch.look(lease) if lease else None,
-            num_steps=attempt.config.get("num_steps") if attempt else None,
+            config=attempt.config if attempt else {},
         )
 
     def _find_attempt(self, root: Root, attempt_id: int) -> Attempt | None:

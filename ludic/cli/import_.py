@@ -5,13 +5,16 @@ foreign file, and a root that is not there when no model is named.
 """
 
 import functools
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 
+from ludic.bounds import check_numbers
 from ludic.cli.output import plural, print_json, printable, progress_bar, stdout_console
 from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError, MissingRootError
@@ -19,6 +22,10 @@ from ludic.exchange.importing import ImportReport, import_file
 from ludic.exchange.mapping import load_format
 from ludic.inference.chat import load_tokenizer
 from ludic.store import Root, RunConfig
+from ludic.training.first_model import first_tokenizer, is_hub_id, local_folder, remember_model, write_files
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _MOST_REFUSED = 10
 
@@ -34,15 +41,18 @@ class Settings:
     env: str | None = None
     """Environment of records that name none; None takes the format's name."""
     tokenizer: str | None = None
-    """Folder or Hugging Face id that makes tokens of texts; None takes the run's model."""
+    """Folder, Hugging Face id or URL that makes tokens of texts; None takes the run's model."""
     model: str | None = None
-    """Of a run that is started: folder or Hugging Face id of its weights."""
+    """Of a run that is started: folder, Hugging Face id or URL of its weights."""
     group_size: int = 8
     """Of a run that is started. Imported groups are as large as they are."""
     groups_per_batch: int = 8
     """Of a run that is started."""
     json: bool = False
     """Print the whole report as JSON instead."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 def main(settings: Settings) -> None:
@@ -52,7 +62,7 @@ def main(settings: Settings) -> None:
     env_name = settings.env or mapping.name
     root = _open_root(settings, env_name)
     tokenizer = settings.tokenizer or root.run.model
-    get_tokenizer = functools.cache(lambda: load_tokenizer(tokenizer))
+    get_tokenizer = functools.cache(lambda: _load_tokenizer(root, settings.tokenizer))
     reports = []
     with progress_bar() as track:
         for url in track(settings.files, len(settings.files), "files"):
@@ -79,13 +89,23 @@ def _open_root(settings: Settings, env_name: str) -> Root:
             group_size=settings.group_size,
             groups_per_batch=settings.groups_per_batch,
         )
-        return Root.create(settings.root, run)
+        root = Root.create(settings.root, run)
+        if not is_hub_id(settings.model):  # which would download weights that nothing here needs
+            remember_model(root)
+        return root
     if settings.model not in (None, root.run.model):
-        raise ConfigError(
-            f"{root.url} was started with the model {root.run.model!r}, not {settings.model!r}; "
-            "leave --model out, or import into another root"
-        )
+        remember_model(root, settings.model)
     return root
+
+
+def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase":
+    """source: None is the run's own, which its root keeps."""
+    if source is not None:
+        with local_folder(source, with_weights=False) as folder:
+            return load_tokenizer(str(folder))
+    with tempfile.TemporaryDirectory(prefix="ludic-tokenizer-") as folder:
+        write_files(first_tokenizer(root), Path(folder))
+        return load_tokenizer(folder)
 
 
 def _print_summary(reports: Sequence[ImportReport]) -> None:

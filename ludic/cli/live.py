@@ -1,16 +1,41 @@
-"""A live view of a run in the terminal: looks at it, and draws what it saw, again and again."""
+"""A live view of a run: a panel in a terminal, and where there is none a line a step in the log."""
 
+import logging
 import time
+from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ludic.cli.glance import Glance, Watcher
+from ludic.cli.glance import Glance, Row, Watcher
 from ludic.cli.output import printable
 from ludic.cli.panel import draw
+from ludic.cli.train import describe
 from ludic.errors import SchemaError, StoreError
+from ludic.store.attempts import Place
+from ludic.store.troubles import TroubleLog
+
+logger = logging.getLogger("ludic.run")
+
+_NEWEST_CALLS = 16
+"""Whose share of incomplete completions goes with a step."""
+
+
+class View(AbstractContextManager["View"], Protocol):
+    """Follows a run while the block lasts."""
+
+    def update(self) -> None:
+        """Look, if the last look is old enough; may be called often. Raises MissingRootError."""
+        ...
+
+
+def open_view(watcher: Watcher) -> View:
+    """A panel where stderr is a terminal, else lines."""
+    console = Console(stderr=True)
+    return LiveView(watcher, console) if console.is_terminal else StepLog(watcher)
 
 
 class LiveView:
@@ -35,8 +60,6 @@ class LiveView:
                 self._look()
         finally:
             self._live.stop()
-        if not self._live.console.is_terminal:
-            self._live.console.print()  # rich leaves the last line open
 
     def update(self) -> None:
         """Look, if the last look is old enough. Raises MissingRootError; any other failure is shown."""
@@ -46,8 +69,64 @@ class LiveView:
     def _look(self) -> None:
         try:
             self._glance = self._watcher.look()
-            self._live.update(draw(self._glance))
+            self._live.update(draw(self._glance, self._live.console.width))
         except (StoreError, SchemaError) as error:
-            shown = draw(self._glance) if self._glance else Text("nothing seen yet")
+            shown = draw(self._glance, self._live.console.width) if self._glance else Text("nothing seen yet")
             self._live.update(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
         self._looked = time.monotonic()
+
+
+class StepLog:
+    """Logs a line a gradient step, and what is wrong once it is."""
+
+    def __init__(self, watcher: Watcher, *, interval_s: float = 0.5) -> None:
+        self._watcher, self._interval_s = watcher, interval_s
+        self._looked = 0.0
+        self._known: set[Place] = set()
+        self._troubles = TroubleLog(logger)
+
+    def __enter__(self) -> "StepLog":
+        self._known = {_place(row) for row in self._watcher.look().steps}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._look()
+
+    def update(self) -> None:
+        """As View has it; a store or a file that fails is logged."""
+        if time.monotonic() - self._looked >= self._interval_s:
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            glance = self._watcher.look()
+        except (StoreError, SchemaError) as error:
+            logger.warning("looking again: %s", error)
+        else:
+            self._tell(glance)
+        self._looked = time.monotonic()
+
+    def _tell(self, glance: Glance) -> None:
+        num_steps = glance.trainer.num_steps if glance.trainer else None
+        of_all = "" if num_steps is None else f" of {num_steps}"
+        for row in glance.steps:
+            if _place(row) not in self._known:
+                self._known.add(_place(row))
+                logger.info("step %d%s  %s%s", row["step"], of_all, describe(row), _incomplete(glance))
+        self._troubles.tell(glance.troubles())
+
+
+def _place(row: Row) -> Place:
+    return row["attempt_id"], row["step"]
+
+
+def _incomplete(glance: Glance) -> str:
+    """The share among the newest rollouts."""
+    calls = [row for row in glance.newest_calls[-_NEWEST_CALLS:] if row["num_incomplete_completions"] is not None]
+    num_rollouts = sum(row["num_rollouts"] for row in calls)
+    if not num_rollouts:
+        return ""
+    return f"  incomplete {sum(row['num_incomplete_completions'] for row in calls) / num_rollouts:.1%}"

@@ -5,22 +5,26 @@ Results go to stdout, progress and logs to stderr. Exit 0; 1 for a failure that 
 """
 
 import difflib
+import errno
 import importlib
 import keyword
 import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 
 from rich.console import Console
 from rich.table import Table
 
-from ludic.cli.settings import parse
+from ludic.cli.output import printable
+from ludic.cli.settings import parse, take_config, to_flags
 from ludic.errors import LudicError
 
 COMMANDS = {
     "demo": "Teach a tiny model on this machine, in a minute",
     "run": "Start or resume a run: workers and trainer on this machine",
+    "create": "Make a run's root for workers elsewhere; start nothing",
     "worker": "Sample rollouts for a run",
     "train": "Train on a run's rollouts, and publish weights",
     "sample": "Ask a model, or a run's policy, a question",
@@ -35,15 +39,20 @@ COMMANDS = {
     "import": "Bring in rollouts that other programs wrote",
 }
 """Each is a module of ludic.cli (`import` is import_.py) with a dataclass `Settings` and a function `main(settings)`;
-those that go on from what is in a root have a function `earlier_settings(root, args)` as well."""
+those that go on from what is in a root have a function `earlier_settings(root, args)` as well, and one that takes any
+number of arguments by place `places_to_flags(args)`."""
 
 _MOST_LINES = 4
+_UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
+"""What a full or a broken device answers."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit."""
     args = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S")
+    _log_to_stderr()
+    if sys.stdout is None:
+        fail("stdout is closed, and results go there; redirect it to a file or to /dev/null")
     for chatty in ("httpx", "botocore", "aiobotocore", "transformers"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("huggingface_hub").propagate = False  # it prints by itself
@@ -57,8 +66,26 @@ def main(argv: Sequence[str] | None = None) -> None:
         # The reader of our output went away, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        if error.filename is not None or error.errno not in _UNWRITABLE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        fail(f"stdout can't be written: {error.strerror}")
     except KeyboardInterrupt:
         fail("interrupted")
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_PrintableFormatter("%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+class _PrintableFormatter(logging.Formatter):
+    """Names that a root holds may hold control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def fail(message: str) -> None:
@@ -66,13 +93,16 @@ def fail(message: str) -> None:
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     if os.environ.get("RANK", "0") == "0":
-        print(f"ludic: {' '.join(lines[:_MOST_LINES])}{more}", file=sys.stderr)
+        print(printable(f"ludic: {' '.join(lines[:_MOST_LINES])}{more}"), file=sys.stderr)
     sys.exit(1)
 
 
 def _dispatch(args: list[str]) -> int:
     if not args or args[0] in ("-h", "--help", "help"):
         _print_help()
+        return 0
+    if args[0] in ("-V", "--version", "version"):
+        print(f"ludic {version('ludic-rl')}")
         return 0
     name = args[0]
     if name not in COMMANDS:
@@ -81,10 +111,13 @@ def _dispatch(args: list[str]) -> int:
         print(f"ludic: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2
     module = importlib.import_module(f"ludic.cli.{name}{'_' if keyword.iskeyword(name) else ''}")
+    if hasattr(module, "places_to_flags"):
+        args = [name, *module.places_to_flags(args[1:])]
     texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
     earlier = {}
-    if len(args) > 1 and not args[1].startswith("-") and hasattr(module, "earlier_settings"):
-        earlier = module.earlier_settings(args[1], args[2:])
+    rest, values = take_config(args[1:], module.Settings)
+    if rest and not rest[0].startswith("-") and hasattr(module, "earlier_settings"):
+        earlier = module.earlier_settings(rest[0], [*to_flags(values), *rest[1:]])
     module.main(parse(module.Settings, args[1:], **texts, earlier=earlier))
     return 0
 
@@ -97,3 +130,4 @@ def _print_help() -> None:
         table.add_row(f"  [bold]{name}[/]", line)
     console.print(table)
     console.print("\n`ludic COMMAND --help` lists its options; `--config FILE.toml` sets them from a file.")
+    console.print("`ludic --version` says which ludic this is.")

@@ -29,8 +29,11 @@ SHOWN_ITEMS = 6
 """Of a list in a cell."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# Line breaks and tabs are layout; the rest of C0 and C1 could move the cursor or rename the window.
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Line breaks and tabs are layout; the rest of C0 and C1 could move the cursor or rename the window, and characters that
+# turn the direction of writing, break lines, or are tags that nobody sees could show another text than is there.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
 
 
 def stdout_console() -> Console:
@@ -49,8 +52,13 @@ def progress_bar() -> Iterator[Track]:
 
 def print_json(value: Any) -> None:
     """One JSON document on stdout."""
-    json.dump(to_plain(value), sys.stdout, indent=2, ensure_ascii=False)
-    sys.stdout.write("\n")
+    sys.stdout.write(f"{json_text(to_plain(value), indent=2)}\n")
+
+
+def json_text(value: Any, **options: Any) -> str:
+    """JSON of plain values; what `printable` spells out is escaped, which reads back the same."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return _CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def to_plain(value: Any) -> Any:
@@ -78,8 +86,12 @@ def _is_plain(values: Sequence[Any]) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelt out."""
-    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+    """The text with control characters, and others that hide or turn text, spelt out."""
+    return _CONTROL.sub(lambda match: _spell(ord(match[0])), text)
+
+
+def _spell(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def cell(value: Any, most: int = 60) -> Text:
@@ -144,6 +156,14 @@ def size(num_bytes: float) -> str:
             break
         num_bytes /= 1000
     return f"{num_bytes:,.0f} {unit}" if unit == "B" else f"{num_bytes:,.1f} {unit}"
+
+
+def age(seconds: float) -> str:
+    """In the largest unit of which there are two or more."""
+    for unit, size_s in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size_s:
+            return f"{seconds / size_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

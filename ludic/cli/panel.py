@@ -1,28 +1,34 @@
-"""A Glance drawn as a panel, within 80 columns. Pure."""
+"""A Glance drawn as a panel, within 80 columns or the fewer that a terminal has. Pure."""
 
-import itertools
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from statistics import fmean
+from uuid import UUID
 
 from rich.console import Group, RenderableType
+from rich.constrain import Constrain
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from ludic.cli.glance import WINDOW, Glance, Row, Trainer
-from ludic.cli.output import number, plural, printable, sparkline
+from ludic.cli.output import age, plural, printable, sparkline
+from ludic.cli.panel_tables import by_environment, by_worker, rates
 
+_MOST_COLUMNS = 80
+_FRAME_WIDTH, _NAME_WIDTH = 4, 14
+"""Columns that the frame takes, and the names of the lines."""
 _BAR_WIDTH = 40
-_VALUE_WIDTH = 62
-"""Of what stands beside a name, where a terminal has 80 columns."""
+_SHORTEST_BAR = 6
+"""A narrower one says nothing."""
+_STARTING_S = 120.0
+"""After the creation of a run, in which its trainer may be loading a model."""
 _RECENT_STEPS = 20
 """That the figures of a step are averaged over, and drops counted in."""
 _UNEVEN = 1.05
 """Tokens of the fullest rank over the mean of all from which on it is worth a word."""
-_MOST_WORKERS = 8
 _STATES = {
     "alive": ("renews its lease", "green"),
     "silent": ("silent for {unchanged}, longer than its lease: dead or cut off", "bold red"),
@@ -46,34 +52,43 @@ _COLOURS = {
 }
 
 
-def draw(glance: Glance) -> Panel:
-    """All that a glance says, within 80 columns."""
-    pairs = Table.grid(padding=(0, 2))
-    for name, value in _lines(glance):
+def draw(glance: Glance, columns: int = _MOST_COLUMNS) -> RenderableType:
+    """All that a glance says. columns: of the terminal, of which at most 80 are used."""
+    inner = min(columns, _MOST_COLUMNS) - _FRAME_WIDTH
+    title, pairs = Text(printable(glance.root.url)), Table.grid(padding=(0, 2))
+    pairs.add_column()
+    pairs.add_column(overflow="fold")
+    if len(title) > inner - 2:  # where a title would be cut
+        pairs.add_row(Text("root", style="bold"), title.copy())
+        title = Text("ludic")
+    for name, value in _lines(glance, inner - _NAME_WIDTH):
         pairs.add_row(Text(name, style="bold"), value)
     parts: list[RenderableType] = [pairs]
     if glance.calls:
-        parts += [Text(), _by_environment(glance), Text(), _by_worker(glance)]
-    return Panel(Group(*parts), title=Text(printable(glance.root.url)), expand=False)
+        parts += [Text(), by_environment(glance, inner), Text(), by_worker(glance, inner)]
+    return Constrain(Panel(Group(*parts), title=title, expand=False), inner + _FRAME_WIDTH)
 
 
-def _lines(glance: Glance) -> Iterator[tuple[str, RenderableType]]:
+def _lines(glance: Glance, width: int) -> Iterator[tuple[str, RenderableType]]:
+    """Names and what they say; width: that each may take."""
     run = glance.root.run
+    for trouble in glance.troubles():  # first, since a low terminal shows no more than the begin
+        yield "warning", Text(printable(trouble.text), style="bold red")
     yield "model", Text(printable(f"{run.model}, {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"))
-    yield "trainer", _trainer(glance.trainer, glance.root.url)
+    yield "trainer", _trainer(glance)
     steps, recent = glance.steps, glance.steps[-_RECENT_STEPS:]
     if not steps:
         num_groups = sum(row["num_groups"] or 0 for row in glance.calls)
         yield (
             "step",
-            Text(f"none yet; {plural(num_groups, 'group')} sampled in the last {_age(WINDOW.total_seconds())}"),
+            Text(f"none yet; {plural(num_groups, 'group')} sampled in the last {age(WINDOW.total_seconds())}"),
         )
     else:
-        yield "step", _progress(steps[-1]["step"], glance.trainer)
-        yield "reward", _curve([row["reward_mean"] for row in steps])
+        yield "step", _progress(steps[-1]["step"], glance.trainer, width)
+        yield "reward", _curve([row["reward_mean"] for row in steps], width)
         yield "loss", Text(_joined(steps[-1], _LOSS))
         yield "speed", Text(_speed(recent, glance))
-        yield "time", _where_time_goes(recent)
+        yield "time", _where_time_goes(recent, width)
         yield "waiting", Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned")
     yield "policy", Text(_policy(glance))
     yield "checkpoint", Text(_checkpoint(glance))
@@ -82,32 +97,51 @@ def _lines(glance: Glance) -> Iterator[tuple[str, RenderableType]]:
     yield from _troubles(steps)
 
 
-def _trainer(trainer: Trainer | None, url: str) -> Text:
+def _trainer(glance: Glance) -> Text:
+    trainer, url = glance.trainer, printable(glance.root.url)
     if trainer is None:
-        return Text(f"none has started; `ludic train {printable(url)}` starts one")
+        age_s = _seconds_since_creation(glance)
+        if age_s is not None and age_s < _STARTING_S:
+            return Text(f"none yet; the run was created {age(age_s)} ago, and a trainer loads its model first")
+        return Text(f"none has started; unless one is loading its model, `ludic train {url}` starts one")
     text = Text(printable(f"attempt {trainer.attempt_id}, {trainer.owner}"))
     if trainer.pulse is None:
         return text
     state, style = _STATES[trainer.pulse.state]
-    return text.append(": ").append(state.format(unchanged=_age(trainer.pulse.unchanged_s)), style=style)
+    return text.append(": ").append(state.format(unchanged=age(trainer.pulse.unchanged_s)), style=style)
 
 
-def _progress(step: int, trainer: Trainer | None) -> RenderableType:
+def _seconds_since_creation(glance: Glance) -> float | None:
+    """By the time in the run's uuid7; None for a run_id that is none."""
+    try:
+        created_s = (UUID(glance.root.run_id).int >> 80) / 1000
+    except ValueError:
+        return None
+    return max(0.0, glance.at.timestamp() - created_s)
+
+
+def _progress(step: int, trainer: Trainer | None, width: int) -> RenderableType:
     num_steps = trainer.num_steps if trainer else None
-    if num_steps is None:
-        return Text(f"{step:,}")
+    text = Text(f"{step:,}" if num_steps is None else f"{step:,} of {num_steps:,}")
+    left = min(_BAR_WIDTH, width - len(text) - 2)
+    if num_steps is None or left < _SHORTEST_BAR:
+        return text
     grid = Table.grid(padding=(0, 2))
-    grid.add_row(Text(f"{step:,} of {num_steps:,}"), ProgressBar(num_steps, step, width=_BAR_WIDTH))
+    grid.add_row(text, ProgressBar(num_steps, step, width=left))
     return grid
 
 
-def _curve(rewards: Sequence[float | None]) -> Text:
+def _curve(rewards: Sequence[float | None], width: int) -> Text:
     """The newest reward, and how it came there."""
     scored = [reward for reward in rewards if reward is not None]
     if not scored:
         return Text("no rollout was scored")
-    curve = sparkline(scored, _BAR_WIDTH)
-    return Text(f"{scored[-1]:.3f}  ").append(curve, style="green").append(f"  over {plural(len(rewards), 'step')}")
+    first, last = f"{scored[-1]:.3f}", f"over {plural(len(rewards), 'step')}"
+    left = width - len(first) - len(last) - 4
+    if left < _BAR_WIDTH // 2:
+        return Text(f"{first} {last}\n").append(sparkline(scored, min(_BAR_WIDTH, width)), style="green")
+    curve = sparkline(scored, min(_BAR_WIDTH, left))
+    return Text(f"{first}  ").append(curve, style="green").append(f"  {last}")
 
 
 _LOSS = {
@@ -130,31 +164,32 @@ def _speed(recent: Sequence[Row], glance: Glance) -> str:
         parts.append(f"MFU {_mean(recent, 'mfu'):.1%}")
     if (uneven := _mean(recent, "token_imbalance")) >= _UNEVEN:
         parts.append(f"the fullest rank {uneven - 1:.0%} above the mean")
-    return ", ".join([*parts, f"{_rates(glance.calls, glance.at)['num_tokens'] / 60:,.0f} tokens/s sampled"])
+    return ", ".join([*parts, f"{rates(glance.calls, glance.at)['num_tokens'] / 60:,.0f} tokens/s sampled"])
 
 
-def _where_time_goes(recent: Sequence[Row]) -> Text:
+def _where_time_goes(recent: Sequence[Row], width: int) -> Text:
     """Shares of the loop's seconds, as a bar and in figures; below it what runs beside the loop."""
     seconds = {name: value for name, value in _seconds(recent).items() if value > 0}
     total = sum(seconds.values()) or 1.0
-    text = Text()
-    for name, width in _widths(seconds, _BAR_WIDTH).items():
-        text.append("█" * width, style=_COLOURS[name])
-    text.append(f"  {total / len(recent):.3g} s a step\n")
-    text.append(_legend({name: value / total for name, value in seconds.items()}))
+    text, of_all = Text(), f"{total / len(recent):.3g} s a step\n"
+    bar = min(_BAR_WIDTH, width)
+    for name, cells in _widths(seconds, bar).items():
+        text.append("█" * cells, style=_COLOURS[name])
+    text.append(("  " if bar + 2 + len(of_all) <= width else "\n") + of_all)
+    text.append(_legend({name: value / total for name, value in seconds.items()}, width))
     if any(row["read_s"] is not None for row in recent):
         text.append(f"\nbeside it: read {_mean(recent, 'read_s'):.2g} s, pack {_mean(recent, 'pack_s'):.2g} s")
     return text
 
 
-def _legend(shares: Mapping[str, float]) -> Text:
+def _legend(shares: Mapping[str, float], most: int) -> Text:
     """Names in their colours with their shares, from half a percent on; a name stays beside its share."""
     text, width = Text(), 0
     for name, share in shares.items():
         if share < 0.005:
             continue
         words = f"{name} {share:.0%}"
-        if width and width + 2 + len(words) > _VALUE_WIDTH:
+        if width and width + 2 + len(words) > most:
             text.append("\n")
             width = 0
         text.append(("  " if width else "") + name, style=_COLOURS[name]).append(f" {share:.0%}")
@@ -187,7 +222,7 @@ def _policy(glance: Glance) -> str:
     if glance.policy is None:
         return "none published"
     age_s = (glance.at - datetime.fromisoformat(glance.policy.created_at)).total_seconds()
-    text = f"version {glance.policy.version}, {_age(max(0.0, age_s))} old"
+    text = f"version {glance.policy.version}, {age(max(0.0, age_s))} old"
     if not glance.steps or glance.steps[-1]["lag_mean"] is None:
         return text
     return f"{text}; lag {glance.steps[-1]['lag_mean']:.1f} versions, at most {glance.steps[-1]['lag_max']}"
@@ -213,95 +248,5 @@ def _troubles(steps: Sequence[Row]) -> Iterator[tuple[str, Text]]:
         yield "cut", Text(text, style="yellow")
 
 
-def _by_environment(glance: Glance) -> Table:
-    table = _table("environment", "rollouts/min", "reward", "tokens", "truncated", "unparsed", "failed")
-    for env_name, calls in _grouped(glance.calls, "env_name").items():
-        num_rollouts = sum(row["num_rollouts"] for row in calls)
-        table.add_row(
-            _name(env_name),
-            f"{_rates(calls, glance.at)['num_rollouts']:,.0f}",
-            number(_weighted(calls, "reward_mean"), 4),
-            number(_weighted(calls, "response_length_mean"), 4),
-            *(_fraction(calls, name, num_rollouts) for name in ("num_truncated", "num_parse_errors", "num_errors")),
-        )
-    return table
-
-
-def _by_worker(glance: Glance) -> Table:
-    table = _table("worker", "rollouts/min", "tokens/s", "version", "waiting", "last heard")
-    workers = _grouped(glance.calls, "worker_id")
-    for worker_id, calls in itertools.islice(workers.items(), _MOST_WORKERS):
-        rates, busy_s = _rates(calls, glance.at), sum(row["step_s"] or 0.0 for row in calls)
-        wait_s = sum(row["wait_s"] or 0.0 for row in calls)
-        table.add_row(
-            _name(worker_id),
-            f"{rates['num_rollouts']:,.0f}",
-            f"{rates['num_tokens'] / 60:,.0f}",
-            str(calls[-1]["policy_version"]),
-            f"{wait_s / (wait_s + busy_s):.0%}" if wait_s + busy_s else "-",
-            f"{_age(_seconds_since(calls[-1], glance.at))} ago",
-        )
-    if len(workers) > _MOST_WORKERS:
-        table.add_row(Text(f"and {len(workers) - _MOST_WORKERS:,} more", style="dim"))
-    return table
-
-
-def _table(name: str, *numbers: str) -> Table:
-    """A column of names, cut where there is no room, and columns of numbers."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    table.add_column(name)
-    for title in numbers:
-        table.add_column(title, justify="right", no_wrap=True)  # so that it is names that give way
-    return table
-
-
-def _name(name: str) -> Text:
-    return Text(printable(name), no_wrap=True, overflow="ellipsis")
-
-
-def _grouped(rows: Iterable[Row], column: str) -> dict[str, list[Row]]:
-    """Rows by the value of a column, sorted by it."""
-    groups: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        groups[row[column]].append(row)
-    return dict(sorted(groups.items()))
-
-
-def _rates(calls: Sequence[Row], at: datetime) -> dict[str, float]:
-    """num_rollouts and num_tokens a minute: from the begin of the first call on, at most over WINDOW."""
-    if not calls:
-        return {"num_rollouts": 0.0, "num_tokens": 0.0}
-    first_s = _seconds_since(calls[0], at) + (calls[0]["step_s"] or 0.0)
-    minutes = min(max(first_s, 1.0), WINDOW.total_seconds()) / 60
-    return {name: sum(row[name] for row in calls) / minutes for name in ("num_rollouts", "num_tokens")}
-
-
-def _seconds_since(row: Row, at: datetime) -> float:
-    """By two clocks, which may differ."""
-    return max(0.0, (at - row["created_at"]).total_seconds())
-
-
-def _weighted(calls: Sequence[Row], column: str) -> float | None:
-    """Mean over rollouts; of those calls that have one."""
-    known = [row for row in calls if row[column] is not None]
-    num_rollouts = sum(row["num_rollouts"] for row in known)
-    return sum(row[column] * row["num_rollouts"] for row in known) / num_rollouts if num_rollouts else None
-
-
-def _fraction(calls: Sequence[Row], column: str, num_rollouts: int) -> str:
-    """A dash where workers of an older version do not say."""
-    if not num_rollouts or any(row[column] is None for row in calls):
-        return "-"
-    return f"{sum(row[column] for row in calls) / num_rollouts:.1%}"
-
-
 def _mean(rows: Sequence[Row], column: str) -> float:
     return fmean([row[column] for row in rows if row[column] is not None] or [0.0])
-
-
-def _age(seconds: float) -> str:
-    """In the largest unit of which there are two or more."""
-    for unit, size_s in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size_s:
-            return f"{seconds / size_s:.0f} {unit}"
-    return f"{seconds:.0f} s"

@@ -7,28 +7,36 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import tyro
-from rich.console import Console
 
+from ludic.bounds import check_numbers
 from ludic.cli import train
+from ludic.cli.code import CodeSettings, prepare_code
 from ludic.cli.glance import Watcher
-from ludic.cli.live import LiveView
+from ludic.cli.live import open_view
 from ludic.cli.process import interrupt_on_sigterm
-from ludic.cli.settings import RootUrl
+from ludic.cli.roots import open_or_start
+from ludic.cli.settings import Algorithm, RootUrl, to_flags
 from ludic.cli.supervisor import Child, supervise
-from ludic.cli.train import train_args
-from ludic.errors import ConfigError, MissingRootError
+from ludic.cli.train import last_step, outcome, train_args
+from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.interaction.limits import ENV_TIMEOUT_S
 from ludic.rollouts.sampler import make_environments
-from ludic.sql import Planner
+from ludic.sql import BatchRules, Planner
+from ludic.sql.code import rule_uses
 from ludic.store import Root, RunConfig
+from ludic.store.code import environment_uses
 from ludic.store.lease import await_free, newest_claim
+from ludic.store.slots import newest_slot_claim
+from ludic.training.code import names_in_root
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
 from ludic.training.feed import batch_rules
+from ludic.user_files import NO_FILES, Files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +44,25 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run; made when it is not there."""
     run: tyro.conf.OmitArgPrefixes[RunConfig]
+    algorithm: Algorithm = None
+    """Take the settings of this algorithm (docs/algorithms.md); settings that are named besides overrule it."""
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
+    local_workers: int | None = None
+    """Workers to start on this machine, 0 for none; None starts as many as share the schedule (num_workers)."""
     ranks: int = 1
     """Processes that train together."""
+    env_timeout_s: float | None = ENV_TIMEOUT_S
+    """Seconds that one call of an environment may take in a worker started here; None: no limit."""
     take_over: bool = False
     """Fence the trainer that owns the run, alive or not, instead of being refused while it lives."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if self.local_workers is not None and not 0 <= self.local_workers <= self.run.num_workers:
+            raise ConfigError(
+                f"local_workers is {self.local_workers}, wanted 0 to num_workers ({self.run.num_workers})"
+            )
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
@@ -53,24 +75,59 @@ def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
 
 
 def main(settings: Settings) -> None:
-    check(settings.run, settings.train)
-    root = Root.create(settings.root, settings.run)
+    root = open_run(settings.root, settings.run, settings.train, settings.code)
+    model = train.other_place(root, settings.run.model)
     interrupt_on_sigterm()
-    replaces = predecessor(root, take_over=settings.take_over)
-    with LiveView(Watcher(root.url), Console(stderr=True)) as view:
-        run(root, settings.train, ranks=settings.ranks, replaces=replaces, tick=view.update)
-    print(f"trained to step {settings.train.num_steps} in {root.url}; `ludic stats {root.url}` says what is there")
+    if last_step(root) < settings.train.num_steps:
+        replaces = predecessor(root, take_over=settings.take_over)
+        with open_view(Watcher(root.url)) as view:
+            run(
+                root,
+                settings.train,
+                ranks=settings.ranks,
+                num_workers=settings.local_workers,
+                replaces=replaces,
+                tick=view.update,
+                model=model,
+                env_timeout_s=settings.env_timeout_s,
+            )
+    ended = outcome(root.url, last_step(root), settings.train.num_steps)
+    print(f"{ended}; `ludic stats {root.url}` says what is there")
 
 
-def check(config: RunConfig, train: TrainConfig) -> None:
-    """Find here, at once, what would otherwise fail in every process. Raises ConfigError, QueryError."""
+def open_run(url: str, config: RunConfig, train: TrainConfig, code: CodeSettings) -> Root:
+    """Start a run, or open the one that is there, once its code is found to work. Raises ConfigError, QueryError.
+
+    A new run's files are those of whoever starts it; code of a root that is there runs with consent only.
+    """
+    check_settings(config, train)
+    try:
+        Root.open(url)
+    except MissingRootError:
+        check_code(config, train, NO_FILES)
+    root = open_or_start(url, config)
+    uses = [*environment_uses(config), *rule_uses(_rules(config, train), names_in_root(root))]
+    prepare_code(root, uses, code, partial(check_code, config, train))
+    return root
+
+
+def check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
+    """Find here, at once, what would otherwise fail in every process. Runs users' code. Raises ConfigError, QueryError.
+
+    files: texts in the place of those on the disk.
+    """
+    Planner(replace(_rules(config, train), files=files), config.extra_columns)
+    make_environments(config, files)
+
+
+def _rules(config: RunConfig, train: TrainConfig) -> BatchRules:
+    return batch_rules(train, config.groups_per_batch, config.seed)
+
+
+def check_settings(config: RunConfig, train: TrainConfig) -> None:
+    """What can be seen without running users' code. Raises ConfigError."""
     if train.is_stored:
         raise ConfigError("a run trains on what its workers sample; `ludic train` trains on what is stored")
-    Planner(batch_rules(train, config.groups_per_batch, config.seed), config.extra_columns)
-    make_environments(config)
-    is_id = len(config.model.split("/")) <= 2 and not config.model.startswith(("/", ".", "~"))
-    if not is_id and not Path(config.model).expanduser().is_dir():
-        raise ConfigError(f"model {config.model} is no folder; wanted one with config.json and weights, or a Hub id")
 
 
 def predecessor(root: Root, *, take_over: bool = False) -> int:
@@ -83,28 +140,56 @@ def predecessor(root: Root, *, take_over: bool = False) -> int:
     return free
 
 
-def run(root: Root, config: TrainConfig, *, ranks: int, replaces: int, tick: Callable[[], None]) -> None:
+def run(
+    root: Root,
+    config: TrainConfig,
+    *,
+    ranks: int,
+    num_workers: int | None = None,
+    replaces: int,
+    tick: Callable[[], None],
+    model: str | None = None,
+    env_timeout_s: float | None = ENV_TIMEOUT_S,
+) -> None:
     """Run all processes until the trainer is done, which replaces an attempt at first, see `predecessor`.
+
+    num_workers: to start here; None starts one for each slot of the schedule.
+    model: another place of the run's model than run.json says.
 
     Raises ChildError, OwnedError when somebody else's trainer took over, or KeyboardInterrupt after a clean stop.
     """
     logs = log_folder(root)
 
     def trainer_args() -> list[str]:
-        return train_args(root.url, config, ranks, predecessor(root) if trainer.num_restarts else replaces)
+        follows = predecessor(root) if trainer.num_restarts else replaces
+        return train_args(root.url, config, ranks, follows, model)
 
     trainer = Child(name="trainer", args=trainer_args, log=logs / "trainer.log")
     workers = [
-        Child(name=f"worker {slot}", args=partial(_worker_args, root, slot), log=logs / f"worker-{slot}.log")
-        for slot in range(root.run.num_workers)
+        Child(
+            name=f"worker {slot}",
+            args=partial(_worker_args, root, slot, model, env_timeout_s),
+            log=logs / f"worker-{slot}.log",
+            is_free=partial(_is_slot_free, root, slot),
+        )
+        for slot in range(root.run.num_workers if num_workers is None else num_workers)
     ]
     # The same hashes in every life: some of reasoning-gym's generators draw in the order of a set.
-    environment = {"PYTHONHASHSEED": "0", **_threads(ranks + len(workers))}
+    # And no module of the working directory, which may be a foreign root's.
+    environment = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", **_threads(ranks + len(workers))}
     supervise(trainer, workers, environment=environment, tick=tick)
 
 
-def _worker_args(root: Root, slot: int) -> list[str]:
-    return ["ludic", "worker", root.url, "--slot", str(slot)]
+def _worker_args(root: Root, slot: int, model: str | None, env_timeout_s: float | None) -> list[str]:
+    return ["ludic", "worker", root.url, *to_flags({"slot": slot, "model": model, "env_timeout_s": env_timeout_s})]
+
+
+def _is_slot_free(root: Root, slot: int) -> bool:
+    try:
+        holder = newest_slot_claim(root, slot)
+    except StoreError:  # asked again later
+        return False
+    return holder is None or holder.is_over
 
 
 def log_folder(root: Root) -> Path:

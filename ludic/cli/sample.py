@@ -1,13 +1,12 @@
 """`ludic sample ROOT|MODEL --prompt TEXT`: ask a run's policy, or any model, a question.
 
-Reads policies/ of a root, or a Hugging Face folder or id; writes nothing to either.
+Reads policies/ of a root, or a Hugging Face folder, id or URL; writes nothing to either.
 """
 
 import logging
-import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,23 +15,26 @@ import tyro
 from rich.console import Console
 from rich.text import Text
 
+from ludic.bounds import check_numbers
 from ludic.cli.output import number, print_json, printable, stdout_console
+from ludic.cli.worker import base_of_run
 from ludic.errors import ConfigError, MissingRootError, StoreError
 from ludic.inference.engine import Completion, GenerationRequest, SamplingParams
 from ludic.interaction.requests import derive_seed
 from ludic.records import Message
 from ludic.store import Root, fetch_policy, latest_policy
+from ludic.store.filesystem import Storage
+from ludic.training.first_model import is_hub_id, local_folder
 
 logger = logging.getLogger(__name__)
 
-_MODEL_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _DEFAULT_MAX_TOKENS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT|MODEL")]
-    """Folder or URL of a run, or folder or Hugging Face id of a model."""
+    """Folder or URL of a run, or folder, Hugging Face id or URL of a model."""
     prompt: str
     """What the user says."""
     system: str | None = None
@@ -57,8 +59,7 @@ class Settings:
     """Print JSON: text, tokens and logprobs of each answer."""
 
     def __post_init__(self) -> None:
-        if self.n < 1:
-            raise ConfigError(f"n is {self.n}, wanted at least 1")
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,8 @@ def sample(folder: str, version: int, settings: Settings, root: Root | None) -> 
     from ludic.inference.transformers_engine import TransformersEngine
 
     tokenizer = load_tokenizer(folder)
-    engine = TransformersEngine(folder, device=settings.device, version=version)
+    with base_of_run(root) if root else nullcontext() as base:
+        engine = TransformersEngine(folder, device=settings.device, version=version, base=base)
     messages = [Message(role="user", content=settings.prompt)]
     if settings.system is not None:
         messages.insert(0, Message(role="system", content=settings.system))
@@ -121,9 +123,9 @@ def _open_root(source: str) -> Root | None:
     try:
         return Root.open(source)
     except (MissingRootError, StoreError) as error:
-        if Path(source, "config.json").is_file():
+        if Storage.at(source).exists("config.json"):
             return None
-        if _MODEL_ID.fullmatch(source) and not Path(source).exists():
+        if is_hub_id(source):
             logger.info("there is no folder %s here; asking Hugging Face for a model of that name", source)
             return None
         if isinstance(error, StoreError):
@@ -133,9 +135,10 @@ def _open_root(source: str) -> Root | None:
 
 @contextmanager
 def _policy_folder(root: Root | None, settings: Settings) -> Iterator[tuple[str, int | None]]:
-    """A local folder of weights, or a Hugging Face id; and the version, of a run."""
+    """A local folder of weights, and the version, of a run."""
     if root is None:
-        yield settings.source, None
+        with local_folder(settings.source) as model:
+            yield str(model), None
         return
     version = _version(root, settings.version)
     with tempfile.TemporaryDirectory(prefix="ludic-policy-") as cache:

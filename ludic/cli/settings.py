@@ -4,17 +4,25 @@ A preset, a file, and the settings of an earlier trainer, become flags in front 
 one parser checks them all and the last word is the user's.
 """
 
+import contextlib
 import difflib
+import io
 import json
+import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import tyro
 
 from ludic.errors import ConfigError
+from ludic.paths import local_path
+from ludic.store.run import RunConfig
+from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 
 S = TypeVar("S")
@@ -22,7 +30,16 @@ S = TypeVar("S")
 RootUrl = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT")]
 """A field for the run's folder or URL, given by place."""
 
+Algorithm = Annotated[str | None, tyro.conf.arg(metavar=f"{{{','.join(algorithm_names())}}}")]
+"""A field for the name of a preset, whose settings come before those of the file and the flags."""
+
 _POSITIONAL = get_args(tyro.conf.Positional[str])[1]
+
+_FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=.*)?$", re.DOTALL)
+"""An argument that can only be meant as a flag."""
+
+_EXPERIMENT = {"groups_per_batch", "num_steps"}
+"""Settings by which a command is known to take some of an experiment's."""
 
 _registry = tyro.constructors.ConstructorRegistry()
 
@@ -53,25 +70,68 @@ def _parse_json(text: str) -> Mapping[str, Any]:
 def parse(
     settings: type[S], args: Sequence[str], *, program: str, description: str, earlier: Mapping[str, Any] | None = None
 ) -> S:
-    """Settings from `earlier`, overruled by `--algorithm NAME`, by `--config FILE.toml`, and by the other flags.
+    """Settings from `earlier`, overruled by an algorithm's preset, by `--config FILE.toml`, and by the other flags.
 
+    `--algorithm NAME` chooses the preset, or else `algorithm` in the file.
     Wrong usage prints what is wrong and exits with 2; a bad file raises ConfigError.
     """
-    args, path = take_option(list(args), "--config", "a TOML file")
-    values = _read_toml(Path(path), settings) if path else {}
-    presets: dict[str, Any] = {}
-    has_algorithms = "objective" in field_names(settings)
-    if has_algorithms:
-        args, algorithm = take_option(args, "--algorithm", f"one of {', '.join(algorithm_names())}")
-        presets = load_algorithm(algorithm) if algorithm else {}
-    inserted = to_flags(earlier or {}) + to_flags(presets) + to_flags(values)
+    args, values = take_config(args, settings)
+    check_flags(args, settings, program)
+    inserted = to_flags(earlier or {}) + to_flags(_preset(args, values, settings)) + to_flags(values)
     # After a leading ROOT: a flag that takes any number of values would swallow it.
     head = 1 if args and not args[0].startswith("-") else 0
     args = [*args[:head], *inserted, *args[head:]]
     description = f"{description}. --config FILE.toml sets options."
-    if has_algorithms:
-        description += f" --algorithm sets those of {', '.join(algorithm_names())} (docs/algorithms.md)."
-    return tyro.cli(settings, args=args, prog=program, description=description, registry=_registry)
+    with contextlib.redirect_stderr(io.StringIO()) as said:
+        try:
+            return tyro.cli(settings, args=args, prog=program, description=description, registry=_registry)
+        except SystemExit as end:
+            wrong = _in_a_line(said.getvalue()) if end.code else None
+    if wrong:
+        print(f"ludic: {wrong}; `{program} --help` lists the options", file=sys.stderr)
+    sys.exit(2 if wrong else 0)
+
+
+def _in_a_line(box: str) -> str:
+    """A box of tyro's as one line: its first part, without the title, the rest of help and names of our classes."""
+    # One character of border on the left; where the terminal knows ASCII only, a space, and a rule below the title.
+    rows = [row[1:].rstrip(" │") for row in box.splitlines()[1:]]
+    parts = groupby(rows, lambda row: bool(re.match(" *[─-]{3}", row)))
+    rows = next((list(part) for is_rule, part in parts if not is_rule), [])
+    if rows and rows[0].startswith(" Missing from "):
+        # Each name has five spaces before it, its help has more.
+        return "missing: " + ", ".join(row.strip() for row in rows if re.match(r" {5}\S", row))
+    text = " ".join(row.strip() for row in rows) or " ".join(box.split())
+    return re.sub(r"^Error parsing (?:[A-Za-z]\w*: )?", "", text).rstrip(".")
+
+
+def check_flags(args: Sequence[str], settings: type, program: str) -> None:
+    """Exit with 2 and a line for a flag that no setting has."""
+    # A keyword of Python has an underscore behind it as a field, and none as a flag.
+    names = [name.rstrip("_").replace("_", "-") for name in field_names(settings)]
+    for flag in (match[1] for match in map(_FLAG.match, args) if match):
+        name = flag.replace("_", "-").removeprefix("no-")
+        if name in (*names, "help") or flag.startswith("tyro-"):
+            continue
+        close = difflib.get_close_matches(name, [*names, "config"], n=1)
+        hint = f"did you mean --{close[0]}?" if close else f"`{program} --help` lists the options"
+        print(f"ludic: there is no option --{flag}; {hint}", file=sys.stderr)
+        sys.exit(2)
+
+
+def take_config(args: Sequence[str], settings: type) -> tuple[list[str], dict[str, Any]]:
+    """The arguments without --config, and the settings in its file; raises ConfigError for a bad file."""
+    rest, path = take_option(list(args), "--config", "a TOML file")
+    return rest, _read_toml(local_path(path, "--config"), settings) if path else {}
+
+
+def _preset(args: list[str], values: Mapping[str, Any], settings: type) -> dict[str, Any]:
+    """The settings of the algorithm that the flags name, or else the file; {} where neither does."""
+    if "algorithm" not in field_names(settings):
+        return {}
+    _, name = take_option(args, "--algorithm", f"one of {', '.join(algorithm_names())}")
+    name = name or values.get("algorithm")
+    return load_algorithm(str(name)) if name not in (None, "None") else {}
 
 
 def to_flags(values: Mapping[str, Any]) -> list[str]:
@@ -99,17 +159,24 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
 
 
 def _read_toml(path: Path, settings: type) -> dict[str, Any]:
+    """Settings in a file, less what an experiment holds for other commands.
+
+    `ludic create` takes those of the run, `ludic train` those of the trainer, so that one file serves both.
+    """
     try:
         values = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
     names = list(field_names(settings))
+    of_experiment = (
+        {"algorithm", *field_names(RunConfig), *field_names(TrainConfig)} if _EXPERIMENT & {*names} else set()
+    )
     for name in values:
-        if name not in names:
+        if name not in names and name not in of_experiment:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
             raise ConfigError(f"{path}: no setting is called {name!r}; {hint}")
-    return values
+    return {name: value for name, value in values.items() if name in names}
 
 
 def field_names(settings: type) -> Iterator[str]:

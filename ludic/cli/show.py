@@ -18,7 +18,7 @@ from rich.text import Text
 from ludic.cli.output import cell, number, pairs, plain_table, plural, print_json, printable, stdout_console
 from ludic.cli.query import ask
 from ludic.cli.settings import RootUrl
-from ludic.cli.tokens import TokenRow, colour_legend, coloured, load_token_reader, token_table
+from ludic.cli.tokens import TokenReader, TokenRow, colour_legend, coloured, load_token_reader, token_table
 from ludic.errors import LudicError, QueryError
 from ludic.fsck import TABLES, read_footers
 from ludic.schema import extra_names, resolve_row
@@ -29,7 +29,11 @@ from ludic.store.lookup import Address, find_rows, read_addresses
 logger = logging.getLogger(__name__)
 
 _MOST_CANDIDATES = 4
+_SHOWN_DIGITS = 12
 _EXCERPT = 300
+_SHOWN_TOKENS = 2_000
+_SHOWN_CHARACTERS = 4_000
+"""Of a response and of each text; the first and the last half of them, unless all are asked for."""
 _WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 _FIND = """
@@ -56,6 +60,12 @@ from all_batches
 where rollout_id = $id or group_id = $id
 order by superseded, attempt_id, step
 """
+_CODE = """
+select attempt_id, slot, life, role, name, sha256, path, package
+from code
+where (worker_id = $worker_id and name = $env_name) or (role = 'advantage' and list_contains($attempts, attempt_id))
+order by attempt_id nulls first
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +77,8 @@ class Found:
     """Of the rollouts table: one, or those of the group."""
     uses: list[dict[str, Any]]
     """Of the ledger, those that still count first."""
+    code: list[dict[str, Any]]
+    """Of the view `code`: the environment that scored, then the advantages of the attempts that considered it."""
 
 
 class UnknownIdError(LudicError, LookupError):
@@ -83,6 +95,8 @@ class Settings:
     """Of the response's tokens: how likely the policy found them, or how training weighed them."""
     tokens: bool = False
     """List the tokens one a line, with ids, logprobs and rewards."""
+    full: bool = False
+    """Show long texts and responses whole; by default their middle is left out."""
     json: bool = False
     """Print JSON: the rows, and their uses in training."""
 
@@ -93,9 +107,9 @@ def main(settings: Settings) -> None:
     if settings.json:
         print_json(asdict(found))
     elif found.kind == "rollout":
-        _print_rollout(stdout_console(), root, found.rows[0], found.uses, settings)
+        _print_rollout(stdout_console(), root, found, settings)
     else:
-        _print_group(stdout_console(), found.rows, found.uses)
+        _print_group(stdout_console(), found.rows, found.uses, settings)
 
 
 def look_up(root: Root, part: str) -> Found:
@@ -120,7 +134,19 @@ def _look_up(con: duckdb.DuckDBPyConnection, root: Root, part: str, addresses: l
         raise _unknown(root, part)
     rows = _read(root, addresses)
     uses = ask(con, root, _USES, {"id": id_})
-    return Found(kind="rollout" if rows[0]["rollout_id"] == id_ else "group", rows=rows, uses=uses)
+    kind: Literal["rollout", "group"] = "rollout" if rows[0]["rollout_id"] == id_ else "group"
+    return Found(kind=kind, rows=rows, uses=uses, code=_code_of(con, root, rows[0], uses))
+
+
+def _code_of(
+    con: duckdb.DuckDBPyConnection, root: Root, row: dict[str, Any], uses: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    attempts = sorted({use["attempt_id"] for use in uses})
+    try:
+        return ask(con, root, _CODE, {"worker_id": row["worker_id"], "env_name": row["env_name"], "attempts": attempts})
+    except QueryError as error:
+        logger.warning("the code that scored is left out: %s", error)
+        return []
 
 
 def _read(root: Root, addresses: list[Address]) -> list[dict[str, Any]]:
@@ -158,26 +184,41 @@ def _unknown(root: Root, part: str) -> UnknownIdError:
     return UnknownIdError(f'{root.url} has no rollout or group {part!r}; `ludic sql {root.url} "{query}"` lists them')
 
 
-def _print_rollout(
-    console: Console, root: Root, row: dict[str, Any], uses: list[dict[str, Any]], settings: Settings
-) -> None:
+def _print_rollout(console: Console, root: Root, found: Found, settings: Settings) -> None:
+    row, uses = found.rows[0], found.uses
     console.print(pairs(_identity(row)))
     console.rule("conversation", align="left", style="dim")
-    _print_conversation(console, row["messages"])
+    _print_conversation(console, row["messages"], settings)
     use = uses[0] if uses else None
-    console.rule(f"response, {row['response_length']} tokens", align="left", style="dim")
-    tokens = _token_rows(row, load_token_reader(root))
-    console.print(coloured(tokens, settings.color, use["advantage"] if use else None))
-    if console.color_system and not console.no_color and tokens:
-        console.print(colour_legend(settings.color, use["advantage"] if use else None))
-    if settings.tokens:
-        console.print(token_table(tokens))
+    _print_response(console, row, load_token_reader(root), use["advantage"] if use else None, settings)
     console.rule("outcome", align="left", style="dim")
-    console.print(pairs(_outcome(row)))
+    console.print(pairs({name: _shorten(value, settings) for name, value in _outcome(row).items()}))
     if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
-        console.print(_agent_steps(row["agent_steps"]))
+        console.print(_agent_steps(row["agent_steps"], settings))
     console.rule("training", align="left", style="dim")
     _print_uses(console, uses)
+    if found.code:
+        console.rule("code", align="left", style="dim")
+        console.print(pairs(_code_lines(found.code)))
+
+
+def _print_response(
+    console: Console, row: dict[str, Any], reader: TokenReader, advantage: float | None, settings: Settings
+) -> None:
+    """Tokens in colours, then a line each if asked for; of a long response its two ends."""
+    length = row["response_length"]
+    console.rule(f"response, {length} tokens", align="left", style="dim")
+    kept = length if settings.full else min(length, _SHOWN_TOKENS)
+    head = _token_rows(row, reader, 0, kept - kept // 2)
+    tail = _token_rows(row, reader, length - kept // 2, length)
+    text = coloured(head, settings.color, advantage)
+    if kept < length:
+        text.append(f"\n… {length - kept:,} tokens left out; --full shows them …\n", style="dim")
+    console.print(text.append(coloured(tail, settings.color, advantage)))
+    if console.color_system and not console.no_color and head:
+        console.print(colour_legend(settings.color, advantage))
+    if settings.tokens:
+        console.print(token_table([*head, *tail]))
 
 
 def _identity(row: dict[str, Any]) -> dict[str, str]:
@@ -199,28 +240,38 @@ def _identity(row: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, value in lines.items() if value is not None}
 
 
-def _print_conversation(console: Console, messages: list[dict[str, Any]]) -> None:
+def _shorten(text: str, settings: Settings) -> str:
+    """The two ends of a long text, and how much is between them."""
+    left_out = 0 if settings.full else len(text) - _SHOWN_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = _SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n… {left_out:,} characters left out; --full shows them …\n{text[-half:]}"
+
+
+def _print_conversation(console: Console, messages: list[dict[str, Any]], settings: Settings) -> None:
     for message in messages:
         name = f" {printable(message['name'])}" if message["name"] else ""
         text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
-        console.print(text.append(printable(message["content"]), style="not bold default"))
+        console.print(text.append(printable(_shorten(message["content"], settings)), style="not bold default"))
         for call in message["tool_calls"]:
-            console.print(Text(f"  {_call_text(call)}", style="magenta"))
+            console.print(Text(f"  {_call_text(call, settings)}", style="magenta"))
 
 
-def _call_text(call: dict[str, Any]) -> str:
+def _call_text(call: dict[str, Any], settings: Settings) -> str:
     answer = f"error: {call['error']}" if call["error"] else call["result"]
-    return printable(f"{call['name']}({call['arguments']}) -> {answer}")
+    arguments, answer = (_shorten(str(text), settings) for text in (call["arguments"], answer))
+    return printable(f"{call['name']}({arguments}) -> {answer}")
 
 
-def _token_rows(row: dict[str, Any], reader: Any) -> list[TokenRow]:
-    length = row["response_length"]
+def _token_rows(row: dict[str, Any], reader: TokenReader, start: int, end: int) -> list[TokenRow]:
+    token_ids = row["response_tokens"][start:end]
     columns = (
-        row["response_tokens"],
-        reader(row["response_tokens"]),
-        row["response_logprobs"],
-        row["token_rewards"],
-        row["action_mask"] or [True] * length,
+        token_ids,
+        reader(token_ids),
+        row["response_logprobs"][start:end],
+        row["token_rewards"][start:end],
+        row["action_mask"][start:end] if row["action_mask"] else [True] * len(token_ids),
     )
     return [TokenRow(*values) for values in zip(*columns, strict=True)]
 
@@ -243,11 +294,11 @@ def _outcome(row: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, value in lines.items() if value}
 
 
-def _agent_steps(steps: list[dict[str, Any]]) -> Table:
+def _agent_steps(steps: list[dict[str, Any]], settings: Settings) -> Table:
     table = plain_table("turn", "target", "tokens", "finish", "action")
     for step in steps:
-        action = "parse error" if step["parse_error"] else step["action"]
-        calls = "".join(f"\n{_call_text(call)}" for call in step["tool_calls"])
+        action = "parse error" if step["parse_error"] else _shorten(str(step["action"]), settings)
+        calls = "".join(f"\n{_call_text(call, settings)}" for call in step["tool_calls"])
         table.add_row(
             str(step["turn"]),
             step["action_target"],
@@ -265,6 +316,20 @@ def _print_uses(console: Console, uses: list[dict[str, Any]]) -> None:
         console.print(Text(_use_text(use), style="dim" if use["superseded"] else ""))
 
 
+def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
+    """Which text scored, and which gave advantages, by who ran it."""
+    lines = {}
+    for record in code:
+        text = (
+            f"{record['name']}, sha256 {str(record['sha256'])[:_SHOWN_DIGITS]} of {record['path'] or record['package']}"
+        )
+        if record["attempt_id"] is None:
+            lines["scored by"] = f"{text} (life {record['life']} of slot {record['slot']})"
+        else:
+            lines[f"advantage of attempt {record['attempt_id']}"] = text
+    return {name: printable(text) for name, text in lines.items()}
+
+
 def _use_text(use: dict[str, Any]) -> str:
     verdict = "used" if use["used"] else f"dropped by {use['reason']}"
     advantage = (
@@ -274,7 +339,7 @@ def _use_text(use: dict[str, Any]) -> str:
     return f"{verdict} at step {use['step']} of attempt {use['attempt_id']}{advantage}, lag {use['lag']}{superseded}"
 
 
-def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]]) -> None:
+def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]], settings: Settings) -> None:
     first = rows[0]
     console.print(
         pairs(
@@ -285,7 +350,7 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
             }
         )
     )
-    _print_conversation(console, first["messages"][:1])
+    _print_conversation(console, first["messages"][:1], settings)
     use_of = {use["rollout_id"]: use for use in reversed(uses)}
     table = plain_table("", "rollout (its end)", ">reward", ">advantage", ">tokens", "finish", "training")
     for row in rows:

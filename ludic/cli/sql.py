@@ -1,4 +1,4 @@
-"""`ludic sql ROOT "SELECT ..."`: a query over a run, as a table, JSON, CSV or Parquet.
+"""`ludic sql ROOT [ROOT ...] "SELECT ..."`: a query over one or several runs, as a table, JSON, CSV or Parquet.
 
 Tables are for people and show the first rows; the other formats stream the whole result to stdout or a
 file. Raises QueryError with DuckDB's reason, ConfigError for a file that can't be written.
@@ -7,6 +7,7 @@ file. Raises QueryError with DuckDB's reason, ConfigError for a file that can't 
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,16 +24,20 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ludic.cli.output import cell, pairs, printable, stdout_console, to_plain
-from ludic.cli.query import explain
+from ludic.bounds import check_numbers
+from ludic.cli.output import cell, json_text, pairs, printable, stdout_console, to_plain
+from ludic.cli.query import explain, interrupted_by_ctrl_c
 from ludic.cli.settings import RootUrl
-from ludic.errors import ConfigError, QueryError
+from ludic.errors import ConfigError, QueryError, in_a_line
 from ludic.sql import connect
 from ludic.store import Root
 
 Format = Literal["table", "json", "csv", "parquet"]
 
 _ROWS_A_BATCH = 10_000
+_UNSAFE = "`--unsafe` allows it; use it only for a query that you trust"
+_WRITING = (duckdb.StatementType.COPY, duckdb.StatementType.EXPORT, duckdb.StatementType.COPY_DATABASE)
+_SEALED = re.compile(r"disabled (by|through) configuration|configuration has been locked")
 _BYTES_AT_ONCE = 4 << 20
 # A column narrower than this says nothing; a table that would need such ones is shown row by row.
 _NARROWEST = 16
@@ -43,18 +48,21 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     query: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUERY")]
-    """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, policies, metrics and
-    reference."""
+    """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, workers, code, policies,
+    metrics, reference and token_stats. Column root says which run a row is from; of batches it is ledger_root."""
+    also: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROOT [ROOT ...]")] = ()
+    """More runs to ask; `ludic sql ROOT ROOT ... QUERY` sets it as well."""
     format: Format | None = None
     """How to print; None takes it from the name of --out, else table."""
     out: Path | None = None
     """File to write instead of stdout."""
     max_rows: int = 40
     """Rows that a table shows."""
+    unsafe: bool = False
+    """Let the query read and write files outside of the run, attach databases and load extensions."""
 
     def __post_init__(self) -> None:
-        if self.max_rows < 1:
-            raise ConfigError(f"max_rows is {self.max_rows}, wanted at least 1")
+        check_numbers(self)
 
     @property
     def chosen_format(self) -> Format:
@@ -62,11 +70,18 @@ class Settings:
         return self.format or suffixes.get(self.out.suffix if self.out else "", "table")
 
 
+def places_to_flags(args: list[str]) -> list[str]:
+    """ROOT ROOT ... QUERY as one ROOT, QUERY and the flag of the others: how many are given by place must be fixed."""
+    num_places = next((place for place, arg in enumerate(args) if arg.startswith("-")), len(args))
+    root, *others, query = args[:num_places] if num_places > 2 else ("", "")
+    return [root, query, *args[num_places:], "--also", *others] if others else args
+
+
 def main(settings: Settings) -> None:
     if settings.chosen_format == "parquet" and settings.out is None and sys.stdout.isatty():
         raise ConfigError("Parquet is not for a terminal; add --out FILE.parquet, or pipe it")
-    root = Root.open(settings.root)
-    with open_result(root, settings.query) as result, open_sink(settings.out) as sink:
+    roots = [Root.open(url) for url in (settings.root, *settings.also)]
+    with open_result(roots, settings.query, unsafe=settings.unsafe) as result, open_sink(settings.out) as sink:
         if settings.chosen_format == "table":
             text = io.TextIOWrapper(sink, encoding="utf-8", write_through=True) if settings.out else None
             print_table(result, Console(file=text, width=200) if text else stdout_console(), settings.max_rows)
@@ -75,18 +90,40 @@ def main(settings: Settings) -> None:
 
 
 @contextmanager
-def open_result(root: Root, query: str, *, rows_a_batch: int = _ROWS_A_BATCH) -> Iterator[pa.RecordBatchReader]:
-    """The result as a stream; it is open while the connection is. Raises QueryError, also from within."""
+def open_result(
+    roots: Sequence[Root], query: str, *, rows_a_batch: int = _ROWS_A_BATCH, unsafe: bool = False
+) -> Iterator[pa.RecordBatchReader]:
+    """The result as a stream; it is open while the connection is. Raises QueryError, also from within.
+
+    unsafe: let the query reach files outside of the runs.
+    """
     if not query.strip():
         raise QueryError('the query is empty, wanted SQL such as "select count(*) from rollouts"')
+    con = connect(roots, sealed=not unsafe)
     try:
-        relation = connect(root).sql(query)
-        if relation is None:
-            yield pa.table({}).to_reader()
-        else:
-            yield _with_unique_names(relation.to_arrow_reader(rows_a_batch))
+        with interrupted_by_ctrl_c(con):
+            if not unsafe:
+                _refuse_writing(con, query)
+            relation = con.sql(query)
+            if relation is None:
+                yield pa.table({}).to_reader()
+            else:
+                yield _with_unique_names(relation.to_arrow_reader(rows_a_batch))
+    except (duckdb.PermissionException, duckdb.InvalidInputException) as error:
+        if not _SEALED.search(str(error)):
+            raise QueryError(explain(error, *roots)) from error
+        raise QueryError(
+            f"the query reaches outside of {' and '.join(root.url for root in roots)}: {in_a_line(error)}; {_UNSAFE}"
+        ) from error
     except (duckdb.Error, pa.ArrowException) as error:
-        raise QueryError(explain(error, root)) from error
+        raise QueryError(explain(error, *roots)) from error
+
+
+def _refuse_writing(con: duckdb.DuckDBPyConnection, query: str) -> None:
+    """Raises QueryError for a statement that writes files: the seal lets a query open those of the run."""
+    for statement in con.extract_statements(query):
+        if statement.type in _WRITING:
+            raise QueryError(f"{statement.type.name} writes files; `ludic sql --out FILE` saves a result; {_UNSAFE}")
 
 
 def _with_unique_names(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
@@ -127,7 +164,7 @@ def _write_json(result: pa.RecordBatchReader, sink: BinaryIO) -> None:
     """One array, an object a row."""
     before = b"[\n"
     for row in plain_rows(result):
-        sink.write(before + json.dumps(dict(zip(result.schema.names, row, strict=True)), ensure_ascii=False).encode())
+        sink.write(before + json_text(dict(zip(result.schema.names, row, strict=True))).encode())
         before = b",\n"
     sink.write(b"\n]\n" if before == b",\n" else b"[]\n")
 

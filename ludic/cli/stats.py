@@ -34,6 +34,12 @@ from ludic.store.repair import list_set_aside
 
 _MOST_VERSIONS = 10
 _KEY_TITLES = {"policy_version": "version", "env_name": "env"}
+_FRACTIONS = {
+    "truncated": "truncated_fraction",
+    "incomplete": "incomplete_fraction",
+    "unparsed": "parse_error_fraction",
+    "failed": "error_fraction",
+}
 
 _TOTALS = """
 select
@@ -55,6 +61,7 @@ _MEANS = """
     avg(episode_reward) as reward_mean,
     avg(response_length) as response_length_mean,
     avg(truncated::integer) as truncated_fraction,
+    avg(incomplete_completion::integer) as incomplete_fraction,
     avg(parse_error::integer) as parse_error_fraction,
     avg((error is not null)::integer) as error_fraction
 """
@@ -211,14 +218,15 @@ def _print_means(console: Console, key: str, rows: list[dict[str, Any]]) -> None
         return
     keys = [name for name in _KEY_TITLES if name in rows[0]]
     titles = [_KEY_TITLES[name] for name in keys]
-    table = plain_table(*titles, ">groups", ">rollouts", ">reward", ">tokens", ">truncated", ">unparsed", ">failed")
+    table = plain_table(*titles, ">rollouts", ">reward", ">tokens", *(f">{title}" for title in _FRACTIONS))
+    table.collapse_padding = True  # else eight columns need more than 80 characters
     for row in rows:
         table.add_row(
             *(cell(row[name]) for name in keys),
-            *(f"{row[name]:,}" for name in ("num_groups", "num_rollouts")),
+            f"{row['num_rollouts']:,}",
             number(row["reward_mean"], 4),
             f"{row['response_length_mean']:.1f}",
-            *(_percent(row[name]) for name in ("truncated_fraction", "parse_error_fraction", "error_fraction")),
+            *(_percent(row[name]) for name in _FRACTIONS.values()),
         )
     console.print(Text(key, style="bold"))
     console.print(table)

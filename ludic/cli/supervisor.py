@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,15 +12,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ludic.cli.process import SUPERVISED
+from ludic.cli.process import REPLACED, SUPERVISED
 from ludic.errors import LudicError
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
 _STOP_WITHIN_S = 60.0
-_MOST_QUICK_DEATHS = 3
+_MOST_DEATHS = 3
+"""In a row, soon after the start or with the same last words."""
 _QUICK_S = 20.0
+_TIME = re.compile(r"^\d\d:\d\d:\d\d ")
+"""Begin of a logged line, which is another each time."""
+_LOOK_EVERY_S = 2.0
 
 
 class ChildError(LudicError, RuntimeError):
@@ -35,9 +40,17 @@ class Child:
     """What follows `python -m`, asked for before each life; what it raises ends the supervision."""
     log: Path
     """Its stdout and stderr, over all its lives."""
+    is_free: Callable[[], bool] = lambda: True
+    """Whether a process that took this one's part has ended; asked, now and then, once this one ended as REPLACED."""
     num_restarts: int = 0
     _quick_deaths: int = 0
+    _deaths_alike: int = 0
+    _words: str | None = None
+    """Of the last death, without the time."""
+    _log_start: int = 0
+    """Where in the log this life begins."""
     _started: float = 0.0
+    _looked: float = 0.0
     _process: subprocess.Popen | None = field(default=None, repr=False)
 
     def start(self, environment: dict[str, str]) -> None:
@@ -45,6 +58,7 @@ class Child:
         args = self.args()
         self._started = time.monotonic()
         with self.log.open("ab") as log:
+            self._log_start = log.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-m", *args],
                 stdin=subprocess.PIPE,
@@ -60,29 +74,58 @@ class Child:
         assert self._process is not None
         return self._process
 
+    def is_due(self) -> bool:
+        """Whether to start it again now, after it ended."""
+        if self.process.returncode != REPLACED:
+            return True
+        if time.monotonic() - self._looked < _LOOK_EVERY_S:
+            return False
+        if self._looked < self._started:
+            logger.warning("%s was replaced and waits: %s", self.name, self.last_words())
+        self._looked = time.monotonic()
+        return self.is_free()
+
     def restart(self, environment: dict[str, str]) -> None:
-        """Raises ChildError when it died soon after its start several times in a row."""
-        # Who is killed from outside may live as shortly as the killer likes.
+        """Raises ChildError when it died several times in a row soon after its start, or with the same last words."""
         code = self.process.returncode
-        killed = code in (-signal.SIGKILL, -signal.SIGTERM)
-        quick = time.monotonic() - self._started < _QUICK_S and not killed
-        self._quick_deaths = self._quick_deaths + 1 if quick else 0
-        if self._quick_deaths >= _MOST_QUICK_DEATHS:
+        self._count_death()
+        if self._quick_deaths >= _MOST_DEATHS:
             raise ChildError(f"{self.name} died {self._quick_deaths} times soon after its start: {self.last_words()}")
+        if self._deaths_alike >= _MOST_DEATHS:
+            raise ChildError(
+                f"{self.name} died {self._deaths_alike} times with the same last words: {self.last_words()}"
+            )
         self.kill_rest()
         self.num_restarts += 1
         self.start(environment)
         logger.warning("%s ended with %s; started again", self.name, code)
 
+    def _count_death(self) -> None:
+        # Who is killed from outside may live as shortly as the killer likes.
+        if self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM, REPLACED):
+            self._quick_deaths = self._deaths_alike = 0
+            return
+        self._quick_deaths = self._quick_deaths + 1 if time.monotonic() - self._started < _QUICK_S else 0
+        words = _TIME.sub("", self._last_line())
+        self._deaths_alike = self._deaths_alike + 1 if words == self._words else 1
+        self._words = words
+
     def kill_rest(self) -> None:
         """Kill it, and what it started and left behind, such as the ranks of a torchrun that was killed."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.stdin:
+            self.process.stdin.close()
 
     def last_words(self) -> str:
-        """The last line of its log, and where that is."""
-        lines = self.log.read_text(errors="replace").strip().splitlines() or ["(no output)"]
-        return f"{lines[-1]} ({self.log} has more)"
+        """The last line of its log in this life, and where that is."""
+        return f"{self._last_line()} ({self.log} has more)"
+
+    def _last_line(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "(no output)"
 
 
 def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, str], tick: Callable[[], None]) -> None:
@@ -96,7 +139,7 @@ def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, st
             child.start(environment)
         while main.process.poll() != 0:
             for child in children:
-                if child.process.poll() is not None:
+                if child.process.poll() is not None and child.is_due():
                     child.restart(environment)
             tick()
             time.sleep(_POLL_S)
@@ -116,5 +159,3 @@ def _stop(children: Sequence[Child]) -> None:
             child.process.wait(max(0.1, deadline - time.monotonic()))
         child.kill_rest()
         child.process.wait()
-        if child.process.stdin:
-            child.process.stdin.close()

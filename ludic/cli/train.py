@@ -1,5 +1,6 @@
 """`ludic train ROOT`: train on a run's rollouts, on one rank or several."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,13 +11,19 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ludic.cli.process import stop_on_signals
-from ludic.cli.settings import RootUrl, take_option, to_flags
+from ludic.bounds import check_numbers
+from ludic.cli.code import CodeSettings, prepare_code
+from ludic.cli.process import LAUNCHER, stop_on_signals
+from ludic.cli.roots import start_like
+from ludic.cli.settings import Algorithm, RootUrl, take_option, to_flags
 from ludic.errors import ConfigError, MissingRootError
 from ludic.store import Root, newest_attempt_id, read_attempt
 from ludic.store.checkpoints import checkpoint_places, place_to_resume
 from ludic.store.lease import newest_claim
 from ludic.training.config import TrainConfig
+from ludic.training.objective_settings import without_ignored
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,9 +31,13 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run. A run that was trained before goes on from its last checkpoint; one that is to be
     trained on --sources, or by --replay-batches, is made where it is not there."""
+    algorithm: Algorithm = None
+    """Take the settings of this algorithm (docs/algorithms.md); settings that are named besides overrule it."""
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
     model: str | None = None
-    """First weights of a run that is made here; None takes those of its first source."""
+    """First weights of a run that is made here; None takes those of its first source. Of a run that is there: another
+    place of the model that it began with."""
     resume: bool = False
     """Go on from the newest complete checkpoint, or not at all. Without it a run that has none begins at its first
     weights, and one that has is resumed as well."""
@@ -38,8 +49,7 @@ class Settings:
     """Attempt that is known to have ended, so that its lease is not watched; `ludic run` says so."""
 
     def __post_init__(self) -> None:
-        if self.ranks < 1:
-            raise ConfigError(f"ranks is {self.ranks}, wanted at least 1")
+        check_numbers(self)
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
@@ -54,14 +64,17 @@ def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
     except MissingRootError:
         return {}
     attempt_id = newest_attempt_id(root)
-    return read_attempt(root, attempt_id).config if attempt_id else {}
+    return without_ignored(read_attempt(root, attempt_id).config) if attempt_id else {}
 
 
 def main(settings: Settings) -> None:
     root = open_resumable(settings.root) if settings.resume else open_or_create(settings)
+    if settings.code.is_given:
+        prepare_trainer_code(root, settings.train, settings.code)
     replaces = newest_claim(root) if settings.take_over else settings.replaces
     if settings.ranks > 1 and "WORLD_SIZE" not in os.environ:
-        args = train_args(root.url, settings.train, settings.ranks, replaces)
+        args = train_args(root.url, settings.train, settings.ranks, replaces, other_place(root, settings.model))
+        os.environ[LAUNCHER] = str(os.getpid())
         os.execv(sys.executable, [sys.executable, "-m", *args])
 
     from ludic.training.trainer import train
@@ -78,21 +91,46 @@ def main(settings: Settings) -> None:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         num_steps = None if settings.train.is_stored else settings.train.num_steps
         task = progress.add_task("waiting for rollouts", total=num_steps)
-        step = train(
-            root,
-            settings.train,
-            stop,
-            lambda step, row: progress.update(task, completed=step, description=describe(row)),
-            replaces=replaces,
-        )
+
+        def report(step: int, row: Mapping[str, Any]) -> None:
+            progress.update(task, completed=step, description=describe(row))
+            if progress.disable:
+                logger.info("step %d%s  %s", step, f" of {num_steps}" if num_steps else "", describe(row))
+
+        step = train(root, settings.train, stop, report, replaces=replaces, model=other_place(root, settings.model))
     if os.environ.get("RANK", "0") == "0":
-        print(f"trained to step {step}{f' of {num_steps}' if num_steps else ''} in {root.url}")
+        print(outcome(root.url, step, num_steps))
+
+
+def outcome(url: str, step: int, num_steps: int | None) -> str:
+    """How a trainer ended that was to come to num_steps, in a sentence. step: the last one in its weights."""
+    if num_steps is not None and step > num_steps:
+        return f"{url} is at step {step} already, which is past num_steps {num_steps}; nothing to train"
+    return f"trained to step {step}{f' of {num_steps}' if num_steps else ''} in {url}"
+
+
+def last_step(root: Root) -> int:
+    """The step of the checkpoint that a trainer goes on from; 0 where there is none."""
+    place = place_to_resume(root, newest_attempt_id(root), checkpoint_places(root))
+    return place[1] if place else 0
+
+
+def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
+    """Do what the flags of code ask for, of the texts that this trainer plans with."""
+    from ludic.sql.code import rule_uses
+    from ludic.sql.planner import Planner
+    from ludic.training.code import names_in_root
+    from ludic.training.feed import batch_rules
+
+    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
+    uses = rule_uses(rules, names_in_root(root))
+    prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.run.extra_columns))
 
 
 def open_resumable(url: str) -> Root:
     """A run that has a checkpoint to go on from. Raises MissingRootError, ConfigError."""
     root = Root.open(url, writable=True)
-    if place_to_resume(root, newest_attempt_id(root), checkpoint_places(root)) is None:
+    if not last_step(root):
         raise ConfigError(f"{root.url} has no complete checkpoint to resume from; without --resume it begins anew")
     return root
 
@@ -101,21 +139,24 @@ def open_or_create(settings: Settings) -> Root:
     """The run; where it is not there, one like the first that it is to train on. Raises MissingRootError."""
     like = settings.train.replay_batches or next(iter(settings.train.sources), None)
     try:
-        root = Root.open(settings.root, writable=True)
+        return Root.open(settings.root, writable=True)
     except MissingRootError:
         if like is None:
             raise
-        run = Root.open(like).run
-        return Root.create(settings.root, replace(run, model=settings.model or run.model))
-    if settings.model not in (None, root.run.model):
-        raise ConfigError(f"{root.url} trains {root.run.model}, not {settings.model}; choose another root")
-    return root
+        return start_like(settings.root, Root.open(like), settings.model)
 
 
-def train_args(root: str, config: TrainConfig, ranks: int, replaces: int | None = None) -> list[str]:
+def other_place(root: Root, model: str | None) -> str | None:
+    """What --model adds to run.json: another place of the model; None where it is the one that is there."""
+    return None if model == root.run.model else model
+
+
+def train_args(
+    root: str, config: TrainConfig, ranks: int, replaces: int | None = None, model: str | None = None
+) -> list[str]:
     """What follows `python -m` to train on this machine, under torchrun where there are several ranks."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks})
+    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model})
     return [*launch, "ludic", "train", root, *flags]
 
 

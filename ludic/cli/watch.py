@@ -8,12 +8,12 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ludic.bounds import check_numbers
 from ludic.cli.glance import Watcher
 from ludic.cli.live import LiveView
 from ludic.cli.output import stdout_console
 from ludic.cli.panel import draw
 from ludic.cli.settings import RootUrl
-from ludic.errors import ConfigError
 
 _TICK_S = 0.1
 
@@ -28,14 +28,13 @@ class Settings:
     """Print one frame and end."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.interval_s < float("inf"):
-            raise ConfigError(f"interval_s is {self.interval_s}, wanted a number above 0")
+        check_numbers(self)
 
 
 def main(settings: Settings) -> None:
     watcher, console = Watcher(settings.root), stdout_console()
     if settings.once:
-        console.print(draw(watcher.look()))
+        console.print(draw(watcher.look(), console.width))
         return
     with suppress(KeyboardInterrupt):  # which is how one leaves
         if console.is_terminal:
@@ -44,5 +43,5 @@ def main(settings: Settings) -> None:
                     view.update()
                     time.sleep(_TICK_S)
         while True:  # into a file or a pipe, frame after frame
-            console.print(draw(watcher.look()))
+            console.print(draw(watcher.look(), console.width))
             time.sleep(settings.interval_s)

@@ -1,17 +1,29 @@
 """`ludic worker ROOT`: sample rollouts for a run until told to stop."""
 
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Literal
 
 import tyro
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from ludic.cli.process import stop_on_signals
+from ludic.cli.code import CodeSettings, prepare_code
+from ludic.cli.guard import guarded
+from ludic.cli.process import REPLACED, stop_on_signals
 from ludic.cli.settings import RootUrl
+from ludic.errors import SlotTakenError
 from ludic.records import RolloutBatch
-from ludic.rollouts.worker import WorkerConfig, mean_reward, run_worker
+from ludic.rollouts.metrics import mean_reward
+from ludic.rollouts.sampler import make_environments
+from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root
+from ludic.store.code import environment_uses
+from ludic.training.first_model import first_model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,28 +31,54 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     worker: tyro.conf.OmitArgPrefixes[WorkerConfig] = field(default_factory=WorkerConfig)
+    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
     device: Literal["cpu", "cuda"] | None = None
     """Where to sample; None takes CUDA when there is one."""
+    model: str | None = None
+    """Another place of the model that the run began with, for adapters; None is where run.json says."""
 
 
 def main(settings: Settings) -> None:
     stop = stop_on_signals()
     root = Root.open(settings.root, writable=True)
+    if settings.code.is_given:
+        prepare_code(root, environment_uses(root.run), settings.code, partial(make_environments, root.run))
 
+    try:
+        with base_of_run(root, settings.model) as base:
+            num_groups = _run(root, settings, stop, base)
+    except SlotTakenError as error:
+        print(f"ludic: {error}", file=sys.stderr)
+        sys.exit(REPLACED)
+    print(f"{num_groups} groups committed to {root.url}")
+
+
+@contextmanager
+def base_of_run(root: Root, model: str | None = None) -> Iterator[Callable[[], str]]:
+    """Finds the folder of the run's first model, once it is asked for. model: another place of it."""
+    with ExitStack() as stack:
+        yield cache(lambda: str(stack.enter_context(first_model(root, model))))
+
+
+def _run(root: Root, settings: Settings, stop: threading.Event, base: Callable[[], str]) -> int:
     from ludic.inference.transformers_engine import TransformersEngine
 
     def make_engine(folder: str, version: int) -> TransformersEngine:
-        return TransformersEngine(folder, device=settings.device, version=version)
+        return TransformersEngine(
+            folder, device=settings.device, version=version, base=base, float32_head=root.run.float32_head
+        )
 
     columns = SpinnerColumn(), TextColumn("{task.completed} groups  {task.description}")
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with (
+        guarded(settings.worker.env_timeout_s) as announce,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
         task = progress.add_task("waiting for a policy", total=settings.worker.num_groups)
 
         def report(batch: RolloutBatch) -> None:
             progress.update(task, advance=len(batch.groups), description=describe(batch))
 
-        num_groups = run_worker(root, settings.worker, make_engine, stop, report)
-    print(f"{num_groups} groups committed to {root.url}")
+        return run_worker(root, settings.worker, make_engine, stop, report, announce)
 
 
 def describe(batch: RolloutBatch) -> str:

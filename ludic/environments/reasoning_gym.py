@@ -10,6 +10,7 @@ is set; the split and the example_id go by the question's text and stay true. Sp
 arc_agi may be one task in other colours.
 """
 
+import inspect
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import fields
@@ -32,6 +33,11 @@ DATASET_SIZE = 5
 def generator_names() -> tuple[str, ...]:
     """Every registered generator but `composite`: a run mixes environments by naming several."""
     return tuple(sorted(_datasets().keys() - {"composite"}))
+
+
+def generator_file(name: str) -> str | None:
+    """Path of the file that makes and scores a generator's questions; None for an unknown one."""
+    return inspect.getsourcefile(_datasets()[name][0]) if name in _datasets() else None
 
 
 def _datasets() -> Mapping[str, tuple[type, type]]:

@@ -9,7 +9,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -22,7 +21,9 @@ from ludic.environments.reasoning_gym import ReasoningGym, generator_names
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError
+from ludic.paths import local_path
 from ludic.python_files import describe, describe_failure, load_file
+from ludic.user_files import NO_FILES, Files, read_user_file
 
 EnvironmentFactory = Callable[[], Environment]
 """Gives a fresh Environment for each episode."""
@@ -44,16 +45,18 @@ def environment_names() -> tuple[str, ...]:
     return (*sorted(BUILT_IN), *(REASONING_GYM + name for name in generator_names()))
 
 
-def make_environment(name: str, options: Mapping[str, Any] | None = None, seed: int = 0) -> EnvironmentFactory:
+def make_environment(
+    name: str, options: Mapping[str, Any] | None = None, seed: int = 0, files: Files = NO_FILES
+) -> EnvironmentFactory:
     """Load the environment once and return what makes a fresh one for each episode.
 
     name: a built-in name, reasoning_gym/NAME, path/to/file.py:ClassName or package.module:ClassName; a class
     may be of either protocol. options: its keyword arguments. seed: passed on, unless options hold one, to
-    whatever takes a `seed`.
+    whatever takes a `seed`. files: texts to run in the place of those on the disk, by path as in the name.
     Raises ConfigError when there is no such environment, or it can't be loaded, refuses its options, or fits
     neither protocol.
     """
-    build = _with_options(name, _find(name), dict(options or {}), seed)
+    build = _with_options(name, _find(name, files), dict(options or {}), seed)
     environment = _build_first(name, build)
     # A class that has all methods is taken as Environment, which says more.
     if isinstance(environment, Environment):
@@ -66,14 +69,14 @@ def make_environment(name: str, options: Mapping[str, Any] | None = None, seed: 
     )
 
 
-def _find(name: str) -> Callable[..., Any]:
+def _find(name: str, files: Files) -> Callable[..., Any]:
     """What the name stands for; called with its options, it gives an environment."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if name.startswith(REASONING_GYM):
         return _find_generator(name)
     if ":" in name:
-        return _find_class(name)
+        return _find_class(name, files)
     raise _unknown(name)
 
 
@@ -88,16 +91,20 @@ def _unknown(name: str) -> ConfigError:
     # Prefixes are left out of the comparison, so that leg_countin finds reasoning_gym/leg_counting.
     full_names = {full.removeprefix(REASONING_GYM): full for full in environment_names()}
     close = get_close_matches(name.removeprefix(REASONING_GYM), full_names, n=3)
-    hint = f"did you mean {', '.join(full_names[match] for match in close)}? " if close else ""
+    if close:
+        return ConfigError(
+            f"environment {name!r} is unknown; did you mean {', '.join(full_names[match] for match in close)}? "
+            "A class of your own is path/to/file.py:ClassName or package.module:ClassName"
+        )
     return ConfigError(
-        f"environment {name!r} is unknown; {hint}There are path/to/file.py:ClassName, package.module:ClassName, "
+        f"environment {name!r} is unknown; there are path/to/file.py:ClassName, package.module:ClassName, "
         f"{', '.join(sorted(BUILT_IN))}, and {REASONING_GYM}NAME with NAME one of {', '.join(generator_names())}"
     )
 
 
-def _find_class(name: str) -> Callable[..., Any]:
+def _find_class(name: str, files: Files) -> Callable[..., Any]:
     place, _, class_name = name.rpartition(":")
-    module = _load_file(name, Path(place)) if place.endswith(".py") else _load_module(name, place)
+    module = _load_file(name, place, files) if place.endswith(".py") else _load_module(name, place)
     found = getattr(module, class_name, None)
     if callable(found):
         return found
@@ -109,13 +116,15 @@ def _find_class(name: str) -> Callable[..., Any]:
     )
 
 
-def _load_file(name: str, path: Path) -> ModuleType:
+def _load_file(name: str, place: str, files: Files) -> ModuleType:
     try:
-        return load_file(path)
-    except FileNotFoundError as error:
+        file = files[place] if place in files else read_user_file(local_path(place, "an environment's file"))
+    except OSError as error:
         raise ConfigError(f"environment {name}: {error}") from error
+    try:
+        return load_file(file)
     except Exception as error:
-        raise ConfigError(f"environment {name}: {describe_failure(path, error)}") from error
+        raise ConfigError(f"environment {name}: {describe_failure(file.path, error)}") from error
 
 
 def _load_module(name: str, module_name: str) -> ModuleType:

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ludic.errors import ConfigError, LudicError
+from ludic.errors import ConfigError, LudicError, SchemaError
 from ludic.exchange.episodes import Episode, GetTokenizer, rollout_episode
 from ludic.exchange.mapping import FormatMapping
 from ludic.exchange.reading import NumberedRecord, digest, path_fields, read_records
@@ -29,6 +29,7 @@ from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema.validation import find_problems
 from ludic.store import RolloutWriter, Root
 from ludic.store.files import Folder
+from ludic.store.json_files import decode_json, encode_json
 
 # Larger than a worker's files, since nobody waits for an import.
 _GROUPS_A_FILE = 64
@@ -122,11 +123,11 @@ def import_file(
         return ImportReport(**earlier | {"file": url, "refused": refused, "was_there": True})
     findings = _read(job, get_tokenizer)
     groups = list(_groups(job, findings))
-    root.put_if_absent(begun, _to_json(how | {"file": url, "created_at": _now()}))
+    root.put_if_absent(begun, encode_json(how | {"file": url, "created_at": _now()}))
     stored = _check_same(job, how, _read_json(root, begun))
     _write(job, groups, datetime.fromisoformat(stored["created_at"]))
     report = _report(job, findings, groups)
-    root.put_if_absent(done, _to_json(asdict(report)))
+    root.put_if_absent(done, encode_json(asdict(report)))
     return report
 
 
@@ -134,15 +135,13 @@ def _now() -> str:
     return datetime.now(UTC).isoformat()
 
 
-def _to_json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2) + "\n").encode()
-
-
 def _read_json(root: Root, name: str) -> dict[str, Any] | None:
     try:
-        return json.loads(root.read(name))
+        return decode_json(root.read(name))
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise SchemaError(f"{root.url}/{name} can't be read: {error}") from error
 
 
 def _check_same(job: _Importing, how: Mapping[str, str], stored: Mapping[str, Any] | None) -> Mapping[str, Any]:

@@ -11,10 +11,10 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ludic.errors import ConfigError
+from ludic.paths import local_path
 
 Container = Literal["jsonl", "parquet"]
 Layout = Literal["rollouts", "episodes"]
@@ -98,7 +98,8 @@ def load_format(name_or_path: str) -> FormatMapping:
     """The mapping of a format by its name, or of a .toml file."""
     if name_or_path.endswith(".toml"):
         try:
-            return _parse(Path(name_or_path).stem, name_or_path, Path(name_or_path).read_bytes())
+            path = local_path(name_or_path, "--from")
+            return _parse(path.stem, name_or_path, path.read_bytes())
         except OSError as error:
             raise ConfigError(f"{name_or_path}: {error.strerror or error}") from error
     names = format_names()

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from ludic.errors import ConfigError, in_a_line
 from ludic.exchange.mapping import Container, FormatMapping
+from ludic.paths import is_url
 
 _ROWS_A_BATCH = 256
 
@@ -36,7 +37,8 @@ def read_records(url: str, mapping: FormatMapping) -> Iterator[NumberedRecord]:
 
 def path_fields(url: str, mapping: FormatMapping) -> dict[str, str]:
     """What the mapping reads out of the file's full path."""
-    match = mapping.path.search(Path(url).absolute().as_posix() if "://" not in url else url) if mapping.path else None
+    place = url if is_url(url) else Path(url).absolute().as_posix()
+    match = mapping.path.search(place) if mapping.path else None
     return {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
 
 

@@ -19,11 +19,13 @@ from ludic.store import Root
 from ludic.store.attempts import newest_attempt_id
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
 from ludic.store.filesystem import Storage
+from ludic.store.manifest import MANIFEST, check_folder
 from ludic.store.policies import policy_folder, stored_versions
+from ludic.training.first_model import first_model, first_tokenizer, write_files
 from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
+from ludic.training.model import full_state_dict, load_model, save_weights
 
-_OURS = (MARKER, "policy.json", "optimizer.safetensors", "random.safetensors")
+_OURS = (MARKER, MANIFEST, "policy.json", "optimizer.safetensors", "random.safetensors")
 _MOST_NAMED = 12
 
 
@@ -38,7 +40,9 @@ class WeightsReport:
     size_bytes: int
 
 
-def export_weights(root: Root, target: str, *, step: int | None = None, version: int | None = None) -> WeightsReport:
+def export_weights(
+    root: Root, target: str, *, step: int | None = None, version: int | None = None, model: str | None = None
+) -> WeightsReport:
     """Write the folder `target`, a path or a URL; of the newest version where neither step nor version is given.
 
     step: of a checkpoint; where several attempts have one, that which the run stands on, else the newest.
@@ -51,8 +55,9 @@ def export_weights(root: Root, target: str, *, step: int | None = None, version:
         folder = Path(staged, "weights")
         _download(root, source, folder)
         if (folder / ADAPTER_CONFIG).exists():
-            _merge_adapter(root.run.model, folder, f"{root.url}/{source}")
-        copy_tokenizer(root.run.model, folder)
+            with first_model(root, model) as base:
+                _merge_adapter(base, folder, f"{root.url}/{source}")
+        write_files(first_tokenizer(root), folder)
         sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
         _publish(folder, storage)
     return WeightsReport(location=storage.url, source=source, num_files=len(sizes), size_bytes=sum(sizes))
@@ -61,15 +66,16 @@ def export_weights(root: Root, target: str, *, step: int | None = None, version:
 def _download(root: Root, source: str, folder: Path) -> None:
     """A trainer that prunes deletes what makes a folder complete before the weights: if it is there yet, all was."""
     with suppress(FileNotFoundError):
+        check_folder(root, source)
         root.download(source, folder, leave_out=_OURS)
         if root.exists(f"{source}/{MARKER if source.startswith('checkpoints/') else 'config.json'}"):
             return
     raise ConfigError(f"{root.url}/{source} was deleted while it was copied; export a newer one")
 
 
-def _merge_adapter(model: str, folder: Path, where: str) -> None:
+def _merge_adapter(model: Path, folder: Path, where: str) -> None:
     """Put whole weights in the place of a LoRA adapter of `model`, so that whoever loads them need not know of it."""
-    merged = merge_adapter(load_model(model), str(folder), where=where)
+    merged = merge_adapter(load_model(str(model)), str(folder), where=where)
     for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         (folder / file).unlink()
     save_weights(merged, full_state_dict(merged), folder)

@@ -5,14 +5,17 @@ becomes a Finding. A filesystem that fails raises StoreError: what can't be reac
 vanish while they are checked are left alone, since a run may delete them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from ludic.fsck.code import check_code
 from ludic.fsck.compactions import check_compactions, unfinished_compactions
-from ludic.fsck.data import check_data
+from ludic.fsck.data import check_data, note_data
 from ludic.fsck.findings import Finding, Report, meaning_of
+from ludic.fsck.model import check_model
+from ludic.fsck.notes import check_notes
 from ludic.fsck.repairs import delete_leftovers, set_broken_aside
 from ludic.fsck.rows import RowChecks
-from ludic.fsck.tables import TABLES, Footer, check_tables, read_footers
+from ludic.fsck.tables import TABLES, Checked, Footer, check_tables, first_names, read_footers
 from ludic.fsck.weights import check_weights
 from ludic.store import RolloutFile, Root
 from ludic.store.repair import list_leftovers, list_set_aside
@@ -33,10 +36,17 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     moved = {finding.where for finding in repaired}
     rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
     findings += [*check_compactions(root, rollouts), *check_weights(root)]
+    findings += [*check_model(root), *check_notes(root), *check_code(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     findings += rows.finish()
     findings += check_data(root, unreadable, track)
-    notes = [*unfinished_compactions(root, rollouts), *_leftovers(root), *_set_aside(root)]
+    notes = [
+        *note_data(root, unreadable),
+        *unfinished_compactions(root, rollouts),
+        *_leftovers(root),
+        *_set_aside(root),
+        *_without_digests(stored),
+    ]
     return Report(findings=findings, notes=notes, repaired=repaired)
 
 
@@ -44,6 +54,13 @@ def _leftovers(root: Root) -> Iterator[Finding]:
     for leftover in list_leftovers(root):
         problem = f"last written {leftover.age_s / 3600:.1f} hours ago; after a day `ludic verify --repair` deletes it"
         yield Finding(check="leftover", where=leftover.name, problem=problem)
+
+
+def _without_digests(stored: Sequence[Checked]) -> Iterator[Finding]:
+    names = {file.name for file in stored if not file.has_digests}
+    if names:
+        problem = f"{first_names(names)}; a flipped bit in them may pass; `ludic compact` writes rollouts with digests"
+        yield Finding(check="no_digests", where="", problem=problem)
 
 
 def _set_aside(root: Root) -> Iterator[Finding]:

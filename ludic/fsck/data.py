@@ -1,4 +1,4 @@
-"""The data checks of ludic/sql/checks/ that compare rows with each other, over what can be read of a root."""
+"""The data checks of ludic/sql/checks/ that compare rows with each other, and notes, over what is readable."""
 
 from collections.abc import Iterable, Iterator
 
@@ -6,16 +6,25 @@ from ludic.errors import QueryError
 from ludic.fsck.findings import Finding, reason_of
 from ludic.fsck.rows import MOST_SHOWN, ROW_CHECKS, row_findings
 from ludic.sql import connect
-from ludic.sql.library import load_checks, run_query
+from ludic.sql.library import load_checks, load_notes, run_query
 from ludic.store import Root
 from ludic.store.track import Track, untracked
 
 
 def check_data(root: Root, without: Iterable[str], track: Track = untracked) -> Iterator[Finding]:
     """Each check that returns rows shows the first of them. without: names of files that can't be read."""
-    con = connect(root, without=without)
     checks = {name: sql for name, sql in load_checks().items() if name not in ROW_CHECKS}
-    for name, sql in track(checks.items(), len(checks), "data checks"):
+    return _run(root, without, track(checks.items(), len(checks), "data checks"))
+
+
+def note_data(root: Root, without: Iterable[str]) -> Iterator[Finding]:
+    """What the queries of ludic/sql/notes/ return, in the same way."""
+    return _run(root, without, load_notes().items())
+
+
+def _run(root: Root, without: Iterable[str], queries: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    con = connect(root, without=without)
+    for name, sql in queries:
         try:
             rows = run_query(con, sql)
         except QueryError as error:

@@ -26,7 +26,9 @@ from ludic.store import RolloutFile, Root
 from ludic.store.encoding import group_starts
 from ludic.store.files import Folder, Source
 from ludic.store.ledger import ledger_name
+from ludic.store.parquet import check_text, open_checked
 from ludic.store.sources import sources_of
+from ludic.store.token_stats import TOKEN_STATS_NAME, token_stats_name
 from ludic.store.track import Track, untracked
 
 TABLES = {
@@ -35,6 +37,7 @@ TABLES = {
     "batches": "batches",
     "metrics": "metrics",
     "reference": "reference",
+    "token_stats": "token_stats",
 }
 """The table that each folder of Parquet files holds."""
 
@@ -49,6 +52,7 @@ _NAMES = {
     "batches": re.compile(r"batches/attempt=(\d+)/step=(\d+)\.parquet"),
     "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
     "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
+    "token_stats": TOKEN_STATS_NAME,
 }
 # `ludic export --format delta` keeps its log beside the files that it registers.
 _DELTA_LOG = "/_delta_log/"
@@ -57,6 +61,7 @@ _KEYS = {
     "batches": ["attempt_id", "step"],
     "metrics": ["run_id"],
     "reference": ["model"],
+    "token_stats": ["attempt_id", "step"],
 }
 
 
@@ -79,13 +84,15 @@ class Checked:
     findings: tuple[Finding, ...] = ()
     sources: tuple[Source, ...] = ()
     """Of a compacted file, as its footer names them."""
+    has_digests: bool = True
+    """False for a sound file whose writer left none."""
 
 
 def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[Checked]:
     """Read every file of TABLES, and show the rollouts to `rows`; a file that vanishes meanwhile has no findings."""
     names = [name for folder in TABLES for name in root.list(folder) if _DELTA_LOG not in name]
     with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
-        return list(track(pool.map(lambda name: _check_file(root, name, rows), names), len(names), "files"))
+        return list(track(pool.map(lambda name: check_file(root, name, rows), names), len(names), "files"))
 
 
 def read_footers(root: Root, folder: str, track: Track = untracked) -> list[Footer]:
@@ -107,8 +114,7 @@ def _is_table(name: str) -> bool:
 
 def _read_footer(root: Root, name: str, size_bytes: int) -> Footer:
     try:
-        with root.open_file(name) as source:
-            file = pq.ParquetFile(source)
+        with root.open_file(name) as source, open_checked(source, name) as (file, _):
             check_schema(file.schema_arrow, _table_of(name), name)
             return Footer(name=name, size_bytes=size_bytes, num_rows=file.metadata.num_rows)
     except (*_BROKEN, LudicError) as error:
@@ -123,7 +129,8 @@ def _problem(name: str, error: Exception) -> str:
     return reason_of(error).removeprefix(f"{name}: ")
 
 
-def _check_file(root: Root, name: str, rows: RowChecks) -> Checked:
+def check_file(root: Root, name: str, rows: RowChecks | None = None) -> Checked:
+    """Read one file of TABLES, and show its rollouts to `rows`. Raises StoreError."""
     try:
         content = _read(root, name, rows) if name.endswith(".parquet") else None
     except FileNotFoundError:
@@ -134,7 +141,7 @@ def _check_file(root: Root, name: str, rows: RowChecks) -> Checked:
         return Checked(name, (Finding(check="unreadable", where=name, problem=_problem(name, error)),))
     if content is None or not _is_name(name):
         return Checked(name, (Finding(check="misnamed", where=name, problem=FOREIGN_NAME),))
-    return Checked(name, tuple(_disagreements(root, name, content)), content.sources)
+    return Checked(name, tuple(_disagreements(root, name, content)), content.sources, content.has_digests)
 
 
 def _is_name(name: str) -> bool:
@@ -154,13 +161,14 @@ class _Content:
     """group_ids that come again after another one."""
     sources: tuple[Source, ...] = ()
     """Of a compacted file, as its footer names them."""
+    has_digests: bool = False
 
 
-def _read(root: Root, name: str, rows: RowChecks) -> _Content:
+def _read(root: Root, name: str, rows: RowChecks | None) -> _Content:
     """Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError."""
     try:
         with root.open_file(name) as source:
-            return _read_open(source, name, rows)
+            return read_content(source, name, rows)
     except (LudicError, FileNotFoundError):
         raise
     except Exception:
@@ -180,20 +188,22 @@ def _copy(root: Root, name: str, target: BinaryIO) -> None:
             raise StoreError(f"{root.url}/{name}: {target.tell():,} of {num_bytes:,} bytes came; try again")
 
 
-def _read_copy(copy: BinaryIO, name: str, rows: RowChecks) -> _Content:
+def _read_copy(copy: BinaryIO, name: str, rows: RowChecks | None) -> _Content:
     try:
-        return _read_open(copy, name, rows)
+        return read_content(copy, name, rows)
     except LudicError:
         raise
     except _BROKEN as error:
         raise SchemaError(reason_of(error)) from error
 
 
-def _read_open(source: BinaryIO, name: str, rows: RowChecks) -> _Content:
+def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> _Content:
+    """Read all of a file. Raises SchemaError where it is not what was written, and what pyarrow raises."""
     table, file = _table_of(name), RolloutFile.parse(name)
     content = _Content()
     groups: list[str] = []
-    with pq.ParquetFile(source, pre_buffer=True) as parquet:
+    with open_checked(source, name, pre_buffer=True) as (parquet, checked):
+        content.has_digests = checked is not None
         check_schema(parquet.schema_arrow, table, name)
         if file is not None and file.is_compacted:
             content.sources = tuple(sources_of(parquet, file))
@@ -203,11 +213,13 @@ def _read_open(source: BinaryIO, name: str, rows: RowChecks) -> _Content:
             content.homes |= _homes(keys, name)
             if table == "rollouts":
                 groups += keys.column("group_id").take(group_starts(keys)).to_pylist()
+        if checked is not None:
+            checked.check_rest()
     content.scattered = _scattered(groups)
     return content
 
 
-def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks) -> Iterator[pa.Table]:
+def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks | None) -> Iterator[pa.Table]:
     """The key columns of each row group, after all of its columns were decoded and `rows` has seen them."""
     table = _table_of(name)
     for place in range(parquet.num_row_groups):
@@ -215,8 +227,9 @@ def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks) -> Ite
         batch_size = max(1, _BATCH_BYTES * row_group.num_rows // max(1, row_group.total_byte_size))
         batches = []
         for batch in parquet.iter_batches(batch_size, row_groups=[place], use_threads=False):
+            check_text(batch, name)
             _check_nulls(batch, table, name)
-            if table == "rollouts":
+            if table == "rollouts" and rows is not None:
                 rows.add(batch)
             batches.append(batch.select(_KEYS[table]))
         if sum(batch.num_rows for batch in batches) != row_group.num_rows:
@@ -240,6 +253,10 @@ def _homes(keys: pa.Table, name: str) -> set[str]:
         case "reference":
             base = name.rpartition("/")[2]
             return {f"reference/model={row['model']}/{base}" for row in _distinct(keys, "model")}
+        case "token_stats":
+            match = TOKEN_STATS_NAME.fullmatch(name)
+            rank = int(match[3]) if match else 0
+            return {token_stats_name(**row, rank=rank) for row in _distinct(keys, "attempt_id", "step")}
     # A group lies in the partition of its oldest version.
     groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
     groups = groups.aggregate([("policy_version", "min")])

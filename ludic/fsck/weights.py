@@ -1,5 +1,6 @@
-"""Attempts, published policies and checkpoints: whether each can be read and is whole in form; no tensor is loaded.
+"""Attempts, workers' claims, published policies and checkpoints: can each be read, and is it whole in form?
 
+No tensor is loaded.
 What vanishes while it is checked is left out, since a trainer prunes. Raises StoreError when the filesystem fails.
 """
 
@@ -13,10 +14,15 @@ from ludic.fsck.tables import FOREIGN_NAME
 from ludic.store import Root, latest_policy, read_attempt
 from ludic.store.attempts import read_parent
 from ludic.store.checkpoints import MARKER, checkpoint_folder
+from ludic.store.json_files import decode_json, decode_record
 from ludic.store.lease import read_lease
 from ludic.store.ledger import ledger_name
+from ludic.store.manifest import folder_problems
+from ludic.store.names import parse_attempt_id, parse_number
 from ludic.store.policies import LATEST, Policy, policy_folder
 from ludic.store.repair import SET_ASIDE
+from ludic.store.slots import FOLDER as WORKERS
+from ludic.store.slots import claim_name, read_slot_claim
 
 _ADAPTER_CONFIG = "adapter_config.json"
 """Of a LoRA adapter, in the place of weights."""
@@ -27,22 +33,26 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 def check_weights(root: Root) -> Iterator[Finding]:
-    """Attempts, then policies, then checkpoints."""
+    """Attempts, then claims of workers, then policies, then checkpoints."""
     for name in root.list("attempts"):
         yield from _unless_gone(_check_attempt(root, name))
+    for name in root.list(WORKERS):
+        yield from _check_slot_claim(root, name)
     policies = root.sizes("policies")
     for name in policies:
         if name.endswith("/policy.json"):
             yield from _unless_gone(_check_policy(root, name))
         elif name.endswith("/config.json"):  # the last file of a version that is complete
             folder = name.removesuffix("/config.json")
-            yield from _unless_gone(_findings("policy", folder, _weights_problems(root, folder, policies)))
+            yield from _unless_gone(_findings("policy", root, folder, _weights_problems(root, folder, policies)))
     yield from _check_latest(root, policies)
     checkpoints = root.sizes("checkpoints")
     for name in checkpoints:
         if name.endswith(f"/{MARKER}"):  # without it a checkpoint is a torso, which no trainer reads
             folder = name.removesuffix(f"/{MARKER}")
-            yield from _unless_gone(_findings("checkpoint", folder, _checkpoint_problems(root, folder, checkpoints)))
+            yield from _unless_gone(
+                _findings("checkpoint", root, folder, _checkpoint_problems(root, folder, checkpoints))
+            )
 
 
 def _unless_gone(findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -50,23 +60,44 @@ def _unless_gone(findings: Iterator[Finding]) -> Iterator[Finding]:
         yield from findings
 
 
-def _findings(check: str, where: str, problems: Iterator[str]) -> Iterator[Finding]:
-    return (Finding(check=check, where=where, problem=problem) for problem in problems)
+def _findings(check: str, root: Root, folder: str, in_form: Iterator[str]) -> Iterator[Finding]:
+    """Problems of a folder in form, and files that do not match their digests though their form is right."""
+    found = list(in_form)
+    for name, problem in folder_problems(root, folder):
+        if not any(each.startswith(name) for each in found):
+            found.append(f"{name} {problem}")
+    yield from (Finding(check=check, where=folder, problem=problem) for problem in found)
 
 
 def _check_attempt(root: Root, name: str) -> Iterator[Finding]:
     readers: Mapping[str, Callable[[Root, int], Any]] = {"json": read_attempt, "lease": read_lease}
     stem, _, kind = name.removeprefix("attempts/").rpartition(".")
-    if not stem.isdigit() or kind not in readers:
+    number = parse_attempt_id(stem)
+    if number is None or kind not in readers:
         yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
         return
     try:
-        found = readers[kind](root, int(stem)).attempt_id
+        found = readers[kind](root, number).attempt_id
     except _UNREADABLE as error:
         yield Finding(check="attempt", where=name, problem=f"is no {kind} that ludic can read: {reason_of(error)}")
         return
-    if found != int(stem):
+    if found != number:
         yield Finding(check="misnamed", where=name, problem=f"holds what belongs in attempts/{found}.{kind}")
+
+
+def _check_slot_claim(root: Root, name: str) -> Iterator[Finding]:
+    texts = name.removeprefix(f"{WORKERS}/slot=").removesuffix(".json").partition("/")
+    slot, life = parse_number(texts[0]), parse_number(texts[2])
+    if slot is None or life is None or claim_name(slot, life) != name:
+        yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
+        return
+    try:
+        claim = read_slot_claim(root, slot, life)
+    except _UNREADABLE as error:
+        yield Finding(check="worker", where=name, problem=reason_of(error))
+        return
+    if claim is not None and claim.name != name:
+        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {claim.name}")
 
 
 def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
@@ -81,7 +112,7 @@ def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
 
 def _check_policy(root: Root, name: str) -> Iterator[Finding]:
     try:
-        found = f"{policy_folder(Policy(**json.loads(root.read(name))).version)}/policy.json"
+        found = f"{policy_folder(decode_record(root.read(name), Policy).version)}/policy.json"
     except _UNREADABLE as error:
         yield Finding(check="policy", where=name, problem=f"is no policy.json that ludic can read: {reason_of(error)}")
         return
@@ -98,7 +129,7 @@ def _checkpoint_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> I
 
 def _marker_problems(root: Root, folder: str) -> Iterator[str]:
     try:
-        info = json.loads(root.read(f"{folder}/{MARKER}"))
+        info = decode_json(root.read(f"{folder}/{MARKER}"))
         attempt_id, step = int(info["attempt_id"]), int(info["step"])
     except _UNREADABLE as error:
         yield f"{MARKER} can't be read: {reason_of(error)}"

@@ -23,7 +23,7 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
     from transformers import AutoTokenizer  # two seconds, which who only renders need not wait for
 
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     # tokenizers raises plain Exception for a tokenizer.json that it can't parse.
     except Exception as error:
         raise ModelError(

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ludic.errors import ConfigError
+from ludic.bounds import check_numbers
 from ludic.records import FinishReason
 
 
@@ -29,14 +29,7 @@ class SamplingParams:
     """End a completion, and are its last token; the engine adds the model's own end of sequence."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature is {self.temperature}, wanted a number of at least 0")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p is {self.top_p}, wanted above 0 and at most 1")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k is {self.top_k}, wanted at least 1, or nothing for off")
-        if self.max_tokens < 1:
-            raise ConfigError(f"max_tokens is {self.max_tokens}, wanted at least 1")
+        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,14 @@ ConfigError.
 
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -42,11 +43,15 @@ class TransformersEngine:
         dtype: torch.dtype | None = None,
         version: int = 0,
         max_batch: int = 256,
+        base: Callable[[], str] | None = None,
+        float32_head: bool = False,
     ) -> None:
         """Load a Hugging Face folder or id.
 
         device: cuda where there is one, else cpu. dtype: float32 on the CPU, else that of the
-        weights. max_batch: sequences in memory at once; longer lists of requests are split.
+        weights. max_batch: sequences in memory at once; longer lists of requests are split. base: gives the folder of
+        the model that LoRA adapters are merged into; None takes the one that they name. float32_head: make logits in
+        float32, as a trainer with the same setting does.
         """
         if max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch}, wanted at least 1")
@@ -55,7 +60,10 @@ class TransformersEngine:
             raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
         if dtype is None and self._device.type == "cpu":
             dtype = torch.float32
-        self._model = _load_model(folder, dtype).to(self._device)
+        self._base = base
+        self._model = _load_model(folder, dtype, base).to(self._device)
+        if float32_head:
+            _make_logits_in_float32(self._model)
         self._eos_token_ids = _eos_token_ids(self._model)
         self._max_batch = max_batch
         self._lock = threading.Lock()
@@ -80,7 +88,7 @@ class TransformersEngine:
         if not Path(folder).is_dir():
             raise ModelError(f"{folder}: there is no such folder; version {self.policy_version} stays in use")
         _check_same_architecture(self._model.config, _load_config(folder), folder)
-        model = _load_model(folder, self._model.dtype)
+        model = _load_model(folder, self._model.dtype, self._base)
         # Complete and of the same shapes by now, so nothing can fail half way through the copy.
         with self._lock:
             self._model.load_state_dict(model.state_dict())
@@ -195,23 +203,26 @@ def _pad_left(prompts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
 
 def _load_config(folder: str) -> PretrainedConfig:
     try:
-        return AutoConfig.from_pretrained(folder)
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # OSError, ValueError, TypeError, ...: it depends on what is broken
         raise ModelError(f"{folder}: no config.json that transformers can use: {in_a_line(error)}") from error
 
 
-def _load_model(folder: str, dtype: torch.dtype | None) -> PreTrainedModel:
+def _load_model(folder: str, dtype: torch.dtype | None, find_base: Callable[[], str] | None) -> PreTrainedModel:
     """The folder's model on the CPU, in evaluation mode; dtype None is that of the weights.
 
     Raises ModelError unless the weights are exactly those that the folder's config.json asks for.
     """
     transformers_logging.disable_progress_bar()
     base = base_of_adapter(folder)
+    if base and find_base:
+        base = find_base()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             base or folder,
             dtype=dtype or "auto",
             use_safetensors=True,
+            trust_remote_code=False,  # None, the default, asks on the terminal
             ignore_mismatched_sizes=True,  # so that they are in the report, and refused with their names below
             output_loading_info=True,
         )
@@ -229,6 +240,16 @@ def _load_model(folder: str, dtype: torch.dtype | None) -> PreTrainedModel:
     for weight in model.parameters():
         weight.data = weight.data.clone()
     return model
+
+
+def _make_logits_in_float32(model: PreTrainedModel) -> None:
+    """From the weights as they are at each call; a copy in float32 would have to follow them."""
+    head = model.get_output_embeddings()
+
+    def forward(hidden: Tensor) -> Tensor:
+        return linear(hidden.float(), head.weight.float(), None if head.bias is None else head.bias.float())
+
+    head.forward = forward
 
 
 def _check_same_architecture(current: PretrainedConfig, other: PretrainedConfig, folder: str) -> None:

@@ -14,6 +14,7 @@ from ludic.environments.environment import Environment, Transition
 from ludic.inference.chat import decode, render_prompt
 from ludic.inference.engine import Completion, Engine, GenerationRequest
 from ludic.interaction.requests import EpisodeRequest
+from ludic.python_files import exit_is_an_error
 from ludic.records import AgentStep, EnvironmentStep, Message, Rollout, new_id
 
 INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
@@ -76,8 +77,9 @@ def run_single_step(
 def _open(agent: Agent, make_environment: Callable[[], Environment], request: EpisodeRequest) -> _Opening:
     environment, messages, error = None, request.example.messages, None
     try:
-        environment = make_environment()
-        messages = _checked_messages(environment.reset(request.example))
+        with exit_is_an_error():
+            environment = make_environment()
+            messages = _checked_messages(environment.reset(request.example))
     except Exception as raised:
         error = _explain(raised)
     prompt_tokens = render_prompt(agent.tokenizer, messages)
@@ -196,7 +198,8 @@ def _identity(agent: Agent, opening: _Opening) -> dict[str, Any]:
 def _step(environment: Environment | None, action: str) -> tuple[Transition, str | None]:
     assert environment is not None
     try:
-        return _checked(environment.step(action)), None
+        with exit_is_an_error():
+            return _checked(environment.step(action)), None
     except Exception as error:
         return Transition(observation=None, reward=0.0, terminated=False), _explain(error)
 

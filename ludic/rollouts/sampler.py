@@ -10,6 +10,7 @@ from ludic.interaction.requests import EpisodeRequest, derive_seed, repeat
 from ludic.interaction.single_step import Agent, run_single_step
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
 from ludic.store import RunConfig
+from ludic.user_files import NO_FILES, Files
 
 EnvironmentFactory = Callable[[], Environment]
 
@@ -29,7 +30,10 @@ class GroupSampler:
         return cls(run=run, agent=agent, environments=make_environments(run))
 
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
-        """One group a number, all in as few calls of the engine as there are environments."""
+        """One group a number, all in as few calls of the engine as there are environments.
+
+        Raises TimeLimitError where an environment gives no example in time.
+        """
         groups: dict[int, RolloutGroup] = {}
         for env_name in dict.fromkeys(self.run.env):
             requests = [self.request(number, split) for number in group_numbers if self.env_of(number) == env_name]
@@ -75,9 +79,13 @@ class GroupSampler:
         }
 
 
-def make_environments(run: RunConfig) -> dict[str, EnvironmentFactory]:
-    """By the names of `run.env`; raises ConfigError for one that can't be made."""
-    return {name: make_environment(name, run.env_options.get(name, {}), seed=run.seed) for name in run.env}
+def make_environments(run: RunConfig, files: Files = NO_FILES) -> dict[str, EnvironmentFactory]:
+    """By the names of `run.env`. files: texts of users' files to run in the place of those on the disk.
+
+    Raises ConfigError for one that can't be made.
+    """
+    options = run.env_options
+    return {name: make_environment(name, options.get(name, {}), seed=run.seed, files=files) for name in run.env}
 
 
 def sampling_params(run: RunConfig) -> SamplingParams:

@@ -1,7 +1,7 @@
 """The rollout worker: follow the newest policy, sample its quota of groups, append them.
 
-Reads policies/, writes rollouts/ and metrics/. It shares nothing with the trainer but the root, so
-it may start first, die, or be joined by others. On SIGTERM what was sampled is flushed; on SIGKILL
+Reads policies/, writes rollouts/, metrics/ and its claim in workers/. It shares nothing with the trainer
+but the root, so it may start first, die, or be joined by others. On SIGTERM what was sampled is flushed; on SIGKILL
 the groups being sampled are lost, and made first by the next life of the same slot. While the
 filesystem fails it waits and tries again.
 """
@@ -14,20 +14,27 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ludic.errors import ConfigError, ModelError, SchemaError, StoreError
+from ludic.bounds import check_numbers
+from ludic.environments.registry import EnvironmentFactory
+from ludic.errors import ModelError, SchemaError, StoreError
 from ludic.inference.chat import load_tokenizer
 from ludic.inference.engine import Engine
+from ludic.interaction.limits import ENV_TIMEOUT_S, TimeLimit, limited
 from ludic.interaction.single_step import Agent
-from ludic.records import Rollout, RolloutBatch
+from ludic.records import RolloutBatch
+from ludic.rollouts.code import open_environments
+from ludic.rollouts.metrics import call_metrics
 from ludic.rollouts.sampler import GroupSampler
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
+from ludic.store.code import to_dicts, warn_of_other_code
+from ludic.store.slots import check_holds_slot, code_before, held_slot
+from ludic.store.troubles import find_sampling_troubles, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
@@ -49,12 +56,11 @@ class WorkerConfig:
     """Stop after so many groups. None: follow the policies until told to stop."""
     follow_quota: bool = True
     """Sample no more of a version than the trainer asks for. Off: sample the newest version without end."""
+    env_timeout_s: float | None = ENV_TIMEOUT_S
+    """Seconds that one call of an environment may take; an episode that takes longer fails. None: no limit."""
 
     def __post_init__(self) -> None:
-        if self.groups_per_call < 1:
-            raise ConfigError(f"groups_per_call is {self.groups_per_call}, wanted at least 1")
-        if self.num_groups is not None and self.num_groups < 1:
-            raise ConfigError(f"num_groups is {self.num_groups}, wanted at least 1, or nothing for no end")
+        check_numbers(self)
 
 
 def run_worker(
@@ -63,39 +69,52 @@ def run_worker(
     make_engine: MakeEngine,
     stop: threading.Event,
     report: Callable[[RolloutBatch], None] | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> int:
     """Sample until `stop` is set or num_groups are committed; returns the groups committed.
 
-    `report` is told of each batch after it was handed to the writer.
+    `report` is told of each batch after it was handed to the writer, `announce` of each call of an environment, and
+    "" when it is over. Raises SlotTakenError once a newer worker has claimed the slot, TimeLimitError where an
+    environment gives no example in time.
     """
     slot = new_slot() if config.slot is None else config.slot
-    worker_id = new_worker_id(slot)
-    schedule, lives = Schedule.of_slot(root.run, slot), read_earlier_lives(root, slot)
-    numbers = schedule.missing(lives.positions)
-    made = lives.groups_by_version
-    num_made = 0
+    schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)
+    environments, code = open_environments(root)
     with (
+        held_slot(root, slot, worker_id, code=to_dicts(code)) as claim,
         tempfile.TemporaryDirectory(prefix="ludic-weights-") as cache,
         RolloutWriter(root, worker_id) as writer,
         contextlib.closing(MetricsLog(root, "worker", worker_id)) as log,
     ):
-        follower = _PolicyFollower(root, Path(cache), make_engine)
+        warn_of_other_code(code_before(root, claim), code, where=f"life {claim.life - 1} of slot {slot}")
+        # After the claim: an earlier life that still runs commits little from now on.
+        lives = read_earlier_lives(root, slot)
+        numbers, made = schedule.missing(lives.positions), lives.groups_by_version
+        num_made = 0
+        check_slot = partial(check_holds_slot, root, claim)
+        warn = warn_of_rows(logger, partial(find_sampling_troubles, run=root.run))
+        limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
+        limited_environments = {name: limited(name, make, limit) for name, make in environments.items()}
+        follower = _PolicyFollower(root, Path(cache), make_engine, limited_environments)
         while not stop.is_set() and num_made != config.num_groups:
             waited_since = time.monotonic()
             num_groups = _wait_for_quota(follower, config, made, num_made, stop)
             if num_groups == 0:
                 break
+            _persist(stop, check_slot)
             sampling_since = time.monotonic()
             version = follower.version
             batch = follower.sampler.sample(list(itertools.islice(numbers, num_groups)), worker_id)
             step_s = time.monotonic() - sampling_since
+            _persist(stop, check_slot)
             _persist(stop, partial(writer.append, batch))
             # Not later: what is sampled should be safe before the next call begins, and the trainer may wait for it.
             _persist(stop, partial(writer.flush, wait=False))
             made[version] += num_groups
             num_made += num_groups
-            for row in _metrics(batch, wait_s=sampling_since - waited_since, step_s=step_s):
+            for row in call_metrics(batch, wait_s=sampling_since - waited_since, step_s=step_s):
                 _persist(stop, partial(log.write, **row))
+                warn(row)
             if report is not None:
                 report(batch)
         _persist(stop, writer.flush)
@@ -143,8 +162,10 @@ def _back_off() -> Iterator[float]:
 class _PolicyFollower:
     """Keeps an engine on the newest policy that can be loaded; never goes back to a lower version."""
 
-    def __init__(self, root: Root, cache: Path, make_engine: MakeEngine) -> None:
-        self._root, self._cache, self._make_engine = root, cache, make_engine
+    def __init__(
+        self, root: Root, cache: Path, make_engine: MakeEngine, environments: Mapping[str, EnvironmentFactory]
+    ) -> None:
+        self._root, self._cache, self._make_engine, self._environments = root, cache, make_engine, environments
         self._sampler: GroupSampler | None = None
         self._complained: str | None = None
 
@@ -186,7 +207,7 @@ class _PolicyFollower:
                 tokenizer=load_tokenizer(folder),
                 model=self._root.run.model,
             )
-            self._sampler = GroupSampler.of_run(self._root.run, agent)
+            self._sampler = GroupSampler(run=self._root.run, agent=agent, environments=self._environments)
         else:
             self._sampler.agent.engine.load_weights(folder, version)
 
@@ -195,33 +216,3 @@ class _PolicyFollower:
         if str(error) != self._complained:
             self._complained = str(error)
             logger.warning("waiting for a policy that can be loaded: %s", error)
-
-
-def _metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterator[dict[str, Any]]:
-    """One metrics row an environment, so that rewards of different scales are not mixed."""
-    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
-    for env_name in sorted({rollout.env_name for rollout in rollouts}):
-        mine = [rollout for rollout in rollouts if rollout.env_name == env_name]
-        num_tokens = sum(rollout.action_length for rollout in mine)
-        yield {
-            "worker_id": batch.metadata.worker_id,
-            "env_name": env_name,
-            "policy_version": mine[0].policy_version,
-            "num_rollouts": len(mine),
-            "num_groups": len({rollout.group_id for rollout in mine}),
-            "num_tokens": num_tokens,
-            "reward_mean": mean_reward(mine),
-            "response_length_mean": sum(rollout.response_length for rollout in mine) / len(mine),
-            "num_truncated": sum(rollout.truncated for rollout in mine),
-            "num_parse_errors": sum(rollout.parse_error for rollout in mine),
-            "num_errors": sum(rollout.error is not None for rollout in mine),
-            "step_s": step_s,
-            "wait_s": wait_s,
-            "tokens_per_s": num_tokens / step_s,
-        }
-
-
-def mean_reward(rollouts: Sequence[Rollout]) -> float | None:
-    """Over the scored ones; None when none was."""
-    rewards = [rollout.episode_reward for rollout in rollouts if rollout.episode_reward is not None]
-    return sum(rewards) / len(rewards) if rewards else None

@@ -1,6 +1,6 @@
 """The canonical table schemas, from schemas/*.json to Arrow, and the check of other people's schemas.
 
-Reads schemas/{rollouts,batches,metrics,reference}.v{major}.json, from the wheel or from the checkout.
+Reads schemas/{rollouts,batches,metrics,reference,token_stats}.v{major}.json, from the wheel or from the checkout.
 Raises SchemaError, which names the file, the column, what was found and what was wanted; ConfigError
 for a run's own column that can't be.
 """
@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, NewerSchemaError, SchemaError
 
-TABLES = ("rollouts", "batches", "metrics", "reference")
+TABLES = ("rollouts", "batches", "metrics", "reference", "token_stats")
 
 TABLE_KEY = b"ludic.table"
 VERSION_KEY = b"ludic.schema_version"

@@ -15,28 +15,28 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RangedFileSystem(AbstractFileSystem):
-    """The files of another filesystem, as ludic://PATH, for DuckDB's register_filesystem."""
+    """The files of another filesystem, as PROTOCOL://PATH, for DuckDB's register_filesystem."""
 
-    protocol = "ludic"
     cachable = False
 
-    def __init__(self, fs: AbstractFileSystem) -> None:
+    def __init__(self, fs: AbstractFileSystem, protocol: str = "ludic") -> None:
+        """protocol: must be unique in a connection, and without punctuation."""
         super().__init__()
-        self._fs = fs
+        self._fs, self.protocol = fs, protocol
         self._sizes: dict[str, int] = {}
 
     def glob(self, path: str, **_: Any) -> list[str]:
         """Paths that match, listed anew; their sizes come with the listing and save a request for each file."""
-        found = self._fs.glob(self._strip_protocol(path), detail=True)
+        found = self._fs.glob(self._path(path), detail=True)
         self._sizes |= {name: info["size"] for name, info in found.items()}
         return sorted(found)
 
     def open(self, path: str, mode: str = "rb", **_: Any) -> "RangedFile":
         assert mode == "rb", f"{path} is only read"
-        return RangedFile(self._fs, self._strip_protocol(path), self.size(path))
+        return RangedFile(self._fs, self._path(path), self.size(path))
 
     def size(self, path: str) -> int:
-        path = self._strip_protocol(path)
+        path = self._path(path)
         if path not in self._sizes:
             self._sizes[path] = self._fs.size(path)
         return self._sizes[path]
@@ -46,7 +46,10 @@ class RangedFileSystem(AbstractFileSystem):
         return _NEVER
 
     def exists(self, path: str, **_: Any) -> bool:
-        return self._fs.exists(self._strip_protocol(path))
+        return self._fs.exists(self._path(path))
+
+    def _path(self, url: str) -> str:
+        return url.removeprefix(f"{self.protocol}://").rstrip("/")
 
 
 class RangedFile:

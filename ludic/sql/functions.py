@@ -8,6 +8,7 @@ $parameters. It returns rollout_id with advantage, or token_advantages, as an Ar
 (Polars). It is never called without rollouts. Runs the user's file; raises QueryError, which names the file and line.
 """
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,9 @@ from typing import Any
 import pyarrow as pa
 
 from ludic.errors import QueryError
-from ludic.python_files import describe_failure, load_file
+from ludic.paths import local_path
+from ludic.python_files import describe_failure, exit_is_an_error, load_file
+from ludic.user_files import NO_FILES, Files, read_user_file
 
 FUNCTION_WANTED = (
     "wanted a function of an Arrow table of rollouts that returns one of rollout_id with advantage (double) or "
@@ -43,7 +46,8 @@ class ArrowFunction:
     def __call__(self, rollouts: pa.Table, **params: Any) -> pa.Table:
         """What the function returns, as an Arrow table. Raises QueryError."""
         try:
-            result = self.function(rollouts, **params)
+            with exit_is_an_error():
+                result = self.function(rollouts, **params)
         except Exception as error:
             raise QueryError(f"{self.source}: {describe_failure(self.path, error)}") from error
         if not hasattr(result, "__arrow_c_stream__"):
@@ -51,16 +55,17 @@ class ArrowFunction:
         return pa.table(result)
 
 
-def load_function(source: str) -> ArrowFunction:
-    """Run the file of path/to/file.py:function. Raises QueryError."""
+def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
+    """Run the file of path/to/file.py:function. files: texts in the place of those on the disk. Raises QueryError."""
     place, _, name = source.rpartition(":")
-    path = Path(place)
     try:
-        module = load_file(path)
-    except FileNotFoundError as error:
+        file = files[place] if place in files else read_user_file(local_path(place, "a function's file"))
+    except OSError as error:
         raise QueryError(f"{source}: {error}") from error
+    try:
+        module = load_file(file)
     except Exception as error:
-        raise QueryError(f"{source}: {describe_failure(path, error)}") from error
+        raise QueryError(f"{source}: {describe_failure(file.path, error)}") from error
     function = getattr(module, name, None)
     if not inspect.isfunction(function):
         names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
@@ -68,9 +73,9 @@ def load_function(source: str) -> ArrowFunction:
     keywords = _keywords(source, function)
     return ArrowFunction(
         source=source,
-        path=path,
+        path=file.path,
         function=function,
-        text=path.read_text(encoding="utf-8"),
+        text=importlib.util.decode_source(file.source),
         defaults={key: value for key, value in keywords.items() if value is not inspect.Parameter.empty},
         parameters=frozenset(keywords),
     )

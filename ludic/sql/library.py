@@ -11,7 +11,7 @@ and what is wanted.
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
@@ -23,8 +23,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, QueryError
+from ludic.paths import local_path
 from ludic.schema import SCALAR_COLUMNS
 from ludic.sql.functions import FUNCTION_WANTED, load_function
+from ludic.user_files import NO_FILES, Files, read_user_file
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
@@ -33,6 +35,7 @@ _ADVANTAGE_WANTED = (
     "and with an advantage of pairs pair_id (string)"
 )
 _SELECT_ALL = "select * from (\n{}\n)"
+_ALL_ROLLOUTS = "select * from main.rollouts"
 # Far fewer rows are dropped than kept, so an anti join has the smaller table to build.
 _NOT_DROPPED = """
 with dropped as (
@@ -93,10 +96,13 @@ _EVERY_ROW = SqlText(
 )
 
 
-def load_advantage(name_or_path: str) -> SqlText:
-    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
+def load_advantage(name_or_path: str, files: Files = NO_FILES) -> SqlText:
+    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function.
+
+    files: texts in the place of those on the disk, by path as in the name; for filters and selections as well.
+    """
     if ".py:" in name_or_path:
-        function = load_function(name_or_path)
+        function = load_function(name_or_path, files)
         return SqlText(
             name=name_or_path.rpartition(":")[2],
             source=name_or_path,
@@ -105,17 +111,17 @@ def load_advantage(name_or_path: str) -> SqlText:
             defaults=function.defaults,
             function=function,
         )
-    return _load("advantages", name_or_path, "{}", _ADVANTAGE_WANTED)
+    return _load("advantages", name_or_path, "{}", _ADVANTAGE_WANTED, files)
 
 
-def load_filter(name_or_path: str) -> SqlText:
+def load_filter(name_or_path: str, files: Files = NO_FILES) -> SqlText:
     """A name in ludic/sql/filters/, or the path of a .sql file."""
-    return _load("filters", name_or_path, "select\n{}", _FILTER_WANTED)
+    return _load("filters", name_or_path, "select\n{}", _FILTER_WANTED, files)
 
 
-def load_selection(name_or_path: str) -> SqlText:
+def load_selection(name_or_path: str, files: Files = NO_FILES) -> SqlText:
     """A name in ludic/sql/selections/, or the path of a .sql file."""
-    return _load("selections", name_or_path, "{}", _SELECTION_WANTED)
+    return _load("selections", name_or_path, "{}", _SELECTION_WANTED, files)
 
 
 def where_filter(predicate: str) -> SqlText:
@@ -144,6 +150,11 @@ def load_checks() -> dict[str, str]:
     return {name: read_packaged("checks", name) for name in _packaged_names("checks")}
 
 
+def load_notes() -> dict[str, str]:
+    """SQL of what is worth a note and harms nobody, by name; see ludic/sql/notes/."""
+    return {name: read_packaged("notes", name) for name in _packaged_names("notes")}
+
+
 def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
     """Which of these columns the texts mention outside of comments; rather too many."""
     code = (text.text if text.function else _COMMENT.sub("", text.text) for text in texts)
@@ -166,17 +177,36 @@ def advantages(
     """rollout_id and advantage (float64), or token_advantages (list of float), over `rollouts` of `con`; pair_id (text)
     as well, where the advantage makes pairs.
 
+    Runs that `con` reads side by side are compared with nothing but themselves, one after the other.
+
     filters: names in ludic/sql/filters/, or paths of .sql files; rows that one of them hits are left out, after
     the baseline was taken over whole groups. Raises QueryError for a missing parameter, and for SQL that DuckDB
     refuses or that returns something else.
     """
     text = load_advantage(advantage) if isinstance(advantage, str) else advantage
     drops = [load_filter(filter_) if isinstance(filter_, str) else filter_ for filter_ in filters]
+    return pa.concat_tables([_advantages_over(con, over, text, drops, params) for over in _runs(con)])
+
+
+def _runs(con: duckdb.DuckDBPyConnection) -> list[str]:
+    """The rollouts of each run, as a SELECT."""
+    try:
+        roots = [root for (root,) in con.sql("select root from main.roots").fetchall()]
+    except duckdb.CatalogException:  # tables of a user's own
+        roots = []
+    if len(roots) < 2:
+        return [_ALL_ROLLOUTS]
+    return [f"{_ALL_ROLLOUTS} where root = {quote(root)}" for root in roots]
+
+
+def _advantages_over(
+    con: duckdb.DuckDBPyConnection, over: str, text: SqlText, drops: Sequence[SqlText], params: Mapping[str, Any]
+) -> pa.Table:
     if text.function is None or not drops:
         values = {name: value for each in (text, *drops) for name, value in each.bind(params).items()}
-        return run_advantage(con, _without(text, drops) if drops else text, values)
-    table = run_advantage(con, text, text.bind(params))
-    kept = advantages(con, _EVERY_ROW, filters=drops, **params)
+        return run_advantage(con, _without(text, drops) if drops else text, values, over=over)
+    table = run_advantage(con, text, text.bind(params), over=over)
+    kept = _advantages_over(con, over, _EVERY_ROW, drops, params)
     return table.filter(pc.is_in(table["rollout_id"], kept["rollout_id"]))
 
 
@@ -192,7 +222,7 @@ def run_advantage(
     text: SqlText,
     params: Mapping[str, Any],
     *,
-    over: str = "select * from main.rollouts",
+    over: str = _ALL_ROLLOUTS,
 ) -> pa.Table:
     """As `advantages`, with `over`, a SELECT, in the place of `rollouts`; params are those of both."""
     if text.function is not None:
@@ -229,8 +259,8 @@ def _conform_advantages(table: pa.Table, source: str, wanted: str) -> pa.Table:
 
 
 def _to_token_advantages(table: pa.Table, source: str) -> pa.Table:
-    lists = table["token_advantages"]
-    if lists.null_count or pc.list_flatten(lists).null_count:
+    """A list is null where the rollout was not scored; no list holds one."""
+    if pc.list_flatten(table["token_advantages"]).null_count:
         raise QueryError(f"{source}: returns token_advantages with nulls, wanted a number for each response token")
     return table.select(_TOKEN_ADVANTAGES.names).cast(_TOKEN_ADVANTAGES)
 
@@ -264,8 +294,8 @@ def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[
         raise QueryError(f"{text.source}: is {table.schema.field('hit').type}, not true or false; {_FILTER_WANTED}")
 
 
-def _load(kind: str, name_or_path: str, template: str, wanted: str) -> SqlText:
-    source, text = _read(kind, name_or_path)
+def _load(kind: str, name_or_path: str, template: str, wanted: str, files: Files) -> SqlText:
+    source, text = _read(kind, name_or_path, files)
     return _parse(Path(name_or_path).stem, source, text, template, wanted)
 
 
@@ -283,14 +313,20 @@ def _parse(name: str, source: str, text: str, template: str, wanted: str) -> Sql
     return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults)
 
 
-def _read(kind: str, name_or_path: str) -> tuple[str, str]:
+def _read(kind: str, name_or_path: str, files: Files) -> tuple[str, str]:
     """Where a text is, and the text."""
+    names = _packaged_names(kind)
     if name_or_path.endswith(".sql"):
         try:
-            return name_or_path, Path(name_or_path).read_text(encoding="utf-8")
+            file = files.get(name_or_path) or read_user_file(local_path(name_or_path, f"a file of {kind}"))
+            return name_or_path, file.source.decode()
+        except FileNotFoundError as error:
+            path = Path(name_or_path).absolute()
+            raise QueryError(
+                f"there is no file {path}; wanted a .sql file, or one of the {kind} {', '.join(names)}"
+            ) from error
         except (OSError, UnicodeDecodeError) as error:
             raise QueryError(f"{name_or_path}: {error}") from error
-    names = _packaged_names(kind)
     if name_or_path not in names:
         close = get_close_matches(name_or_path, names) or names
         raise QueryError(
@@ -328,6 +364,15 @@ def _without_last_semicolon(text: str) -> str:
 def _reason(error: duckdb.Error) -> str:
     """DuckDB's message on one line, without its drawing of the place."""
     return " ".join(str(error).split("\n\nLINE ")[0].split())
+
+
+def quote(text: str) -> str:
+    """A SQL string, for where no parameter can be."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quote_list(texts: Iterable[str]) -> str:
+    return f"[{', '.join(map(quote, texts))}]::varchar[]"
 
 
 def _dollars(names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, QueryError
 from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, conform, rollouts_schema
-from ludic.sql.connect import open_duckdb
+from ludic.sql.connect import open_duckdb, seal
 from ludic.sql.library import (
     check_filter,
     check_parameters,
@@ -31,12 +31,22 @@ from ludic.sql.library import (
     run_selection,
     where_filter,
 )
+from ludic.user_files import Files
 
 ALWAYS_ON = "drop_errors"
 """The filter that no rules can leave out: what failed is never trained on."""
 
-ADDRESS = pa.schema([("file", pa.string()), ("row_group", pa.int32()), ("row", pa.int32()), ("arrival", pa.int64())])
-"""Where a row was read, and when in the order of reading; `add` wants these columns as well."""
+ADDED = pa.schema(
+    [
+        ("file", pa.string()),
+        ("row_group", pa.int32()),
+        ("row", pa.int32()),
+        ("arrival", pa.int64()),
+        ("is_duplicate", pa.bool_()),
+    ]
+)
+"""What a reader adds to a row: where it was read, when in the order of reading, and whether its request is another
+group's; `add` wants these columns as well."""
 
 KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
 """Of SQL, besides those of the rules."""
@@ -122,6 +132,8 @@ class BatchRules:
     """Groups of which filters leave at least one row."""
     max_seq_len: int | None = None
     """Where the trainer cuts sequences, for the ledger to say so."""
+    files: Files = field(default_factory=dict)
+    """Texts of users' files to take in the place of those on the disk, by the paths in the names above."""
 
     def __post_init__(self) -> None:
         if self.groups_per_batch < 1:
@@ -167,25 +179,26 @@ class Planner:
         Raises QueryError for SQL that does not run, or whose parameters `rules` does not give.
         """
         self._rules = rules
-        self._advantage = load_advantage(rules.advantage)
-        self._filters = [load_filter(name) for name in dict.fromkeys((ALWAYS_ON, *rules.filters))]
+        self._advantage = load_advantage(rules.advantage, rules.files)
+        self._filters = [load_filter(name, rules.files) for name in dict.fromkeys((ALWAYS_ON, *rules.filters))]
         self._where = None if rules.where is None else where_filter(rules.where)
         if self._where is not None:
             self._filters.append(self._where)
-        self._selection = load_selection(rules.selection)
+        self._selection = load_selection(rules.selection, rules.files)
         texts = [self._advantage, *self._filters, self._selection]
         check_parameters(texts, rules.params, known=KNOWN_PARAMS)
         schema = rollouts_schema(extra_columns)
         needed = {*SCALAR_COLUMNS, *required_columns(texts, schema.names)}
         self.columns = [name for name in schema.names if name in needed]
-        """Columns of rollouts that `add` wants, besides those of ADDRESS."""
-        self._schema = pa.schema([*map(schema.field, self.columns), *ADDRESS])
+        """Columns of rollouts that `add` wants, besides those of ADDED."""
+        self._schema = pa.schema([*map(schema.field, self.columns), *ADDED])
         predicates = ", ".join(f"coalesce((\n{text.text}\n), false)" for text in self._filters)
         self._judge_sql = Template(read_packaged("plan", "judge")).safe_substitute(predicates=predicates)
         self._ledger_sql = read_packaged("plan", "ledger")
         self._con = open_duckdb()
         # Threads cost more than they bring on a few thousand rows: 27 ms a plan on two, 17 ms on one.
         self._con.execute("set threads = 1")
+        seal(self._con)
         with self._registered("arrived", self._schema.empty_table()):
             self._con.execute("create table rollouts as select *, 0::integer as num_uses from arrived")
         self._con.execute("create table uses (group_id varchar, num_uses integer)")
@@ -198,7 +211,7 @@ class Planner:
             self._con.execute("create or replace table uses as from recalled")
 
     def add(self, rows: pa.Table) -> None:
-        """Whole groups that are pending from now on; columns beyond `columns` and ADDRESS are ignored."""
+        """Whole groups that are pending from now on; columns beyond `columns` and ADDED are ignored."""
         where = self._where
         fits = "true" if where is None else _HAS_A_ROW_THAT_FITS.format(where=where.text)
         params = {} if where is None else where.bind(self._values(1, 0, None))
@@ -207,7 +220,8 @@ class Planner:
 
     @property
     def num_pending_groups(self) -> int:
-        return self._fetch("select count(distinct group_id) from rollouts")[0][0]
+        """Without those that are there only to be dropped, since another group has their request."""
+        return self._fetch("select count(distinct group_id) from rollouts where not is_duplicate")[0][0]
 
     def plan(
         self,
@@ -276,7 +290,7 @@ class Planner:
         params["max_uses"] = self._rules.max_uses
         for text in self._filters:
             params |= text.bind(values)
-        self._con.execute(f"create or replace temp table judged as\n{self._judge_sql}", params)
+        run_query(self._con, f"create or replace temp table judged as\n{self._judge_sql}", params)
 
     def _choose(self, values: Mapping[str, Any]) -> pa.Table:
         """group_id and place of all groups that could be used, in the order of the selection."""
@@ -294,7 +308,9 @@ class Planner:
         if pc.count_distinct(table["rollout_id"]).as_py() < table.num_rows:
             raise QueryError(f"{source}: returns a rollout_id more than once, wanted one row per rollout")
         if self._rules.pairs and "pair_id" not in table.column_names:
-            raise QueryError(f"{source}: returns no pair_id, which the objective dpo needs; best_worst makes pairs")
+            raise QueryError(
+                f"{source}: returns no pair_id, which objectives of pairs (dpo, ipo, orpo) need; best_worst makes pairs"
+            )
         missing = _ADVANTAGE_COLUMNS.keys() - set(table.column_names)
         for name in missing:
             table = table.append_column(name, pa.nulls(table.num_rows, _ADVANTAGE_COLUMNS[name]))

@@ -1,29 +1,36 @@
-"""A Polars scan of a run's rollouts.
+"""A Polars scan of the rollouts of one or several runs.
 
 Reads the files that are there when it is made: workers' and compacted ones, each row once; foreign files below
 rollouts/, such as a table log, are passed over. Raises MissingRootError where there is no run; a broken file fails
 the collect that meets it, with Polars' error.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ludic.schema import rollouts_schema
+from ludic.sql.roots import ROOT_COLUMN, RootLike, open_roots
 from ludic.store import Root
 from ludic.store.current import current_files
 
 _PARTITION = pa.schema([("version", pa.int64()), ("env", pa.string())])
 
 
-def scan(root: str | Root) -> pl.LazyFrame:
-    """The rollouts that are there now as a lazy frame, with the partition keys version and env as columns.
+def scan(*roots: RootLike | Iterable[RootLike]) -> pl.LazyFrame:
+    """The rollouts that are there now as a lazy frame, with the partition keys version and env, and root, as columns.
 
-    A filter on version or env skips files unread. Raises MissingRootError where there is no run.
+    roots: folders, URLs or opened roots, one by one or as a list; `root` says which one a row is from, as it was given.
+    A filter on version, env or root skips files unread. Raises MissingRootError where there is no run, QueryError for
+    roots that can't be read side by side.
     """
-    root = Root.open(root) if isinstance(root, str) else root
+    frames = [_scan(root).with_columns(pl.lit(root.url).alias(ROOT_COLUMN)) for root in open_roots(roots)]
+    return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
+
+
+def _scan(root: Root) -> pl.LazyFrame:
     schema = rollouts_schema(root.run.extra_columns)
     paths = [root.at(file.name) for file in current_files(root)]
     if not paths:

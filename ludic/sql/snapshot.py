@@ -65,6 +65,10 @@ class Snapshot:
                 self._stored[folder] = self._look(folder)
             return self._stored[folder]
 
+    def folders(self) -> list[Path]:
+        """Folders of this machine that segments lie in, now or later."""
+        return [cache_folder(self._root), self._private_folder()]
+
     def _look(self, folder: Folder) -> Stored:
         for _ in range(_MOST_LISTINGS):
             files = [file for file in current_files(self._root, folder) if file.name not in self._without]

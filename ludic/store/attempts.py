@@ -9,14 +9,15 @@ that checkpoint. None that a successor resumes from is deleted under its hands.
 """
 
 import contextlib
-import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ludic.errors import FencedError, OwnedError
+from ludic.errors import FencedError, OwnedError, SchemaError
+from ludic.store.json_files import Count, decode_record, encode_json
 from ludic.store.lease import Lease, claim, newest_claim, read_lease
+from ludic.store.names import parse_attempt_id
 from ludic.store.root import Root
 
 Place = tuple[int, int]
@@ -27,16 +28,20 @@ Place = tuple[int, int]
 class Attempt:
     """One start of a trainer."""
 
-    attempt_id: int
-    parent_attempt: int | None
+    attempt_id: Count
+    parent_attempt: Count | None
     """None: started from the run's first weights."""
-    parent_step: int | None
+    parent_step: Count | None
     """The parent's steps up to this one count; later ones are superseded."""
     owner: str
     """host-pid, for people."""
     created_at: str
     config: Mapping[str, Any]
     """The trainer's settings; the next start takes them over unless told otherwise."""
+    numerics: Mapping[str, Any] | None = None
+    """Threads, versions and hardware that the last bits of weights depend on; None: not recorded."""
+    code: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """The texts of its advantage, filters and selection: each as a ludic.store.code.CodeRecord."""
 
     @property
     def name(self) -> str:
@@ -55,6 +60,7 @@ def start_attempt(
     parent_attempt: int | None = None,
     parent_step: int | None = None,
     config: Mapping[str, Any] | None = None,
+    numerics: Mapping[str, Any] | None = None,
 ) -> Attempt:
     """Take ownership of the root; fences every earlier attempt, alive or not.
 
@@ -66,10 +72,18 @@ def start_attempt(
             lease = claim(root, newest, released=True)
         newest += 1
     parent = None if parent_attempt is None or parent_step is None else (parent_attempt, parent_step)
-    return record_attempt(root, lease, parent, config or {})
+    return record_attempt(root, lease, parent, config or {}, numerics)
 
 
-def record_attempt(root: Root, lease: Lease, parent: Place | None, config: Mapping[str, Any]) -> Attempt:
+def record_attempt(
+    root: Root,
+    lease: Lease,
+    parent: Place | None,
+    config: Mapping[str, Any],
+    numerics: Mapping[str, Any] | None = None,
+    *,
+    code: Sequence[Mapping[str, Any]] = (),
+) -> Attempt:
     """Put the attempt that a lease claims. Raises FencedError when another process put it."""
     parent_attempt, parent_step = parent or (None, None)
     attempt = Attempt(
@@ -79,8 +93,10 @@ def record_attempt(root: Root, lease: Lease, parent: Place | None, config: Mappi
         owner=lease.owner,
         created_at=datetime.now(UTC).isoformat(),
         config=dict(config),
+        numerics=numerics,
+        code=list(code),
     )
-    if not root.put_if_absent(attempt.name, (json.dumps(asdict(attempt), indent=2) + "\n").encode()):
+    if not root.put_if_absent(attempt.name, encode_json(asdict(attempt))):
         raise FencedError(
             f"{root.url}/{attempt.name} exists with other content: another process trains as this attempt"
         )
@@ -93,8 +109,12 @@ def newest_attempt_id(root: Root) -> int:
 
 
 def read_attempt(root: Root, attempt_id: int) -> Attempt:
-    """An attempt that is there."""
-    return Attempt(**json.loads(root.read(f"attempts/{attempt_id}.json")))
+    """An attempt that is there; what a newer ludic has added is left out. Raises SchemaError for a broken file."""
+    name = f"attempts/{attempt_id}.json"
+    try:
+        return decode_record(root.read(name), Attempt)
+    except ValueError as error:
+        raise SchemaError(f"{root.url}/{name} is no attempt that ludic can read: {error}") from error
 
 
 def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:
@@ -172,4 +192,4 @@ def outdated(checkpoints: Iterable[Place], keep: int) -> list[Place]:
 
 def _attempt_id(name: str) -> int:
     stem = name.removeprefix("attempts/").removesuffix(".json")
-    return int(stem) if stem.isdigit() else 0
+    return parse_attempt_id(stem) or 0

@@ -5,11 +5,12 @@ from collections.abc import Collection
 from functools import partial
 
 from ludic.store.attempts import Place, chain, newest_checkpoint, read_parent
+from ludic.store.names import NUMBER
 from ludic.store.root import Root
 
 MARKER = "checkpoint.json"
 """Put last: a checkpoint without it does not exist."""
-_NAME = re.compile(rf"checkpoints/attempt=(\d+)/step=(\d+)/{re.escape(MARKER)}")
+_NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
 
 
 def checkpoint_folder(place: Place) -> str:

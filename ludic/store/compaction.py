@@ -125,6 +125,8 @@ class _Partition:
         self._sizes = dict(sizes)
         self._indexes: dict[RolloutFile, SourceIndex] = {}
         self.skipped: dict[str, str] = {}
+        self._is_shared = False
+        """Whether files vanished or came: then another process compacts or expires this partition, too."""
 
     def change(self) -> list[CompactedPartition]:
         """What became of it; empty when nothing did."""
@@ -137,6 +139,11 @@ class _Partition:
         """Finish what is planned, plan what is not, and finish that. Raises StoreError."""
         if len(self._sizes) < 2 or not self._sources():
             return
+        self._work_off(target_bytes, dry_run=dry_run)
+        if self._is_shared and not dry_run:
+            self._sizes = _by_partition(self._root.sizes(self._name)).get(self._name, {})
+
+    def _work_off(self, target_bytes: int, *, dry_run: bool) -> None:
         for _ in range(_MOST_ROUNDS):
             plans = read_partition_plans(self._root, self._name)
             fresh = self._finish_plans(plans, dry_run=dry_run)
@@ -165,10 +172,11 @@ class _Partition:
 
     def _finish(self, output: RolloutFile, sources: Sequence[Source], *, dry_run: bool) -> None:
         """Make an output unless it is there, and delete what it holds. Raises SchemaError for one stored broken."""
-        here = self._sources()
         held = self._held(output)
         if held is None:
             held = set(sources) if dry_run else self._make(output, sources)
+        self._is_shared |= output not in self._sizes
+        here = self._sources()  # only now: what was gone when the output was made is no longer known
         replaced = [here[source] for source in here.keys() & held]
         if dry_run:
             self._sizes.setdefault(output, sum(self._sizes[file] for file in replaced))
@@ -235,6 +243,7 @@ class _Partition:
         self._indexes.pop(file, None)
         if reason is None:
             self._sizes.pop(file, None)
+            self._is_shared = True
         else:
             self.skipped[file.name] = reason
 

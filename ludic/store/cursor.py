@@ -1,8 +1,9 @@
-"""A reader's position: which sources, and which groups of half-used sources, a trainer has consumed.
+"""A reader's position: which sources, groups of half-used sources, and requests a trainer has consumed.
 
 A source is what a worker committed as one file, whatever file holds its rows now. It is named by worker_id and
 a sequence number that the worker counts up, so a position is a set of intervals for each worker, however many
-sources there are. It goes into the checkpoint.
+sources there are. A request is named by its group's number in the schedule: numbers are dense, so a set of them is
+few intervals too. All of it goes into the checkpoint.
 """
 
 import bisect
@@ -57,6 +58,12 @@ class Cursor:
     def __init__(self) -> None:
         self._files: dict[str, Intervals] = {}
         self._groups: dict[tuple[str, int], set[str]] = {}
+        self.requests = Intervals()
+        """Group numbers of the schedule that no other group may have any more: theirs was consumed."""
+        self.in_use: dict[int, str] = {}
+        """Group numbers that a step considered and whose group, which is named, is still to come again."""
+        self.knows_requests = True
+        """False for the cursor of an older ludic, until `recall_requests` has found them."""
 
     def has_source(self, worker_id: str, sequence: int) -> bool:
         """True when every group of the source is consumed."""
@@ -75,12 +82,25 @@ class Cursor:
         else:
             self._groups.setdefault((worker_id, sequence), set()).update(group_ids)
 
+    def use_request(self, number: int, group_id: str) -> None:
+        """From now on a request is this group's; nothing happens where it was another's."""
+        if number not in self.requests:
+            self.in_use.setdefault(number, group_id)
+
+    def finish_request(self, number: int) -> None:
+        """From now on no group may have this request."""
+        self.in_use.pop(number, None)
+        self.requests.add(number)
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        return {
+        state: dict[str, Any] = {
             "files": {worker: intervals.pairs for worker, intervals in sorted(self._files.items())},
             "groups": [[worker, sequence, sorted(ids)] for (worker, sequence), ids in sorted(self._groups.items())],
         }
+        if self.knows_requests:
+            state |= {"requests": self.requests.pairs, "in_use": sorted(self.in_use.items())}
+        return state
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> "Cursor":
@@ -89,6 +109,9 @@ class Cursor:
             worker: Intervals((start, stop) for start, stop in pairs) for worker, pairs in state["files"].items()
         }
         cursor._groups = {(worker, sequence): set(ids) for worker, sequence, ids in state["groups"]}
+        cursor.knows_requests = "requests" in state
+        cursor.requests = Intervals((start, stop) for start, stop in state.get("requests", ()))
+        cursor.in_use = dict(state.get("in_use", ()))
         return cursor
 
 

@@ -3,11 +3,15 @@
 import functools
 import io
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from ludic.store.digests import DIGESTS_KEY, seal, seal_file
 
 # Rollouts of 1,000 tokens, 128 groups of 8 in a file, by rows a row group (tokens and logprobs compress only from some
 # 250,000 tokens on, since zstd's blocks of 128 kB then hold one byte of each number):
@@ -37,39 +41,45 @@ _NUMBER_LISTS = [
 ]
 
 
-def encode(table: pa.Table) -> memoryview:
+def encode(table: pa.Table) -> bytes:
     """Parquet bytes of a rollouts table whose groups are contiguous; row_group_bounds says where it is cut."""
     assert table.num_rows, "a file without rows"
     sink = pa.BufferOutputStream()  # a BytesIO, which Arrow writes to through Python, takes a third longer
-    with open_writer(sink, table.schema, dictionaries=table.num_rows >= _DICTIONARY_ROWS) as writer:
+    with _open(sink, table.schema, {}, dictionaries=table.num_rows >= _DICTIONARY_ROWS) as writer:
         for start, stop in row_group_bounds(table):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
-    return memoryview(sink.getvalue()).cast("B")  # pyarrow's own view counts bytes from -128
+    return seal(sink.getvalue())
 
 
+@contextmanager
 def open_writer(
-    sink: str | BinaryIO | pa.NativeFile,
-    schema: pa.Schema,
-    metadata: Mapping[bytes, bytes] | None = None,
-    *,
-    dictionaries: bool = True,
-) -> pq.ParquetWriter:
-    """A rollouts file to write row group by row group: a local path, or a file open for writing.
+    path: Path, schema: pa.Schema, metadata: Mapping[bytes, bytes] | None = None
+) -> Iterator[pq.ParquetWriter]:
+    """A local rollouts file to write row group by row group; it is complete at the end of the block.
 
     metadata: footer entries beside the schema's own, such as the sources of a compacted file.
-    dictionaries: whether columns other than numbers of tokens begin as such.
     One write_table of a whole number of groups, with row_group_size its number of rows, makes one row group.
     """
+    with _open(str(path), schema, metadata or {}, dictionaries=True) as writer:
+        yield writer
+    seal_file(path)
+
+
+def _open(
+    sink: str | pa.NativeFile, schema: pa.Schema, metadata: Mapping[bytes, bytes], *, dictionaries: bool
+) -> pq.ParquetWriter:
+    """dictionaries: whether columns other than numbers of tokens begin as such."""
     writer = pq.ParquetWriter(sink, schema, **writer_options(schema, dictionaries=dictionaries))
-    writer.add_key_value_metadata({**(schema.metadata or {}), **(metadata or {})})
+    writer.add_key_value_metadata({**(schema.metadata or {}), **metadata, DIGESTS_KEY: b"1"})
     return writer
 
 
-def encode_plain(table: pa.Table) -> bytes:
-    """Parquet bytes of a small table, such as the ledger of a step."""
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", compression_level=1)
-    return sink.getvalue()
+def encode_plain(table: pa.Table, **options: Any) -> bytes:
+    """Parquet bytes of a table that is no rollouts table, such as the ledger of a step. options: of pq.write_table."""
+    sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), DIGESTS_KEY: b"1"})
+    pq.write_table(table, sink, compression="zstd", compression_level=1, **options)
+    return seal(sink.getvalue())
 
 
 def release_memory(size_bytes: int) -> None:

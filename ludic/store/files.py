@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 from urllib.parse import quote, unquote
 
 from ludic.errors import ConfigError
+from ludic.store.names import NUMBER, parse_numbers
 from ludic.store.root import Root
 
 Folder = Literal["rollouts", "evals"]
@@ -21,10 +22,9 @@ Folder = Literal["rollouts", "evals"]
 COMPACTED = "compacted."
 """How the worker_id in the name of a compacted file begins; its rows keep the worker_id and sequence they came with."""
 
-_NUMBER = r"(0|[1-9]\d*)"
-_NAME = re.compile(rf"(?:rollouts|evals)/version={_NUMBER}/env=([^/]+)/([^/]+)-{_NUMBER}\.parquet")
+_NAME = re.compile(rf"(?:rollouts|evals)/version={NUMBER}/env=([^/]+)/([^/]+)-{NUMBER}\.parquet")
 _CONCURRENT_LISTINGS = 16
-_SLOT = re.compile(r"w(\d+)-")
+_SLOT = re.compile(rf"w{NUMBER}-")
 # Not "." or "_" first: pyarrow.dataset and Spark take such files for hidden ones.
 _WORKER_ID = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,199}")
 
@@ -34,6 +34,13 @@ class Source(NamedTuple):
 
     worker_id: str
     sequence: int
+
+
+def parse_source(worker_id: object, sequence: object) -> Source:
+    """A source that a file names. Raises ValueError for what no worker commits."""
+    if not isinstance(worker_id, str) or not isinstance(sequence, int) or sequence < 0:
+        raise ValueError(f"[{worker_id!r}, {sequence!r}] is no worker_id with a sequence")
+    return Source(check_worker_id(worker_id), sequence)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,7 +81,9 @@ class RolloutFile:
             return None
         version, env, worker_id, sequence = match.groups()
         folder: Folder = "evals" if name.startswith("evals/") else "rollouts"
-        return cls(int(version), unquote(env), worker_id, int(sequence), folder)
+        file = cls(int(version), unquote(env), worker_id, int(sequence), folder)
+        # Another spelling of the environment would be looked for under a name that is not there.
+        return file if file.name == name else None
 
 
 def check_worker_id(worker_id: str) -> str:
@@ -116,5 +125,4 @@ def list_files(root: Root, versions: range | None = None, folder: Folder = "roll
 
 def list_versions(root: Root, folder: Folder = "rollouts") -> list[int]:
     """Versions that have a partition, in order."""
-    names = [name.rpartition("version=")[2] for name in root.folders(folder)]
-    return sorted(int(name) for name in names if name.isdigit())
+    return parse_numbers([name.rpartition("version=")[2] for name in root.folders(folder)])

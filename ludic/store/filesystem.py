@@ -12,11 +12,11 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, TypeVar, cast
 
 import fsspec
@@ -28,6 +28,7 @@ from ludic.errors import ConfigError, LudicError, StoreError
 from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
 from ludic.store.local import Content
+from ludic.store.names import check_inside
 from ludic.store.remote import TAIL_BYTES, RemoteFile
 
 Result = TypeVar("Result")
@@ -79,8 +80,8 @@ class Storage:
         return Path(self.at_path(SCRATCH))
 
     def at_path(self, name: str) -> str:
-        """Path of a file within `fs`."""
-        return f"{self.path}/{name}"
+        """Path of a file within `fs`. Raises SchemaError for a name that leads out of the folder."""
+        return f"{self.path}/{check_inside(name, self.url)}"
 
     def read(self, name: str) -> bytes:
         return self._try(name, lambda: self.fs.cat_file(self.at_path(name)))
@@ -219,6 +220,20 @@ class Storage:
         else:
             self._try(name, lambda: self.fs.put_file(str(file), self.at_path(name)), writing=True)
             file.unlink()
+
+    def download(self, names: Mapping[str, PurePosixPath], folder: Path) -> None:
+        """Copy files into a local folder, each to the path beside its name.
+
+        Raises StoreError for a path that leads out of the folder, before anything is copied.
+        """
+        for name, relative in names.items():
+            if ".." in relative.parts or relative.is_absolute():
+                raise StoreError(f"{self.url}/{name} leads out of the folder that is copied; delete that file")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, relative in names.items():
+            target = folder / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_out(name, target)
 
     def copy_out(self, name: str, target: Path) -> None:
         """Copy a file to a local one."""

@@ -6,7 +6,6 @@ lease: one that changes is alive, one that stays the same for its whole length i
 machine's monotonic clock alone. Losing a lease is no danger: only a newer claim takes the root away.
 """
 
-import json
 import logging
 import os
 import socket
@@ -17,10 +16,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import msgspec
+
+from ludic.bounds import BOUNDS
 from ludic.errors import LudicError, OwnedError, SchemaError
 from ludic.records import new_id
+from ludic.store.json_files import decode_record, encode_json
+from ludic.store.names import parse_attempt_id, parse_number
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
@@ -44,14 +48,19 @@ class Lease:
     """When the root was claimed, by the owner's clock; for people."""
     process: str | None
     """The owner's process among all processes of all machines; None where the system doesn't tell."""
-    lease_s: float
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=BOUNDS["lease_s"].high)]
     """Seconds without a renewal after which the owner is taken for dead."""
     num_renewals: int = 0
     released: bool = False
     """The owner has ended, or never meant to renew."""
 
     def to_json(self) -> bytes:
-        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+        return encode_json(asdict(self))
+
+
+def owner_name() -> str:
+    """This process, as host-pid, for people."""
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def lease_name(attempt_id: int) -> str:
@@ -63,7 +72,7 @@ def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = 
     lease = Lease(
         attempt_id=after + 1,
         claim_id=new_id(),
-        owner=f"{socket.gethostname()}-{os.getpid()}",
+        owner=owner_name(),
         since=datetime.now(UTC).isoformat(timespec="seconds"),
         process=describe_process(os.getpid()),
         lease_s=lease_s,
@@ -77,7 +86,7 @@ def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = 
 def newest_claim(root: Root) -> int:
     """The newest attempt that was claimed; 0 when none was. Claims have no gaps, so a listing may lag."""
     stems = [name.removeprefix("attempts/").rpartition(".") for name in root.list("attempts")]
-    newest = max((int(stem) for stem, _, kind in stems if kind in ("lease", "json") and stem.isdigit()), default=0)
+    newest = max((parse_attempt_id(stem) or 0 for stem, _, kind in stems if kind in ("lease", "json")), default=0)
     while read_lease(root, newest + 1) is not None:
         newest += 1
     return newest
@@ -87,7 +96,7 @@ def read_lease(root: Root, attempt_id: int) -> Lease | None:
     """None where the attempt was not claimed. Raises SchemaError for a file that is no lease."""
     name = lease_name(attempt_id)
     try:
-        return Lease(**json.loads(root.read(name)))
+        return decode_record(root.read(name), Lease)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
@@ -221,14 +230,13 @@ def describe_process(pid: int) -> str | None:
 
 def is_dead(process: str) -> bool:
     """True is a proof: the process was started on this boot, in this pid namespace, and is no more."""
-    boot, namespace, pid, _ = process.split()
-    here = describe_process(os.getpid())
-    if here is None or here.split()[:2] != [boot, namespace]:
+    here, there = describe_process(os.getpid()), process.split()
+    if here is None or here.split()[:2] != there[:2] or len(there) != 4 or (pid := parse_number(there[2])) is None:
         return False
     try:
-        os.kill(int(pid), 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return True
     except PermissionError:  # another user's, whose /proc may be hidden from us
         return False
-    return describe_process(int(pid)) != process
+    return describe_process(pid) != process

@@ -3,7 +3,6 @@
 A step's file is written before its gradient step, and never changed.
 """
 
-import io
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -11,15 +10,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ludic.errors import FencedError, SchemaError
+from ludic.errors import FencedError
 from ludic.schema import arrow_schema, check_schema, conform
 from ludic.store.attempts import Attempt, Place, chain, check_not_fenced, read_attempt, read_parent
 from ludic.store.encoding import encode_plain
+from ludic.store.names import NUMBER
+from ludic.store.parquet import decode
 from ludic.store.root import Root
 
-_NAME = re.compile(r"batches/attempt=(\d+)/step=(\d+)\.parquet")
+_NAME = re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet")
 
 _CONCURRENT_READS = 8
 
@@ -43,11 +43,7 @@ def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
     Raises FileNotFoundError for a step that was not planned, SchemaError for a broken file.
     """
     name = ledger_name(attempt_id, step)
-    data = root.read(name)
-    try:
-        table = pq.read_table(io.BytesIO(data))
-    except (pa.ArrowException, OSError) as error:
-        raise SchemaError(f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes") from error
+    table = decode(root.read(name), f"{root.url}/{name}")
     check_schema(table.schema, "batches", f"{root.url}/{name}")
     return conform(table, "batches")
 

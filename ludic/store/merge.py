@@ -26,7 +26,7 @@ from ludic.schema import rollouts_schema
 from ludic.schema.tables import VERSION_KEY
 from ludic.store.encoding import ROW_GROUP_BYTES, group_starts, open_writer, release_memory
 from ludic.store.files import RolloutFile
-from ludic.store.parquet import as_type, open_parquet
+from ludic.store.parquet import as_type, check_text, open_parquet
 from ludic.store.root import Root
 from ludic.store.sources import SOURCES_KEY, to_json
 
@@ -166,7 +166,7 @@ def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> No
     num_rows = 0
     with (
         ThreadPoolExecutor(_CONCURRENT_READS) as pool,
-        open_writer(str(target), schema, {SOURCES_KEY: names}) as writer,
+        open_writer(target, schema, {SOURCES_KEY: names}) as writer,
     ):
         tables = _read_ahead(pool, root, row_groups, schema)
         for table in _fill_row_groups(_in_order(row_groups, tables)):
@@ -195,6 +195,7 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
     """Its rows, nulls where it lacks a column of `schema`."""
     with _lost(row_group.file), open_parquet(root, row_group.file.name) as parquet:
         table = parquet.read_row_group(row_group.number, use_threads=False)
+        check_text(table, row_group.file.name)
         source = row_group.file.source
         mine = pc.and_(pc.equal(table["worker_id"], source.worker_id), pc.equal(table["sequence"], source.sequence))
         if not pc.all(mine).as_py():

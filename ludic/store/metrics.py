@@ -3,7 +3,6 @@
 Rows gather for a second and are written by a thread; a killed process loses at most that second.
 """
 
-import io
 import itertools
 import math
 import re
@@ -14,20 +13,21 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ludic.errors import SchemaError
 from ludic.schema import arrow_schema, conform
 from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.encoding import encode_plain
 from ludic.store.files import check_worker_id
+from ludic.store.names import NUMBER
+from ludic.store.parquet import decode
 from ludic.store.root import Root
 
 _FLUSH_AGE_S = 1.0
 _CONCURRENT_READS = 16
 _LISTING_SHARE = 20.0
 """How many times as long as a listing took there is none."""
-_NAME = re.compile(r"metrics/((?:train|worker)-[^/]+)-(\d+)\.parquet")
+_NAME = re.compile(rf"metrics/((?:train|worker)-[^/]+)-{NUMBER}\.parquet")
 
 _Rows = list[dict[str, Any]]
 
@@ -117,8 +117,8 @@ class MetricsTail:
         except FileNotFoundError:
             return None
         try:
-            return conform(pq.read_table(io.BytesIO(data)), "metrics").to_pylist()
-        except (pa.ArrowException, OSError, SchemaError):
+            return conform(decode(data, file.name), "metrics").to_pylist()
+        except SchemaError:
             return []
 
 

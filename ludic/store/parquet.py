@@ -2,7 +2,7 @@
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import BinaryIO
 
@@ -12,35 +12,36 @@ import pyarrow.parquet as pq
 
 from ludic.errors import LudicError, SchemaError, StoreError, in_a_line
 from ludic.schema import arrow_schema, check_schema, rollouts_schema
+from ludic.store.digests import CheckedFile, Digests, parse_end, read_end
 from ludic.store.root import Root
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises for a broken file; the last, for example, for names in a damaged footer."""
 _sound: tuple[dict[bytes, bytes], pq.ParquetSchema] | None = None
 """Footer entries and schema of a file that check_schema found sound."""
-_footers: OrderedDict[bytes, pq.FileMetaData] = OrderedDict()
-"""By their bytes, those of files that were opened last: what was polled is soon read again, and parsing takes long."""
-_MOST_FOOTERS, _LARGEST_FOOTER = 128, 1 << 16
-_FOOTER_END = 8
-"""Bytes after a footer: its length, and PAR1."""
+Parse = Callable[[BinaryIO, bytes, str], tuple[pq.FileMetaData, Digests | None]]
+"""Such as parse_end."""
+_ends: OrderedDict[bytes, tuple[pq.FileMetaData, Digests | None]] = OrderedDict()
+"""By their bytes, the ends of files that were opened last: a polled file is soon read again, and parsing takes long."""
+_MOST_ENDS, _LARGEST_END = 128, 1 << 16
+_SMALL_BYTES = 1 << 21
+"""A smaller file is read and checked at once: Arrow then reads memory, and calls Python for no column."""
+_TEXTS, _DICTIONARY = {pa.string().id, pa.large_string().id}, pa.dictionary(pa.int8(), pa.string()).id
 
 
 @contextmanager
 def open_parquet(root: Root, name: str) -> Iterator[pq.ParquetFile]:
-    """A rollouts file whose schema is checked; what fails while it is read is explained.
+    """A rollouts file whose schema is checked, and whose bytes are as they are read; what fails is explained.
 
     Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError
     when the filesystem fails: those two may pass, a broken file never mends.
     """
     with root.explained(name), root.open_file(name) as source:
         try:
-            footer = _footer_bytes(source)
-            parsed = _footers.get(footer)
             # From a disk, column by column is quicker than through Arrow's threads; a request to a server is not.
-            with pq.ParquetFile(source, metadata=parsed, pre_buffer=not root.is_local) as file:
-                if parsed is None:
-                    _check_schema(file, f"{root.url}/{name}")
-                    _keep_footer(footer, file.metadata)
+            where, ahead = f"{root.url}/{name}", not root.is_local
+            with open_checked(source, where, pre_buffer=ahead, parse=_parse_known) as (file, _):
+                _check_schema(file, where)
                 yield file
         except (LudicError, FileNotFoundError):
             raise
@@ -48,23 +49,68 @@ def open_parquet(root: Root, name: str) -> Iterator[pq.ParquetFile]:
             raise _why_unreadable(root, name, error) from error
 
 
-def _footer_bytes(source: BinaryIO) -> bytes:
-    """With its end; empty for a large one, or where there is none."""
-    end = source.seek(0, io.SEEK_END) - _FOOTER_END
-    source.seek(max(0, end))
-    start = end - int.from_bytes(source.read(4), "little")
-    if not 0 < end - start <= min(end, _LARGEST_FOOTER):
-        return b""
-    source.seek(start)
-    return source.read()
+@contextmanager
+def open_checked(
+    source: BinaryIO, where: str, *, pre_buffer: bool = False, parse: Parse = parse_end
+) -> Iterator[tuple[pq.ParquetFile, CheckedFile | None]]:
+    """A Parquet file of any table, and what checks its bytes as they are read; None for a file without digests.
+
+    Raises SchemaError, naming `where`, for bytes that do not match their digest; what pyarrow raises for other damage.
+    """
+    end = read_end(source)
+    metadata, digests = parse(source, end, where) if end else (None, None)
+    checked = CheckedFile(source, digests, where) if digests else None
+    is_small = checked is not None and checked.size <= _SMALL_BYTES
+    data = pa.BufferReader(checked.read_buffer(checked.size)) if checked and is_small else checked or source
+    with pq.ParquetFile(data, metadata=metadata, pre_buffer=pre_buffer) as file:
+        yield file, checked
 
 
-def _keep_footer(footer: bytes, parsed: pq.FileMetaData) -> None:
-    if footer:
-        _footers[footer] = parsed
-    if len(_footers) > _MOST_FOOTERS:
+def _parse_known(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaData, Digests | None]:
+    """As parse_end, which is not called for an end that was parsed lately; so it says nothing of the pages' digests."""
+    found = _ends.get(end) or parse_end(source, end, where)
+    if len(end) <= _LARGEST_END:
+        _ends[end] = found
+    if len(_ends) > _MOST_ENDS:
         with suppress(KeyError):  # another thread may be quicker
-            _footers.popitem(last=False)
+            _ends.popitem(last=False)
+    return found
+
+
+def decode(data: bytes, where: str) -> pa.Table:
+    """All of a small file, of any table. Raises SchemaError, naming `where`, for one that is broken."""
+    try:
+        with open_checked(io.BytesIO(data), where) as (file, checked):
+            table = file.read(use_threads=False)
+            if checked:
+                checked.check_rest()
+    except SchemaError:
+        raise
+    except _UNREADABLE as error:
+        raise SchemaError(
+            f"{where}: no Parquet file, or a broken one, of {len(data)} bytes ({in_a_line(error)})"
+        ) from error
+    check_text(table, where)
+    return table
+
+
+def check_text(rows: pa.Table | pa.RecordBatch, where: str) -> None:
+    """Raises SchemaError for a column whose text is not UTF-8, which Arrow itself does not look at."""
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if not _holds_text(column.type):
+            continue
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as error:
+            what = "text that is no UTF-8" if "UTF8" in str(error) else f"a broken {column.type}"
+            raise SchemaError(f"{where}: column {name!r} holds {what} ({in_a_line(error)})") from error
+
+
+def _holds_text(type_: pa.DataType) -> bool:
+    """Whether there is text in it, however deep. Not cached: to hash a type of Arrow takes longer."""
+    if type_.id == _DICTIONARY:
+        return _holds_text(type_.value_type)
+    return type_.id in _TEXTS or any(_holds_text(type_.field(place).type) for place in range(type_.num_fields))
 
 
 def _check_schema(file: pq.ParquetFile, where: str) -> None:
@@ -138,6 +184,7 @@ def read_row_groups(
     Nulls for what a file of an older schema lacks. Raises SchemaError, naming `where`, for a null that is not allowed.
     """
     table = _read(file, list(row_groups), list(columns))
+    check_text(table, where)
     wanted = pa.schema([(schema or arrow_schema("rollouts")).field(column) for column in columns])
     found = dict(zip(table.column_names, table.columns, strict=True))
     return pa.Table.from_arrays(

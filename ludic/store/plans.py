@@ -5,17 +5,18 @@ it, so no source is planned twice. What is stored decides: a plan that can't be 
 outputs, and its number stays taken. Plans are never deleted, so that no compacted file's name is used again.
 """
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ludic.store.files import COMPACTED, RolloutFile, Source
+from ludic.store.files import COMPACTED, RolloutFile, Source, parse_source
+from ludic.store.json_files import decode_json, encode_json
+from ludic.store.names import NUMBER
 from ludic.store.root import Root
 
 FOLDER = "compactions"
 
-_NAME = re.compile(r"compactions/(.+)/(\d+)\.json")
+_NAME = re.compile(rf"compactions/(.+)/{NUMBER}\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ def put_plan(root: Root, partition: str, number: int, sources: Sequence[Sequence
         {"name": f"{partition}/{COMPACTED}{number}-{place}.parquet", "sources": list(map(list, of_output))}
         for place, of_output in enumerate(sources)
     ]
-    root.put_if_absent(_plan_name(partition, number), json.dumps({"outputs": outputs}).encode())
+    root.put_if_absent(_plan_name(partition, number), encode_json({"outputs": outputs}, indent=None))
 
 
 def read_partition_plans(root: Root, partition: str) -> list[Plan]:
@@ -86,14 +87,14 @@ def _read_plan(root: Root, partition: str, number: int) -> Plan | None:
     except FileNotFoundError:
         return None
     try:
-        outputs = tuple(_parse_output(output) for output in json.loads(data)["outputs"])
+        outputs = tuple(_parse_output(output, partition) for output in decode_json(data)["outputs"])
     except (ValueError, KeyError, TypeError):
         outputs = ()
     return Plan(partition, number, outputs)
 
 
-def _parse_output(output: dict) -> Output:
+def _parse_output(output: dict, partition: str) -> Output:
     file = RolloutFile.parse(output["name"])
-    if file is None:
+    if file is None or not file.is_compacted or file.partition != partition:
         raise ValueError(output["name"])
-    return Output(file, tuple(Source(str(worker_id), int(sequence)) for worker_id, sequence in output["sources"]))
+    return Output(file, tuple(parse_source(worker_id, sequence) for worker_id, sequence in output["sources"]))

@@ -1,11 +1,11 @@
 """policies/: weights that the trainer publishes and the workers pick up.
 
 policies/version=V/policy.json claims a version, put if absent: no version is ever used twice.
-The Hugging Face folder follows beside it, its config.json last, and then policies/LATEST, which names
-the newest version, is replaced. So a version with a config.json is complete, and so is what LATEST names.
+The Hugging Face folder follows beside it, with digests.json of its files, its config.json last, and then
+policies/LATEST, which names the newest version, is replaced. So a version with a config.json is complete, and so is
+what LATEST names.
 """
 
-import json
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -14,6 +14,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ludic.errors import SchemaError
+from ludic.store.json_files import Count, decode_record, encode_json
+from ludic.store.manifest import check_copy, check_folder, write_manifest
+from ludic.store.names import parse_numbers
 from ludic.store.root import Root
 
 LATEST = "policies/LATEST"
@@ -23,7 +26,7 @@ LATEST = "policies/LATEST"
 class Policy:
     """Where a version's weights came from."""
 
-    version: int
+    version: Count
     step: int
     """Gradient steps behind these weights."""
     attempt_id: int
@@ -35,8 +38,8 @@ class Policy:
 class LatestPolicy:
     """What policies/LATEST says: the version to sample with, and how much of it."""
 
-    version: int
-    groups_per_worker: int
+    version: Count
+    groups_per_worker: Count
     """Groups that each worker may sample with this version. The trainer raises it when that was
     not enough, because filters dropped much or a worker died; so no run can starve."""
 
@@ -48,29 +51,38 @@ def policy_folder(version: int) -> str:
 def latest_policy(root: Root) -> LatestPolicy | None:
     """None before the first publication. Raises SchemaError for a file that is no such pointer."""
     try:
-        return LatestPolicy(**json.loads(root.read(LATEST)))
+        return decode_record(root.read(LATEST), LatestPolicy)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise SchemaError(
             f"{root.url}/{LATEST} does not name a policy: {error}; the next publication mends it"
         ) from error
+
+
+def newest_version(root: Root) -> int | None:
+    """As LATEST says; where it can't be read, the newest version that was claimed. None before the first."""
+    try:
+        latest = latest_policy(root)
+    except SchemaError:
+        return max(policy_versions(root), default=None)
+    return latest.version if latest else None
 
 
 def read_policy(root: Root, version: int) -> Policy | None:
     """Where a version came from; None for one that nobody claimed. Raises SchemaError for what is no policy.json."""
     name = f"{policy_folder(version)}/policy.json"
     try:
-        return Policy(**json.loads(root.read(name)))
+        return decode_record(root.read(name), Policy)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except ValueError as error:
         raise SchemaError(f"{root.url}/{name} is no policy.json that ludic can read: {error}") from error
 
 
 def point_latest(root: Root, latest: LatestPolicy) -> None:
     """Replace LATEST; only the trainer that owns the root does."""
-    root.put(LATEST, (json.dumps(asdict(latest)) + "\n").encode())
+    root.put(LATEST, encode_json(asdict(latest)))
 
 
 def publish_policy(
@@ -90,14 +102,15 @@ def publish_policy(
     version = _claim(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
     with root.scratch_folder() as folder:
         save(folder)
+        write_manifest(folder)
         root.upload(folder, policy_folder(version), last="config.json")
     point_latest(root, LatestPolicy(version=version, groups_per_worker=groups_per_worker(version)))
     return version
 
 
 def _claim(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
-    latest = latest_policy(root)
-    version = latest.version + 1 if latest else 0
+    newest = newest_version(root)
+    version = 0 if newest is None else newest + 1
     while True:
         policy = Policy(
             version=version,
@@ -106,9 +119,7 @@ def _claim(root: Root, *, step: int, attempt_id: int, parent_version: int | None
             parent_version=parent_version,
             created_at=datetime.now(UTC).isoformat(),
         )
-        if root.put_if_absent(
-            f"{policy_folder(version)}/policy.json", (json.dumps(asdict(policy), indent=2) + "\n").encode()
-        ):
+        if root.put_if_absent(f"{policy_folder(version)}/policy.json", encode_json(asdict(policy))):
             return version
         version += 1
 
@@ -116,12 +127,14 @@ def _claim(root: Root, *, step: int, attempt_id: int, parent_version: int | None
 def fetch_policy(root: Root, version: int, cache: Path) -> str:
     """A local folder with a version's weights: the root's own where it is local, else a copy below `cache`.
 
-    Raises FileNotFoundError for a version that was never complete or is deleted.
+    Raises FileNotFoundError for a version that was never complete or is deleted, SchemaError for one whose files are
+    not as they were published.
     """
     name = policy_folder(version)
     if not root.exists(f"{name}/config.json"):
         raise FileNotFoundError(f"{root.url}/{name} holds no weights")
     if root.is_local:
+        check_folder(root, name)
         return root.at(name)
     folder = cache / f"version={version}"
     if not folder.exists():
@@ -136,6 +149,7 @@ def _copy(root: Root, name: str, folder: Path) -> None:
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
         root.download(name, partial)
+        check_copy(partial, f"{root.url}/{name}")
         partial.rename(folder)
     except OSError:
         if not folder.exists():  # else another process was faster
@@ -153,15 +167,13 @@ def _forget_older(cache: Path, version: int) -> None:
 
 def policy_versions(root: Root) -> list[int]:
     """Versions claimed, in order; the newest may not be complete."""
-    names = [folder.rpartition("version=")[2] for folder in root.folders("policies")]
-    return sorted(int(name) for name in names if name.isdigit())
+    return parse_numbers([folder.rpartition("version=")[2] for folder in root.folders("policies")])
 
 
 def stored_versions(root: Root) -> list[int]:
     """Versions whose weights are there, in order; one listing."""
     names = [name.split("/") for name in root.list("policies")]
-    stored = [parts[1].removeprefix("version=") for parts in names if parts[2:] == ["config.json"]]
-    return sorted(int(version) for version in stored if version.isdigit())
+    return parse_numbers([parts[1].removeprefix("version=") for parts in names if parts[2:] == ["config.json"]])
 
 
 def prune_policies(root: Root, keep: int, latest_version: int) -> None:

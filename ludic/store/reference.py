@@ -6,7 +6,6 @@ computed again. Raises StoreError where the filesystem fails.
 """
 
 import hashlib
-import io
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import arrow_schema, check_schema
+from ludic.store.encoding import encode_plain
+from ludic.store.parquet import check_text, open_checked
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
@@ -47,10 +47,8 @@ def write_reference(root: Root, model: str, rows: pa.Table) -> pa.Table:
         return _index(rows, "")
     rows = rows.sort_by([(name, "ascending") for name in _INDEX_COLUMNS])
     name = f"{_folder(model)}/{_digest(rows)}.parquet"
-    sink = io.BytesIO()
-    pq.write_table(rows, sink, compression="zstd", compression_level=1, row_group_size=_ROW_GROUP_ROWS)
     # What is there already is of the same rows in the same order, be it of other last digits.
-    root.put_if_absent(name, sink.getvalue())
+    root.put_if_absent(name, encode_plain(rows, row_group_size=_ROW_GROUP_ROWS))
     return _index(rows, name)
 
 
@@ -67,12 +65,12 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
     Raises FileNotFoundError or SchemaError for a file that was deleted or damaged since it was indexed.
     """
     try:
-        with root.open_file(name) as source, pq.ParquetFile(source) as file:
+        with root.open_file(name) as source, open_checked(source, f"{root.url}/{name}", pre_buffer=True) as (file, _):
             ends = np.cumsum([file.metadata.row_group(place).num_rows for place in range(file.num_row_groups)])
             groups = np.searchsorted(ends, rows, side="right")
             places = np.unique(groups)
             table = file.read_row_groups(places.tolist(), ["reference_logprobs"])
-    except (FileNotFoundError, StoreError):
+    except (FileNotFoundError, StoreError, SchemaError):
         raise
     except _UNREADABLE as error:
         raise SchemaError(f"{root.url}/{name}: can't be read any more: {error}; delete it, it is a cache") from error
@@ -95,9 +93,11 @@ def _digest(rows: pa.Table) -> str:
 
 def _read_index(root: Root, name: str) -> pa.Table:
     try:
-        with root.open_file(name) as source, pq.ParquetFile(source) as file:
+        with root.open_file(name) as source, open_checked(source, f"{root.url}/{name}", pre_buffer=True) as (file, _):
             check_schema(file.schema_arrow, "reference", f"{root.url}/{name}")
-            return _index(file.read(columns=_INDEX_COLUMNS), name)
+            rows = file.read(columns=_INDEX_COLUMNS)
+            check_text(rows, f"{root.url}/{name}")
+            return _index(rows, name)
     except StoreError:
         raise
     except _UNREADABLE as error:

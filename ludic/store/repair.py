@@ -5,7 +5,6 @@ move that was cut short is finished by setting the same file aside again. Nothin
 `ludic stats` looks into set_aside/. Raises StoreError when the filesystem fails.
 """
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -14,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ludic.store.filesystem import SCRATCH
+from ludic.store.json_files import decode_record, encode_json
 from ludic.store.root import Root
 
 SET_ASIDE = "set_aside"
@@ -45,7 +45,7 @@ def set_aside(root: Root, name: str, reason: str) -> str:
         # Not before the file is known to be there: a note alone would tell of a file that never was.
         if root.exists(name):
             note = SetAside(name=name, reason=reason, found_at=datetime.now(UTC).isoformat())
-            root.put(f"{target}{_NOTE}", (json.dumps(asdict(note), indent=2) + "\n").encode())
+            root.put(f"{target}{_NOTE}", encode_json(asdict(note)))
         _move(root, name, target)
     except FileNotFoundError:  # moved before, or by another process at the same time
         if not root.exists(target):
@@ -70,7 +70,7 @@ def list_set_aside(root: Root) -> list[SetAside]:
 
 def _read_note(root: Root, name: str) -> SetAside:
     try:
-        return SetAside(**json.loads(root.read(f"{SET_ASIDE}/{name}{_NOTE}")))
+        return decode_record(root.read(f"{SET_ASIDE}/{name}{_NOTE}"), SetAside)
     except (FileNotFoundError, ValueError, TypeError):
         return SetAside(name=name, reason="", found_at="")
 

@@ -7,7 +7,6 @@ policies/ and checkpoints/ are the trainer's to prune (keep_policies, keep_check
 metrics stay.
 """
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +21,8 @@ import pyarrow.compute as pc
 from ludic.errors import SchemaError
 from ludic.store.cursor import Cursor, Intervals
 from ludic.store.files import Folder, RolloutFile, Source, slot_of
+from ludic.store.json_files import decode_record, encode_json
+from ludic.store.names import NUMBER
 from ludic.store.parquet import read_columns
 from ludic.store.root import Root
 from ludic.store.sources import read_sources
@@ -29,7 +30,7 @@ from ludic.store.track import Track, untracked
 
 FOLDER = "expired"
 
-_NAME = re.compile(r"expired/(\d+)\.json")
+_NAME = re.compile(rf"expired/{NUMBER}\.json")
 _CONCURRENT_REQUESTS = 8
 
 Spans = Mapping[str, Sequence[tuple[int, int]]]
@@ -158,16 +159,14 @@ def read_tombstones(root: Root) -> list[Tombstone]:
 
 def _parse_tombstone(data: bytes) -> Tombstone | None:
     try:
-        values = json.loads(data)
-        partitions = tuple(ExpiredPartition(**partition) for partition in values.pop("partitions"))
-        return Tombstone(**values, partitions=partitions)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        return decode_record(data, Tombstone)
+    except ValueError:
         return None
 
 
 def _put_tombstone(root: Root, tombstone: Tombstone) -> None:
     """Under the next number; it is there to be read when this returns."""
-    data = json.dumps(asdict(tombstone)).encode()
+    data = encode_json(asdict(tombstone), indent=None)
     number = len(root.list(FOLDER))
     while not (root.put_if_absent(name := f"{FOLDER}/{number}.json", data) and root.read(name) == data):
         number += 1

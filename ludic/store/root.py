@@ -15,8 +15,9 @@ from typing import BinaryIO
 
 import fsspec
 
-from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.errors import ConfigError, MissingRootError
 from ludic.records import new_id
+from ludic.store.code import begin_code, copy_code, own_files
 from ludic.store.filesystem import Storage
 from ludic.store.local import Content
 from ludic.store.run import RunConfig, from_json, to_json
@@ -60,17 +61,24 @@ class Root:
         return cls(storage.url, storage.fs, storage.path, run_id, run)
 
     @classmethod
-    def create(cls, url: str, run: RunConfig, *, fs: fsspec.AbstractFileSystem | None = None) -> "Root":
+    def create(
+        cls, url: str, run: RunConfig, *, like: "Root | None" = None, fs: fsspec.AbstractFileSystem | None = None
+    ) -> "Root":
         """Start a run, or open it when the same settings started it before.
 
-        Raises ConfigError naming each setting that differs from the run that is there.
+        The users' files that `run` names are copied into a new root, and whoever creates it consents to run them;
+        like: they are copied from that run, which gave the settings, and consent stays to be given.
+        Raises ConfigError naming each setting that differs from the run that is there, or a file that is missing.
         """
         storage = Storage.at(url, fs)
         run_id = new_id()
         data = to_json(run, run_id)
+        files = {} if like or storage.exists(RUN_FILE) else own_files(run)
         if storage.put_if_absent(RUN_FILE, data):
             storage.prove_put_if_absent(RUN_FILE, data)
-            return cls(storage.url, storage.fs, storage.path, run_id, run)
+            root = cls(storage.url, storage.fs, storage.path, run_id, run)
+            begin_code(root, files) if like is None else copy_code(like, root)
+            return root
         root = cls.open(url, writable=True, fs=fs)
         differing = run.differences(root.run)
         if differing:
@@ -166,12 +174,4 @@ class Root:
         Raises StoreError for a name that leads out of the folder, before anything is copied.
         """
         names = {file: PurePosixPath(file).relative_to(name) for file in self.list(name)}
-        for file, relative in names.items():
-            if ".." in relative.parts:
-                raise StoreError(f"{self.url}/{file} leads out of {name}, which is not copied; delete that file")
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        for file, relative in names.items():
-            if relative.name not in leave_out:
-                target = Path(folder, relative)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._storage.copy_out(file, target)
+        self._storage.download({file: path for file, path in names.items() if path.name not in leave_out}, Path(folder))

@@ -1,12 +1,18 @@
 """run.json: what workers and trainers of one run must agree on. Put once, never changed."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from ludic.bounds import check_numbers
 from ludic.errors import ConfigError
 from ludic.schema import SCHEMA_VERSION, check_extra_columns
+from ludic.store.json_files import decode_json, encode_json
+
+# It becomes part of paths on this machine: the cache of scalars, logs, TensorBoard's folder.
+_RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,19 +42,17 @@ class RunConfig:
     """Most tokens in one completion."""
     accept_incomplete: bool = False
     """Hand a completion that hit max_tokens to the environment all the same; else it is refused as a parse failure."""
+    float32_head: bool = False
+    """Make logits in float32 where the model computes in bfloat16, alike in workers and trainer (MiniMax-M1)."""
     seed: int = 0
     extra_columns: Mapping[str, str] = field(default_factory=dict)
     """The run's own columns of rollouts, type by name, for example {"x_judge": "string"}; Score.extra fills them."""
 
     def __post_init__(self) -> None:
-        for name in ("group_size", "groups_per_batch", "steps_per_version", "num_workers", "max_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}, wanted at least 1")
-        if self.batches_ahead < 0:
-            raise ConfigError(f"batches_ahead is {self.batches_ahead}, wanted at least 0")
+        check_numbers(self)
         if not self.env:
             raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")
-        if not 0 < self.temperature < float("inf"):
+        if self.temperature == 0:
             raise ConfigError(f"temperature is {self.temperature}; training needs a number above 0")
         check_extra_columns(self.extra_columns)
 
@@ -67,10 +71,11 @@ class RunConfig:
 def to_json(config: RunConfig, run_id: str) -> bytes:
     """Content of run.json. Raises ConfigError for options that JSON can't hold."""
     values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, **asdict(config)}
-    if not config.extra_columns:
-        del values["extra_columns"]  # ludic of schema 1.0, which does not know it, opens the run then
+    for name in ("extra_columns", "float32_head"):
+        if not values[name]:
+            del values[name]  # a ludic that does not know it opens the run then
     try:
-        return (json.dumps(values, indent=2, allow_nan=False) + "\n").encode()
+        return encode_json(values, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"env_options can't be written to run.json: {error}; wanted what JSON can hold") from error
 
@@ -81,8 +86,10 @@ def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
     Raises ConfigError, naming `where`, for what is no run.json of this major version.
     """
     try:
-        values = json.loads(data)
+        values = decode_json(data)
         run_id, version = values.pop("run_id"), values.pop("schema_version")
+        if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
+            raise ConfigError(f"{where}: run_id is {run_id!r}, wanted at most 64 letters, digits and hyphens")
         (major, minor), (own_major, own_minor) = (map(int, text.split(".")) for text in (version, SCHEMA_VERSION))
         if major != own_major:
             raise ConfigError(f"{where} has schema {version}, this ludic reads {SCHEMA_VERSION}; upgrade ludic")

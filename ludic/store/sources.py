@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pyarrow.parquet as pq
 
 from ludic.errors import SchemaError
-from ludic.store.files import RolloutFile, Source
+from ludic.store.files import RolloutFile, Source, parse_source
 from ludic.store.parquet import open_parquet
 from ludic.store.root import Root
 
@@ -28,7 +28,7 @@ def sources_of(parquet: pq.ParquetFile, file: RolloutFile) -> list[Source]:
         return [file.source]
     try:
         pairs = json.loads((parquet.metadata.metadata or {})[SOURCES_KEY])
-        return [Source(str(worker_id), int(sequence)) for worker_id, sequence in pairs]
+        return [parse_source(worker_id, sequence) for worker_id, sequence in pairs]
     except (KeyError, ValueError, TypeError) as error:
         raise SchemaError(f"{file.name} does not name its sources in its footer; no compaction wrote it") from error
 

@@ -5,15 +5,16 @@ Writes checkpoints/attempt=A/step=S/:
                                        adapter_model.safetensors, whose base is the run's model
     optimizer.safetensors              moments of each parameter; settings come from the config of whoever resumes
     random.safetensors                 generator states of each rank
+    digests.json                       digests of these files
     checkpoint.json                    CheckpointInfo; put last, and what makes the others count
 
 Copying the state (`take_snapshot`) is the trainer's, writing it (`write_checkpoint`) any thread's.
 A checkpoint that doesn't fit the model raises ModelError naming the tensor, before anything is changed.
 """
 
-import json
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -35,10 +36,14 @@ from transformers import PreTrainedModel
 from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.store.attempts import Attempt, check_not_fenced, outdated
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
+from ludic.store.json_files import decode_json, decode_record, encode_json
+from ludic.store.manifest import check_copy, check_folder, write_manifest
 from ludic.store.root import Root
 from ludic.training.distributed import from_main, num_ranks, rank, run_on_main
 from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
 from ludic.training.model import full_state_dict, load_model, save_weights
+
+logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 1
 
@@ -67,14 +72,14 @@ class CheckpointInfo:
         return checkpoint_folder((self.attempt_id, self.step))
 
     def to_json(self) -> bytes:
-        return (json.dumps(asdict(self), indent=2) + "\n").encode()
+        return encode_json(asdict(self))
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
         """Raises SchemaError naming `where` for anything that is not a checkpoint.json of this version."""
         try:
-            info = cls(**json.loads(data))
-        except (ValueError, TypeError) as error:
+            info = decode_record(data, cls)
+        except ValueError as error:
             raise SchemaError(f"{where} is not a checkpoint.json that ludic can read: {error}") from error
         if info.format_version != FORMAT_VERSION:
             raise SchemaError(
@@ -134,6 +139,7 @@ def write_checkpoint(root: Root, snapshot: Snapshot, *, max_shard_size: str = "5
         save_weights(snapshot.model, snapshot.weights, folder, max_shard_size=max_shard_size)
         safetensors.torch.save_file(dict(snapshot.moments), folder / "optimizer.safetensors")
         safetensors.torch.save_file(dict(snapshot.random_states), folder / "random.safetensors")
+        write_manifest(folder)
         if root.is_local:
             _sync(folder)
         root.upload(folder, info.name)
@@ -141,13 +147,43 @@ def write_checkpoint(root: Root, snapshot: Snapshot, *, max_shard_size: str = "5
         raise NameTakenError(f"{root.url}/{info.name} is there with other content; another trainer has this attempt")
 
 
-def checkpoint_to_resume(root: Root, attempt: Attempt | None) -> CheckpointInfo | None:
-    """The newest complete checkpoint on the chain of parents from an attempt; None to start anew."""
+def last_checkpoint(
+    root: Root, attempt: Attempt | None, is_sound: Callable[[CheckpointInfo], bool] = lambda info: True
+) -> CheckpointInfo | None:
+    """The newest complete checkpoint on the chain of parents from an attempt; None where it stands on none.
+
+    is_sound: False passes one over. By default no file is read but the marker.
+    """
     if attempt is None:
         return None
     found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
-    place = place_to_resume(root, attempt.attempt_id, found)
-    return found[place] if place else None
+    while (place := place_to_resume(root, attempt.attempt_id, found)) is not None:
+        if is_sound(found[place]):
+            return found[place]
+        del found[place]
+    return None
+
+
+def checkpoint_to_resume(
+    root: Root, attempt: Attempt | None, *, known: CheckpointInfo | None = None
+) -> CheckpointInfo | None:
+    """The last checkpoint whose files match their digests; None to start anew.
+
+    One that does not match is passed over with a warning. All of the chosen one is read, unless it is `known`, the
+    answer of an earlier call.
+    """
+    return last_checkpoint(root, attempt, lambda info: info == known or _is_sound(root, info))
+
+
+def _is_sound(root: Root, info: CheckpointInfo) -> bool:
+    try:
+        check_folder(root, info.name)
+    except FileNotFoundError:  # another trainer has pruned it meanwhile
+        return False
+    except SchemaError as error:
+        logger.warning("%s; the checkpoint is passed over", error)
+        return False
+    return True
 
 
 def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
@@ -169,6 +205,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
         where = f"{root.url}/{info.name}"
         with root.scratch_folder() as folder:
             root.download(info.name, folder)
+            check_copy(folder, where)
             weights.update(_read_weights(folder, model, where))
             moments.update(_read_tensors(folder / "optimizer.safetensors", where))
             _check_fit(_shapes(weights), wanted_weights, f"{where}/{weights_file}")
@@ -193,7 +230,7 @@ def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
     """None for one that was deleted meanwhile, and for one that a copying tool left half-written."""
     try:
         data = root.read(name)
-        json.loads(data)
+        decode_json(data)
     except (FileNotFoundError, ValueError):
         return None
     return CheckpointInfo.from_json(data, f"{root.url}/{name}")
@@ -276,7 +313,10 @@ def _read_weights(folder: Path, model: PreTrainedModel, where: str) -> dict[str,
         raise ModelError(f"{where} holds {found}, lora_rank wants {wanted}; train on with the lora_rank it began with")
     if holds_adapter:
         return load_adapter(model, folder, where)
-    return load_model(str(folder), dtype=model.dtype, strict=True).state_dict()
+    try:
+        return load_model(str(folder), dtype=model.dtype, strict=True).state_dict()
+    except ModelError as error:
+        raise ModelError(str(error).replace(str(folder), where)) from error
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

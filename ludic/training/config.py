@@ -4,58 +4,18 @@ Imports no torch, so that the command line answers `--help` at once.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal
 
+from ludic.bounds import check_numbers
 from ludic.errors import ConfigError
 from ludic.store.lease import LEASE_S
+from ludic.training.objective_settings import Objective, check_objective
 
-Objective = Literal["reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "sft", "dpo"]
-"""Names of functions in ludic.training.losses."""
-
-_AT_LEAST_ONE = (
-    "constant_tokens",
-    "num_steps",
-    "max_uses",
-    "epochs",
-    "micro_token_budget",
-    "logprob_chunk_tokens",
-    "lora_rank",
-    "lora_alpha",
-    "max_seq_len",
-    "checkpoint_every",
-    "keep_checkpoints",
-    "keep_checkpoints_every",
-    "keep_policies",
-)
-_AT_LEAST_ZERO = ("warmup_steps", "weight_decay", "max_off_policy_steps")
-_ABOVE_ZERO = (
-    "learning_rate",
-    "max_grad_norm",
-    "max_age_s",
-    "stall_limit_s",
-    "lease_s",
-    "clip_low",
-    "clip_high",
-    "truncate_ratio",
-    "sapo_tau_positive",
-    "sapo_tau_negative",
-    "dpo_beta",
-    "entropy_weight",
-    "kl_weight",
-)
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
 """Those that choose to train on what is stored."""
 _SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
-# The settings that only some objectives look at; None is off.
-_ONLY_OF: Mapping[str, tuple[Objective, ...]] = {
-    "clip_low": ("ppo_clip", "cispo", "gspo", "gmpo"),
-    "clip_high": ("ppo_clip", "cispo", "gspo", "gmpo"),
-    "dual_clip": ("ppo_clip", "gspo"),
-    "truncate_ratio": ("reinforce",),
-    "mask_ratio": ("reinforce",),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,27 +65,45 @@ class TrainConfig:
     truncate_ratio: float | None = None
     """Truncated importance sampling: the largest importance weight (reinforce)."""
     mask_ratio: tuple[float, float] | None = None
-    """Masked importance sampling: weights outside of these two bounds become 0 (reinforce)."""
+    """Leave out tokens whose importance ratio is outside of these two bounds (IcePop); not for sft and pairs."""
+    mask_sequence_ratio: tuple[float, float] | None = None
+    """Leave out sequences whose geometric mean of ratios is outside of these two bounds; not for sft and pairs."""
+    mask_sequence_kl: float | None = None
+    """Leave out sequences of a negative advantage whose mean log(sampler / trainer) is above this (DeepSeek-V3.2)."""
+    log_ratio_weight: float | None = None
+    """Weight of the squared log ratio, added to the loss: holds the policy to the sampler; not for sft and pairs."""
     ratio_level: Literal["token", "sequence"] = "token"
-    """Whether reinforce weighs a token by its own ratio, or by that of its whole sequence."""
+    """Weigh a token by its own ratio, or by that of its whole sequence (reinforce)."""
     sapo_tau_positive: float = 1.0
-    """How fast sapo's gate falls where the advantage is positive."""
+    """Temperature of the SAPO gate for positive advantages (sapo)."""
     sapo_tau_negative: float = 1.05
-    """And where it is not."""
+    """Temperature of the SAPO gate for the other advantages (sapo)."""
+    dppo_low: float = 0.2
+    """Leave out tokens that a negative advantage made less probable by more than this (dppo)."""
+    dppo_high: float = 0.2
+    """Leave out tokens that a positive advantage made more probable by more than this (dppo)."""
+    vespo_k: tuple[float, float] = (2.0, 3.0)
+    """Power of the sequence's ratio, for positive and for negative advantages (vespo)."""
+    vespo_lambda: tuple[float, float] = (3.0, 2.0)
+    """Decay in the sequence's ratio, for positive and for negative advantages (vespo)."""
     dpo_beta: float = 0.1
-    """How strongly dpo holds on to the reference."""
+    """How strongly the policy is held to the reference (dpo, ipo)."""
+    orpo_weight: float = 0.1
+    """Weight of the odds ratio beside the likelihood of the chosen side (orpo)."""
+    whiten_advantages: bool = False
+    """Give advantages mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
     normalize_over: Literal["tokens", "sequences", "constant"] = "tokens"
     """The mean is over the batch's tokens (DAPO), over its sequences' means (GRPO), or over a constant (Dr. GRPO).
 
-    Over sequences, for dpo: over its pairs.
+    For pairs (dpo, ipo, orpo), sequences is over pairs.
     """
     constant_tokens: int | None = None
     """Tokens that stand for a sequence's length where normalize_over is constant; usually max_tokens."""
     entropy_weight: float | None = None
-    """Of the policy's entropy, subtracted from the loss."""
+    """Weight of the policy's entropy, subtracted from the loss; its mean is over what normalize_over says."""
     reference: str | None = None
-    """Folder or Hugging Face id of a model that reference_kl, and dpo, are measured against; with LoRA the run's own
-    is shared."""
+    """Folder or Hugging Face id of a model that reference_kl, dpo and ipo are measured against, or of a teacher; with
+    LoRA the run's own is shared."""
     reference_offload: bool = False
     """Keep the reference in the CPU's memory between uses, and bring it to the device layer by layer."""
     reference_cache: bool = False
@@ -133,9 +111,9 @@ class TrainConfig:
     kl_weight: float | None = None
     """Weight of reference_kl; None only measures it."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL that is weighed; see ludic.training.losses."""
-    kl_in: Literal["loss", "reward"] = "loss"
-    """Add the KL to the loss, or take it from each token's advantage."""
+    """Estimator of the KL that kl_weight multiplies; see ludic.training.losses."""
+    kl_in: Literal["loss", "reward", "return"] = "loss"
+    """Add the KL to the loss, or take it from each token's advantage: the token's own, or all from the token on."""
 
     learning_rate: float = 1e-6
     """Largest learning rate of AdamW."""
@@ -172,6 +150,9 @@ class TrainConfig:
     """Publish whole weights with the adapters merged, or adapters alone, for workers that see the run's model."""
     device: Literal["cpu", "cuda"] | None = None
     """Where to train; None takes CUDA when there is one."""
+    num_threads: int | None = None
+    """CPU threads of each rank; None keeps those of the attempt that is resumed or replayed, else OMP_NUM_THREADS or
+    all cores."""
 
     checkpoint_every: int | None = 20
     """Steps between two checkpoints; None writes one at the end only."""
@@ -189,13 +170,13 @@ class TrainConfig:
     """Give up when no rollouts arrive for so many seconds; None waits for ever."""
     lease_s: float = LEASE_S
     """Seconds without a sign of life after which another trainer may take over; thrice as many signs are given."""
+    keep_token_stats: bool = False
+    """Write the trainer's logprob, entropy, clipping and gradient weight of each token trained on to token_stats/."""
     log_to: Literal["none", "tensorboard", "wandb"] = "none"
     """Where metrics go besides the root."""
 
     def __post_init__(self) -> None:
-        self._check_range(_AT_LEAST_ONE, lambda value: value >= 1, "at least 1")
-        self._check_range(_AT_LEAST_ZERO, lambda value: 0 <= value < float("inf"), "at least 0")
-        self._check_range(_ABOVE_ZERO, lambda value: 0 < value < float("inf"), "a number above 0")
+        check_numbers(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas is {self.betas}, wanted two numbers from 0 to below 1")
         if self.warmup_steps >= self.num_steps:
@@ -203,9 +184,10 @@ class TrainConfig:
         self._check_stored()
         self._check_reference()
         self._check_lora()
-        self._check_loss()
-        if self.objective == "dpo":
-            self._check_dpo()
+        check_objective(
+            {field.name: getattr(self, field.name) for field in fields(self)},
+            {field.name: field.default for field in fields(self) if field.default is not MISSING},
+        )
         if not _SIZE.fullmatch(self.max_shard_size):
             raise ConfigError(f"max_shard_size is {self.max_shard_size!r}, wanted a size such as 500MB or 5GB")
         for name, param in self.sql_params.items():
@@ -236,40 +218,3 @@ class TrainConfig:
         if self.lora_rank is None and (self.lora_targets or self.publish_lora == "adapter"):
             name = "lora_targets" if self.lora_targets else "publish_lora"
             raise ConfigError(f"{name} is {getattr(self, name)} but there are no adapters; set lora_rank")
-
-    def _check_loss(self) -> None:
-        for name, objectives in _ONLY_OF.items():
-            if getattr(self, name) is not None and self.objective not in objectives:
-                raise ConfigError(
-                    f"{name} is {getattr(self, name)}, which {self.objective} does not look at; "
-                    f"leave it out, or set objective to {' or '.join(objectives)}"
-                )
-        if self.clip_low is not None and self.clip_low > 1:
-            raise ConfigError(f"clip_low is {self.clip_low}, wanted at most 1: a ratio is never below 0")
-        if self.dual_clip is not None and self.dual_clip <= 1:
-            raise ConfigError(f"dual_clip is {self.dual_clip}, wanted above 1")
-        if self.mask_ratio is not None and not 0 <= self.mask_ratio[0] < 1 < self.mask_ratio[1]:
-            raise ConfigError(f"mask_ratio is {self.mask_ratio}, wanted one bound from 0 to below 1 and one above 1")
-        if (self.normalize_over == "constant") != (self.constant_tokens is not None):
-            raise ConfigError(
-                f"normalize_over is {self.normalize_over} and constant_tokens is {self.constant_tokens}; "
-                "set constant_tokens with normalize_over constant, and only then"
-            )
-
-    def _check_dpo(self) -> None:
-        if self.reference is None:
-            raise ConfigError(
-                "objective is dpo but there is no reference; set reference to a model, such as the first one"
-            )
-        if self.normalize_over != "sequences":
-            raise ConfigError(
-                f"normalize_over is {self.normalize_over}, and dpo takes the mean over pairs; set it to sequences"
-            )
-        if self.kl_weight is not None and self.kl_in == "reward":
-            raise ConfigError("kl_in is reward, and dpo looks at no reward; set kl_in to loss")
-
-    def _check_range(self, names: tuple[str, ...], is_fine: Callable[[float], bool], wanted: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not is_fine(value):
-                raise ConfigError(f"{name} is {value}, wanted {wanted}")

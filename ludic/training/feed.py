@@ -12,11 +12,13 @@ from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.sql.planner import BatchRules, Planner, Shortage
 from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
 from ludic.training.config import TrainConfig
+from ludic.training.objective_settings import PAIRED
 from ludic.training.plans import Plan, PlanThread
 from ludic.training.publisher import Publisher
 
@@ -103,7 +105,9 @@ class PlanFeed:
         if rows is not None:
             self._planner.add(rows)
             self._num_ready_groups = self._planner.num_pending_groups
-            self._publisher.note_arrivals(rows)
+            new = rows.filter(pc.invert(rows["is_duplicate"]))
+            if new.num_rows:
+                self._publisher.note_arrivals(new)
         return rows is not None
 
     def _window(self, trainer_version: int) -> range | None:
@@ -113,6 +117,7 @@ class PlanFeed:
 
     def _commit(self, step: int, rows: pa.Table) -> Plan:
         write_ledger(self._root, self._attempt, step, rows)
+        self._reader.use(rows)
         self._reader.consume(self._planner.used_up(rows))
         num_pending_groups = self._planner.num_pending_groups
         self._num_ready_groups = num_pending_groups + self._root.run.groups_per_batch
@@ -160,7 +165,7 @@ def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> Ba
         params={**config.sql_params, **limits},
         seed=seed,
         baseline_over=config.baseline_over,
-        pairs=config.objective == "dpo",
+        pairs=config.objective in PAIRED,
         groups_per_batch=groups_per_batch,
         max_seq_len=config.max_seq_len,
     )

@@ -1,5 +1,8 @@
 """The model that a run trains, with its optimizer, and the reference that it is measured against. Collective."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -9,47 +12,93 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import ConfigError
+from ludic.paths import is_url
 from ludic.store import Root
 from ludic.training.config import TrainConfig
+from ludic.training.distributed import run_on_main
+from ludic.training.first_model import first_config, first_model, local_folder
 from ludic.training.lora import add_adapters
 from ludic.training.model import compute_dtype, load_sharded
 from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import CachedReference, Reference, base_reference, fingerprint, model_reference
 
 
-def load_trained(root: Root, config: TrainConfig, mesh: DeviceMesh) -> tuple[PreTrainedModel, Optimizer]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstModel:
+    """The model that a run began with, for all ranks."""
+
+    root: Root
+    given: str | None = None
+    """Another place of it than run.json says."""
+
+    @contextmanager
+    def weights(self) -> Iterator[str]:
+        """A folder that only rank 0 reads, with the first weights. Raises ModelError on every rank."""
+        with _on_main(partial(first_model, self.root, self.given)) as folder:
+            yield folder
+
+    @contextmanager
+    def config(self) -> Iterator[str]:
+        """A folder that only rank 0 reads, with the configuration alone."""
+        with _on_main(partial(first_config, self.root)) as folder:
+            yield folder
+
+    def is_named(self, source: str) -> bool:
+        """Whether a folder, an id or a URL is this model's."""
+        names = (self.root.run.model, self.given)
+        return source in names or any(_is_same_folder(source, name) for name in names if name is not None)
+
+
+@contextmanager
+def _on_main(find: Callable[[], AbstractContextManager[Path]]) -> Iterator[str]:
+    with ExitStack() as stack:
+        yield run_on_main(lambda: str(stack.enter_context(find())).encode()).decode()
+
+
+def load_trained(
+    first: FirstModel, config: TrainConfig, mesh: DeviceMesh, *, with_weights: bool = True
+) -> tuple[PreTrainedModel, Optimizer]:
+    """with_weights: without them a checkpoint's must be loaded next. Adapters always need those of their model."""
     # What does not train need not be more exact than what it computes in.
     dtype = None if config.lora_rank is None else compute_dtype(config)
-    model = load_sharded(
-        root.run.model,
-        mesh,
-        dtype=dtype or torch.float32,
-        prepare=partial(_prepare, root=root, config=config),
-        compute_dtype=compute_dtype(config),
-        activation_checkpointing=config.activation_checkpointing,
-        compile_layers=config.compile,
-    )
+    with_weights = with_weights or config.lora_rank is not None
+    with first.weights() if with_weights else first.config() as folder:
+        model = load_sharded(
+            folder,
+            mesh,
+            dtype=dtype or torch.float32,
+            prepare=partial(
+                _prepare, source=first.given or first.root.run.model, seed=first.root.run.seed, config=config
+            ),
+            with_weights=with_weights,
+            compute_dtype=compute_dtype(config),
+            activation_checkpointing=config.activation_checkpointing,
+            compile_layers=config.compile,
+            float32_head=first.root.run.float32_head,
+        )
     return model, build_optimizer(model, config)
 
 
-def _prepare(model: PreTrainedModel, root: Root, config: TrainConfig) -> None:
+def _prepare(model: PreTrainedModel, source: str, seed: int, config: TrainConfig) -> None:
     if config.lora_rank is not None:
         add_adapters(
             model,
-            source=root.run.model,
+            source=source,
             rank=config.lora_rank,
             alpha=config.lora_alpha,
             targets=config.lora_targets,
-            seed=root.run.seed,
+            seed=seed,
         )
 
 
-def load_reference(root: Root, config: TrainConfig, mesh: DeviceMesh, model: PreTrainedModel) -> Reference | None:
+def load_reference(
+    first: FirstModel, config: TrainConfig, mesh: DeviceMesh, model: PreTrainedModel
+) -> Reference | None:
     """model: the one that trains, which is the reference as well where adapters come off."""
     if config.reference is None:
         return None
     device, dtype = torch.device(mesh.device_type), compute_dtype(config)
-    if config.lora_rank is not None and _is_same_model(config.reference, root.run.model):
+    if config.lora_rank is not None and first.is_named(config.reference):
         if config.reference_offload:
             raise ConfigError(
                 "reference is the model that LoRA trains, which can't be off-loaded; leave it on the device"
@@ -57,15 +106,27 @@ def load_reference(root: Root, config: TrainConfig, mesh: DeviceMesh, model: Pre
         make_reference = base_reference
     else:
         weights, offload = dtype or torch.float32, config.reference_offload
-        model = load_sharded(config.reference, mesh, dtype=weights, compute_dtype=dtype, offload=offload)
+        named = partial(local_folder, config.reference)
+        with first.weights() if first.is_named(config.reference) else _on_main(named) as folder:
+            model = load_sharded(
+                folder,
+                mesh,
+                dtype=weights,
+                compute_dtype=dtype,
+                offload=offload,
+                float32_head=first.root.run.float32_head,
+            )
         make_reference = model_reference
     reference = make_reference(model, device, chunk_tokens=config.logprob_chunk_tokens)
     if not config.reference_cache:
         return reference
     sources = [Root.open(url) for url in (*config.sources, config.replay_batches) if url is not None]
-    return CachedReference(reference, root, fingerprint(model, dtype or torch.float32), device, sources)
+    name = fingerprint(model, dtype or torch.float32, float32_head=first.root.run.float32_head)
+    return CachedReference(reference, first.root, name, device, sources)
 
 
-def _is_same_model(one: str, other: str) -> bool:
+def _is_same_folder(one: str, other: str) -> bool:
+    if is_url(one) or is_url(other):
+        return False
     folders = [Path(source).expanduser() for source in (one, other)]
-    return one == other or (all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1]))
+    return all(folder.is_dir() for folder in folders) and folders[0].samefile(folders[1])

@@ -46,9 +46,12 @@ def token_logprobs(
     return run(batch, chunk_tokens, entropy_gradient)
 
 
-def register_token_logprobs(model: PreTrainedModel) -> None:
-    """Let FSDP2 gather the root's unit, to which the head belongs, for `token_logprobs` as it does for forward."""
-    setattr(model, _METHOD, MethodType(_token_logprobs, model))
+def register_token_logprobs(model: PreTrainedModel, *, float32_head: bool = False) -> None:
+    """Let FSDP2 gather the root's unit, to which the head belongs, for `token_logprobs` as it does for forward.
+
+    float32_head: make logits in float32, whatever the model computes in.
+    """
+    setattr(model, _METHOD, MethodType(partial(_token_logprobs, float32_head=float32_head), model))
     register_fsdp_forward_method(model, _METHOD)
 
 
@@ -74,7 +77,12 @@ def check_head(model: PreTrainedModel, source: str) -> None:
 
 
 def _token_logprobs(
-    model: PreTrainedModel, batch: MicroBatch, chunk_tokens: int, entropy_gradient: bool
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    chunk_tokens: int,
+    entropy_gradient: bool,
+    *,
+    float32_head: bool = False,
 ) -> tuple[Tensor, Tensor]:
     is_ours = model.config._attn_implementation == PACKED_ATTENTION
     output = model.get_decoder()(
@@ -85,10 +93,12 @@ def _token_logprobs(
         use_cache=False,
     )
     head = model.get_output_embeddings()
+    parts = output.last_hidden_state[0, batch.logit_positions], head.weight, head.bias
+    hidden, weight, bias = (part.float() if float32_head and part is not None else part for part in parts)
     return linear_logprobs(
-        output.last_hidden_state[0, batch.logit_positions],
-        head.weight,
-        head.bias,
+        hidden,
+        weight,
+        bias,
         batch.targets,
         batch.temperatures,
         softcap=_softcap(model),

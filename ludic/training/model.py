@@ -7,7 +7,6 @@ Models stay in eval mode, so that no dropout comes between the trainer's logprob
 """
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,33 +16,21 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ludic.errors import ModelError
+from ludic.errors import LudicError, ModelError, in_a_line
 from ludic.training.attention import PACKED_ATTENTION, keep_uncompiled
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import from_main, is_main, run_on_main
+from ludic.training.first_model import local_folder, tokenizer_files, write_files
 from ludic.training.logprobs import check_head, register_token_logprobs
 from ludic.training.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
-
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "chat_template*",
-    "additional_chat_templates/*",
-    "*.model",
-    "*.tiktoken",
-)
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -54,16 +41,14 @@ _PT_NAMES = ("pytorch_model.pt", "pytorch_model.pt.index.json")
 def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool = False) -> PreTrainedModel:
     """Load a causal language model into the CPU's memory, in eval mode, with attention that keeps sequences apart.
 
-    source: a folder with weights in model.safetensors, pytorch_model.bin or pytorch_model.pt, whole or in shards
-    with an index, or a Hugging Face id. Nothing is unpickled but tensors.
+    source: a folder or URL with weights in model.safetensors, pytorch_model.bin or pytorch_model.pt, whole or in
+    shards with an index, or a Hugging Face id. Nothing is unpickled but tensors.
     Raises ModelError when it can't be read, when a weight is missing or has another shape than config.json says,
     when a layer carries state across packed sequences, or when the head is of an unknown kind; if strict, also when
     there is a weight that the model has no use for.
     """
-    if source.startswith(("/", ".", "~")) and not Path(source).expanduser().is_dir():
-        raise ModelError(f"{source}: there is no such folder; give a folder with config.json and weights, or an id")
     try:
-        with _without_progress_bars(), _known_names(source) as folder:
+        with _without_progress_bars(), local_folder(source) as found, _known_names(found) as folder:
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
@@ -71,8 +56,11 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
                 output_loading_info=True,
                 device_map=None,
                 weights_only=True,
+                trust_remote_code=False,  # None, the default, asks on the terminal
                 ignore_mismatched_sizes=True,  # they are named below
             )
+    except LudicError:
+        raise
     except Exception as error:  # what a broken file raises depends on who parses it: OSError, SafetensorError, ...
         raise ModelError(f"{source}: not a model that transformers can load: {error}") from error
     _check_loaded(source, report, strict=strict)
@@ -108,12 +96,11 @@ def _check_loaded(source: str, report: Mapping[str, Any], *, strict: bool) -> No
 
 
 @contextmanager
-def _known_names(source: str) -> Iterator[str]:
+def _known_names(folder: Path) -> Iterator[str]:
     """A folder where the weights are called as transformers wants them; it knows .bin, and not .pt."""
-    folder = Path(source).expanduser()
     renamed = {name: name.replace(".pt", ".bin", 1) for name in _PT_NAMES if (folder / name).is_file()}
     if not renamed or any((folder / name).is_file() for name in _WEIGHT_NAMES):
-        yield source
+        yield str(folder)
         return
     with tempfile.TemporaryDirectory(prefix="ludic-weights-") as links:
         for file in folder.iterdir():
@@ -127,39 +114,58 @@ def load_sharded(
     *,
     dtype: torch.dtype = torch.float32,
     prepare: Callable[[PreTrainedModel], None] = lambda model: None,
+    with_weights: bool = True,
     **options: Any,
 ) -> PreTrainedModel:
     """`load_model`, `prepare` and `shard` for a model that may not fit into a rank; every rank must call it.
 
-    The whole model is in the CPU's memory of rank 0 alone, which sends each rank its shards, a tensor at a time; a
-    rank's device never holds more than its shards and one layer. dtype: of the shards. prepare: changes the whole model
-    in place, alike on every rank, such as by adding adapters. options: those of `shard`. Raises what `load_model` and
-    `prepare` do, on every rank.
+    Only rank 0 reads the source. The whole model is in its CPU's memory alone, and it sends each rank its shards, a
+    tensor at a time; a rank's device never holds more than its shards and one layer. dtype: of the shards. prepare:
+    changes the whole model in place, alike on every rank, such as by adding adapters. with_weights: without them the
+    source needs no more than config.json, and all weights are whatever their memory held, to be loaded next. options:
+    those of `shard`. Raises what `load_model` and `prepare` do, on every rank.
     """
     loaded: list[PreTrainedModel] = []
 
     def load() -> bytes:
-        loaded.append(load_model(source, dtype=dtype))
-        prepare(loaded[0])
-        return b""
+        model = load_model(source, dtype=dtype) if with_weights else _configured(source, dtype)
+        config = model.config.to_json_string(use_diff=False).encode()
+        prepare(model)
+        loaded.append(model)
+        return config
 
-    run_on_main(load)
+    config = run_on_main(load)
     if is_main():
         model = loaded.pop()
     else:
-        model = _without_weights(source, dtype)
+        model = _without_weights(_parse_config(config), dtype)
         prepare(model)
     # Sharding replaces the parameters; these are the whole ones.
-    weights = dict(model.state_dict()) if is_main() else {}
+    weights = dict(model.state_dict()) if is_main() and with_weights else {}
     shard(model, mesh, **options)
-    for name, tensor in model.state_dict().items():
+    for name, tensor in model.state_dict().items() if with_weights else ():
         tensor.copy_(from_main(weights.pop(name, None), like=tensor))
     return model
 
 
-def _without_weights(source: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of a folder or id with whatever its parameters' memory held: untouched, it takes none."""
-    config = AutoConfig.from_pretrained(source)
+def _configured(folder: str, dtype: torch.dtype) -> PreTrainedModel:
+    """The model of a folder's config.json and generation_config.json, without weights."""
+    try:
+        model = _without_weights(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype)
+        if Path(folder, "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    except Exception as error:  # as for a model, it depends on what is broken
+        raise ModelError(f"{folder}: not a configuration that transformers can use: {in_a_line(error)}") from error
+    return model
+
+
+def _parse_config(data: bytes) -> PreTrainedConfig:
+    values = json.loads(data)
+    return AutoConfig.for_model(values.pop("model_type"), **values)
+
+
+def _without_weights(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """A model with whatever its parameters' memory held: untouched, it takes none."""
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
     model.tie_weights()
@@ -174,6 +180,7 @@ def shard(
     activation_checkpointing: bool = False,
     compile_layers: bool = False,
     offload: bool = False,
+    float32_head: bool = False,
 ) -> None:
     """Shard the parameters over the mesh in place, one FSDP2 unit a decoder layer and one for the rest.
 
@@ -182,6 +189,7 @@ def shard(
     activation_checkpointing: keep a layer's input only, and compute the rest again in the backward pass.
     compile_layers: run each layer through torch.compile, save for its attention.
     offload: keep the shards in the CPU's memory, and bring one unit at a time to the mesh's device.
+    float32_head: make the logits of `token_logprobs` in float32, whatever the compute_dtype.
     """
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:
@@ -201,7 +209,7 @@ def shard(
         make_unit(layer)
     # Tied embeddings live in the root's unit together, so FSDP2 shards them as one parameter.
     make_unit(model)
-    register_token_logprobs(model)
+    register_token_logprobs(model, float32_head=float32_head)
 
 
 def compute_dtype(config: TrainConfig) -> torch.dtype | None:
@@ -267,21 +275,8 @@ def copy_tokenizer(source: str, folder: str | Path) -> None:
 
     Raises ModelError where there is neither such a folder nor such a model on the Hub.
     """
-    origin = Path(source).expanduser()
-    if not origin.is_dir():
-        try:
-            origin = Path(snapshot_download(source, allow_patterns=list(TOKENIZER_FILES)))
-        except (OSError, ValueError) as error:  # what the Hub's client raises derives from one of them
-            raise ModelError(
-                f"{source}: there is no such folder, seen from {Path.cwd()}, nor such a model on the Hub ({error}); "
-                "go where the path is right, or give the run's model as an absolute path"
-            ) from error
-    for pattern in TOKENIZER_FILES:
-        for file in origin.glob(pattern):
-            if file.is_file():
-                target = Path(folder) / file.relative_to(origin)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, target)
+    with local_folder(source, with_weights=False) as origin:
+        write_files(tokenizer_files(origin), Path(folder))
 
 
 def _set_config_dtype(path: Path, dtype: torch.dtype) -> None:

@@ -16,12 +16,15 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError
 from ludic.schema import rollouts_schema
-from ludic.sql.planner import ADDRESS, BatchRules, Planner
+from ludic.sql.code import describe_rules
+from ludic.sql.planner import ADDED, BatchRules, Planner
 from ludic.store import Cursor, RolloutReader, Root
+from ludic.store.code import CodeRecord
 from ludic.store.ledger import effective_steps, recall_groups
 from ludic.training.checkpoint import CheckpointInfo
+from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
-from ludic.training.feed import batch_rules
+from ludic.training.first_model import same_tokenizer
 from ludic.training.plans import Plan
 
 logger = logging.getLogger(__name__)
@@ -37,7 +40,7 @@ class StoredRollouts:
     sources: tuple[str, ...]
     extra_columns: Mapping[str, str]
     rows: pa.Table
-    """Scalars with ADDRESS and root, whole groups; a group that several roots hold is that of the first."""
+    """Scalars with ADDED and root, whole groups; a group that several roots hold is that of the first."""
     num_unreadable_files: int
 
     @classmethod
@@ -117,7 +120,7 @@ class OfflinePlans:
         sources = [Root.open(url) for url in config.sources] or [root]
         _warn_of_other_models(root, sources)
         self._root, self._epochs = root, config.epochs
-        self._rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
+        self._rules = own_rules(root, config)
         self._stored = StoredRollouts.read(sources, self._rules, own=root)
         self._num_groups = self._stored.count_groups(self._rules)
         self._choice = {"sources": list(self._stored.sources), "where": config.where}
@@ -128,6 +131,9 @@ class OfflinePlans:
             return None
         num_steps = math.ceil(self._epochs * self._num_groups / self._rules.groups_per_batch)
         return self._first_step(resumed) - 1 + num_steps
+
+    def code(self) -> list[CodeRecord]:
+        return describe_rules(self._rules)
 
     def resume(self, resumed: CheckpointInfo | None) -> None:
         first_step = self._first_step(resumed)
@@ -165,7 +171,7 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """What a reader delivered, with nulls for columns that its run does not have."""
     columns = {
         field.name: rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-        for field in (*schema, *ADDRESS)
+        for field in (*schema, *ADDED)
     }
     return pa.table(columns)
 
@@ -182,7 +188,7 @@ def _new_groups(rows: pa.Table, url: str | None, before: Sequence[pa.Table]) -> 
 
 def _warn_of_other_models(root: Root, sources: Sequence[Root]) -> None:
     for source in sources:
-        if source.run.model != root.run.model:
+        if not same_tokenizer(root, source):
             logger.warning(
                 "%s was sampled by %s, and %s trains %s: tokens mean the same only if both have one tokenizer",
                 *(source.url, source.run.model, root.url, root.run.model),

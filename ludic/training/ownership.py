@@ -7,20 +7,27 @@ trainer renews its lease, another that starts on the same root is refused (Owned
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
+from ludic.sql.code import describe_rules
 from ludic.sql.planner import Planner
 from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
 from ludic.store.attempts import newest_attempt, record_attempt
 from ludic.store.checkpoints import checkpoint_folder
+from ludic.store.code import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
+from ludic.store.requests import recall_requests
+from ludic.store.troubles import find_training_troubles, warn_of_rows
 from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume
+from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import run_on_main
-from ludic.training.feed import PlanFeed, batch_rules
+from ludic.training.feed import PlanFeed
+from ludic.training.first_model import first_tokenizer, remember_model
 from ludic.training.plans import Feed
 from ludic.training.publisher import Publisher
 from ludic.training.stored import StoredFeed, StoredPlans, open_stored
@@ -36,6 +43,16 @@ def agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
     return checkpoint_from_bytes(
         run_on_main(lambda: checkpoint_to_bytes(checkpoint_to_resume(root, newest_attempt(root)))), root
     )
+
+
+def agree_on_model(root: Root, given: str | None) -> None:
+    """Keep what the run's model is in the root. Raises ModelError, on every rank, where `given` is another model."""
+
+    def remember() -> bytes:
+        remember_model(root, given)
+        return b""
+
+    run_on_main(remember)
 
 
 def agree_on_stored(
@@ -86,6 +103,8 @@ class Main:
     feed: Feed
     publisher: Publisher
     write_metrics: Callable[[int, Mapping[str, Any]], None]
+    tokenizer: Mapping[str, bytes]
+    """Files by name, which every published version gets."""
 
 
 @contextmanager
@@ -94,45 +113,85 @@ def open_main(
     config: TrainConfig,
     stored: StoredPlans | None,
     predecessor: int,
+    found: CheckpointInfo | None,
+    numerics: Mapping[str, Any],
     stop: threading.Event,
     report: Report | None,
 ) -> Iterator[Main]:
-    """Take ownership of the root, and hold it; on rank 0. predecessor: the claim to follow."""
+    """Take ownership of the root, and hold it; on rank 0.
+
+    predecessor: the claim to follow. found: the answer of `agree_on_checkpoint`.
+    """
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
     with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
         # What can fail without the root comes before ownership is taken, so that it fences nobody.
-        plans = stored or _planner(root, config)
+        plans, code = (stored, stored.code()) if stored else _planner(root, config)
         _warn_of_bias(root.run)
-        lease, attempt, resumed = _take(root, config, predecessor)
+        tokenizer = first_tokenizer(root)
+        lease, attempt, resumed = _take(root, config, predecessor, found, numerics, code)
         publisher = Publisher(root, attempt, config.keep_policies)
-        if isinstance(plans, Planner):
-            plans.recall_uses(count_uses(root, (resumed.attempt_id, resumed.step) if resumed else None))
-            cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
-            feed: Feed = PlanFeed(root, attempt, config, plans, publisher, cursor, stop)
-        else:
-            plans.resume(resumed)
-            feed = StoredFeed(root, attempt, plans, stop)
-        log = MetricsLog(root, "train", str(attempt.attempt_id))
+        # From here on the lease is renewed: to recall what an old and large root has used may take longer than a lease.
+        with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest):
+            feed = _open_feed(root, config, plans, attempt, resumed, publisher, stop)
+            log = MetricsLog(root, "train", str(attempt.attempt_id))
+            warn = warn_of_rows(logger, partial(find_training_troubles, config=asdict(config)))
 
-        def write_metrics(step: int, row: Mapping[str, Any]) -> None:
-            log.write(attempt_id=attempt.attempt_id, step=step, **row)
-            sink(step, {name: value for name, value in row.items() if isinstance(value, int | float)})
-            if report is not None:
-                report(step, row)
+            def write_metrics(step: int, row: Mapping[str, Any]) -> None:
+                log.write(attempt_id=attempt.attempt_id, step=step, **row)
+                warn(row)
+                sink(step, {name: value for name, value in row.items() if isinstance(value, int | float)})
+                if report is not None:
+                    report(step, row)
 
-        with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest), contextlib.closing(log):
-            yield Main(attempt=attempt, resumed=resumed, feed=feed, publisher=publisher, write_metrics=write_metrics)
+            with contextlib.closing(log):
+                yield Main(
+                    attempt=attempt,
+                    resumed=resumed,
+                    feed=feed,
+                    publisher=publisher,
+                    write_metrics=write_metrics,
+                    tokenizer=tokenizer,
+                )
 
 
-def _planner(root: Root, config: TrainConfig) -> Planner:
-    return Planner(batch_rules(config, root.run.groups_per_batch, root.run.seed), root.run.extra_columns)
+def _open_feed(
+    root: Root,
+    config: TrainConfig,
+    plans: Planner | StoredPlans,
+    attempt: Attempt,
+    resumed: CheckpointInfo | None,
+    publisher: Publisher,
+    stop: threading.Event,
+) -> Feed:
+    """The source of plans, as it was at the checkpoint that training goes on from."""
+    if not isinstance(plans, Planner):
+        plans.resume(resumed)
+        return StoredFeed(root, attempt, plans, stop)
+    num_uses = count_uses(root, (resumed.attempt_id, resumed.step) if resumed else None)
+    plans.recall_uses(num_uses)
+    cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
+    if not cursor.knows_requests:
+        recall_requests(root, cursor, num_uses)
+    return PlanFeed(root, attempt, config, plans, publisher, cursor, stop)
 
 
-def _take(root: Root, config: TrainConfig, predecessor: int) -> tuple[Lease, Attempt, CheckpointInfo | None]:
+def _planner(root: Root, config: TrainConfig) -> tuple[Planner, list[CodeRecord]]:
+    rules = own_rules(root, config)
+    return Planner(rules, root.run.extra_columns), describe_rules(rules)
+
+
+def _take(
+    root: Root,
+    config: TrainConfig,
+    predecessor: int,
+    found: CheckpointInfo | None,
+    numerics: Mapping[str, Any],
+    code: Sequence[CodeRecord],
+) -> tuple[Lease, Attempt, CheckpointInfo | None]:
     """Claim the root, and only then choose the checkpoint to go on from; see ludic.store.attempts."""
     lease = claim(root, predecessor, lease_s=config.lease_s)
     previous = newest_attempt(root, before=lease.attempt_id)
-    resumed = checkpoint_to_resume(root, previous)
+    resumed = checkpoint_to_resume(root, previous, known=found)
     parent = (resumed.attempt_id, resumed.step) if resumed else None
     if previous and previous.parent and (parent is None or parent < previous.parent):
         logger.warning(
@@ -140,7 +199,10 @@ def _take(root: Root, config: TrainConfig, predecessor: int) -> tuple[Lease, Att
             *(root.url, previous.attempt_id, checkpoint_folder(previous.parent)),
             resumed.name if resumed else "the first weights",
         )
-    return lease, record_attempt(root, lease, parent, asdict(config)), resumed
+    if previous:
+        warn_of_other_code(previous.code, code, where=f"attempt {previous.attempt_id}")
+    attempt = record_attempt(root, lease, parent, asdict(config), numerics, code=to_dicts(code))
+    return lease, attempt, resumed
 
 
 def _warn_of_bias(run: RunConfig) -> None:

@@ -26,15 +26,25 @@ DIALS = (
     "dual_clip",
     "truncate_ratio",
     "mask_ratio",
+    "mask_sequence_ratio",
+    "mask_sequence_kl",
+    "log_ratio_weight",
     "ratio_level",
     "sapo_tau_positive",
     "sapo_tau_negative",
+    "dppo_low",
+    "dppo_high",
+    "vespo_k",
+    "vespo_lambda",
     "dpo_beta",
+    "orpo_weight",
+    "whiten_advantages",
     "normalize_over",
     "constant_tokens",
     "entropy_weight",
 )
-"""The settings that an algorithm decides; those that its file leaves out have TrainConfig's defaults."""
+"""The settings that an algorithm decides; those that its file leaves out have TrainConfig's defaults. A file may hold
+others too, such as kl_weight where the algorithm is nothing without a reference."""
 
 
 def algorithm_names() -> list[str]:
@@ -43,7 +53,7 @@ def algorithm_names() -> list[str]:
 
 
 def load_algorithm(name: str) -> dict[str, Any]:
-    """Values of all DIALS: `TrainConfig(**load_algorithm("grpo"), learning_rate=1e-6)`."""
+    """Values of all DIALS, and of what else the file holds: `TrainConfig(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
         close = get_close_matches(name, names) or names

@@ -22,6 +22,7 @@ from ludic.store import (
     prune_policies,
     publish_policy,
 )
+from ludic.store.policies import newest_version
 from ludic.training.demand import Demand
 
 
@@ -32,8 +33,7 @@ class Publisher:
         self._root, self._attempt, self._keep = root, attempt, keep
         self._demand = Demand(root.run)
         self._lock = threading.Lock()
-        latest = latest_policy(root)
-        self.version = latest.version if latest else None
+        self.version = newest_version(root)
         """The newest version, by whichever attempt; None before the first."""
 
     def publish(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:

@@ -71,14 +71,17 @@ def reference_logprobs(model: PreTrainedModel, batch: MicroBatch, *, chunk_token
     return logprobs
 
 
-def fingerprint(model: PreTrainedModel, dtype: torch.dtype) -> str:
-    """32 hexadecimal digits of a model's weights and settings, and of the dtype that both are computed in.
+def fingerprint(model: PreTrainedModel, dtype: torch.dtype, *, float32_head: bool = False) -> str:
+    """32 hexadecimal digits of a model's weights and settings, and of the dtype that they, and logits, are computed in.
 
     Adapters don't count. Every rank must call it, and gets the same.
     """
     weights = {name: tensor.to(dtype) for name, tensor in base_weights(full_state_dict(model)).items()}
     settings = {name: value for name, value in model.config.to_dict().items() if name not in _NO_SETTINGS}
-    return run_on_main(lambda: _digest(weights, {"settings": settings, "dtype": str(dtype)}).encode()).decode()
+    facts: dict[str, object] = {"settings": settings, "dtype": str(dtype)}
+    if float32_head and dtype != torch.float32:
+        facts["head"] = str(torch.float32)
+    return run_on_main(lambda: _digest(weights, facts).encode()).decode()
 
 
 def _digest(weights: Mapping[str, Tensor], facts: Mapping[str, object]) -> str:

@@ -4,20 +4,25 @@ Reads attempts/, checkpoints/ and batches/ of that run up to its newest checkpoi
 have expired. On one rank the weights are the same bit for bit.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import ConfigError
-from ludic.store import Cursor, Root, read_attempt, read_ledger
-from ludic.store.attempts import newest_attempt
+from ludic.store import Attempt, Cursor, Root, read_attempt, read_ledger
+from ludic.store.attempts import chain, newest_attempt, read_parent
+from ludic.store.code import CodeRecord
 from ludic.store.ledger import effective_steps
-from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume
+from ludic.training.checkpoint import CheckpointInfo, last_checkpoint
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
+from ludic.training.first_model import same_model
+from ludic.training.objective_settings import without_ignored
 from ludic.training.plans import Plan
 
 _FREE = frozenset(
@@ -26,8 +31,8 @@ _FREE = frozenset(
         *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
         *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
         # Where it runs, and what is kept of it.
-        *("device", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every", "async_checkpoint"),
-        *("keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
+        *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
+        *("async_checkpoint", "keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
         *("reference_offload", "reference_cache"),
     ]
 )
@@ -37,7 +42,20 @@ _FREE = frozenset(
 def replay_settings(url: str) -> dict[str, Any]:
     """The settings that a run trained with and that a replay shares; raises ConfigError where nothing was trained."""
     other = Root.open(url)
-    return _settings_of(other, _last_checkpoint(other))
+    last = _last_checkpoint(other)
+    # A run that was trained on a CPU is repeated on one, also where there is CUDA.
+    numerics = read_attempt(other, last.attempt_id).numerics
+    on_cpu = numerics is not None and numerics.get("device") == "cpu"
+    return _settings_of(other, last) | ({"device": "cpu"} if on_cpu else {})
+
+
+def attempts_to_replay(url: str) -> Iterator[Attempt]:
+    """Those that a run's newest checkpoint stands on, the newest first. Raises ConfigError where there is none."""
+    other = Root.open(url)
+    last = _last_checkpoint(other)
+    for link in chain(last.attempt_id, partial(read_parent, other)):
+        with contextlib.suppress(FileNotFoundError):
+            yield read_attempt(other, link.attempt_id)
 
 
 class ReplayPlans:
@@ -51,7 +69,7 @@ class ReplayPlans:
             raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
         last = _last_checkpoint(other)
         settings = _settings_of(other, last)
-        _check_same(other.url, {"model": other.run.model, **settings}, {"model": root.run.model, **asdict(config)})
+        _check_same(other.url, settings, asdict(config), same_model(root, other))
         places = effective_steps(other, (last.attempt_id, last.step))
         self._attempt_of = {step: attempt_id for attempt_id, step in places}
         self._num_steps: int = settings["num_steps"]
@@ -62,6 +80,10 @@ class ReplayPlans:
     def count_steps(self, resumed: CheckpointInfo | None) -> int:
         """Those that the run was to take, which learning rates depend on; it may have been stopped before."""
         return self._num_steps
+
+    def code(self) -> list[CodeRecord]:
+        """None: what the other run's code decided is in its ledger."""
+        return []
 
     def resume(self, resumed: CheckpointInfo | None) -> None:
         """The position is the step."""
@@ -81,23 +103,24 @@ class ReplayPlans:
 
 
 def _last_checkpoint(other: Root) -> CheckpointInfo:
-    last = checkpoint_to_resume(other, newest_attempt(other))
+    last = last_checkpoint(other, newest_attempt(other))  # whose weights a replay does not need
     if last is None:
         raise ConfigError(f"{other.url} has no complete checkpoint, so there is nothing to replay")
     return last
 
 
 def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
-    config = read_attempt(other, checkpoint.attempt_id).config
+    config = without_ignored(read_attempt(other, checkpoint.attempt_id).config)
     return {name: value for name, value in config.items() if name not in _FREE}
 
 
-def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
-    """Settings are compared as JSON has them."""
+def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], models: str) -> None:
+    """Settings are compared as JSON has them. models: how the first models differ, in a sentence."""
     mine = json.loads(json.dumps(mine))
     differing = [name for name in theirs if name in mine and theirs[name] != mine[name] and name != "num_steps"]
-    if differing:
-        found = ", ".join(f"{name} is {theirs[name]!r} there and {mine[name]!r} here" for name in differing)
+    found = ", ".join(f"{name} is {theirs[name]!r} there and {mine[name]!r} here" for name in differing)
+    if differing or models:
+        found = "; ".join(filter(None, [models, found]))
         raise ConfigError(f"{url} was trained with other settings, so a replay would not repeat it: {found}")
 
 

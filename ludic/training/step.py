@@ -12,10 +12,13 @@ from transformers import PreTrainedModel
 from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
-from ludic.training.losses import loss_units, rl_loss
+from ludic.training.losses import clipped_tokens, loss_units, rl_loss
+from ludic.training.objective_settings import BOUNDS
 from ludic.training.packing import MicroBatch
 from ludic.training.reference import Reference
+from ludic.training.shaping import shape_advantages
 from ludic.training.timing import StepTimer
+from ludic.training.token_stats import TokenStats
 
 
 def train_step(
@@ -29,12 +32,14 @@ def train_step(
     learning_rate: float,
     reference: Reference | None = None,
     timer: StepTimer | None = None,
+    token_stats: TokenStats | None = None,
 ) -> dict[str, float]:
     """Change the weights once, and say what was seen, in the words of schemas/metrics.v1.json.
 
     micro_batches: this rank's, as many as on any other rank. num_action_tokens: of all ranks
     together; the loss is a mean over the global batch, however it was split. reference: runs over
     all of them first. timer: is told of the phases reference, forward, backward, collectives and optimizer.
+    token_stats: sees every micro-batch of this rank.
     The same metrics are returned on every rank. Raises TrainingError on every rank, before the weights change,
     when the loss or the gradient is not finite.
     """
@@ -45,9 +50,11 @@ def train_step(
     counts = {"num_action_tokens": num_action_tokens, "num_sequences": num_sequences}
     with timer.device("reference"):
         references = reference(micro_batches) if reference else [None] * len(micro_batches)
+    with timer.device("collectives"):
+        micro_batches = shape_advantages(micro_batches, references, config, model.device)
     for batch, of_reference in zip(micro_batches, references, strict=True):
         with timer.device("forward"):
-            loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference)
+            loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference, token_stats)
         with timer.device("backward"):
             # FSDP2 averages gradients over ranks; the loss is a sum over them. It reduces at each
             # micro-batch: waiting for the last would hold the gradients unsharded.
@@ -57,7 +64,7 @@ def train_step(
         metrics = _reduce(totals, num_action_tokens)
         metrics["grad_norm"] = _clip_gradients(model, config.max_grad_norm)
     metrics["learning_rate"] = learning_rate
-    _check_finite(optimizer, metrics)
+    _check_finite(optimizer, metrics, config)
     with timer.device("optimizer"):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate
@@ -72,12 +79,15 @@ def _micro_batch_loss(
     config: TrainConfig,
     counts: Mapping[str, int],
     reference: Tensor | None,
+    token_stats: TokenStats | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The micro-batch's share of the loss, and detached sums of what is to be averaged over action tokens."""
     logprobs, entropies = token_logprobs(
         model, batch, chunk_tokens=config.logprob_chunk_tokens, entropy_gradient=config.entropy_weight is not None
     )
     loss, sums = rl_loss(logprobs, batch, config, **counts, entropies=entropies, reference_logprobs=reference)
+    if token_stats is not None:
+        token_stats.see(batch, logprobs, entropies, clipped_tokens(logprobs, batch, config, reference))
     entropy = torch.where(batch.action_mask, entropies.detach(), 0).sum()
     return loss, sums | {"entropy": entropy, "loss": loss.detach() * counts["num_action_tokens"]}
 
@@ -114,7 +124,7 @@ def _clip_gradients(model: PreTrainedModel, max_grad_norm: float | None) -> floa
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
-def _check_finite(optimizer: Optimizer, metrics: dict[str, float]) -> None:
+def _check_finite(optimizer: Optimizer, metrics: dict[str, float], config: TrainConfig) -> None:
     # Both numbers are reduced over ranks, so that all of them raise or none.
     bad = [name for name in ("loss", "grad_norm") if not torch.isfinite(torch.tensor(metrics[name]))]
     if bad:
@@ -122,5 +132,20 @@ def _check_finite(optimizer: Optimizer, metrics: dict[str, float]) -> None:
         found = ", ".join(f"{name} {metrics[name]}" for name in ("loss", "grad_norm", "ratio_max"))
         raise TrainingError(
             f"{' and '.join(bad)} not finite ({found}); the weights were left as they were; "
-            "resume from a checkpoint with a lower learning rate, or with clip_high or truncate_ratio"
+            f"resume from a checkpoint with {' or '.join(_remedies(config))}"
         )
+
+
+def _remedies(config: TrainConfig) -> list[str]:
+    """Settings that could help and are not in use."""
+    bounds = [name for name in BOUNDS.get(config.objective, ()) if name != "clip_low"]
+    unused = [name for name in bounds if getattr(config, name) is None]
+    if config.objective == "reinforce" and len(unused) < len(bounds):
+        unused = []  # either bounds the ratio
+    return [
+        f"a learning_rate below {config.learning_rate:g}",
+        *unused,
+        *(["max_grad_norm 1"] if config.max_grad_norm is None else []),
+        *(["kl_estimator k2"] if config.kl_weight is not None and config.kl_estimator == "k3" else []),
+        *(["dtype float32"] if config.dtype == "bfloat16" else []),
+    ]

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Protocol
 
 from ludic.store import Attempt, Root, write_ledger
+from ludic.store.code import CodeRecord
 from ludic.training.checkpoint import CheckpointInfo
 from ludic.training.config import TrainConfig
 from ludic.training.offline import OfflinePlans
@@ -22,6 +23,9 @@ class StoredPlans(Protocol):
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int | None:
         """The last step that there is a plan for, going on from a checkpoint; None where there is no last one."""
+
+    def code(self) -> list[CodeRecord]:
+        """The texts that plans are made with."""
 
     def resume(self, resumed: CheckpointInfo | None) -> None:
         """Go on from a checkpoint, None from the start; called once, before the first plan."""

@@ -1,6 +1,7 @@
 """The trainer: stream batches from a root, step, publish weights back to it, checkpoint.
 
-Runs on every rank alike; rank 0 alone talks to the store, save that each rank reads its own rows.
+Runs on every rank alike; rank 0 alone talks to the store, save that each rank reads its own rows and
+writes what it saw of their tokens (keep_token_stats).
 A killed trainer goes on from its last checkpoint: no group is used twice or skipped. While this one renews
 its lease, another that starts on the same root is refused; one that takes over fences this one, which then
 raises FencedError at its next write.
@@ -22,12 +23,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.errors import ConfigError, StalledError
+from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.store import (
     Root,
     check_not_fenced,
 )
+from ludic.store.token_stats import TokenStatsLog
 from ludic.training.checkpoint import (
+    CheckpointInfo,
     Snapshot,
     load_checkpoint,
     prune_checkpoints,
@@ -35,16 +38,19 @@ from ludic.training.checkpoint import (
     write_checkpoint,
 )
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import init_distributed, num_ranks, run_on_main, shut_down
+from ludic.training.distributed import init_distributed, num_ranks, rank, run_on_all, run_on_main, shut_down
+from ludic.training.first_model import write_files
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
-from ludic.training.loading import load_reference, load_trained
+from ludic.training.loading import FirstModel, load_reference, load_trained
 from ludic.training.metrics import step_metrics, trained_lengths
-from ludic.training.model import compute_dtype, copy_tokenizer, full_state_dict, save_weights
+from ludic.training.model import compute_dtype, full_state_dict, save_weights
+from ludic.training.numerics import agree_on_numerics
 from ludic.training.optimizer import learning_rate
 from ludic.training.ownership import (
     Main,
     Report,
     agree_on_checkpoint,
+    agree_on_model,
     agree_on_predecessor,
     agree_on_stored,
     checkpoint_from_bytes,
@@ -56,6 +62,7 @@ from ludic.training.step import train_step
 from ludic.training.stored import StoredPlans
 from ludic.training.stream import PlannedStream, Share
 from ludic.training.timing import StepTimer
+from ludic.training.token_stats import TokenStats
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +74,7 @@ def train(
     report: Report | None = None,
     *,
     replaces: int | None = None,
+    model: str | None = None,
 ) -> int:
     """Train up to step num_steps, or until `stop` is set on rank 0; returns the last step trained.
 
@@ -74,8 +82,9 @@ def train(
     is left as it is. The last step is checkpointed, also when the rollouts stop coming.
 
     Where the newest attempt has not ended by itself, its lease is watched, for at most its length, before
-    anything is written; not if it is `replaces`, which is known to be over, or is to be fenced. `stop` is set here
-    too, once another trainer fences this one.
+    anything but model/ is written; not if it is `replaces`, which is known to be over, or is to be fenced. `stop` is
+    set here too, once another trainer fences this one. `model` is another place of the model that the run began with;
+    another model is refused.
 
     Raises, on every rank, OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or TrainingError.
     """
@@ -83,6 +92,7 @@ def train(
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
+        agree_on_model(root, model)
         resumed = agree_on_checkpoint(root)
         last_step = resumed.step if resumed else 0
         stored, config = agree_on_stored(root, config, resumed)
@@ -91,7 +101,9 @@ def train(
         predecessor = agree_on_predecessor(root, stop, replaces)
         if predecessor is None:
             return last_step
-        with _open_trainer(root, config, stored, mesh, predecessor, stop, report) as trainer:
+        numerics = agree_on_numerics(root, config, resumed)
+        first = FirstModel(root=root, given=model)
+        with _open_trainer(first, config, stored, mesh, predecessor, numerics, stop, report, resumed) as trainer:
             try:
                 return _train_steps(trainer, config.num_steps)
             except StalledError:
@@ -134,23 +146,27 @@ def _process_group(device: str) -> Iterator[DeviceMesh]:
 
 @contextmanager
 def _open_trainer(
-    root: Root,
+    first: FirstModel,
     config: TrainConfig,
     stored: StoredPlans | None,
     mesh: DeviceMesh,
     predecessor: int,
+    numerics: Mapping[str, Any],
     stop: threading.Event,
     report: Report | None,
+    found: CheckpointInfo | None,
 ) -> Iterator["_Trainer"]:
-    """Load, take ownership, resume, publish; and let go of everything at the end."""
+    """Load, take ownership, resume, publish; and let go of everything at the end. found: the checkpoint so far."""
+    root = first.root
     with ExitStack() as stack:
         # What can fail without the root comes before ownership is taken, so that it fences nobody.
-        model, optimizer = load_trained(root, config, mesh)
-        reference = load_reference(root, config, mesh, model)
+        model, optimizer = load_trained(first, config, mesh, with_weights=found is None)
+        reference = load_reference(first, config, mesh, model)
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
 
         def take_ownership() -> bytes:
-            trainer.main = stack.enter_context(open_main(root, config, stored, predecessor, stop, report))
+            main = open_main(root, config, stored, predecessor, found, numerics, stop, report)
+            trainer.main = stack.enter_context(main)
             return checkpoint_to_bytes(trainer.main.resumed)
 
         resumed = checkpoint_from_bytes(run_on_main(take_ownership), root)
@@ -158,6 +174,8 @@ def _open_trainer(
         stack.callback(trainer.close)
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
+        elif found is not None:
+            raise StoreError(f"{root.url}/{found.name} was deleted since this trainer found it; start again")
         trainer.first_step = resumed.step + 1 if resumed else 1
         trainer.stream = PlannedStream(root, config, trainer.main.feed if trainer.main else None)
         stack.callback(trainer.stream.close)
@@ -193,6 +211,7 @@ class _Trainer:
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="ludic-checkpoint")
         self._writing: Future[None] | None = None
+        self._token_stats_log = TokenStatsLog(root, rank()) if config.keep_token_stats else None
 
     def start_next_plan(self, step: int) -> None:
         """While `step` trains, plan the step after it, which starts from the version published in between."""
@@ -200,17 +219,26 @@ class _Trainer:
             self.stream.start_plan(step + 1, self.version + 1 if self._is_publishing(step) else self.version)
 
     def step(self, step: int, batch: Share, timer: StepTimer) -> dict[str, float]:
-        return train_step(
+        num_action_tokens = max(1, batch.num_action_tokens)
+        token_stats = TokenStats(num_action_tokens / num_ranks()) if self._token_stats_log else None
+        metrics = train_step(
             self._model,
             self._optimizer,
             batch.micro_batches,
             config=self._config,
-            num_action_tokens=max(1, batch.num_action_tokens),
+            num_action_tokens=num_action_tokens,
             num_ranks=num_ranks(),
             learning_rate=learning_rate(step, self._config),
             reference=self._reference,
             timer=timer,
+            token_stats=token_stats,
         )
+        if self._token_stats_log is not None and token_stats is not None:
+            token_stats.to_cpu()
+            attempt_id = batch.plan.rows.column("attempt_id")[0].as_py()
+            rows = partial(token_stats.to_table, attempt_id, step)
+            run_on_all(partial(self._token_stats_log.append, rows))  # a rank that raised alone would hang the others
+        return metrics
 
     def publish_if_due(self, step: int) -> None:
         if self._is_publishing(step):
@@ -219,11 +247,12 @@ class _Trainer:
     def publish(self, step: int) -> None:
         """Make these weights the next version."""
         weights = full_state_dict(self._model, adapters_only=self._config.publish_lora == "adapter")
+        tokenizer = self.main.tokenizer if self.main else {}
 
         def save(folder: Path) -> None:
             dtype, max_shard_size = compute_dtype(self._config), self._config.max_shard_size
             save_weights(self._model, weights, folder, dtype=dtype, max_shard_size=max_shard_size)
-            copy_tokenizer(self._root.run.model, folder)
+            write_files(tokenizer, folder)
 
         def publish() -> bytes:
             assert self.main is not None
@@ -251,6 +280,8 @@ class _Trainer:
     def close(self) -> None:
         """Let a checkpoint in the making come to its end; it is complete or invisible, and nobody asks any more."""
         self._writer.shutdown(wait=True)
+        if self._token_stats_log is not None:
+            self._token_stats_log.close()
 
     def _checkpoint(self) -> None:
         """Copy the state and begin to write it, once the checkpoint before is complete."""

@@ -156,3 +156,19 @@ def test_an_expired_run_stays_sound(ludic, root_url: str, make_trained: Callable
     assert ludic("expire", root.url, "--keep-versions", "1", "--break-replay").code == 0
     assert versions(root) == [1]
     assert ludic("verify", root.url).out.endswith(f"{root.url} is sound\n")
+
+
+def test_token_stats_go_by_the_weights_that_their_steps_started_from(ludic, started: Root) -> None:
+    fill(started, num_files=2, groups_per_file=2)
+    train_here(started, num_steps=2, keep_token_stats=True)  # from versions 0 and 1; the newest is 2
+    rule = ["--folder", "token_stats", "--keep-versions", "2"]
+    first, second = started.list("token_stats")
+    told = json.loads(ludic("expire", started.url, *rule, "--dry-run", "--json").out)
+    assert told["deleted"] == [first]
+    result = ludic("expire", started.url, *rule)
+    assert (result.code, result.out.startswith("1 file, "), result.out.endswith(" deleted\n")) == (0, True, True)
+    assert started.list("token_stats") == [second]
+    assert ludic("verify", started.url).out == f"{started.url} is sound\n"
+    refused = ludic("expire", started.url, "--folder", "token_stats", "--older-than", "7d")
+    assert refused.code == 2
+    assert "wanted --keep-versions N" in " ".join(refused.err.replace("│", " ").split())

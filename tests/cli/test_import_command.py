@@ -1,6 +1,7 @@
 """`ludic import`: what came in, what was lost, and roots that are not there yet."""
 
 import json
+import shutil
 from pathlib import Path
 
 import peers
@@ -59,7 +60,7 @@ def test_the_whole_report_as_json(ludic, model_folder: str, verl_file: Path, tmp
         (["--from", "verl"], "holds no run; --model FOLDER_OR_ID starts one"),
         (["--from", "verll", "--model", "m"], "there is no format 'verll'; did you mean verl?"),
         (["--from", "missing.toml", "--model", "m"], "missing.toml: No such file or directory"),
-        (["--from", "verl", "--model", "no/such/model"], "no/such/model: the tokenizer could not be loaded"),
+        (["--from", "verl", "--model", "no/such/model"], "no/such/model: there is no such folder"),
     ],
 )
 def test_what_can_not_be_done_is_said_in_a_line(
@@ -70,7 +71,11 @@ def test_what_can_not_be_done_is_said_in_a_line(
     assert message in result.err
 
 
-def test_another_model_than_the_runs_is_refused(ludic, started: Root, verl_file: Path):
-    result = ludic("import", started.url, verl_file, "--from", "verl", "--model", "other")
-    assert result.code == 1
-    assert "not 'other'; leave --model out" in result.err
+def test_another_model_than_the_runs_is_refused(ludic, started: Root, verl_file: Path, tmp_path: Path):
+    other = shutil.copytree(started.run.model, tmp_path / "other")
+    options = ["--from", "verl", "--model", other]
+    assert ludic("import", started.url, verl_file, *options).code == 0  # another place of the same model
+    (other / "tokenizer.json").write_text("{}")
+    result = ludic("import", started.url, verl_file, *options)
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert "tokenizer differs (tokenizer.json)" in result.err

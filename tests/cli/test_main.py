@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,18 @@ def test_a_command_like_no_other_points_to_the_help(ludic) -> None:
 def test_a_wrong_flag_is_wrong_usage(ludic, trained: Root, command: str) -> None:
     result = ludic(command, trained.url, *READ_ONLY[command], "--no-such-flag")
     assert (result.code, result.out) == (2, "")
-    assert "no-such-flag" in result.err
+    assert result.err == (f"ludic: there is no option --no-such-flag; `ludic {command} --help` lists the options\n")
+
+
+@pytest.mark.parametrize("flag", ["--lerning-rate", "--lerning_rate", "--lerning-rate=3"])
+def test_a_misspelt_flag_gets_a_hint_in_one_line(ludic, trained: Root, flag: str) -> None:
+    result = ludic("run", trained.url, flag, "0.1")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"ludic: there is no option {flag.partition('=')[0]}; did you mean --learning-rate?\n"
+
+
+def test_the_version_is_that_of_the_package(ludic) -> None:
+    assert ludic("--version").out == f"ludic {version('ludic-rl')}\n"
 
 
 def test_a_value_out_of_range_is_wrong_usage(ludic, trained: Root) -> None:

@@ -77,7 +77,6 @@ def test_a_policy_is_fetched_from_any_filesystem(ludic, root_url: str, model_fol
     ("args", "reason"),
     [
         (["--version", "9"], "holds no weights of version 9; it has 2 from 0 to 1"),
-        (["--temperature", "-1"], "temperature is -1.0, wanted a number of at least 0"),
         (["--max-tokens", "100000"], "the model holds 512; lower max_tokens"),
     ],
 )
@@ -109,7 +108,7 @@ def test_broken_weights_are_explained_in_one_line(ludic, breakable: Path) -> Non
     (breakable / "policies/version=1/model.safetensors").write_bytes(b"torn")
     result = ludic("sample", breakable, *PROMPT)
     assert result.code == 1
-    assert "version=1: the weights could not be loaded" in result.err
+    assert "policies/version=1/model.safetensors does not match its digest" in result.err
 
 
 def test_no_prompt_is_wrong_usage(ludic, trained: Root) -> None:

@@ -1,15 +1,24 @@
 """Settings from flags, a TOML file, and an earlier start, in that order of say."""
 
+import io
+import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import tyro
 
+from ludic.cli import train
 from ludic.cli.settings import RootUrl, field_names, parse, to_flags
 from ludic.errors import ConfigError
+from ludic.store import Root, RunConfig
+from ludic.store.attempts import start_attempt
+from ludic.training.config import TrainConfig
+
+OPTIONS = "; `ludic example --help` lists the options"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,16 +29,28 @@ class Nested:
     options: Mapping[str, Any] = field(default_factory=dict)
     resume: bool = False
 
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate is {self.learning_rate}, wanted a number above 0")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
     root: RootUrl
     nested: tyro.conf.OmitArgPrefixes[Nested] = field(default_factory=Nested)
     ranks: int = 1
+    format: Literal["csv", "json"] = "csv"
 
 
 def parsed(*args: str, earlier: Mapping[str, Any] | None = None) -> Example:
     return parse(Example, args, program="ludic example", description="An example", earlier=earlier)
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What went to stderr, which ends with its only line break."""
+    text = capsys.readouterr().err
+    assert text.count("\n") == 1
+    return text.removesuffix("\n")
 
 
 @pytest.fixture
@@ -110,7 +131,74 @@ def test_a_value_of_the_wrong_type_in_a_file_is_wrong_usage(tmp_path: Path, caps
     with pytest.raises(SystemExit) as ended:
         parsed("here", "--config", str(path))
     assert ended.value.code == 2
-    assert "many" in capsys.readouterr().err
+    assert one_line(capsys) == "ludic: --ranks: invalid literal for int() with base 10: 'many'" + OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["here", "--learning-rate", "nan"], "learning_rate is nan, wanted a number above 0"),
+        (["here", "--ranks"], "Missing value for argument '--ranks'. Expected 1 values"),
+        (["here", "there"], "Unrecognized options: there"),
+        ([], "missing: ROOT"),
+        (["here", "--options", "[]"], "--options: [] is no JSON object"),
+        (["here", "--format", "xml"], "invalid choice 'xml' for argument '--format'. Expected one of ('csv', 'json')"),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_wrong_usage_is_answered_with_2_and_a_line(
+    args: list[str], message: str, encoding: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    with pytest.raises(SystemExit) as ended:
+        parsed(*args)
+    assert ended.value.code == 2
+    assert one_line(capsys) == f"ludic: {message}{OPTIONS}"
+
+
+def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed("--help")
+    assert ended.value.code in (0, None)
+    out, err = capsys.readouterr()
+    assert "--learning-rate" in out
+    assert err == ""
+
+
+def test_an_algorithm_is_named_in_a_file_and_what_is_set_besides_overrules_it(tmp_path: Path) -> None:
+    # dapo clips at .2 and .28, and drops groups of equal rewards
+    path = tmp_path / "experiment.toml"
+    path.write_text('algorithm = "dapo"\nclip_high = 0.4\n')
+    settings = train_settings("here", "--config", str(path), "--filters", "drop_errors")
+    assert (settings.advantage, settings.objective) == ("grpo", "ppo_clip")
+    assert (settings.clip_low, settings.clip_high, settings.filters) == (0.2, 0.4, ("drop_errors",))
+
+
+def test_an_algorithm_among_the_flags_overrules_that_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text('algorithm = "dapo"\nlearning_rate = 0.5\n')
+    for flags in (["--algorithm", "sft"], ["--algorithm=sft"]):
+        settings = train_settings("here", "--config", str(path), *flags)
+        assert (settings.objective, settings.clip_low, settings.learning_rate) == ("sft", None, 0.5)
+
+
+def test_an_unknown_algorithm_is_answered_with_a_close_one(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text('algorithm = "dappo"')
+    for args in (["--algorithm", "dappo"], ["--config", str(path)]):
+        with pytest.raises(ConfigError, match=r"there is no algorithm 'dappo'; did you mean .*dapo"):
+            train_settings("here", *args)
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_algorithm_is_in_the_list_of_options_with_its_choices(ludic, command: str) -> None:
+    options = ludic(command, "--help").out.partition("options")[2]
+    place = options.index("--algorithm {")
+    assert {"cispo", "dapo", "sft"} <= set(re.findall(r"\w+", options[place : place + 300]))
+
+
+def train_settings(*args: str) -> TrainConfig:
+    return parse(train.Settings, args, program="ludic train", description="").train
 
 
 def test_settings_survive_the_way_through_flags() -> None:
@@ -120,7 +208,7 @@ def test_settings_survive_the_way_through_flags() -> None:
 
 
 def test_names_are_those_of_the_flags() -> None:
-    assert [*field_names(Example)] == ["learning_rate", "filters", "max_lag", "options", "resume", "ranks"]
+    assert [*field_names(Example)] == ["learning_rate", "filters", "max_lag", "options", "resume", "ranks", "format"]
 
 
 @pytest.mark.parametrize("command", ["stats", "verify"])
@@ -132,8 +220,6 @@ def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path,
 
 
 def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
-    from ludic.cli import train
-
     earlier = train.earlier_settings(trained.url, [])
     settings = parse(
         train.Settings, [trained.url, "--num-steps", "9"], program="ludic train", description="", earlier=earlier
@@ -141,3 +227,11 @@ def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) ->
     assert settings.train.num_steps == 9
     assert settings.train.filters == ("drop_zero_variance_groups",)
     assert settings.train.learning_rate == 1e-3
+
+
+def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
+    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    start_attempt(root, config={"objective": "sft", "ratio_level": "sequence", "dpo_beta": 0.5, "learning_rate": 0.25})
+    earlier = train.earlier_settings(root.url, [])
+    settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier)
+    assert settings.train == TrainConfig(objective="sft", learning_rate=0.25)

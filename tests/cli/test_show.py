@@ -166,3 +166,19 @@ def test_a_runs_own_columns_are_shown(ludic, tmp_path: Path) -> None:
     lines = [" ".join(line.split()) for line in ludic("show", root.url, rollout.rollout_id).out.splitlines()]
     assert {"x_judge fine", "x_spans [1, 2]"} <= set(lines)
     assert not any(line.startswith("x_none") for line in lines)
+
+
+def test_the_middle_of_a_long_rollout_is_left_out_unless_asked_for(ludic, started: Root) -> None:
+    group = make_group(rewards=[1.0], response_length=3_000)
+    text = "a" * 3_000 + "MIDDLE" + "z" * 3_000
+    rollout = replace(group.rollouts[0], messages=(Message(role="assistant", content=text),))
+    write_group(started, replace(group, rollouts=(rollout,)))
+    short = "".join(ludic("show", started.url, rollout.rollout_id).out.split("\n"))
+    # Of 6,006 characters 4,000 are shown, of 3,000 tokens 2,000.
+    assert "… 2,006 characters left out; --full shows them …" in short
+    assert "… 1,000 tokens left out; --full shows them …" in short
+    assert "MIDDLE" not in short
+    assert short.count("a" * 2_000) == short.count("z" * 2_000) == 1
+    full = "".join(ludic("show", started.url, rollout.rollout_id, "--full").out.split("\n"))
+    assert "MIDDLE" in full
+    assert "left out" not in full

@@ -3,15 +3,22 @@
 import csv
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import duckdb
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
+from tiny_runs import fill
 
+from ludic.cli.query import interrupted_by_ctrl_c
 from ludic.cli.sql import open_result, print_table
+from ludic.sql import connect
 from ludic.store import Root, list_files
 
 REWARDS = "select version, count(*) as n, avg(episode_reward) as reward from rollouts group by all order by all"
@@ -36,7 +43,7 @@ def test_piped_tables_are_as_wide_as_they_need_and_without_colours(ludic, traine
     result = ludic("sql", trained.url, "select * from rollouts")
     assert "\x1b" not in result.out
     header = result.out.splitlines()[0].split()
-    assert (header[0], header[-1]) == ("rollout_id", "env")
+    assert (header[0], *header[-2:]) == ("rollout_id", "env", "root")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +53,7 @@ def test_on_a_terminal_rows_too_wide_for_it_stand_one_below_the_other(
     trained: Root, query: str, beginning: str
 ) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
-    with open_result(trained, query) as result:
+    with open_result([trained], query) as result:
         print_table(result, console, max_rows=3)
     assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
@@ -110,7 +117,7 @@ def test_parquet_goes_through_a_pipe(trained: Root) -> None:
     result = subprocess.run(args, capture_output=True, timeout=120, check=True)
     table = pq.read_table(io.BytesIO(result.stdout))
     assert table.num_rows == 16
-    assert table.column_names[-2:] == ["version", "env"]
+    assert table.column_names[-3:] == ["version", "env", "root"]
 
 
 @pytest.mark.parametrize(
@@ -174,3 +181,70 @@ def test_a_broken_file_of_a_worker_is_left_out_and_named(ludic, breakable: Path,
 def test_a_root_anywhere_can_be_asked(ludic, root: Root) -> None:
     out = ludic("sql", root.url, "select count(*) as n from rollouts", "--format", "json").out
     assert json.loads(out) == [{"n": 0}]
+
+
+OUTSIDE = {
+    "a file": "from read_text('{outside}')",
+    "a folder": "from glob('{folder}/*')",
+    "a path that climbs": "from read_text('{root}/../outside.txt')",
+    "a database": "attach '{folder}/a.db'",
+    "an extension": "install httpfs",
+    "a setting": "set enable_external_access = true",
+    "a copy": "copy (select 1) to '{folder}/made.csv'",
+    "a copy into the run": "copy (select 1) to '{root}/made.csv'",
+    "a copy after a query": "select 1; copy (select 1) to '{root}/made.csv'",
+    "an export": "export database '{folder}/made'",
+}
+
+
+@pytest.mark.parametrize("what", OUTSIDE)
+def test_a_query_neither_reads_nor_writes_outside_of_the_run(ludic, trained: Root, tmp_path: Path, what: str) -> None:
+    outside = tmp_path / "outside.txt"
+    outside.write_text("secret")
+    query = OUTSIDE[what].format(outside=outside, folder=tmp_path, root=trained.path)
+    result = ludic("sql", trained.url, query)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.count("\n") == 1
+    assert "--unsafe" in result.err
+    assert [path.name for path in tmp_path.iterdir()] == ["outside.txt"]
+    assert not Path(trained.path, "made.csv").exists()
+
+
+def test_unsafe_lets_a_query_write(ludic, trained: Root, tmp_path: Path) -> None:
+    assert ludic("sql", trained.url, f"copy (select 7 as a) to '{tmp_path}/made.csv'", "--unsafe").code == 0
+    assert (tmp_path / "made.csv").read_text() == "a\n7\n"
+
+
+def test_a_sealed_connection_reads_every_view_of_a_root(root: Root) -> None:
+    # On a folder, memory:// and s3://: lists of cached rows are read from the files themselves.
+    fill(root, num_files=2, groups_per_file=1)
+    con = connect(root, sealed=True)
+    for view in con.sql("select view_name from duckdb_views() where not internal").fetchall():
+        con.sql(f"from {view[0]}").to_arrow_table()
+    assert con.sql("select sum(len(response_tokens)) > 0 from rollouts").fetchall() == [(True,)]
+
+
+CROSS_JOIN = "select count(*) from range(100000000) a, range(100000000) b where (a.range * b.range) % 7 = 3"
+
+
+def test_ctrl_c_ends_a_query_that_would_take_for_ever() -> None:
+    con = duckdb.connect()
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        _run_until_ctrl_c(con)
+
+
+def _run_until_ctrl_c(con: duckdb.DuckDBPyConnection) -> None:
+    with interrupted_by_ctrl_c(con):
+        con.sql(CROSS_JOIN).fetchall()
+
+
+def test_several_runs_are_asked_at_once(ludic, trained: Root, started: Root, breakable: Path) -> None:
+    query = "select root, count(*) as n from rollouts group by root order by root"
+    wanted = sorted([{"root": trained.url, "n": 16}, {"root": str(breakable), "n": 16}], key=lambda row: row["root"])
+    for args in ((breakable, started.url, query), (query, "--also", breakable)):
+        result = ludic("sql", trained.url, *args, "--format", "json")
+        assert (result.code, result.err, json.loads(result.out)) == (0, "", wanted)
+    assert ludic("sql", trained.url, breakable, query).out.splitlines()[0].split() == ["root", "n"]
+    result = ludic("sql", trained.url, f"{trained.url}/", "select 1")
+    assert result.err == f"ludic: {trained.url} is the same folder as {trained.url}; name each root once\n"

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from strategies import make_batch
 
 from ludic.cli.stats import collect
+from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, list_files
 from ludic.store.repair import set_aside
 
@@ -32,6 +34,22 @@ def test_rewards_are_averaged_by_version_and_environment(trained: Root) -> None:
     ]
     assert [(row["env_name"], row["num_rollouts"]) for row in stats["environments"]] == [("moar_cats", 16)]
     assert stats["versions"][1]["error_fraction"] == 1 / 8
+
+
+def test_incomplete_completions_are_counted_beside_truncated_episodes(ludic, started: Root) -> None:
+    # Three of four answers hit max_tokens; no episode was truncated.
+    (group,) = make_batch(worker_id="w0", rewards=[[0.0, 0.0, 0.0, 1.0]]).groups
+    cut = [replace(rollout, incomplete_completion=True, finish_reason="length") for rollout in group.rollouts[:3]]
+    batch = RolloutBatch(
+        groups=(replace(group, rollouts=(*cut, group.rollouts[3])),), metadata=RolloutMetadata(worker_id="w0")
+    )
+    with RolloutWriter(started, "w0") as writer:
+        writer.append(batch)
+    (row,) = collect(started)["environments"]
+    assert (row["truncated_fraction"], row["incomplete_fraction"]) == (0.0, 0.75)
+    lines = [line.split() for line in ludic("stats", started.url).out.splitlines()]
+    assert ["env", "rollouts", "reward", "tokens", "truncated", "incomplete", "unparsed", "failed"] in lines
+    assert ["moar_cats", "4", "0.25", "16.0", "0.0%", "75.0%", "0.0%", "0.0%"] in lines
 
 
 def test_training_is_counted_with_what_was_dropped_and_why(trained: Root) -> None:

@@ -28,4 +28,4 @@ def test_a_pair_advantage_is_what_dpo_wants(ludic, started: Root) -> None:
     flags = ["--algorithm", "dpo", "--reference", started.run.model, "--advantage", "rloo", "--num-steps", "1"]
     result = ludic("train", started.url, *flags, "--device", "cpu")
     assert result.code == 1
-    assert "rloo.sql: returns no pair_id, which the objective dpo needs" in result.err
+    assert "rloo.sql: returns no pair_id, which objectives of pairs (dpo, ipo, orpo) need" in result.err

@@ -52,6 +52,23 @@ def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):
     assert all((tensor == weights[name]).all() for name, tensor in final_weights(Root.open(again)).items())
 
 
+def test_a_file_alone_says_what_to_replay(ludic, source, tmp_path):
+    url, again, path = str(tmp_path / "offline"), str(tmp_path / "again"), tmp_path / "again.toml"
+    ludic("train", url, *OFFLINE, "--sources", source.url)
+    path.write_text(f'replay_batches = "{url}"\n')
+    # The learning rate of the run, 1e-3, is no default: it is taken over wherever ROOT stands.
+    assert ludic("train", "--config", path, again).out == f"trained to step 2 in {again}\n"
+
+
+def test_fewer_steps_than_are_done_are_answered_with_the_truth(ludic, source, tmp_path):
+    url = str(tmp_path / "offline")
+    ludic("train", url, *OFFLINE, "--sources", source.url)
+    result = ludic("train", url, "--no-offline", "--sources", "--epochs", "None", "--num-steps", "1")
+    assert result.out == f"{url} is at step 2 already, which is past num_steps 1; nothing to train\n"
+    result = ludic("run", url, "--num-steps", "1")
+    assert result.out.startswith(f"{url} is at step 2 already, which is past num_steps 1; nothing to train; ")
+
+
 def test_a_replay_with_another_setting_is_refused_in_a_line(ludic, source, tmp_path):
     url, again = str(tmp_path / "offline"), str(tmp_path / "again")
     ludic("train", url, *OFFLINE, "--sources", source.url)

@@ -5,15 +5,21 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from strategies import make_batch
+from tiny_runs import fill, train_here
 
 from ludic.fsck import Finding, Report, check_root, meaning_of
-from ludic.schema import to_table
+from ludic.schema import conform, to_table
 from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, Root, list_files
+from ludic.store.code import keep_files
 from ludic.store.encoding import encode
+from ludic.store.slots import claim_slot
+from ludic.store.token_stats import encode_token_stats
+from ludic.user_files import read_user_file
 
 Break = Callable[[Path], None]
 
@@ -245,3 +251,53 @@ def test_every_check_says_what_it_looks_for(check: str) -> None:
     assert len(meaning) > 20
     assert not meaning.startswith(f"{check}:")
     assert "grain" not in meaning
+
+
+def test_claims_of_workers_are_read_and_compared_with_their_names(breakable: Path) -> None:
+    root = Root.open(str(breakable))
+    claims = [claim_slot(root, slot, f"w{slot}-a") for slot in (0, 1)]
+    assert found_in(breakable) == []
+    root.put(claims[0].name, b"{}")
+    root.put("workers/slot=1/2.json", claims[1].to_json())
+    root.put("workers/notes.json", b"{}")
+    root.put("workers/slot=1/\N{SUPERSCRIPT TWO}.json", b"{}")
+    assert findings(breakable) == {
+        ("worker", "workers/slot=0/1.json"),
+        ("misnamed", "workers/slot=1/2.json"),
+        ("misnamed", "workers/notes.json"),
+        ("misnamed", "workers/slot=1/\N{SUPERSCRIPT TWO}.json"),
+    }
+
+
+def test_token_stats_that_are_renamed_or_of_other_lengths_are_named(started: Root) -> None:
+    fill(started, num_files=1, groups_per_file=2)
+    train_here(started, num_steps=1, keep_token_stats=True)
+    path = Path(started.path)
+    assert findings(path) == set()
+    (name,) = started.list("token_stats")
+    moved = name.replace("step=1-", "step=2-")
+    (path / name).rename(path / moved)
+    assert findings(path) == {("misnamed", moved)}
+    table = pq.read_table(path / moved)
+    place, field = table.schema.get_field_index("response_length"), table.schema.field("response_length")
+    table = table.set_column(place, field, pc.multiply(table["response_length"], 2).cast(field.type))
+    (path / name).write_bytes(encode_token_stats(conform(table, "token_stats")))
+    (path / moved).unlink()
+    assert {check for check, _ in findings(path)} == {"unequal_token_stats"}
+
+
+def test_a_copy_of_a_users_file_is_the_text_that_its_name_says(started: Root, tmp_path: Path) -> None:
+    (tmp_path / "mine.sql").write_text("select 1")
+    keep_files(started, {"mine.sql": read_user_file(tmp_path / "mine.sql")})
+    path = Path(started.path)
+    assert findings(path) == set()
+    (name,) = [name for name in started.list("code") if name.endswith(".sql")]
+    (path / name).write_text("select 2")
+    (path / "code" / "2.json").write_text("[]")
+    (path / "code" / "notes.txt").write_text("mine")
+    assert findings(path) == {
+        ("code", name),
+        ("code", "code/1.json"),
+        ("code", "code/2.json"),
+        ("misnamed", "code/notes.txt"),
+    }

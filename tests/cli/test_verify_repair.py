@@ -185,7 +185,7 @@ def restore(path: Path, name: str) -> None:
 
 def write_compacted(path: Path, sources: list[list], tables: list[pa.Table], name: str = COMPACTED) -> None:
     table = pa.concat_tables(tables)
-    with open_writer(str(path / name), table.schema, {SOURCES_KEY: json.dumps(sources).encode()}) as writer:
+    with open_writer(path / name, table.schema, {SOURCES_KEY: json.dumps(sources).encode()}) as writer:
         writer.write_table(table)
 
 

@@ -39,7 +39,7 @@ def train_row(step: int, **values: Any) -> dict[str, Any]:
 
 def worker_row(worker_id: str, seconds_ago: float, **values: Any) -> dict[str, Any]:
     numbers = {"num_rollouts": 10, "num_groups": 2, "num_tokens": 600, "reward_mean": 0.5, "response_length_mean": 60.0}
-    counts = {"num_truncated": 1, "num_parse_errors": 2, "num_errors": 0}
+    counts = {"num_truncated": 1, "num_incomplete_completions": 9, "num_parse_errors": 2, "num_errors": 0}
     defaults = {"env_name": "moar_cats", "policy_version": 7, "step_s": 20.0, "wait_s": 20.0, **numbers, **counts}
     return row("worker", worker_id=worker_id, **{**defaults, **values}) | {
         "created_at": NOON - timedelta(seconds=seconds_ago)
@@ -52,7 +52,7 @@ def glance(started: Root) -> Glance:
     return Glance(
         root=started,
         at=NOON,
-        trainer=Trainer(attempt_id=1, owner="host-5", pulse=Pulse("alive", 1.0), num_steps=10),
+        trainer=Trainer(attempt_id=1, owner="host-5", pulse=Pulse("alive", 1.0), config={"num_steps": 10}),
         steps=[train_row(step) for step in (1, 2, 3)],
         calls=[],
         policy=Policy(version=3, step=3, attempt_id=1, parent_version=2, created_at="2026-11-21T11:58:30+00:00"),
@@ -60,9 +60,9 @@ def glance(started: Root) -> Glance:
     )
 
 
-def shown(glance: Glance) -> str:
-    console = Console(file=io.StringIO(), width=80)
-    console.print(draw(glance))
+def shown(glance: Glance, width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(draw(glance, width))
     return console.file.getvalue()
 
 
@@ -123,11 +123,30 @@ def test_workers_and_environments_have_rates_over_the_time_that_is_known(glance:
         worker_row("w1-b", 10, env_name="addition", reward_mean=None, num_rollouts=20, wait_s=60.0),
     ]
     lines = [words.strip("│ ").split() for words in shown(replace(glance, calls=calls)).splitlines()]
-    assert ["moar_cats", "20", "0.5", "60", "2.5%", "5.0%", "0.0%"] in lines
+    assert ["moar_cats", "20", "0.5", "60", "2.5%", "22.5%", "5.0%", "0.0%"] in lines
     # Of a call that began 30 s ago.
-    assert ["addition", "40", "-", "60", "5.0%", "10.0%", "0.0%"] in lines
+    assert ["addition", "40", "-", "60", "5.0%", "45.0%", "10.0%", "0.0%"] in lines
     assert ["w0-a", "20", "5", "7", "50%", "100", "s", "ago"] in lines
     assert ["w1-b", "40", "20", "7", "75%", "10", "s", "ago"] in lines
+
+
+def test_workers_that_do_not_count_incomplete_completions_show_a_dash(glance: Glance) -> None:
+    text = shown(replace(glance, calls=[worker_row("w0", 10, num_incomplete_completions=None)]))
+    lines = [words.strip("│ ").split() for words in text.splitlines()]
+    assert ["moar_cats", "20", "0.5", "60", "10.0%", "-", "20.0%", "0.0%"] in lines
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 200])
+def test_nothing_is_cut_in_a_terminal_of_any_width(glance: Glance, width: int) -> None:
+    parts = {"forward_s": 0.4, "backward_s": 0.4, "collectives_s": 0.06, "optimizer_s": 0.04, "read_s": 0.05}
+    steps = [train_row(step, **parts) for step in range(1, 100)]
+    calls = [worker_row("w0-host-1234", 12, num_rollouts=1234), worker_row("w1-host-1235", 10, env_name="cats.py:Cats")]
+    text = shown(replace(glance, steps=steps, calls=calls), width)
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= min(width, 80)
+    words = " ".join(text.replace("│", " ").split())
+    for each in ("w0-host-1234", "cats.py:Cats", "rollouts/min", "incomplete", "last heard", "over 99 steps"):
+        assert each in words
 
 
 def test_of_many_workers_some_are_shown_and_the_rest_counted(glance: Glance) -> None:
@@ -178,9 +197,37 @@ def test_one_frame_of_a_run_that_has_ended(ludic, trained: Root) -> None:
     assert "\x1b" not in result.out
 
 
-def test_a_run_without_a_trainer_says_so(ludic, started: Root) -> None:
+def test_a_run_that_was_just_created_is_not_told_to_start_a_second_trainer(ludic, started: Root) -> None:
+    words = " ".join(ludic("watch", started.url, "--once").out.replace("│", " ").split())
+    assert "none yet; the run was created" in words
+    assert "ludic train" not in words
+
+
+def test_a_run_that_has_had_no_trainer_for_long_says_how_to_start_one(glance: Glance) -> None:
+    words = " ".join(shown(replace(glance, at=datetime.now(UTC) + timedelta(hours=1), trainer=None)).split())
+    assert "none has started; unless one is loading its model, `ludic train" in words
+
+
+def test_what_is_wrong_comes_first(glance: Glance) -> None:
+    failing = worker_row("w0", 10, num_errors=10, first_error="ValueError: reward is nan")
+    text = " ".join(shown(replace(glance, newest_calls=[failing])).replace("│", " ").split())
+    assert "warning every one of 10 rollouts failed in moar_cats; the first error: ValueError: reward is nan" in text
+    assert text.index("warning") < text.index("model ")
+
+
+def test_troubles_are_seen_however_long_ago_the_last_rollout_was(started: Root) -> None:
+    log = MetricsLog(started, "worker", "w0-test")
+    counts = {"num_rollouts": 8, "num_groups": 2, "num_tokens": 64, "num_errors": 8, "first_error": "KeyError: 'x'"}
+    log.write(worker_id="w0-test", env_name="moar_cats", policy_version=0, **counts)
+    log.close()
+    watcher = Watcher(started.url)
+    watcher._take([worker_row("w1", 10**6, num_errors=10, first_error="KeyError: 'y'")], NOON)
+    (trouble,) = watcher.look().troubles()
+    assert "every one of 8 rollouts failed in moar_cats; the first error: KeyError: 'x'" in trouble.text
+
+
+def test_a_run_of_which_nothing_is_there_says_so(ludic, started: Root) -> None:
     out = ludic("watch", started.url, "--once").out
-    assert "none has started; `ludic train" in out
     assert line(out, "step") == "none yet; 0 groups sampled in the last 5 min"
     assert line(out, "policy") == "none published"
     assert line(out, "checkpoint") == "none yet"

@@ -131,10 +131,10 @@ def test_what_cannot_be_loaded_is_explained(users_file, tail, options, message):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("moarcats", r"'moarcats' is unknown; did you mean moar_cats\?"),
+        ("moarcats", r"'moarcats' is unknown; did you mean moar_cats\? A class of your own is [^,]*$"),
         ("leg_counting", r"did you mean reasoning_gym/leg_counting"),
         ("reasoning_gym/leg_countin", r"did you mean reasoning_gym/leg_counting"),
-        ("zzzzzz", r"is unknown; There are path/to/file.py:ClassName, .* moar_cats, .* leg_counting"),
+        ("zzzzzz", r"is unknown; there are path/to/file.py:ClassName, .* moar_cats, .* leg_counting"),
         ("no_such_module:Thing", "module 'no_such_module' can't be imported: ModuleNotFoundError.* named by its path"),
         (":Thing", "module '' can't be imported"),
     ],

@@ -13,7 +13,7 @@ from safetensors.torch import load
 from tiny_runs import create_root, fill, make_model, query, train_here, train_until_killed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ludic.errors import ConfigError, ModelError
+from ludic.errors import ConfigError, ModelError, SchemaError
 from ludic.exchange import weights
 from ludic.exchange.weights import export_weights
 from ludic.store import Root, fetch_policy, start_attempt
@@ -176,7 +176,11 @@ def test_an_adapter_that_does_not_fit_its_model_is_refused(tmp_path: Path) -> No
     root = create_root(str(tmp_path / "run"), make_model(tmp_path / "model"))
     fill(root, num_files=1)
     train_here(root, num_steps=1, lora_rank=4)
-    (tmp_path / "run/checkpoints/attempt=1/step=1/adapter_model.safetensors").write_bytes(b"half a file")
+    checkpoint = tmp_path / "run/checkpoints/attempt=1/step=1"
+    (checkpoint / "adapter_model.safetensors").write_bytes(b"half a file")
+    with pytest.raises(SchemaError, match=r"/step=1/adapter_model.safetensors does not match its digest"):
+        export_weights(root, str(tmp_path / "out"), step=1)
+    (checkpoint / "digests.json").unlink()  # as of a ludic that wrote none
     with pytest.raises(ModelError, match=r"/run/checkpoints/attempt=1/step=1: the LoRA adapter could not be "):
         export_weights(root, str(tmp_path / "out"), step=1)
     assert not (tmp_path / "out").exists()

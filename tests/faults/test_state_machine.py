@@ -2,7 +2,8 @@
 
 Workers, trainers as the store sees them, and people who compact and expire act in any order that hypothesis
 thinks of, each over a connection of its own to one storage, each dying and starting again at any storage call. What
-must be there is kept in dictionaries. `make soak` runs it for an hour.
+must be there is kept in dictionaries. All workers are lives of one slot that know nothing of each other, so that
+they sample the same requests: each is trained on once. `make soak` runs it for an hour.
 """
 
 import itertools
@@ -71,14 +72,16 @@ class Trainer:
     root: Root
     reader: RolloutReader
     history: list[str]
-    """Groups used, in order: what the ledger would hold."""
+    """Groups considered, in order: what the ledger would hold."""
+    used: set[int]
+    """Requests trained on, by group number."""
     pending: dict[str, pa.Table] = field(default_factory=dict)
     """Groups delivered and not yet used."""
-    checkpoint: tuple[str, list[str]] = ("", [])
-    """Cursor and history at some step."""
+    checkpoint: tuple[str, list[str], set[int]] = ("", [], set())
+    """Cursor, history and used at some step."""
 
     def take_checkpoint(self) -> None:
-        self.checkpoint = json.dumps(self.reader.cursor.to_dict()), list(self.history)
+        self.checkpoint = json.dumps(self.reader.cursor.to_dict()), list(self.history), set(self.used)
 
 
 @contextmanager
@@ -107,8 +110,8 @@ class StoreUnderFaults(RuleBasedStateMachine):
         self.expired: set[str] = set()
         """Groups that somebody set out to delete."""
         self.workers = [self.start_worker()]
-        self.trainers = [self.start_trainer(Cursor(), []) for _ in range(NUM_TRAINERS)]
-        self.others = self.start_worker(), self.start_trainer(Cursor(), [])
+        self.trainers = [self.start_trainer(Cursor(), [], set()) for _ in range(NUM_TRAINERS)]
+        self.others = self.start_worker(), self.start_trainer(Cursor(), [], set())
         """They act while a call of somebody else is under way, from beginning to end."""
         self.storage.meanwhile = self.act_meanwhile
 
@@ -117,11 +120,11 @@ class StoreUnderFaults(RuleBasedStateMachine):
 
     def start_worker(self) -> Worker:
         root = self.connect()
-        return Worker(root, RolloutWriter(root, f"w{next(self.numbers)}", flush_age_s=3600))
+        return Worker(root, RolloutWriter(root, f"w0-{next(self.numbers)}", flush_age_s=3600))
 
-    def start_trainer(self, cursor: Cursor, history: Sequence[str]) -> Trainer:
+    def start_trainer(self, cursor: Cursor, history: Sequence[str], used: set[int]) -> Trainer:
         root = self.connect()
-        trainer = Trainer(root, RolloutReader(root, ["rollout_id"], cursor), list(history))
+        trainer = Trainer(root, RolloutReader(root, ["rollout_id"], cursor), list(history), set(used))
         trainer.take_checkpoint()
         return trainer
 
@@ -146,7 +149,8 @@ class StoreUnderFaults(RuleBasedStateMachine):
             group_size=GROUP_SIZE,
             response_length=1,
             policy_version=version,
-            seed=next(self.numbers),
+            seed=self.storage.random.randrange(30),
+            seed_of_ids=next(self.numbers),
         )
         groups = {group.rollouts[0].group_id: group for group in batch.groups}
         self.written |= groups
@@ -167,8 +171,8 @@ class StoreUnderFaults(RuleBasedStateMachine):
             if rng.random() < 0.5:
                 trainer.take_checkpoint()
         if trainer.root.fs.is_dead:
-            cursor, history = trainer.checkpoint
-            self.trainers[place] = self.start_trainer(Cursor.from_dict(json.loads(cursor)), history)
+            cursor, history, used = trainer.checkpoint
+            self.trainers[place] = self.start_trainer(Cursor.from_dict(json.loads(cursor)), history, used)
 
     def deliver(self, trainer: Trainer, versions: range | None) -> None:
         rows = trainer.reader.poll(versions)
@@ -188,10 +192,18 @@ class StoreUnderFaults(RuleBasedStateMachine):
         wanted = [rollout for group_id in group_ids for rollout in self.written[group_id].rollouts]
         by_id = operator.attrgetter("rollout_id")
         assert as_plain(sorted(found, key=by_id)) == as_plain(sorted(wanted, key=by_id)), "not bit for bit"
+        trainer.reader.use(rows)
         trainer.reader.consume(rows)
         trainer.history += group_ids
+        is_duplicate = dict(zip(rows["group_id"].to_pylist(), rows["is_duplicate"].to_pylist(), strict=True))
+        for number in [self.number_of(group_id) for group_id in group_ids if not is_duplicate[group_id]]:
+            assert number not in trainer.used, "trained twice on a request"
+            trainer.used.add(number)
         for group_id in group_ids:
             del trainer.pending[group_id]
+
+    def number_of(self, group_id: str) -> int:
+        return self.written[group_id].rollouts[0].request_index // GROUP_SIZE
 
     def compact(self, rng: random.Random) -> None:
         """Some files or all; workers write on into versions that it took for sealed."""
@@ -267,9 +279,14 @@ class StoreUnderFaults(RuleBasedStateMachine):
         num_rows = self.count_raw()
         lost = self.acknowledged - self.expired - num_rows.keys()
         doubled = [group_id for group_id, count in num_rows.items() if count != GROUP_SIZE]
+        may_be_lost = {self.number_of(group_id) for group_id in self.expired}
+        requests = {self.number_of(group_id) for group_id in num_rows} - may_be_lost
         for trainer in [*self.trainers, self.others[1]]:
-            lost |= num_rows.keys() - self.finish(trainer)
+            last = self.finish(trainer)
+            lost |= num_rows.keys() - set(last.history)
+            assert requests <= last.used, "a request that nobody trained on"
         results.update(groups=len(num_rows), lost=len(lost), doubled=len(doubled), **self.injected())
+        results.update({"requests of several groups": len(num_rows) - len(set(map(self.number_of, num_rows)))})
         assert not lost
         assert not doubled
         assert num_rows.keys() <= self.written.keys(), "groups that nobody wrote"
@@ -288,13 +305,13 @@ class StoreUnderFaults(RuleBasedStateMachine):
         tables = (pq.read_table(self.root.open_file(name), columns=["group_id"]) for name in names)
         return Counter(group_id for table in tables for group_id in table["group_id"].to_pylist())
 
-    def finish(self, trainer: Trainer) -> set[str]:
-        """The trainer starts once more, from where it is, and uses all that is left; its whole history."""
-        last = self.start_trainer(trainer.reader.cursor, trainer.history)
+    def finish(self, trainer: Trainer) -> Trainer:
+        """The trainer starts once more, from where it is, and uses all that is left."""
+        last = self.start_trainer(trainer.reader.cursor, trainer.history, trainer.used)
         self.deliver(last, None)
         self.train_on(last, list(last.pending))
         assert last.reader.poll(None) is None
-        return set(last.history)
+        return last
 
 
 @pytest.mark.slow
@@ -305,7 +322,7 @@ def test_nothing_is_lost_or_doubled_by_a_thousand_crashes(capsys, monkeypatch):
     run_state_machine_as_test(
         StoreUnderFaults,
         settings=settings(
-            max_examples=5_000 if is_soak else 70,
+            max_examples=5_000 if is_soak else 80,
             stateful_step_count=100 if is_soak else 50,
             derandomize=not is_soak,
             deadline=None,

@@ -201,14 +201,16 @@ METRICS_1_1 = (
 )
 """Columns that metrics 1.0 had not yet."""
 METRICS_1_2 = ("token_imbalance", "preference_margin", "preference_accuracy")
+METRICS_1_3 = ("num_incomplete_completions", "num_zero_variance_groups", "first_error")
 
 
 def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, expected):
     (tailed,), (asked,) = MetricsTail(root).poll(), ask(root, "from metrics")
+    names = arrow_schema("metrics").names
+    assert (list(tailed), list(asked)) == (names, [*names, "root"])
     for row in (tailed, asked):
-        assert list(row) == arrow_schema("metrics").names
         assert {name: row[name] for name in expected["metrics"]} == expected["metrics"]
-        assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2)} == {None}
+        assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3)} == {None}
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):

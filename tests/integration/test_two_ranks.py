@@ -16,7 +16,7 @@ from ludic.training.checkpoint import complete_checkpoints
 pytestmark = pytest.mark.slow
 
 # Rollouts of tokens drawn at random and a learning rate at which weights move by some 4e-3 in four steps.
-CONFIG = train_config(num_steps=4, micro_token_budget=100, max_seq_len=30)
+CONFIG = train_config(num_steps=4, micro_token_budget=100, max_seq_len=30, keep_token_stats=True)
 
 
 def run(root: Root, *args: str) -> None:
@@ -42,8 +42,9 @@ def test_two_ranks_write_the_ledger_losses_and_weights_of_one(roots):
     one, two = roots
     run(one, *train_args(one.url, CONFIG, ranks=1))
     # As a user types it: one process, which starts the ranks.
-    single = train_args(two.url, CONFIG, ranks=1)
-    run(two, *single[:-1], "2")
+    several = train_args(two.url, CONFIG, ranks=1)
+    several[several.index("--ranks") + 1] = "2"
+    run(two, *several)
     assert complete_checkpoints(two)[-1].num_ranks == 2
     assert ledger(two) == ledger(one)
     # 4 steps of 3 groups of 4, one of which failed
@@ -53,6 +54,13 @@ def test_two_ranks_write_the_ledger_losses_and_weights_of_one(roots):
     of_one, of_two = (query(root, f"select {columns} from metrics order by step") for root in roots)  # noqa: S608
     assert [row[:3] for row in of_two] == [row[:3] for row in of_one]
     np.testing.assert_allclose([row[3:] for row in of_two], [row[3:] for row in of_one], rtol=1e-4, atol=1e-7)
+
+    lists = "trainer_logprobs, entropy, clipped::float[], weight"
+    stats = [query(root, f"select step, rollout_id, {lists} from token_stats order by all") for root in roots]  # noqa: S608
+    assert [row[:2] for row in stats[1]] == [row[:2] for row in stats[0]]
+    for of_one, of_two in zip(*stats, strict=True):
+        np.testing.assert_allclose(of_two[2:], of_one[2:], rtol=2e-3, atol=1e-5)
+    assert {name.rpartition("-")[2] for name in two.list("token_stats")} == {"rank=0.parquet", "rank=1.parquet"}
 
     before, expected = load_file(f"{one.run.model}/model.safetensors"), final_weights(one)
     for name, tensor in final_weights(two).items():

@@ -333,3 +333,10 @@ def test_a_model_whose_template_refuses_the_conversation_stops_with_its_name(age
     refusing.tokenizer.chat_template = "{{ raise_exception('only the system may speak') }}"
     with pytest.raises(ModelError, match="refuses a conversation of user: only the system may speak"):
         run_single_step(refusing, lambda: Scripted(end()), requests(n=1))
+
+
+def test_an_environment_that_exits_fails_its_episode_only(agent: Agent) -> None:
+    leaving = Scripted(step_error=SystemExit(3))  # type: ignore[arg-type]
+    rollouts = run_single_step(agent, lambda: leaving, requests(n=1), accept_incomplete=True)
+    assert rollouts[0].error is not None
+    assert "sys.exit(3) was called" in rollouts[0].error

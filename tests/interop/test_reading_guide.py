@@ -10,6 +10,8 @@ import pytest
 from ludic.store import Root, list_files, read_columns
 
 GUIDE = Path(__file__).parents[2] / "docs/reading.md"
+WITH_LUDIC = "Several runs at once, with ludic"
+"""A section that tests/sql/test_several_roots.py runs."""
 NEEDS = {"Ray Data": "ray_session", "PySpark": "spark_session"}
 """Fixtures by the heading of a section."""
 
@@ -27,7 +29,7 @@ def blocks(*, remote: bool) -> list[Any]:
         for section in sections
         for code in re.findall(r"^```python\n(.*?)^```", section, flags=re.MULTILINE | re.DOTALL)
     ]
-    wanted = [pair for pair in found if (pair[0] == "On object storage") == remote]
+    wanted = [pair for pair in found if (pair[0] == "On object storage") == remote and pair[0] != WITH_LUDIC]
     return [
         pytest.param(section, code, id=f"{section}-{place}")
         for section, pairs in groupby(wanted, key=lambda pair: pair[0])

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,9 +16,11 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tiny_models import committed_rows, forward_logprobs, publish
 
-from ludic.errors import ConfigError, StoreError
+import ludic.environments.addition
+from ludic.errors import ConfigError, SlotTakenError, StoreError
 from ludic.rollouts.worker import WorkerConfig
 from ludic.store import LatestPolicy, MetricsTail, Root, RunConfig, fetch_policy, list_files, point_latest
+from ludic.store.slots import claim_slot, read_slot_claim
 
 WaitUntil = Callable[[Callable[[], bool]], None]
 Working = Callable[..., AbstractContextManager[WaitUntil]]
@@ -233,6 +237,21 @@ def test_workers_in_the_runs_slots_share_its_schedule_and_others_have_numbers_of
     assert len(set(group_numbers(root))) == 10
 
 
+def test_a_worker_whose_slot_was_taken_ends_before_it_samples_more(root: Root, working: Working, folder: str) -> None:
+    publish(root, folder, groups_per_worker=2)
+
+    def replace_worker() -> None:
+        with working(root) as wait_until:
+            wait_until(has(root, v0=2))
+            claim_slot(root, 0, "w0-other")
+            point_latest(root, LatestPolicy(version=0, groups_per_worker=9))
+            wait_until(lambda: False)
+
+    with pytest.raises(SlotTakenError, match="another worker took slot 0"):
+        replace_worker()
+    assert groups_by_version(root) == {0: 2}
+
+
 # --- What goes wrong outside -----------------------------------------------------------------------------
 
 FAILING_ENVIRONMENT = '''
@@ -332,7 +351,8 @@ def test_each_call_of_the_engine_logs_a_row_an_environment(
     metrics = MetricsTail(root).poll()
     counts = Counter((row["env_name"], row["num_groups"], row["num_rollouts"]) for row in metrics)
     assert counts == {(env, n, 2 * n): 1 for env in ("addition", "opposites") for n in (1, 2)}
-    flags = {"num_truncated": "truncated", "num_parse_errors": "parse_error"}
+    flags = {"num_truncated": "truncated", "num_incomplete_completions": "incomplete_completion"}
+    flags |= {"num_parse_errors": "parse_error"}
     rows = committed_rows(root, "episode_reward", "response_length", "env_name", "error", *flags.values())
     for env_name in ("addition", "opposites"):
         logged = [row for row in metrics if row["env_name"] == env_name]
@@ -346,7 +366,37 @@ def test_each_call_of_the_engine_logs_a_row_an_environment(
     assert {(row["kind"], row["policy_version"]) for row in metrics} == {("worker", 0)}
 
 
+def test_a_worker_whose_rollouts_all_fail_says_so_at_once(
+    tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = Root.create(str(tmp_path), run_config(max_tokens=10**6))
+    publish(root, folder, groups_per_worker=LARGE)
+    work(root, num_groups=2, groups_per_call=1)
+    warnings = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("every one of 2 rollouts failed in addition; the first error: a prompt of ")
+
+
 @pytest.mark.parametrize("name", ["groups_per_call", "num_groups"])
 def test_settings_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 0, wanted at least 1"):
         WorkerConfig(**{name: 0})
+
+
+# --- Code ------------------------------------------------------------------------------------------------
+
+
+def test_a_life_says_which_environments_scored_and_names_what_has_changed(
+    root: Root, work: Work, folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(root, folder, groups_per_worker=10)
+    work(root, num_groups=1)
+    (record,) = read_slot_claim(root, 0, 1).code
+    text = Path(ludic.environments.addition.__file__).read_bytes()
+    assert (record["role"], record["name"], record["sha256"]) == ("environment", "addition", sha256(text).hexdigest())
+    assert record["package"] == f"ludic-rl {version('ludic-rl')}"
+    claim = replace(read_slot_claim(root, 0, 1), code=[{**record, "sha256": "a" * 64, "package": "ludic-rl 0"}])
+    root.put(claim.name, claim.to_json())
+    work(root, num_groups=1)
+    digests = f"sha256 aaaaaaaaaaaa then, {record['sha256'][:12]} now (ludic-rl 0 then, {record['package']} now)"
+    assert f"environment 'addition' is not what life 1 of slot 0 ran: {digests}" in caplog.messages

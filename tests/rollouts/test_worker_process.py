@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from tiny_models import committed_rows, forward_logprobs, publish
 
-from ludic.cli.process import SUPERVISED
-from ludic.store import MetricsTail, Root, RunConfig, list_files
+from ludic.cli.process import REPLACED, SUPERVISED
+from ludic.store import MetricsTail, RolloutReader, Root, RunConfig, list_files
 
 pytestmark = pytest.mark.slow
 
@@ -114,3 +115,20 @@ def test_workers_killed_at_random_moments_lose_nothing_that_they_had_committed_a
     with worker_process(root, "--num-groups", str(len(gaps) + 1)) as process:
         assert process.wait() == 0, process.stderr.read()
     assert group_numbers(root) == list(range(max(numbers) + 2))
+
+
+def test_a_worker_that_was_stopped_and_replaced_ends_and_no_request_is_delivered_twice(root: Root) -> None:
+    with worker_process(root, "--groups-per-call", "4") as first:
+        wait_until(first, lambda: bool(list_files(root)))
+        first.send_signal(signal.SIGSTOP)
+        with worker_process(root, "--num-groups", "12", "--groups-per-call", "4") as second:
+            assert second.wait() == 0, second.stderr.read()
+        first.send_signal(signal.SIGCONT)
+        assert first.wait() == REPLACED
+        (last,) = first.stderr.read().splitlines()[-1:]
+    assert re.fullmatch(rf"ludic: {root.url}: another worker took slot 0, .*-{second.pid} at .*; this one stops", last)
+    rows = RolloutReader(root, []).poll(None)
+    delivered = rows.filter(pc.invert(rows["is_duplicate"]))
+    requests = sorted(delivered["request_index"].to_pylist())
+    assert requests == list(range(len(requests)))
+    assert set(rows["request_index"].to_pylist()) == set(requests)

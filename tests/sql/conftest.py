@@ -68,6 +68,7 @@ def arrive(rows: Rows) -> Rows:
             .append_column("row_group", pa.array([0] * len(places), pa.int32()))
             .append_column("row", pa.array(places, pa.int32()))
             .append_column("arrival", pa.array([arrival] * len(places), pa.int64()))
+            .append_column("is_duplicate", pa.array([False] * len(places)))
         )
 
     return make

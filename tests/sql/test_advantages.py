@@ -122,6 +122,15 @@ def test_grpo_divides_by_the_deviation_of_the_sample():
     assert estimate("grpo", group([1.0, 0.0, 0.5])) == pytest.approx([0.5 / 0.500001, -0.5 / 0.500001, 0.0])
 
 
+def test_grpo_adds_what_it_is_told_to_the_deviation():
+    # deviation sqrt((5e-5^2 + 5e-5^2) / 1) = 7.07e-5, so that TRL's 1e-4 more than halves what verl's 1e-6 leaves
+    rewards = group([1e-4, 0.0])
+    deviation = 1e-4 / 2**0.5
+    assert estimate("grpo", rewards) == pytest.approx([5e-5 / (deviation + 1e-6), -5e-5 / (deviation + 1e-6)])
+    of_trl = [5e-5 / (deviation + 1e-4), -5e-5 / (deviation + 1e-4)]
+    assert estimate("grpo", rewards, epsilon=1e-4) == pytest.approx(of_trl)
+
+
 @pytest.mark.parametrize("name", ["rloo", "grpo", "dr_grpo", "reinforce"])
 def test_equal_rewards_give_exactly_zero_and_a_failed_episode_nothing(name: str):
     assert estimate(name, group([0.1, 0.1, 0.1, None])) == [0.0, 0.0, 0.0, None]

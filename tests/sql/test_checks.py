@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from ludic.errors import QueryError
+from ludic.fsck import check_root, meaning_of
 from ludic.schema import arrow_schema
 from ludic.sql import BatchRules, Planner, connect, run_checks
 from ludic.store.attempts import start_attempt
@@ -289,3 +290,40 @@ def test_a_file_that_can_not_be_read_is_named(root: Root):
     root.put("batches/attempt=1/step=1.parquet", b"no Parquet at all")
     with pytest.raises(QueryError, match=r"^check .*step=1\.parquet"):
         run_checks(connect(root))
+
+
+@pytest.fixture
+def doubles(root: Root, store, arrive) -> list[list[dict]]:
+    """Two groups of one request, by two lives of slot 0, and the rows with which an older ludic plans one a step."""
+    start_attempt(root)
+    planner = Planner(BatchRules(groups_per_batch=1))
+    for life in (0, 1):
+        table = arrive([[1.0, 0.0]], arrival=life, worker_id=[f"w0-{life}"] * 2, request_index=[6, 7])
+        name = store(table.select(arrow_schema("rollouts").names))
+        place = table.schema.get_field_index("file")
+        planner.add(table.set_column(place, "file", pa.array([name] * table.num_rows)))
+    return [planner.plan(step=step, attempt_id=1, trainer_version=0).to_pylist() for step in (1, 2)]
+
+
+def test_a_request_that_was_trained_on_as_two_groups(root: Root, doubles):
+    commit(root, 1, doubles[0])
+    assert found(root) == {}
+    commit(root, 2, doubles[1])
+    groups = sorted({row["group_id"] for rows in doubles for row in rows})
+    assert found(root) == {"duplicate_requests": [{"group_number": 3, "group_ids": groups, "steps": [1, 2]}]}
+
+
+def test_a_request_that_is_stored_as_two_groups_is_a_note(root: Root, doubles):
+    commit(root, 1, doubles[0])
+    (note,) = check_root(root).notes
+    assert note.check == "repeated_requests"
+    assert note.problem.startswith("group_number 3, group_ids [")
+    assert note.problem.endswith("worker_ids ['w0-0', 'w0-1']")
+    assert meaning_of("repeated_requests").startswith("a request of the schedule that is stored as more than one group")
+    assert found(root) == {}
+
+
+def test_rows_without_a_place_in_the_schedule_are_no_doubles(root: Root, store, rows):
+    for life, (worker_id, index) in enumerate([("w0-a", -1), ("w0-b", -1), ("mine", 3), ("yours", 3)]):
+        store(rows([[1.0]], worker_id=[worker_id], seed=life, request_index=[index]))
+    assert list(check_root(root).notes) == []

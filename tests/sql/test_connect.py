@@ -18,6 +18,7 @@ from ludic.store.ledger import ledger_name
 from ludic.store.reference import write_reference
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
+from ludic.store.slots import claim_slot, held_slot
 
 VIEWS = (
     "rollouts",
@@ -28,9 +29,12 @@ VIEWS = (
     "all_batches",
     "attempts",
     "attempt_chain",
+    "workers",
     "policies",
     "metrics",
     "reference",
+    "token_stats",
+    "all_token_stats",
 )
 
 
@@ -74,7 +78,7 @@ def test_logprobs_of_a_reference_are_a_view_on_every_filesystem(root: Root):
     ]
     for row in rows:
         write_reference(root, row["model"], pa.Table.from_pylist([row], schema=schema))
-    found = ludic.connect(root).sql("from reference order by model").to_arrow_table()
+    found = ludic.connect(root).sql("select * exclude (root) from reference order by model").to_arrow_table()
     assert found.to_pylist() == rows
     assert found.column_names == schema.names
 
@@ -99,7 +103,8 @@ def test_views_of_an_empty_root_have_the_types_of_a_full_one(root: Root, store, 
     con = ludic.connect(root)
     empty = {view: con.sql(f"from {view}").types for view in VIEWS}
     assert (
-        run_query(con, "select * exclude (version, env) from rollouts").schema.names == arrow_schema("rollouts").names
+        run_query(con, "select * exclude (version, env, root) from rollouts").schema.names
+        == arrow_schema("rollouts").names
     )
     store(rows([[1.0]]))
     put_steps(root, 1, range(1, 2))
@@ -226,6 +231,18 @@ def test_steps_are_agent_and_environment_steps(root: Root, store, rows):
     ]
 
 
+def test_a_step_says_whether_its_completion_hit_max_tokens(root: Root, store, rows):
+    table = rows([[1.0, 0.0]], num_turns=2)
+    steps = table["agent_steps"].to_pylist()
+    steps[1][1]["finish_reason"] = "length"
+    column = table.schema.get_field_index("agent_steps")
+    store(table.set_column(column, table.schema.field(column), pa.array(steps, table.schema.field(column).type)))
+    query = """
+    select group_index, kind, step_index from steps join rollouts using (rollout_id) where steps.incomplete_completion
+    """
+    assert sorted(ludic.connect(root).execute(query).fetchall()) == [(1, "agent", 1), (1, "environment", 1)]
+
+
 def test_evals_are_apart_from_rollouts(root: Root, rows):
     root.put("evals/version=4/env=moar_cats/worker-0.parquet", encode(rows([[1.0, 0.0]], policy_version=4)))
     con = ludic.connect(root)
@@ -292,3 +309,21 @@ def test_ludic_has_what_it_says():
         assert getattr(ludic, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ludic.nothing  # noqa: B018
+
+
+def test_an_attempts_numerics_are_json_text_and_null_where_they_are_not_recorded(root):
+    start_attempt(root)
+    start_attempt(root, numerics={"num_threads": [2], "torch": "2.13.0"})
+    query = "select numerics->>'torch', numerics->>'$.num_threads[0]' from attempts order by attempt_id"
+    assert ludic.connect(root).execute(query).fetchall() == [(None, None), ("2.13.0", "2")]
+
+
+def test_lives_of_workers_are_listed_by_slot(root: Root):
+    first = claim_slot(root, 0, "w0-a")
+    with held_slot(root, 0, "w0-b"):
+        pass
+    rows = ludic.connect(root).execute(
+        "select * exclude (created_at, root), ended_at is null from workers order by life"
+    )
+    found = [(slot, life, worker_id, owner, lives) for slot, life, worker_id, owner, _, lives in rows.fetchall()]
+    assert found == [(0, 1, "w0-a", first.owner, True), (0, 2, "w0-b", first.owner, False)]

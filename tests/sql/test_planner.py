@@ -319,7 +319,7 @@ def test_an_advantage_too_few_names_the_file_the_rollout_and_both_lengths(planne
     ("advantages", "reason"),
     [
         ("[null::double for i in range(response_length)]", "with nulls, wanted a number for each response token"),
-        ("null::double[]", "with nulls"),
+        ("null::double[]", "get no finite advantage"),
         ("['nan'::double for i in range(response_length)]", "2 of 2 rollouts to train on get no finite advantage"),
         ("[1e39 for i in range(response_length)]", "no finite advantage"),  # more than a float32 holds
     ],
@@ -369,7 +369,8 @@ def test_a_row_whose_other_side_a_filter_drops_is_in_no_pair(arrive):
 
 
 def test_pairs_can_not_be_made_by_an_advantage_that_knows_none():
-    with pytest.raises(QueryError, match=r"rloo\.sql: returns no pair_id, which the objective dpo needs"):
+    message = r"rloo\.sql: returns no pair_id, which objectives of pairs \(dpo, ipo, orpo\) need"
+    with pytest.raises(QueryError, match=message):
         Planner(BatchRules(groups_per_batch=1, pairs=True))
 
 
@@ -444,3 +445,16 @@ def test_fewer_groups_make_a_batch_where_that_is_said(arrive):
     ledger = planner.plan(step=1, attempt_id=1, trainer_version=0, at_least=1)
     assert len(ledger["group_id"].unique()) == 2
     assert planner.plan(step=2, attempt_id=1, trainer_version=0, at_least=1) is None
+
+
+def test_a_group_whose_request_is_anothers_is_dropped_and_never_waits(arrive):
+    planner = Planner(BatchRules(groups_per_batch=1, filters=("drop_truncated",)))
+    planner.add(arrive([[1.0, 0.0]], arrival=0))
+    duplicate = arrive([[1.0, 0.0]], arrival=1, truncated=[True, False])
+    place = duplicate.schema.get_field_index("is_duplicate")
+    planner.add(duplicate.set_column(place, "is_duplicate", pa.array([True, True])))
+    assert planner.num_pending_groups == 1
+    plan = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    assert plan["reason"].to_pylist() == [None, None, "duplicate_request", "duplicate_request"]
+    assert planner.used_up(plan).num_rows == 4
+    assert planner.plan(step=2, attempt_id=1, trainer_version=0) is None

@@ -8,6 +8,8 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from strategies import make_group
 
 from ludic.errors import QueryError
@@ -51,6 +53,59 @@ def test_reinforce_pp_scales_by_the_whole_batch():
     # rewards 0, 1, 2, 5 of two groups: mean 2, sample standard deviation sqrt((4 + 1 + 0 + 9) / 3)
     found = estimate("reinforce_pp", group_of([0.0, 1.0], [1, 1]), group_of([2.0, 5.0], [1, 1], seed=1))
     assert found == pytest.approx([x / sqrt(14 / 3) for x in (-2, -1, 0, 3)], rel=1e-5)
+
+
+def test_opo_weighs_the_rewards_of_its_baseline_by_length():
+    # (1 x 30 + 0 x 10 + 0.5 x 20) / 60 = 2/3; the failed one of 100 tokens does not count
+    found = estimate("opo", group_of([1.0, 0.0, 0.5, None], [30, 10, 20, 100]))
+    assert found == pytest.approx([1 / 3, -2 / 3, -1 / 6, None])
+
+
+def test_opo_of_equal_lengths_is_dr_grpo_and_of_empty_responses_nothing():
+    group = group_of([1.0, 0.0, 0.5], [7, 7, 7])
+    assert estimate("opo", group) == pytest.approx(estimate("dr_grpo", group))
+    assert estimate("opo", group_of([0.1, 0.1], [0, 0])) == [0.0, 0.0]
+
+
+def test_lite_ppo_takes_the_mean_of_the_group_and_the_deviation_of_the_batch():
+    # means 0.5 and 3.5; the deviation of 0, 1, 2, 5 is sqrt((4 + 1 + 0 + 9) / 3)
+    *found, failed = estimate("lite_ppo", group_of([0.0, 1.0], [1, 1]), group_of([2.0, 5.0, None], [1, 1, 1], seed=1))
+    assert found == pytest.approx([x / sqrt(14 / 3) for x in (-0.5, 0.5, -1.5, 1.5)], rel=1e-5)
+    assert failed is None
+
+
+def with_components(rewards: Sequence[float | None], *components: dict[str, float], seed: int = 0) -> RolloutGroup:
+    group = group_of(rewards, [1] * len(rewards), seed)
+    pairs = zip(group.rollouts, components, strict=True)
+    return replace(group, rollouts=tuple(replace(rollout, reward_components=parts) for rollout, parts in pairs))
+
+
+def test_gdpo_normalises_each_component_in_its_group_and_their_sum_over_the_batch():
+    # correct: 0 and 1 are -s and s, with s = 0.5 / sqrt(0.5); length: 300 and 100 are s and -s: sums 0, 0
+    # of the second group both components say the same: 2 s, -2 s; the deviation of 0, 0, 2 s, -2 s is s sqrt(8 / 3)
+    first = with_components([300.0, 101.0], {"correct": 0, "length": 300}, {"correct": 1, "length": 100})
+    second = with_components(
+        [301.0, 100.0, None], {"correct": 1, "length": 300}, {"correct": 0, "length": 100}, {"correct": 9}, seed=1
+    )
+    *found, failed = estimate("gdpo", first, second, epsilon=0.0)
+    assert found == pytest.approx([0, 0, 2 / sqrt(8 / 3), -2 / sqrt(8 / 3)], abs=1e-12)
+    assert failed is None
+
+
+def test_gdpo_weighs_its_components():
+    # correct twice: -2 s + s = -s, and s; over the deviation of -s and s, sqrt(2) s
+    group = with_components([300.0, 101.0], {"correct": 0, "length": 300}, {"correct": 1, "length": 100})
+    found = estimate("gdpo", group, epsilon=0.0, component_weights="correct=2, format=7")
+    assert found == pytest.approx([-1 / sqrt(2), 1 / sqrt(2)])
+
+
+def test_gdpo_of_equal_components_or_of_none_gives_exactly_nothing():
+    assert estimate("gdpo", with_components([1.0, 1.0], {"a": 0.1, "b": 0.2}, {"a": 0.1, "b": 0.2})) == [0.0, 0.0]
+    assert estimate("gdpo", with_components([1.0, 0.0], {}, {})) == [0.0, 0.0]
+
+
+def test_zero_looks_at_no_reward():
+    assert estimate("zero", group_of([5.0, None], [1, 1])) == [0.0, 0.0]
 
 
 def pass_at_k(succeeded: Sequence[bool], k: int) -> list[float]:
@@ -117,6 +172,36 @@ def test_token_returns_of_an_empty_response_are_empty():
     assert estimate("token_returns", group) == [[], [0.0]]
 
 
+def test_token_returns_keep_failed_episodes_out_of_the_baseline():
+    # the mean of 1 and 0, and nothing of the 7 that the failed one left behind
+    group = make_group(rewards=[1.0, None, 0.0], response_length=1, seed=0)
+    rollouts = [with_length(rollout, 1, [reward]) for rollout, reward in zip(group.rollouts, [1, 7, 0], strict=True)]
+    assert estimate("token_returns", replace(group, rollouts=tuple(rollouts))) == [[0.5], None, [-0.5]]
+
+
+@pytest.mark.parametrize("length", [8_000, 100_000])
+def test_token_returns_are_finite_and_right_however_long_the_response(length):
+    # 1 at the first and at the last token: 0.9^(length - 1) of the last reaches the first, which is nothing
+    rewards = [1.0, *[0.0] * (length - 2), 1.0]
+    group = make_group(rewards=[1.0], response_length=1, seed=0)
+    group = replace(group, rollouts=(with_length(group.rollouts[0], length, rewards),))
+    (found,) = estimate("token_returns", group, discount=0.9)
+    wanted = 0.9 ** np.arange(length - 1, -1, -1.0)
+    wanted[0] += 1
+    np.testing.assert_allclose(found, wanted - wanted.mean(), rtol=0, atol=1e-7)
+
+
+@given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
+def test_token_returns_are_the_backward_recursion(rewards: list[int], discount: float):
+    returns = [0.0]
+    for reward in reversed(rewards):
+        returns.insert(0, reward + discount * returns[0])
+    group = make_group(rewards=[1.0], response_length=1, seed=0)
+    group = replace(group, rollouts=(with_length(group.rollouts[0], len(rewards), rewards),))
+    (found,) = estimate("token_returns", group, discount=discount)
+    assert found == pytest.approx(np.array(returns[:-1]) - fmean(returns[:-1]), abs=1e-5)
+
+
 def with_turns(rollout: Rollout, rewards: Sequence[float]) -> Rollout:
     """Two tokens a turn, and a third between turns that the environment said."""
     rollout = with_length(rollout, 3 * len(rewards))
@@ -151,6 +236,14 @@ def test_turn_returns_without_a_future_are_each_steps_own_reward():
     first, second = group.rollouts
     group = replace(group, rollouts=(with_turns(first, [1, 2]), with_turns(second, [3])))
     assert estimate("turn_returns", group, discount=0.0) == [[-1.0, -1.0, 0, 0, 0, 0], [1.0, 1.0, 0]]
+
+
+def test_turn_returns_keep_failed_episodes_out_of_the_baseline():
+    # the mean of 1 and 0, and nothing of the 0 that the failed one stopped at
+    group = make_group(rewards=[1.0, None, 0.0], response_length=1, seed=0)
+    rollouts = [with_turns(rollout, [rollout.episode_reward or 0]) for rollout in group.rollouts]
+    found = estimate("turn_returns", replace(group, rollouts=tuple(rollouts)))
+    assert found == [[0.5, 0.5, 0], None, [-0.5, -0.5, 0]]
 
 
 def test_token_returns_without_a_future_are_each_tokens_own_reward():

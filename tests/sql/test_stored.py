@@ -89,11 +89,12 @@ def served(request: pytest.FixtureRequest, run: Run, monkeypatch: pytest.MonkeyP
 def test_every_column_of_every_row_comes_back(served: Run):
     expected = served.expected
     found = run_query(ludic.connect(served.root), "from rollouts order by rollout_id")
-    assert found.column_names == expected.column_names
+    assert found.column_names == [*expected.column_names, "root"]
+    assert set(found["root"].to_pylist()) == {served.root.url}
     for name in expected.column_names:
         assert found[name].to_pylist() == expected[name].to_pylist(), name
     scanned = ludic.scan(served.root).sort("rollout_id").collect()
-    assert scanned.columns == expected.column_names
+    assert scanned.columns == [*expected.column_names, "root"]
     flat = [name for name in expected.column_names if name not in ("reward_components", "metadata")]
     assert scanned.select(flat).rows() == pl.from_arrow(expected).select(flat).rows()
 

@@ -1,3 +1,4 @@
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
@@ -64,6 +65,19 @@ def test_an_attempt_remembers_its_parent_and_its_settings(root):
     attempt = start_attempt(root, parent_attempt=1, parent_step=40, config={"learning_rate": 1e-3})
     assert read_attempt(root, 2) == attempt
     assert (attempt.parent_attempt, attempt.parent_step, attempt.config) == (1, 40, {"learning_rate": 1e-3})
+
+
+def test_an_attempt_remembers_its_numerics(root):
+    attempt = start_attempt(root, numerics={"num_threads": [2, 2], "torch": "2.13.0"})
+    assert read_attempt(root, 1) == attempt
+    assert attempt.numerics == {"num_threads": [2, 2], "torch": "2.13.0"}
+
+
+def test_an_attempt_is_read_without_what_it_lacks_and_what_is_unknown(root):
+    values = {"attempt_id": 1, "parent_attempt": None, "parent_step": None, "owner": "host-3"}
+    values |= {"created_at": "2026-11-22T12:00:00+00:00", "config": {}, "from_the_future": 1}
+    root.put("attempts/1.json", json.dumps(values).encode())
+    assert read_attempt(root, 1).numerics is None
 
 
 def test_trainers_that_start_at_once_get_attempts_of_their_own(root):

@@ -70,4 +70,30 @@ def test_a_cursor_as_json_is_short():
     for sequence in range(1000):
         cursor.consume("w0", sequence, ["a"], whole=True)
     cursor.consume("w0", 1001, ["b", "a"], whole=False)
-    assert cursor.to_dict() == {"files": {"w0": [(0, 1000)]}, "groups": [["w0", 1001, ["a", "b"]]]}
+    for number in range(8_000):
+        cursor.finish_request(number)
+    cursor.use_request(9_000, "c")
+    assert cursor.to_dict() == {
+        "files": {"w0": [(0, 1000)]},
+        "groups": [["w0", 1001, ["a", "b"]]],
+        "requests": [(0, 8000)],
+        "in_use": [(9000, "c")],
+    }
+
+
+def test_a_cursor_of_an_older_ludic_knows_no_requests_until_they_are_found():
+    cursor = Cursor.from_dict({"files": {"w0": [[0, 1]]}, "groups": []})
+    assert not cursor.knows_requests
+    assert cursor.to_dict() == {"files": {"w0": [(0, 1)]}, "groups": []}
+    assert Cursor.from_dict(Cursor().to_dict()).knows_requests
+
+
+def test_a_request_is_the_first_groups_until_nobody_may_have_it():
+    cursor = Cursor()
+    cursor.use_request(3, "a")
+    cursor.use_request(3, "b")
+    cursor = Cursor.from_dict(json.loads(json.dumps(cursor.to_dict())))
+    assert cursor.in_use == {3: "a"}
+    cursor.finish_request(3)
+    cursor.use_request(3, "c")
+    assert (cursor.in_use, cursor.requests.pairs) == ({}, [(3, 4)])

@@ -14,6 +14,7 @@ import pytest
 from filesystems import Fault, FaultyFileSystem, SharedStorage
 from fsspec.implementations.memory import MemoryFileSystem
 
+from ludic.bounds import BOUNDS
 from ludic.errors import OwnedError, SchemaError
 from ludic.store import Root, start_attempt
 from ludic.store.lease import (
@@ -190,6 +191,17 @@ def test_nothing_is_proven_about_processes_of_another_boot_or_namespace():
     assert not is_dead(f"{boot} {namespace} {pid} {start}")
     assert not is_dead(f"another-boot {namespace} {pid} {int(start) + 1}")
     assert not is_dead(f"{boot} pid:[1] {pid} {int(start) + 1}")
+
+
+def test_a_description_of_no_process_proves_nothing():
+    boot, namespace, _, _ = describe_process(os.getpid()).split()
+    for described in ("", "somebody", f"{boot} {namespace}", f"{boot} {namespace} me 1"):
+        assert not is_dead(described)
+
+
+def test_the_longest_lease_that_a_trainer_may_have_is_read_again(root):
+    lease = claim(root, 0, lease_s=BOUNDS["lease_s"].high)
+    assert read_lease(root, 1) == lease
 
 
 def test_an_owner_whose_process_is_dead_is_not_watched(root, sleeper):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.errors import StoreError
+from ludic.errors import SchemaError, StoreError
 from ludic.store import LatestPolicy, fetch_policy, latest_policy, point_latest, prune_policies, publish_policy
 from ludic.store.policies import policy_folder, policy_versions
 
@@ -130,11 +130,22 @@ def test_the_quota_is_raised_without_a_new_version(root):
     assert latest_policy(root) == LatestPolicy(version=0, groups_per_worker=99)
 
 
+def test_weights_that_changed_since_they_were_published_are_refused(root, tmp_path):
+    publish(root, "a")
+    root.put("policies/version=0/model.safetensors", b"b")
+    with pytest.raises(
+        SchemaError, match=f"^{root.url}/policies/version=0/model.safetensors does not match its digest"
+    ):
+        fetch_policy(root, 0, tmp_path)
+    root.put("policies/version=0/model.safetensors", b"a")
+    assert weights_of(root, 0, tmp_path) == "a"
+
+
 def test_pruning_keeps_the_newest_and_every_policy_json(root, tmp_path):
     for text in "abcde":
         publish(root, text)
     prune_policies(root, keep=2, latest_version=4)
-    assert [len(root.list(policy_folder(version))) for version in range(5)] == [1, 1, 1, 3, 3]
+    assert [len(root.list(policy_folder(version))) for version in range(5)] == [1, 1, 1, 4, 4]
     assert weights_of(root, 3, tmp_path) == "d"
     with pytest.raises(FileNotFoundError, match="holds no weights"):
         fetch_policy(root, 2, tmp_path)

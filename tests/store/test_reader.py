@@ -22,6 +22,8 @@ from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 from ludic.store.parquet import read_rows
 
+EMPTY = Cursor().to_dict()
+
 
 def reader_of(root, cursor=None) -> RolloutReader:
     return RolloutReader(root, ["rollout_id", "episode_reward"], cursor)
@@ -59,8 +61,8 @@ def test_rows_come_with_the_columns_asked_for_and_their_address(root, next_batch
         writer.append(batch)
     rows = reader_of(root).poll(None)
     assert rows.column_names == [
-        *("rollout_id", "episode_reward", "worker_id", "sequence", "group_id"),
-        *("file", "row_group", "row", "arrival"),
+        *("rollout_id", "episode_reward", "worker_id", "sequence", "group_id", "request_index", "group_size"),
+        *("created_at", "file", "row_group", "row", "arrival", "is_duplicate"),
     ]
     # 320 rows of groups of 2: row groups of 256 and 64.
     assert rows.column("row_group").to_pylist() == [0] * 256 + [1] * 64
@@ -119,7 +121,7 @@ def test_a_half_used_file_is_resumed_at_any_point(root, put_file, num_consumed):
     if rest is not None:
         resumed.consume(rest)
     assert reader_of(root, through_json(resumed.cursor)).poll(None) is None
-    assert resumed.cursor.to_dict() == {"files": {"w0": [(0, 1)]}, "groups": []}
+    assert resumed.cursor.to_dict() == {**EMPTY, "files": {"w0": [(0, 1)]}}
 
 
 def test_groups_of_several_files_are_consumed_at_once(root, put_file):
@@ -214,7 +216,7 @@ def of_version(version: bytes) -> bytes:
         (lambda: b"this is some text, and not short", "no Parquet file, or a broken one, of 32 bytes"),
         (lambda: a_file()[:-1], "no Parquet file, or a broken one"),
         (lambda: a_file()[: len(a_file()) // 2], "no Parquet file, or a broken one"),
-        (lambda: corrupt(a_file(response_length=2000)), "no Parquet file, or a broken one"),
+        (lambda: corrupt(a_file(response_length=2000)), "on do not match their digest"),
         (lambda: parquet_of(pa.table({"x": [1]})), "no ludic.table in its metadata"),
         (lambda: of_version(b"2.0"), "rollouts schema 2.0 is newer than this ludic"),
         (without_group_id, "column 'group_id' is missing"),
@@ -332,7 +334,7 @@ def test_a_connection_that_breaks_while_a_sound_file_is_read_is_no_broken_file(u
 
 def test_reading_tokens_of_a_broken_file_names_it(root):
     root.put(NAME, corrupt(a_file(response_length=2000)))
-    with pytest.raises(SchemaError, match=r"bad-0\.parquet: no Parquet file, or a broken one"):
+    with pytest.raises(SchemaError, match=r"bad-0\.parquet: .* do not match their digest"):
         read_rows(root, NAME, [(0, 0)], ["response_tokens"])
 
 
@@ -373,7 +375,11 @@ def test_groups_that_were_read_before_a_compaction_are_consumed_after_it(root, p
     rows = reader.poll(None)
     compact(root)
     reader.consume(of_groups(rows, groups[:3]).select(["group_id"]))
-    assert reader.cursor.to_dict() == {"files": {"w0": [(0, 1)]}, "groups": [["w0", 1, [groups[2]]]]}
+    assert reader.cursor.to_dict() == {
+        **EMPTY,
+        "files": {"w0": [(0, 1)]},
+        "groups": [["w0", 1, [groups[2]]]],
+    }
     rest = reader_of(root, through_json(reader.cursor)).poll(None)
     assert (ids(rest), compacted_of(rest)) == ([groups[3]], {True})
     (address,) = {(row["row_group"], row["row"]) for row in rest.slice(1).to_pylist()}
@@ -389,7 +395,7 @@ def test_a_cursor_says_the_same_whichever_file_the_rows_came_from(root, put_file
     before.consume(rows)
     compact(root)
     after.consume(after.poll(None))
-    assert after.cursor.to_dict() == before.cursor.to_dict() == {"files": {"w0": [(0, 3)]}, "groups": []}
+    assert after.cursor.to_dict() == before.cursor.to_dict() == {**EMPTY, "files": {"w0": [(0, 3)]}}
 
 
 def test_a_compacted_file_is_opened_once_however_often_it_is_listed(unreliable_root, put_file):

@@ -50,3 +50,9 @@ def test_settings_that_a_newer_minor_version_added_are_left_out(run_config):
 def test_a_newer_major_version_is_refused_by_name(run_config):
     with pytest.raises(ConfigError, match=f"run.json has schema 2.0, this ludic reads {SCHEMA_VERSION}; upgrade ludic"):
         from_json(edited(run_config, schema_version="2.0"), "run.json")
+
+
+def test_a_float32_head_is_in_run_json_only_where_it_is_asked_for(run_config):
+    assert "float32_head" not in json.loads(to_json(run_config, "an-id"))
+    data = to_json(replace(run_config, float32_head=True), "an-id")
+    assert from_json(data, "run.json")[0].float32_head

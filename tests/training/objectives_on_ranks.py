@@ -2,7 +2,7 @@
 
     python -m torch.distributed.run --standalone --nproc-per-node N objectives_on_ranks.py OUT [ROOT FROM TO]
 
-OUT: safetensors of losses, the first step's gradients, and weights after ten steps, by case. ROOT, FROM, TO: also
+OUT: safetensors of losses, the first step's gradients, and weights after six steps, by case. ROOT, FROM, TO: also
 load ROOT's checkpoint of attempt FROM, step 3, and write what was loaded as attempt TO.
 """
 
@@ -23,27 +23,33 @@ from ludic.training.config import TrainConfig
 from ludic.training.distributed import init_distributed, is_main, num_ranks, shut_down
 from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard
+from ludic.training.objective_settings import PAIRED
 from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import model_reference
 from ludic.training.step import train_step
 
-NUM_STEPS = 10
+NUM_STEPS = 6
 # Bounds that cut some of the ratios, which lie within exp(-0.7) and exp(0.7).
 BOUNDS: dict[str, dict[str, Any]] = {
     "reinforce": {"truncate_ratio": 1.1, "ratio_level": "sequence"},
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
-    "dpo": {"normalize_over": "sequences", "reference": "another seed"},
+    "vespo": {"mask_sequence_kl": 0.2, "log_ratio_weight": 0.1},
+    **{name: {"normalize_over": "sequences", "reference": "another seed"} for name in PAIRED},
 }
 
 NORMALISATIONS: dict[str, dict[str, Any]] = {
     "sequences": {"normalize_over": "sequences"},
     "constant": {"normalize_over": "constant", "constant_tokens": 20},
 }
+SHAPED: dict[str, dict[str, Any]] = {
+    "whitened returns": {"whiten_advantages": True, "reference": "another seed", "kl_weight": 0.1, "kl_in": "return"}
+}
 
 
 def cases() -> Iterator[tuple[str, TrainConfig]]:
-    """Every objective, and every normalisation with one of them: a normalisation only scales an objective's tokens."""
-    for name, settings in [(name, {"objective": name}) for name in OBJECTIVES] + list(NORMALISATIONS.items()):
+    """Every objective, and with one of them every normalisation, which only scales tokens, and a shaped advantage."""
+    of_objectives = {name: {"objective": name} for name in OBJECTIVES}
+    for name, settings in (of_objectives | NORMALISATIONS | SHAPED).items():
         bounds = BOUNDS.get(str(settings.get("objective")), {})
         yield name, TrainConfig(**settings, **bounds, entropy_weight=0.01, max_grad_norm=None)
 
@@ -61,7 +67,7 @@ def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[
 
     optimizer.register_step_pre_hook(note_gradients)
     for step in range(1, num_steps + 1):
-        micro_batches, num_action_tokens = step_batches(step, in_pairs=config.objective == "dpo")
+        micro_batches, num_action_tokens = step_batches(step, in_pairs=config.objective in PAIRED)
         metrics = train_step(
             model,
             optimizer,
@@ -89,7 +95,7 @@ def whole(model: nn.Module, *, gradient: bool) -> dict[str, Tensor]:
 
 
 def train_all() -> dict[str, Tensor]:
-    """Ten steps of every case in float64; and one in float32, as a trainer runs."""
+    """Six steps of every case in float64; and one in float32, as a trainer runs."""
     found = {}
     for case, config in cases():
         for dtype, num_steps in ((torch.float64, NUM_STEPS), (torch.float32, 1)):

@@ -12,9 +12,12 @@ from tiny_runs import save_checkpoint
 
 from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
 from ludic.store.attempts import start_attempt
+from ludic.store.filesystem import Storage
+from ludic.store.json_files import decode_json
 from ludic.store.lease import claim
 from ludic.store.root import Root
 from ludic.training.checkpoint import (
+    checkpoint_to_resume,
     complete_checkpoints,
     load_checkpoint,
     prune_checkpoints,
@@ -78,7 +81,7 @@ def test_a_resumed_trainer_keeps_its_own_settings(run_root, trainer):
 def test_the_marker_says_what_the_caller_gave(run_root, trainer):
     info = save(run_root, *trainer(), attempt_id=2, step=5)
     assert complete_checkpoints(run_root) == [info]
-    written = json.loads(run_root.read("checkpoints/attempt=2/step=5/checkpoint.json"))
+    written = decode_json(run_root.read("checkpoints/attempt=2/step=5/checkpoint.json"))
     assert written == {
         "attempt_id": 2,
         "step": 5,
@@ -166,7 +169,7 @@ def test_what_an_earlier_attempt_left_incomplete_is_pruned_and_ones_own_is_not(r
 
 
 @pytest.mark.parametrize("crash", CRASHES)
-@pytest.mark.parametrize("num_calls", range(7))
+@pytest.mark.parametrize("num_calls", range(8))
 def test_a_checkpoint_whose_upload_is_cut_anywhere_does_not_exist_or_is_whole(run_root, trainer, num_calls, crash):
     storage = SharedStorage(MemoryFileSystem())
     root = Root.create(f"memory://{uuid.uuid4()}", run_root.run, fs=FaultyFileSystem(storage))
@@ -180,8 +183,8 @@ def test_a_checkpoint_whose_upload_is_cut_anywhere_does_not_exist_or_is_whole(ru
     assert found[0] == first
     for info in found:
         load_checkpoint(after, info, model, optimizer)
-    # Two configurations, weights, moments, random states; then the marker.
-    is_there = num_calls > 5 or (num_calls, crash) == (5, Fault.DIE_AFTER)
+    # Two configurations, weights, moments, random states, digests; then the marker.
+    is_there = num_calls > 6 or (num_calls, crash) == (6, Fault.DIE_AFTER)
     assert [info.step for info in found] == ([1, 2] if is_there else [1])
 
 
@@ -202,6 +205,8 @@ def test_another_trainer_with_this_attempt_is_an_error(run_root, trainer):
 
 
 def edit(root, info, file, change):
+    """As if it had been written so by a ludic that wrote no digests."""
+    root.delete(f"{info.name}/digests.json")
     path = f"{root.path}/{info.name}/{file}"
     tensors = load_file(path)
     change(tensors)
@@ -239,12 +244,52 @@ def test_a_checkpoint_of_another_model_is_refused(run_root, trainer):
         load_checkpoint(run_root, info, *trainer())
 
 
-def test_a_truncated_optimizer_file_is_named(run_root, trainer):
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "random.safetensors", "model.safetensors", "config.json"])
+def test_a_damaged_checkpoint_is_named_by_its_place_in_the_root_and_passed_over(run_root, trainer, caplog, file):
+    model, optimizer = trainer()
+    attempt = start_attempt(run_root)
+    older, newer = (save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2))
+    assert checkpoint_to_resume(run_root, attempt) == newer
+    name = f"{newer.name}/{file}"
+    run_root.put(name, run_root.read(name)[:-9])
+    with pytest.raises(SchemaError, match=f"^{run_root.url}/{name} does not match its digest in digests.json"):
+        load_checkpoint(run_root, newer, model, optimizer)
+    assert checkpoint_to_resume(run_root, attempt) == older
+    assert f"{run_root.url}/{name} does not match" in caplog.text
+
+
+def test_a_checkpoint_that_is_pruned_while_it_is_looked_at_is_passed_over(run_root, trainer, monkeypatch):
+    model, optimizer = trainer()
+    attempt = start_attempt(run_root)
+    older, newer = (save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2))
+    open_file = Storage.open_file
+
+    def open_after_it_is_gone(storage, name):
+        if name.startswith(newer.name):
+            run_root.delete(newer.name)
+        return open_file(storage, name)
+
+    monkeypatch.setattr(Storage, "open_file", open_after_it_is_gone)
+    assert checkpoint_to_resume(run_root, attempt) == older
+
+
+def test_a_checkpoint_that_was_found_sound_is_not_read_again(run_root, trainer):
+    model, optimizer = trainer()
+    attempt = start_attempt(run_root)
+    info = save(run_root, model, optimizer, attempt_id=1)
+    run_root.put(f"{info.name}/optimizer.safetensors", b"damaged")
+    assert checkpoint_to_resume(run_root, attempt, known=info) == info
+    assert checkpoint_to_resume(run_root, attempt) is None
+
+
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "config.json"])
+def test_a_truncated_file_of_a_checkpoint_without_digests_is_named(run_root, trainer, file):
     model, optimizer = trainer()
     info = save(run_root, model, optimizer)
-    name = f"{info.name}/optimizer.safetensors"
-    run_root.put(name, run_root.read(name)[:500])
-    with pytest.raises(ModelError, match=r"step=1/optimizer\.safetensors can't be read"):
+    name = f"{info.name}/{file}"
+    run_root.delete(f"{info.name}/digests.json")
+    run_root.put(name, run_root.read(name)[:50])
+    with pytest.raises(ModelError, match=info.name):
         load_checkpoint(run_root, info, model, optimizer)
 
 

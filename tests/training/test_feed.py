@@ -5,6 +5,7 @@ import time
 import uuid
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pytest
 from tiny_runs import create_root, cursor_of_ledger, fill, ledger, query, train_config
 
@@ -89,7 +90,7 @@ def test_rollouts_that_got_too_old_are_dropped_with_that_reason(new_root, open_f
     plan = next_plan(feed, 1, trainer_version=2)
     assert set(plan.rows["lag"].to_pylist()) == {2}
     assert plan.num_pending_groups == 1
-    fill(root, num_files=1, groups_per_file=2, worker_id="w0-new", policy_version=3, seed=1)
+    fill(root, num_files=1, groups_per_file=2, worker_id="w0-new", policy_version=3, seed=7)
     plan = next_plan(feed, 2, trainer_version=3)
     reasons = {(row["lag"], row["used"], row["reason"]) for row in plan.rows.to_pylist()}
     assert reasons == {(0, True, None), (3, False, "max_off_policy_steps")}
@@ -253,3 +254,31 @@ def test_a_limit_that_is_a_setting_is_no_sql_param():
     config = train_config(sql_params={"max_age_s": 30.0})
     with pytest.raises(ConfigError, match="'max_age_s', which no SQL takes"):
         Planner(batch_rules(config, 1))
+
+
+def test_of_two_groups_of_one_request_the_later_is_dropped_and_said_to_be(new_root, open_feed):
+    root = new_root()
+    first = fill(root, num_files=1, worker_id="w0-first")
+    feed, _ = open_feed(root)
+    plan = next_plan(feed, 1)
+    assert (len(groups_of(plan)), plan.num_pending_groups) == (2, 2)
+    # The other life of slot 0 sampled the same four requests, and commits them now.
+    second = fill(root, num_files=1, worker_id="w0-second", seed_of_ids=1)
+    plan = next_plan(feed, 2)
+    used = plan.rows.filter(plan.rows["used"])
+    dropped = plan.rows.filter(pc.invert(plan.rows["used"]))
+    assert set(used["group_id"].to_pylist()) <= first.keys()
+    assert set(dropped["group_id"].to_pylist()) == second.keys()
+    assert dropped["reason"].unique().to_pylist() == ["duplicate_request"]
+    assert Cursor.from_dict(plan.cursor).to_dict() == cursor_of_ledger(root)
+    assert plan.num_pending_groups == 0
+
+
+def test_duplicates_are_no_groups_that_wait_and_no_arrivals(new_root, open_feed):
+    root = new_root()
+    fill(root, num_files=1, groups_per_file=1, worker_id="w0-first")
+    fill(root, num_files=1, groups_per_file=1, worker_id="w0-second", seed_of_ids=1)
+    feed, publisher = open_feed(root)
+    assert feed.count_ready_groups(publisher.version) == 1
+    with pytest.raises(StalledError, match="1 of 2 groups are ready; filters drop 4 of 8 rollouts, duplicate_request"):
+        next_plan(feed, 1)

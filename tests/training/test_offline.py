@@ -195,3 +195,15 @@ def test_a_checkpoint_says_what_it_was_trained_on(new_root, source):
     train_here(root, offline=True, sources=(source.url,), epochs=1, where="true")
     begun = complete_checkpoints(root)[-1].cursor["offline"]
     assert begun == {"first_step": 1, "sources": [source.url], "where": "true"}
+
+
+def test_a_request_that_two_workers_sampled_is_used_once_an_epoch_and_the_ledger_says_why(new_root, source):
+    root = new_root("offline")
+    fill(source, num_files=1, worker_id="w0-zombie", seed_of_ids=9)  # the requests of the first of two files
+    assert train_here(root, offline=True, sources=(source.url,), epochs=2) == 8
+    uses = Counter(group for groups in groups_by_step(root).values() for group in groups)
+    assert sorted(uses.values()) == [2] * 8
+    dropped = (
+        "select reason, count(distinct group_id), count(distinct step) from batches where not used group by reason"
+    )
+    assert query(root, dropped) == [("duplicate_request", 4, 1)]

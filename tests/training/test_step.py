@@ -92,6 +92,19 @@ def test_how_a_batch_is_split_into_micro_batches_does_not_matter(step, sequences
     assert_close(gradients, expected)
 
 
+def test_how_a_batch_is_split_does_not_matter_to_whitened_returns(step, tiny_model, sequences):
+    some = sequences(6, 1)
+    of_base = model_reference(tiny_model(seed=1), torch.device("cpu"))
+    settings = {"whiten_advantages": True, "kl_weight": 0.5, "kl_in": "return", "reference": of_base}
+    settings["num_action_tokens"] = num_action_tokens(some)
+    whole, expected, _ = step([pack(some)], **settings)
+    split, gradients, _ = step([pack(some[:2]), pack(some[2:]), pack([])], **settings)
+    assert split == pytest.approx(whole, rel=1e-5)
+    assert_close(gradients, expected)
+    unshaped, _, _ = step([pack(some)], **settings | {"whiten_advantages": False, "kl_in": "loss"})
+    assert whole["loss"] != pytest.approx(unshaped["loss"], rel=1e-2)
+
+
 def mean_of(tiny_model, sequences, **settings):
     """The mean over sequences, or pairs, taken one by one."""
     losses = []
@@ -223,3 +236,21 @@ def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights(mesh, tiny
         )
     assert all(torch.equal(p.full_tensor(), before[name]) for name, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({"max_grad_norm": 1.0}, "with a learning_rate below 1e-06 or truncate_ratio or mask_ratio$"),
+        ({"truncate_ratio": 2.0}, "with a learning_rate below 1e-06 or max_grad_norm 1$"),
+        ({"objective": "ppo_clip", "clip_high": 0.2}, "or dual_clip or max_grad_norm 1$"),
+        (
+            {"objective": "sft", "dtype": "bfloat16"},
+            "with a learning_rate below 1e-06 or max_grad_norm 1 or dtype float32",
+        ),
+    ],
+)
+def test_a_loss_that_is_not_finite_names_only_what_is_not_in_use(step, sequences, settings, wanted):
+    some = [replace(s, weight=np.nan) for s in sequences(2, 1)]
+    with pytest.raises(TrainingError, match=wanted):
+        step([pack(some)], num_action_tokens=num_action_tokens(some), **settings)

@@ -19,6 +19,7 @@ def test_settings_are_there_before_torch_is():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+CLIPPING = ("ppo_clip", "cispo", "gspo", "gmpo")
 DPO = {"objective": "dpo", "normalize_over": "sequences", "reference": "base"}
 
 
@@ -40,7 +41,13 @@ DPO = {"objective": "dpo", "normalize_over": "sequences", "reference": "base"}
         ({"betas": (0.9, 1.0)}, "betas is"),
         ({"kl_weight": 0.1}, "there is no reference"),
         ({"truncate_ratio": 2.0, "objective": "ppo_clip"}, "set objective to reinforce"),
-        ({"clip_low": 0.2}, "clip_low is 0.2, which reinforce does not look at"),
+        ({"clip_low": 0.2}, "clip_low is 0.2, which reinforce ignores; leave it out, or set objective to ppo_clip"),
+        ({"objective": "sft", "kl_in": "reward"}, "kl_in is reward, which sft ignores"),
+        ({"objective": "sft", "ratio_level": "sequence"}, "ratio_level is sequence, which sft ignores"),
+        ({"dpo_beta": 0.2}, "dpo_beta is 0.2, which reinforce ignores; leave it out, or set objective to dpo"),
+        ({"kl_estimator": "k1"}, "kl_estimator is k1, but there is no kl_weight; set kl_weight, or leave it out"),
+        ({"kl_in": "reward"}, "kl_in is reward, but there is no kl_weight"),
+        *(({"objective": name}, f"objective is {name}, .* set clip_low or clip_high") for name in CLIPPING),
         ({"clip_low": 1.2, "objective": "cispo"}, "wanted at most 1"),
         ({"dual_clip": 1.0, "objective": "ppo_clip"}, "dual_clip is 1.0, wanted above 1"),
         ({"mask_ratio": (1.5, 2.0)}, "mask_ratio is"),
@@ -51,7 +58,7 @@ DPO = {"objective": "dpo", "normalize_over": "sequences", "reference": "base"}
         ({"sql_params": {"k": [1, 2]}}, r"sql_params has 'k' = \[1, 2\], wanted a number or a text"),
         ({"objective": "dpo", "normalize_over": "sequences"}, "objective is dpo but there is no reference"),
         ({**DPO, "normalize_over": "tokens"}, "normalize_over is tokens, and dpo takes the mean over pairs"),
-        ({**DPO, "kl_weight": 0.1, "kl_in": "reward"}, "kl_in is reward, and dpo looks at no reward"),
+        ({**DPO, "kl_weight": 0.1, "kl_in": "reward"}, "kl_in is reward, which dpo ignores"),
         ({**DPO, "dpo_beta": 0.0}, "dpo_beta is 0.0"),
         ({"max_shard_size": "5"}, "max_shard_size is .5., wanted a size such as 500MB or 5GB"),
     ],

@@ -80,6 +80,17 @@ def test_what_filters_drop_is_in_the_ledger_with_the_reason_and_in_the_metrics(n
     ]
 
 
+def test_a_trainer_that_learns_nothing_says_so(new_root, caplog):
+    root = new_root()
+    fill(root, num_files=3, rewards=[[0.5] * 4] * 4)
+    train_here(root, num_steps=4)
+    warnings = [record.getMessage() for record in caplog.records if "learned nothing" in record.getMessage()]
+    assert warnings == [
+        "the last 3 steps learned nothing: all advantages or gradients are 0 (mean reward 0.5); look at the "
+        "environment's score, and at incomplete and unparsed answers"
+    ]
+
+
 def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
     root, _ = local
     reported = {}
@@ -90,6 +101,7 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
         -- but for the columns of workers and of dpo, and mfu, which a CPU has none of
         select * exclude (
             worker_id, env_name, num_truncated, num_parse_errors, num_errors,
+            num_incomplete_completions, num_zero_variance_groups, first_error,
             preference_margin, preference_accuracy, mfu
         )
         from metrics

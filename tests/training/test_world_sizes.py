@@ -68,7 +68,7 @@ def test_objectives_train_alike_on_1_2_and_4_ranks_and_a_checkpoint_moves_betwee
     assert (
         len({tuple(one[f"{case}/losses"].tolist()) for case in cases(one)})
         == len(cases(one))
-        >= 2 * (len(OBJECTIVES) + 2)
+        >= 2 * (len(OBJECTIVES) + 3)
     )
 
     written = files_of(run_root, 1)

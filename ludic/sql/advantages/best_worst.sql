@@ -1,4 +1,4 @@
--- best_worst: pairs of a group's best and worst rollout, for the objective dpo
+-- best_worst: pairs of a group's best and worst rollout, for the objectives dpo, ipo and orpo
 -- paper: Rafailov et al. 2023 (Direct Preference Optimization), arXiv 2305.18290, whose pairs people chose
 -- grain: one row per rollout_id of a pair | reads: rollouts
 -- advantage: 1 for the chosen, -1 for the rejected side; a group whose rewards are all equal makes no pair

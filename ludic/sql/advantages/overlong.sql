@@ -4,6 +4,8 @@
 -- grain: one row per rollout_id | reads: rollouts
 -- an episode of several rollouts counts once, as long as its longest row; a group of one scored episode gets 0
 -- NULL: the rollout was not scored
+-- $epsilon is added to the standard deviation, see grpo
+-- default: epsilon = 1e-6
 with episodes as (
     select
         group_id,
@@ -33,7 +35,7 @@ baselines as (
 
 select
     rollout_id,
-    (reward - lowest - mean) / (coalesce(std, 0) + 1e-6) as advantage
+    (reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as advantage
 from rollouts
 left join episodes on episodes.group_id = rollouts.group_id and episodes.episode_id = rollouts.episode_id
 left join baselines on baselines.group_id = rollouts.group_id

@@ -3,6 +3,8 @@
 -- grain: one row per rollout_id | reads: rollouts
 -- an episode of several rollouts counts once; a batch of one scored episode gets 0
 -- NULL: the rollout was not scored
+-- $epsilon is added to the standard deviation, see grpo
+-- default: epsilon = 1e-6
 with episodes as (
     select episode_id, max(episode_reward) as reward
     from rollouts
@@ -25,6 +27,6 @@ baseline as (
     from batch
 )
 
-select rollout_id, (episode_reward - lowest - mean) / (coalesce(std, 0) + 1e-6) as advantage
+select rollout_id, (episode_reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as advantage
 from rollouts
 cross join baseline

@@ -1,44 +1,45 @@
 -- token_returns: at each token, the discounted sum of token_rewards from there on, less the batch's mean return
 -- the return of policy gradients, Sutton and Barto 2018, eq. 3.8; the baseline is one number for all tokens
 -- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with token_rewards
--- NULL: never
+-- NULL: the rollout was not scored; its tokens are not in the baseline either
 -- $discount: what a reward is worth one token earlier; 0 is each token's own reward
--- its powers must not underflow over a response (0.9: 6,700 tokens), or no finite advantage comes out
 -- default: discount = 1.0
-with tokens as (
+with scored as (
     select
         rollout_id,
-        unnest(token_rewards) as reward,
-        unnest(range(len(token_rewards))) as place
+        token_rewards::double[] as rewards,
+        [[pow(2, k)] for k in range(ceil(log2(greatest(len(token_rewards), 1)))::bigint)] as steps
     from rollouts
+    where episode_reward is not null
 ),
 
+-- each pass adds the sum over as many tokens as were summed before, so that log2(length) passes do, and no power of the
+-- discount divides anything, however long the response
 returns as (
     select
         rollout_id,
-        place,
-        case
-            when $discount = 0 then reward
-            else sum(reward * pow($discount, place)) over (
-                partition by rollout_id order by place rows between current row and unbounded following
-            ) / pow($discount, place)
-        end as return
-    from tokens
+        list_reduce(
+            list_concat([rewards], steps),
+            lambda sums, step: [
+                sums[i] + pow($discount, step[1]) * coalesce(sums[i + step[1]::bigint], 0) for i in range(1, len(sums) + 1)
+            ]
+        ) as returns
+    from scored
 ),
 
 -- in order, so that no bit of a sum depends on threads
-baseline as (
-    select list_avg(list(return order by rollout_id, place)) as mean
+batch as (
+    select flatten(list(returns order by rollout_id)) as returns, min(list_min(returns)) as lowest
     from returns
 ),
 
-by_rollout as (
-    select rollout_id, list(return - mean order by place) as token_advantages
-    from returns
-    cross join baseline
-    group by rollout_id
+-- above the lowest return, so that equal ones give exactly 0 and large ones lose no digits
+baseline as (
+    select lowest, list_avg([return - lowest for return in returns]) as mean
+    from batch
 )
 
-select rollouts.rollout_id, coalesce(token_advantages, []) as token_advantages
+select rollouts.rollout_id, [return - lowest - mean for return in returns] as token_advantages
 from rollouts
-left join by_rollout on by_rollout.rollout_id = rollouts.rollout_id
+left join returns on returns.rollout_id = rollouts.rollout_id
+cross join baseline

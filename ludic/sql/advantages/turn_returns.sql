@@ -1,19 +1,25 @@
 -- turn_returns: at each token, the discounted sum of the environment's rewards from its turn on, less the mean
--- return of that turn over the group's episodes
+-- return of that turn over the group's scored episodes
 -- the return of policy gradients, Sutton and Barto 2018, eq. 3.8, with a step of the environment as the step
 -- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with agent_steps, environment_steps
 -- a token of agent step i belongs to the first environment step that i led to; tokens of no step get 0
--- NULL: never
+-- NULL: the rollout was not scored
 -- $discount: what a reward is worth one turn earlier; 1 is the return of the episode, 0 each step's own reward
 -- default: discount = 1.0
-with turns as (
+with scored as (
+    select *
+    from rollouts
+    where episode_reward is not null
+),
+
+turns as (
     select
         rollout_id,
         group_id,
         [coalesce(step.reward, 0) for step in environment_steps] as rewards,
         unnest(range(1, len(environment_steps) + 1)) as turn,
         unnest(environment_steps).agent_steps as led_here
-    from rollouts
+    from scored
 ),
 
 returns as (
@@ -26,6 +32,7 @@ returns as (
     from turns
 ),
 
+-- in order, so that no bit of a sum depends on threads
 baselines as (
     select group_id, turn, list_avg(list(return order by rollout_id)) as mean
     from returns
@@ -34,7 +41,7 @@ baselines as (
 
 steps as (
     select rollout_id, unnest(range(len(agent_steps))) as agent_step, unnest(agent_steps) as step
-    from rollouts
+    from scored
 ),
 
 tokens as (
@@ -56,6 +63,8 @@ by_rollout as (
 
 select
     rollouts.rollout_id,
-    [coalesce(advantages[place], 0) for place in range(response_length)] as token_advantages
+    case
+        when episode_reward is not null then [coalesce(advantages[place], 0) for place in range(response_length)]
+    end as token_advantages
 from rollouts
 left join by_rollout on by_rollout.rollout_id = rollouts.rollout_id

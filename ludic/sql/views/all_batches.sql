@@ -5,7 +5,7 @@
 with ledger as (
     select $columns
     from (
-        from empty.batches
+        from $empty.batches
         union all by name
         from read_parquet(
             $root || '/batches/attempt=*/step=*.parquet',

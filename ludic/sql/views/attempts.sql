@@ -1,10 +1,11 @@
 -- attempts: each start of a trainer, with the checkpoint that it went on from
 -- grain: one row per attempt_id | reads: attempts/ of the root
 -- config is JSON text: the settings of the trainer
--- NULL: parent_attempt and parent_step of a trainer that started from the run's first weights
+-- numerics is JSON text: what the last bits of weights depend on, such as threads, versions and processors
+-- NULL: parent_attempt and parent_step of a trainer that started from the run's first weights; numerics of old attempts
 select $columns
 from (
-    from empty.attempts
+    from $empty.attempts
     union all by name
     from read_json($root || '/attempts/*.json', columns = $types, hive_partitioning = false, allow_empty = true)
 )

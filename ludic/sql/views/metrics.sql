@@ -3,7 +3,7 @@
 -- NULL: does not apply to this kind
 select $columns
 from (
-    from empty.metrics
+    from $empty.metrics
     union all by name
     from read_parquet($root || '/metrics/**/*.parquet', schema = $schema, filename = true, allow_empty = true)
 )

@@ -3,7 +3,7 @@
 -- NULL: parent_version of the run's first weights
 select $columns
 from (
-    from empty.policies
+    from $empty.policies
     union all by name
     from read_json(
         $root || '/policies/version=*/policy.json',

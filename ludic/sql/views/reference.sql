@@ -3,7 +3,7 @@
 -- reads: reference/ of the root
 select $columns
 from (
-    from empty.reference
+    from $empty.reference
     union all by name
     from read_parquet(
         $root || '/reference/**/*.parquet',

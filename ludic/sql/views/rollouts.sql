@@ -5,9 +5,9 @@
 -- NULL: as in schemas/rollouts.v1.json; also a column that an older file lacks
 select $columns_by_address, version, env
 from (
-    from empty.segments
+    from $empty.segments
     union all by name
-    from read_parquet(segments_of('$folder'), schema = $segment_schema, allow_empty = true)
+    from read_parquet(segments_of_$number('$folder'), schema = $segment_schema, allow_empty = true)
 )
 union all
 select
@@ -15,7 +15,7 @@ select
     try_cast(regexp_extract(filename, '/version=(\d+)/env=[^/]*/[^/]*$', 1) as bigint) as version,
     url_decode(regexp_extract(filename, '/env=([^/]*)/[^/]*$', 1)) as env
 from (
-    from empty.rollouts
+    from $empty.rollouts
     union all by name
-    from read_parquet(compacted_of('$folder'), schema = $schema, filename = true, allow_empty = true)
+    from read_parquet(compacted_of_$number('$folder'), schema = $schema, filename = true, allow_empty = true)
 )

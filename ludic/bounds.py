@@ -1,0 +1,121 @@
+"""The range of every number that a user can set, in one table, so that a slip of the hand is refused at once.
+
+Bounds are far above what is sensible, and below what overflows a column, a wait or a machine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from ludic.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """From low to high, both included unless `above` says that low is not."""
+
+    low: float
+    high: float
+    above: bool = False
+
+    def hold(self, value: float) -> bool:
+        """NaN is in no range."""
+        return (self.low < value if self.above else self.low <= value) and value <= self.high
+
+    def wanted(self, value: float) -> str:
+        """The bound that a value passes."""
+        if value > self.high:
+            return f"at most {self.high:,}"
+        return f"a number above {self.low}" if self.above else f"at least {self.low:,}"
+
+
+_COUNT = Bounds(1, 10**9)
+_COUNT_OR_0 = Bounds(0, 10**9)
+_INDEX = Bounds(0, 2**63 - 1)
+_TOKENS = Bounds(1, 10**8)
+_PROCESSES = Bounds(1, 4096)
+_SECONDS = Bounds(0, 10**9, above=True)
+_WEIGHT = Bounds(0, 10**6, above=True)
+
+BOUNDS: Mapping[str, Bounds] = MappingProxyType(
+    {
+        # request_index, the number of a group times group_size, fits int64 in every slot of the schedule.
+        "group_size": Bounds(1, 2000),
+        "groups_per_batch": Bounds(1, 10**5),
+        "groups_per_call": Bounds(1, 10**5),
+        "steps_per_version": _COUNT,
+        "batches_ahead": Bounds(0, 10**4),
+        "num_workers": _PROCESSES,
+        "local_workers": Bounds(0, 4096),
+        "ranks": _PROCESSES,
+        "num_threads": Bounds(1, 1024),
+        "slot": _COUNT_OR_0,
+        "seed": Bounds(-(2**63), 2**63 - 1),
+        "temperature": Bounds(0, 100),
+        "top_p": Bounds(0, 1, above=True),
+        "top_k": _COUNT,
+        "max_tokens": _TOKENS,
+        "constant_tokens": _TOKENS,
+        "micro_token_budget": _TOKENS,
+        "logprob_chunk_tokens": _TOKENS,
+        "max_seq_len": _TOKENS,
+        "num_steps": _COUNT,
+        "num_groups": _COUNT,
+        "max_uses": _COUNT,
+        "epochs": _COUNT,
+        "warmup_steps": _COUNT_OR_0,
+        "checkpoint_every": _COUNT,
+        "keep_checkpoints": _COUNT,
+        "keep_checkpoints_every": _COUNT,
+        "keep_policies": _COUNT,
+        "keep_versions": _COUNT,
+        "max_off_policy_steps": _COUNT_OR_0,
+        "lora_rank": Bounds(1, 10**5),
+        "lora_alpha": Bounds(1, 10**6),
+        "learning_rate": Bounds(0, 1000, above=True),
+        "weight_decay": Bounds(0, 1000),
+        "max_grad_norm": _WEIGHT,
+        "betas": Bounds(0, 1),
+        "clip_low": _WEIGHT,
+        "clip_high": _WEIGHT,
+        "dual_clip": _WEIGHT,
+        "truncate_ratio": _WEIGHT,
+        "mask_ratio": Bounds(0, 10**6),
+        "sapo_tau_positive": _WEIGHT,
+        "sapo_tau_negative": _WEIGHT,
+        "dppo_low": _WEIGHT,
+        "dppo_high": _WEIGHT,
+        "mask_sequence_kl": _WEIGHT,
+        "mask_sequence_ratio": Bounds(0, 10**6),
+        "vespo_k": Bounds(0, 10**6),
+        "vespo_lambda": Bounds(0, 10**6),
+        "log_ratio_weight": _WEIGHT,
+        "dpo_beta": _WEIGHT,
+        "orpo_weight": _WEIGHT,
+        "entropy_weight": _WEIGHT,
+        "kl_weight": _WEIGHT,
+        "max_age_s": _SECONDS,
+        "stall_limit_s": _SECONDS,
+        "interval_s": Bounds(0, 86_400, above=True),
+        "env_timeout_s": Bounds(0, 86_400, above=True),
+        # Another trainer waits as long as this before it takes over from one that died.
+        "lease_s": Bounds(0, 86_400, above=True),
+        "n": Bounds(1, 10**5),
+        "max_rows": _COUNT,
+        "target_mb": Bounds(1, 10**6),
+        "before": _INDEX,
+        "step": _INDEX,
+        "version": _INDEX,
+        "replaces": _COUNT_OR_0,
+    }
+)
+
+
+def check_numbers(settings: Any) -> None:
+    """Raises ConfigError for the first number of a dataclass that is out of range; None is off, and passes."""
+    for name, bounds in BOUNDS.items():
+        value = getattr(settings, name, None)
+        for number in value if isinstance(value, list | tuple) else (value,):  # JSON has lists
+            if number is not None and not bounds.hold(number):
+                raise ConfigError(f"{name} is {value}, wanted {bounds.wanted(number)}")

@@ -1,0 +1,24 @@
+"""`ludic create ROOT`: make a run's root and start nothing, for workers and a trainer on other machines."""
+
+from dataclasses import dataclass, field
+
+import tyro
+
+from ludic.cli.code import CodeSettings
+from ludic.cli.run import open_run
+from ludic.cli.settings import RootUrl
+from ludic.store import RunConfig
+from ludic.training.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run to make."""
+    run: tyro.conf.OmitArgPrefixes[RunConfig]
+    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
+
+
+def main(settings: Settings) -> None:
+    root = open_run(settings.root, settings.run, TrainConfig(), settings.code)
+    print(f"{root.url} is there; `ludic worker {root.url}` samples for it, `ludic train {root.url}` trains")

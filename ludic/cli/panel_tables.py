@@ -1,0 +1,131 @@
+"""What the panel says of environments and workers: tables, or lines where a terminal is too narrow for them. Pure."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ludic.cli.glance import WINDOW, Glance, Row
+from ludic.cli.output import age, number, printable
+
+_MOST_WORKERS = 8
+_GAPS = (2, 1)
+"""Between two columns: the wider one where there is room."""
+_SHORTEST_ID = 9
+"""Columns of a worker's id that tell it from others; the rest may be cut."""
+_COUNTS = {
+    "truncated": "num_truncated",
+    "incomplete": "num_incomplete_completions",
+    "unparsed": "num_parse_errors",
+    "failed": "num_errors",
+}
+
+
+def by_environment(glance: Glance, width: int) -> RenderableType:
+    """How the newest rollouts of each environment went; width: in columns."""
+    rows = {}
+    for env_name, calls in _grouped(glance.calls, "env_name").items():
+        num_rollouts = sum(row["num_rollouts"] for row in calls)
+        rows[env_name] = {
+            "rollouts/min": f"{rates(calls, glance.at)['num_rollouts']:,.0f}",
+            "reward": number(_weighted(calls, "reward_mean"), 4),
+            "tokens": number(_weighted(calls, "response_length_mean"), 4),
+            **{title: _fraction(calls, column, num_rollouts) for title, column in _COUNTS.items()},
+        }
+    return _table("environment", rows, width, name_width=max(map(len, map(printable, rows))))
+
+
+def by_worker(glance: Glance, width: int) -> RenderableType:
+    """What each worker does; of many the first ones."""
+    rows = {}
+    workers = _grouped(glance.calls, "worker_id")
+    for worker_id, calls in itertools.islice(workers.items(), _MOST_WORKERS):
+        of_worker, busy_s = rates(calls, glance.at), sum(row["step_s"] or 0.0 for row in calls)
+        wait_s = sum(row["wait_s"] or 0.0 for row in calls)
+        rows[worker_id] = {
+            "rollouts/min": f"{of_worker['num_rollouts']:,.0f}",
+            "tokens/s": f"{of_worker['num_tokens'] / 60:,.0f}",
+            "version": str(calls[-1]["policy_version"]),
+            "waiting": f"{wait_s / (wait_s + busy_s):.0%}" if wait_s + busy_s else "-",
+            "last heard": f"{age(_seconds_since(calls[-1], glance.at))} ago",
+        }
+    table = _table("worker", rows, width, name_width=_SHORTEST_ID)
+    if len(workers) <= _MOST_WORKERS:
+        return table
+    return Group(table, Text(f"and {len(workers) - _MOST_WORKERS:,} more", style="dim"))
+
+
+def rates(calls: Sequence[Row], at: datetime) -> dict[str, float]:
+    """num_rollouts and num_tokens a minute: from the begin of the first call on, at most over WINDOW."""
+    if not calls:
+        return {"num_rollouts": 0.0, "num_tokens": 0.0}
+    first_s = _seconds_since(calls[0], at) + (calls[0]["step_s"] or 0.0)
+    minutes = min(max(first_s, 1.0), WINDOW.total_seconds()) / 60
+    return {name: sum(row[name] for row in calls) / minutes for name in ("num_rollouts", "num_tokens")}
+
+
+def _table(title: str, rows: Mapping[str, Mapping[str, str]], width: int, *, name_width: int) -> RenderableType:
+    """Names and columns of numbers; lines where these would not fit beside `name_width` of a name.
+
+    rows: values by their titles, by name.
+    """
+    titles = list(next(iter(rows.values())))
+    numbers = [max(len(title), *(len(row[title]) for row in rows.values())) for title in titles]
+    fitting = [gap for gap in _GAPS if sum(numbers) + gap * len(numbers) + name_width <= width]
+    if not fitting:
+        return Group(*(line for name, row in rows.items() for line in _lines(name, row, width)))
+    table = Table(box=None, pad_edge=False, padding=(0, fitting[0], 0, 0), header_style="bold")
+    table.add_column(title)
+    for each in titles:
+        table.add_column(each, justify="right", no_wrap=True)  # so that it is names that give way
+    for name, row in rows.items():
+        table.add_row(_name(name), *row.values())
+    return table
+
+
+def _lines(name: str, row: Mapping[str, str], width: int) -> list[Text]:
+    """A name, and below it what it did; a value stays beside its title."""
+    lines = [_name(name, "bold")]
+    words = ""
+    for title, value in row.items():
+        added = f"{words}, {title} {value}" if words else f"  {title} {value}"
+        if words and len(added) + 1 > width:
+            lines.append(Text(f"{words},"))
+            added = f"  {title} {value}"
+        words = added
+    return [*lines, Text(words)]
+
+
+def _name(name: str, style: str = "") -> Text:
+    return Text(printable(name), no_wrap=True, overflow="ellipsis", style=style)
+
+
+def _grouped(rows: Iterable[Row], column: str) -> dict[str, list[Row]]:
+    """Rows by the value of a column, sorted by it."""
+    groups: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row[column]].append(row)
+    return dict(sorted(groups.items()))
+
+
+def _seconds_since(row: Row, at: datetime) -> float:
+    """By two clocks, which may differ."""
+    return max(0.0, (at - row["created_at"]).total_seconds())
+
+
+def _weighted(calls: Sequence[Row], column: str) -> float | None:
+    """Mean over rollouts; of those calls that have one."""
+    known = [row for row in calls if row[column] is not None]
+    num_rollouts = sum(row["num_rollouts"] for row in known)
+    return sum(row[column] * row["num_rollouts"] for row in known) / num_rollouts if num_rollouts else None
+
+
+def _fraction(calls: Sequence[Row], column: str, num_rollouts: int) -> str:
+    """A dash where workers of an older version do not say."""
+    if not num_rollouts or any(row[column] is None for row in calls):
+        return "-"
+    return f"{sum(row[column] for row in calls) / num_rollouts:.1%}"

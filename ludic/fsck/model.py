@@ -1,0 +1,45 @@
+"""model/: whether what the root keeps of its first model is as it was put.
+
+Raises StoreError when the filesystem fails; what vanishes while it is checked is left out.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ludic.errors import SchemaError
+from ludic.fsck.findings import Finding, reason_of
+from ludic.store import Root
+from ludic.store.model import IDENTITY, MODEL, ModelIdentity, kept_files, read_identity
+
+
+def check_model(root: Root) -> Iterator[Finding]:
+    """Each kept file against its fingerprint; weights only where they are kept. Reads them all."""
+    try:
+        identity = read_identity(root)
+    except SchemaError as error:
+        yield Finding(check="model", where=IDENTITY, problem=reason_of(error))
+        return
+    if identity is not None:
+        yield from _check_files(root, identity)
+
+
+def _check_files(root: Root, identity: ModelIdentity) -> Iterator[Finding]:
+    kept = set(kept_files(root))
+    wanted = {**identity.config, **identity.tokenizer, **identity.weights}
+    for name in sorted(kept & wanted.keys()):
+        with suppress(FileNotFoundError):
+            if _digest(root, f"{MODEL}/{name}") != wanted[name]:
+                problem = "does not match its fingerprint; delete it with identity.json, and start where the model is"
+                yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
+    for name in sorted((identity.config.keys() | identity.tokenizer.keys()) - kept):
+        problem = "is missing; delete identity.json, and start where the model is"
+        yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
+
+
+def _digest(root: Root, name: str) -> str:
+    with root.open_file(name) as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()

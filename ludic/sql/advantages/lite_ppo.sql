@@ -1,0 +1,47 @@
+-- lite_ppo: reward minus the group's mean, over the standard deviation of the whole batch
+-- paper: Liu et al. 2025 (Part I: Tricks or Traps?), arXiv 2508.08221: a group of nearly equal rewards does
+-- not blow up, as it does over its own deviation
+-- grain: one row per rollout_id | reads: rollouts
+-- an episode of several rollouts counts once; a batch of one scored episode gets 0
+-- NULL: the rollout was not scored
+-- $epsilon is added to the standard deviation, see grpo
+-- default: epsilon = 1e-6
+with episodes as (
+    select group_id, episode_id, max(episode_reward) as reward
+    from rollouts
+    where episode_reward is not null
+    group by group_id, episode_id
+),
+
+-- in order, so that no bit of a sum depends on threads
+groups as (
+    select group_id, list(reward order by reward) as rewards
+    from episodes
+    group by group_id
+),
+
+-- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+baselines as (
+    select
+        group_id,
+        rewards[1] as lowest,
+        list_avg([reward - rewards[1] for reward in rewards]) as mean
+    from groups
+),
+
+sorted as (
+    select list(reward order by reward) as rewards
+    from episodes
+),
+
+batch as (
+    select list_stddev_samp([reward - rewards[1] for reward in rewards]) as std
+    from sorted
+)
+
+select
+    rollout_id,
+    (episode_reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as advantage
+from rollouts
+left join baselines on baselines.group_id = rollouts.group_id
+cross join batch

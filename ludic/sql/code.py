@@ -1,0 +1,37 @@
+"""Which texts the rules of a batch name, and what each of them is."""
+
+from collections.abc import Collection
+from hashlib import sha256
+from importlib.metadata import version
+
+from ludic.consent import CodeUse, Role
+from ludic.sql.library import read_packaged
+from ludic.sql.planner import BatchRules
+from ludic.store.code import CodeRecord, describe_file
+from ludic.user_files import Files, file_of
+
+_FOLDERS: dict[Role, str] = {"advantage": "advantages", "filter": "filters", "selection": "selections"}
+
+
+def rule_uses(rules: BatchRules, named_by_root: Collection[str] = ()) -> list[CodeUse]:
+    """Advantage, filters and selection. named_by_root: names that were read in the root."""
+    names: list[tuple[Role, str]] = [
+        ("advantage", rules.advantage),
+        *(("filter", name) for name in dict.fromkeys(rules.filters)),
+        ("selection", rules.selection),
+    ]
+    return [CodeUse(role=role, setting=name, named_by_root=name in named_by_root) for role, name in names]
+
+
+def describe_rules(rules: BatchRules) -> list[CodeRecord]:
+    """A record of each text; rules.files holds those of users."""
+    return [_describe(use, rules.files) for use in rule_uses(rules)]
+
+
+def _describe(use: CodeUse, files: Files) -> CodeRecord:
+    name = file_of(use.setting)
+    if name is not None:
+        return describe_file(use, files, name)
+    text = read_packaged(_FOLDERS[use.role], use.setting)
+    package = f"ludic-rl {version('ludic-rl')}"
+    return CodeRecord(role=use.role, name=use.setting, sha256=sha256(text.encode()).hexdigest(), package=package)

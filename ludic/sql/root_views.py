@@ -1,0 +1,238 @@
+"""The views of ludic/sql/views/, made for each root in a schema of its own, and joined for the user.
+
+Root number N has schema root_N, where a view finds the others of its root by their names, and schema empty_N, the
+columns of what there are no files of yet. The views of schema main are those of all roots, with a column that names
+the root. Raises QueryError for a folder that DuckDB can't name.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import partial
+from string import Template
+
+import duckdb
+import pyarrow as pa
+from duckdb.func import FunctionNullHandling, PythonUDFType
+
+from ludic.errors import QueryError
+from ludic.schema import arrow_schema, rollouts_schema
+from ludic.sql.filesystem import RangedFileSystem
+from ludic.sql.library import quote, quote_list, read_packaged
+from ludic.sql.lists import ARGUMENTS, ListReader
+from ludic.sql.roots import ROOT_COLUMN
+from ludic.sql.scalars import segment_schema
+from ludic.sql.snapshot import Snapshot
+from ludic.store import Root
+from ludic.store.code import read_kept_text
+from ludic.store.files import Folder
+
+_JSON_TABLES = {
+    "attempts": pa.schema(
+        [
+            ("attempt_id", pa.int32()),
+            ("parent_attempt", pa.int32()),
+            ("parent_step", pa.int64()),
+            ("owner", pa.string()),
+            ("created_at", pa.timestamp("us", "UTC")),
+            ("config", pa.string()),
+            ("numerics", pa.string()),
+        ]
+    ),
+    "workers": pa.schema(
+        [
+            ("slot", pa.int64()),
+            ("life", pa.int64()),
+            ("worker_id", pa.string()),
+            ("owner", pa.string()),
+            ("created_at", pa.timestamp("us", "UTC")),
+            ("ended_at", pa.timestamp("us", "UTC")),
+        ]
+    ),
+    "policies": pa.schema(
+        [
+            ("version", pa.int64()),
+            ("step", pa.int64()),
+            ("attempt_id", pa.int32()),
+            ("parent_version", pa.int64()),
+            ("created_at", pa.timestamp("us", "UTC")),
+        ]
+    ),
+}
+_CODE_RECORDS = (
+    "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
+)
+"""Of attempts and workers' lives: ludic.store.code.CodeRecord."""
+# In the order in which they build on each other; the table that the files of a view hold, if it reads any.
+_VIEWS = {
+    "rollouts": "rollouts",
+    "evals": "rollouts",
+    "metrics": "metrics",
+    "reference": "reference",
+    "policies": "policies",
+    "attempts": "attempts",
+    "attempt_chain": None,
+    "workers": "workers",
+    "code": None,
+    "all_batches": "batches",
+    "batches": None,
+    "all_token_stats": "token_stats",
+    "token_stats": None,
+    "groups": None,
+    "steps": None,
+    "set_aside": None,
+    "expirations": None,
+    "compactions": None,
+    "gone": None,
+}
+# A stored column of theirs is called `root`: where a rollout lies that is not in the ledger's own root.
+_ROOT_COLUMNS = {"batches": "ledger_root", "all_batches": "ledger_root"}
+
+
+def create_root_views(
+    con: duckdb.DuckDBPyConnection, root: Root, number: int, snapshot: Snapshot, without: Iterable[str]
+) -> str:
+    """Make the views of one root, in a schema of their own; the folder or URL by which DuckDB knows the root.
+
+    without: names below the root to leave out.
+    """
+    url = _duckdb_url(root, number)
+    if not root.is_local:
+        con.register_filesystem(RangedFileSystem(root.fs, _protocol(number)))
+    _create_functions(con, root, number, url, snapshot)
+    con.execute(f"create schema empty_{number}")
+    con.execute(f"create schema root_{number}")
+    # A view is bound by the names of the schema that was current when it was made.
+    con.execute(f"set schema = 'root_{number}'")
+    _create_views(con, root, number, url, without)
+    con.execute("set schema = 'main'")
+    return url
+
+
+def join_views(con: duckdb.DuckDBPyConnection, roots: Sequence[Root]) -> None:
+    """In schema main, the views of all roots, and the table `roots`."""
+    names = [quote(root.url) for root in roots]
+    for view in _VIEWS:
+        column = _ROOT_COLUMNS.get(view, ROOT_COLUMN)
+        parts = [f"select *, {name} as {column} from root_{number}.{view}" for number, name in enumerate(names)]  # noqa: S608
+        con.execute(f"create view {view} as\n" + "\nunion all by name\n".join(parts))
+    con.execute("create table roots (root varchar, run_id varchar, model varchar)")
+    con.executemany("insert into roots values (?, ?, ?)", [(root.url, root.run_id, root.run.model) for root in roots])
+
+
+def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, snapshot: Snapshot) -> None:
+    """What views call: which files to read, when a query is bound; lists of rows and texts of code, when it runs."""
+
+    def segments_of(folder: Folder) -> list[str]:
+        return [_escape_glob(str(path)) for path in snapshot.stored(folder).segments]
+
+    def compacted_of(folder: Folder) -> list[str]:
+        return [_escape_glob(f"{url}/{file.name}") for file in snapshot.stored(folder).compacted]
+
+    def text_of_code(sha256: str | None, path: str | None) -> str | None:
+        return read_kept_text(root, sha256, path)
+
+    for function in (segments_of, compacted_of):
+        name = f"{function.__name__}_{number}"
+        con.create_function(name, function, ["VARCHAR"], "VARCHAR[]", side_effects=False)
+    con.create_function(
+        f"text_of_code_{number}",
+        text_of_code,
+        ["VARCHAR", "VARCHAR"],
+        "VARCHAR",
+        null_handling=FunctionNullHandling.SPECIAL,
+        side_effects=False,
+    )
+    reader, schema = ListReader(root), rollouts_schema(root.run.extra_columns)
+    address_types, types = _duckdb_types(con, segment_schema(root)), _duckdb_types(con, schema)
+    for column in filter(_is_list, schema):
+        con.create_function(
+            f"read_{column.name}_{number}",
+            partial(reader.read, column.name),
+            [address_types[name] for name in ARGUMENTS],
+            types[column.name],
+            type=PythonUDFType.ARROW,
+            null_handling=FunctionNullHandling.SPECIAL,
+            side_effects=False,
+        )
+
+
+def _create_views(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, without: Iterable[str]) -> None:
+    empty = f"empty_{number}"
+    values = {
+        "root": quote(_escape_glob(url)),
+        "number": str(number),
+        "empty": empty,
+        "without": quote_list(f"{url}/{name}" for name in without),
+        "records_type": quote(_CODE_RECORDS),
+        "records": f"null::{_CODE_RECORDS}",
+        "columns_by_address": _columns_by_address(root, number),
+        "segment_schema": _create_empty_table(con, f"{empty}.segments", segment_schema(root))["schema"],
+    }
+    tables = dict.fromkeys(filter(None, _VIEWS.values()))
+    columns_of = {table: _create_empty_table(con, f"{empty}.{table}", _schema(root, table)) for table in tables}
+    for view, table in _VIEWS.items():
+        text = read_packaged("views", "rollouts" if table == "rollouts" else view)
+        literals = {**values, **(columns_of[table] if table else {}), "folder": view}
+        con.execute(f"create view {view} as\n{Template(text).safe_substitute(literals)}")
+
+
+def _is_list(column: pa.Field) -> bool:
+    return pa.types.is_nested(column.type)
+
+
+def _schema(root: Root, table: str) -> pa.Schema:
+    """Of the rows that the files of a view hold."""
+    if table == "rollouts":
+        return rollouts_schema(root.run.extra_columns)
+    return _JSON_TABLES[table] if table in _JSON_TABLES else arrow_schema(table)
+
+
+def _duckdb_types(con: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str, str]:
+    relation = con.from_arrow(schema.empty_table())
+    return dict(zip(relation.columns, map(str, relation.types), strict=True))
+
+
+def _create_empty_table(con: duckdb.DuckDBPyConnection, table: str, schema: pa.Schema) -> dict[str, str]:
+    """What views say of their files' columns. Where there are no files there are no columns; this table has them.
+
+    `schema` makes read_parquet fill what older files lack, without opening every file to see what it has.
+    """
+    con.from_arrow(schema.append(pa.field("filename", pa.string())).empty_table()).create(table)
+    columns = _duckdb_types(con, schema)
+    types = [f"{quote(name)}: {quote(type_)}" for name, type_ in columns.items()]
+    fields = [
+        f"{quote(name)}: {{name: {quote(name)}, type: {quote(type_)}, default_value: null}}"
+        for name, type_ in columns.items()
+    ]
+    return {
+        "columns": ", ".join(f'"{name}"' for name in columns),
+        "types": f"{{{', '.join(types)}}}",
+        "schema": f"map {{{', '.join(fields)}}}",
+    }
+
+
+def _columns_by_address(root: Root, number: int) -> str:
+    """The columns of rollouts as the view takes them from segments: lists are read by the address of their row."""
+    address = ", ".join(f'"{name}"' for name in ARGUMENTS)
+    return ", ".join(
+        f'read_{column.name}_{number}({address}) as "{column.name}"' if _is_list(column) else f'"{column.name}"'
+        for column in rollouts_schema(root.run.extra_columns)
+    )
+
+
+def _duckdb_url(root: Root, number: int) -> str:
+    """A path for local folders, which DuckDB reads itself, else a URL of the registered filesystem."""
+    if not root.is_local:
+        return f"{_protocol(number)}://{root.path}"
+    if "\\" in root.path:
+        raise QueryError(f"{root.path}: DuckDB takes a backslash for a separator; move the run to a folder without one")
+    return root.path
+
+
+def _protocol(number: int) -> str:
+    """Of the filesystem of a root, as DuckDB knows it."""
+    return f"ludic{number}"
+
+
+def _escape_glob(path: str) -> str:
+    return re.sub(r"([\[*?])", r"[\1]", path)

@@ -1,0 +1,54 @@
+"""One or several roots, as a user names them, opened to be read side by side.
+
+Raises MissingRootError where there is no run, QueryError for roots that can't be read side by side.
+"""
+
+from collections.abc import Iterable, Sequence
+from os import PathLike
+
+import pyarrow as pa
+
+from ludic.errors import QueryError
+from ludic.schema import rollouts_schema
+from ludic.store import Root
+
+RootLike = str | PathLike[str] | Root
+"""Folder or URL of a run, or the run, opened."""
+
+ROOT_COLUMN = "root"
+"""Column of views and scans: the URL of the root that a row is from, as the user gave it."""
+
+
+def open_roots(roots: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
+    """The runs that a call names, one by one or as a list; at least one, and none twice."""
+    given = [root for each in roots for root in ([each] if isinstance(each, str | PathLike | Root) else each)]
+    if not given:
+        raise QueryError("there is no root to read; give the folder or URL of at least one run")
+    opened = [root if isinstance(root, Root) else Root.open(str(root)) for root in given]
+    _refuse_doubles(opened)
+    _refuse_different_columns(opened)
+    return opened
+
+
+def _refuse_doubles(roots: Sequence[Root]) -> None:
+    seen: dict[str, str] = {}
+    for root in roots:
+        place = root.fs.unstrip_protocol(root.path)
+        if place in seen:
+            raise QueryError(f"{root.url} is the same folder as {seen[place]}; name each root once")
+        seen[place] = root.url
+
+
+def _refuse_different_columns(roots: Sequence[Root]) -> None:
+    """A run's own columns may differ from another's, but not two of one name that no type holds."""
+    first: dict[str, tuple[pa.Field, str]] = {}
+    for root in roots:
+        for column in rollouts_schema(root.run.extra_columns):
+            known, url = first.setdefault(column.name, (column, root.url))
+            try:
+                pa.unify_schemas([pa.schema([known]), pa.schema([column])], promote_options="permissive")
+            except pa.ArrowException as error:
+                raise QueryError(
+                    f"column {column.name} is {known.type} in {url} and {column.type} in {root.url}; "
+                    "read these roots one at a time"
+                ) from error

@@ -1,0 +1,55 @@
+-- code: the texts that decided rewards and advantages
+-- grain: one row per attempt, or per slot and life of a worker, and role and name | reads: attempts/, workers/, code/
+-- text is that of a user's file; what is installed is known by package and sha256
+-- NULL: attempt_id of a worker's life; slot, life and worker_id of an attempt; path and text of installed code
+with lives as (
+    select
+        attempt_id,
+        null::bigint as slot,
+        null::bigint as life,
+        null::varchar as worker_id,
+        unnest(code) as record
+    from (
+        select null::integer as attempt_id, $records as code
+        where false
+        union all by name
+        from read_json(
+            $root || '/attempts/*.json',
+            columns = {'attempt_id': 'integer', 'code': $records_type},
+            hive_partitioning = false,
+            allow_empty = true
+        )
+    )
+    union all by name
+    select
+        null::integer as attempt_id,
+        slot,
+        life,
+        worker_id,
+        unnest(code) as record
+    from (
+        select null::bigint as slot, null::bigint as life, null::varchar as worker_id, $records as code
+        where false
+        union all by name
+        from read_json(
+            $root || '/workers/*/*.json',
+            columns = {'slot': 'bigint', 'life': 'bigint', 'worker_id': 'varchar', 'code': $records_type},
+            hive_partitioning = false,
+            allow_empty = true
+        )
+    )
+)
+
+select
+    attempt_id,
+    slot,
+    life,
+    worker_id,
+    record.role,
+    record.name,
+    record.sha256,
+    record.path,
+    record.package,
+    record.imports,
+    text_of_code_$number(record.sha256, record.path) as text
+from lives

@@ -1,0 +1,347 @@
+"""code/: the users' files that a run uses. Each text is kept once, and a list says which text a name stands for.
+
+    code/{sha256}.py, .sql    a text, named by the digest of its bytes
+    code/N.json               from then on: file names as settings have them, each with its digest and path
+
+A file is copied in when a run that names it is created, or when a trainer first names it. From then on the copy is
+what runs, on any machine and in any working directory, until a user asks for the file as it is now: that puts list
+N + 1. Nothing that the user did not bring runs without consent (ludic.consent).
+"""
+
+import json
+import logging
+import os
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ludic.consent import CodeUse, Role, give_consent, has_consent
+from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
+from ludic.paths import local_path
+from ludic.store.json_files import decode_json, encode_json
+from ludic.user_files import Files, UserFile, digest, files_of, read_user_file
+
+if TYPE_CHECKING:
+    from ludic.store.root import Root
+    from ludic.store.run import RunConfig
+
+logger = logging.getLogger(__name__)
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SUFFIXES = (".py", ".sql")
+_SHOWN_DIGITS = 12
+
+Entry = Mapping[str, Any]
+"""A file in a list: {"sha256", "path", "imports": {module: {"sha256", "path"}}}."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeRecord:
+    """Code that decided rewards or advantages, as the records of attempts and of workers' lives have it."""
+
+    role: Role
+    name: str
+    """As in the settings."""
+    sha256: str | None
+    """Of its text; that of a user's file is code/{sha256}.py or .sql. None where there is no source file."""
+    path: str | None = None
+    """Where a user's file was read."""
+    package: str | None = None
+    """Name and version of the installed package that has it, such as ludic-rl 0.1.0."""
+    imports: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the modules that came with a user's file, by module name."""
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """sha256 by module name; "" is the text itself."""
+        return {"": self.sha256, **self.imports}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFiles:
+    """Texts for the names in some settings."""
+
+    files: dict[str, UserFile]
+    kept: frozenset[str]
+    """Names of those that are the root's copies; the others were read from this machine's disk."""
+
+
+def environment_uses(run: "RunConfig") -> list[CodeUse]:
+    """The environments of a run, with their options; each once."""
+    return [
+        CodeUse(role="environment", setting=name, options=run.env_options.get(name, {}))
+        for name in dict.fromkeys(run.env)
+    ]
+
+
+def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:
+    """The users' files that settings name: the root's copies, and from the disk what it has no copy of.
+
+    update: all as they are on the disk now. Raises ConfigError for a file that is in neither place.
+    """
+    entries = _newest_list(root)[1]
+    names = files_of(use.setting for use in uses)
+    kept = frozenset() if update else entries.keys() & set(names)
+    files = {
+        name: _read_copy(root, name, entries[name]) if name in kept else _read_disk(name, entries.get(name))
+        for name in names
+    }
+    return FoundFiles(files=files, kept=frozenset(kept))
+
+
+def trusted_files(root: "Root", uses: Sequence[CodeUse], *, update: bool = False) -> Files:
+    """As `find_files`, all of them consented to, for the caller to try, and then to keep.
+
+    Warns of a file that has changed since the root has a copy, which is what runs. Raises ConsentError, ConfigError.
+    """
+    found = find_files(root, uses, update=update)
+    _check_consent(root, uses, found)
+    for name in sorted(found.kept):
+        _warn_of_change(root, name, found.files[name])
+    return found.files
+
+
+def consent_to(root: "Root", uses: Iterable[CodeUse], files: Files) -> None:
+    """Remember the user's consent to all that is not ludic's own. Raises ConfigError."""
+    for use in uses:
+        if use.is_users:
+            give_consent(use, files, root=root.url, run_id=root.run_id)
+
+
+def keep_files(root: "Root", files: Files) -> None:
+    """Copy texts into the root, and put a list where they differ from the newest. Raises StoreError."""
+    while True:
+        number, entries = _newest_list(root)
+        wanted = {**entries, **{name: _entry(file) for name, file in files.items()}}
+        if wanted == entries:
+            return
+        for file in files.values():
+            for each in (file, *file.imports.values()):
+                _put_text(root, each)
+        about = {"owner": f"{socket.gethostname()}-{os.getpid()}", "created_at": datetime.now(UTC).isoformat()}
+        if root.put_if_absent(_list_name(number + 1), encode_json({**about, "files": wanted})):
+            return
+
+
+def own_files(run: "RunConfig") -> Files:
+    """The files of a run's environments as they are on the disk. Raises ConfigError for one that is not there."""
+    return {name: _read_disk(name, None) for name in files_of(run.env)}
+
+
+def begin_code(root: "Root", files: Files) -> None:
+    """Give a new root the files of its environments, with the consent of whoever made it. Raises ConfigError."""
+    uses = environment_uses(root.run)
+    consent_to(root, uses, files)
+    keep_files(root, files)
+
+
+def copy_code(source: "Root", root: "Root") -> None:
+    """Give a new root the files of the run that it was made after; consent to them is not given by that."""
+    entries = _newest_list(source)[1]
+    keep_files(root, {name: _read_copy(source, name, entry) for name, entry in entries.items()})
+
+
+def describe_file(use: CodeUse, files: Files, name: str) -> CodeRecord:
+    """The record of a user's file."""
+    file = files[name]
+    imports = {module: text.sha256 for module, text in file.imports.items()}
+    return CodeRecord(role=use.role, name=use.setting, sha256=file.sha256, path=str(file.path), imports=imports)
+
+
+def to_dicts(records: Iterable[CodeRecord]) -> list[dict[str, Any]]:
+    """As JSON has them."""
+    return [asdict(record) for record in records]
+
+
+def from_dicts(values: Sequence[Any]) -> list[CodeRecord]:
+    """What `to_dicts` wrote, without what is no such record: a root may hold anything."""
+    names = [each.name for each in fields(CodeRecord)]
+    found = [value for value in values if isinstance(value, Mapping) and {"role", "name", "sha256"} <= value.keys()]
+    records = [CodeRecord(**{name: value[name] for name in names if name in value}) for value in found]
+    return [record for record in records if isinstance(record.imports, Mapping)]
+
+
+def parse_name(name: str) -> str | int | None:
+    """The digest in the name of a text, or the number of a list; None for a name that `keep_files` does not give."""
+    stem, _, kind = name.removeprefix("code/").rpartition(".")
+    if kind == "json" and stem.isdecimal() and _list_name(int(stem)) == name:
+        return int(stem)
+    return stem if f".{kind}" in _SUFFIXES and _SHA256.fullmatch(stem) else None
+
+
+def check_list(root: "Root", number: int) -> None:
+    """Raises SchemaError for a list that can't be read or names a text that is damaged, StoreError for a lost one."""
+    name = _list_name(number)
+    entries = _parse_list(root.read(name), f"{root.url}/{name}")
+    for file, entry in entries.items():
+        _read_copy(root, file, entry)
+
+
+def read_kept_text(root: "Root", sha256: str | None, path: str | None) -> str | None:
+    """The text of a user's file that a record names, for people; None where the root has none that is whole."""
+    suffix = Path(path or "").suffix
+    if sha256 is None or not _SHA256.fullmatch(sha256) or suffix not in _SUFFIXES:
+        return None
+    try:
+        source = root.read(text_name(sha256, suffix))
+    except FileNotFoundError:
+        return None
+    return source.decode(errors="replace") if digest(source) == sha256 else None
+
+
+def text_name(sha256: str, suffix: str) -> str:
+    """Where a text is, below the root."""
+    return f"code/{sha256}{suffix}"
+
+
+def warn_of_other_code(before: Sequence[Mapping[str, Any]], now: Iterable[CodeRecord], *, where: str) -> None:
+    """One line for each name whose text is not that of the life before. where: that life, such as attempt 3."""
+    earlier = {(record.role, record.name): record for record in from_dicts(before)}
+    for record in now:
+        then = earlier.get((record.role, record.name))
+        if then is not None and then.digests != record.digests:
+            logger.warning("%s", _describe_change(then, record, where))
+
+
+def _describe_change(earlier: CodeRecord, record: CodeRecord, where: str) -> str:
+    then, now = earlier.digests, record.digests
+    name = next(module for module in {**now, **then} if then.get(module) != now.get(module))
+    what = f"{record.role} {record.name!r}" + (f", module {name}," if name else "")
+    shown = ", ".join(
+        f"{str(digests.get(name))[:_SHOWN_DIGITS]} {when}" for digests, when in ((then, "then"), (now, "now"))
+    )
+    packages = f" ({earlier.package} then, {record.package} now)" if record.package else ""
+    return f"{what} is not what {where} ran: sha256 {shown}{packages}"
+
+
+def _check_consent(root: "Root", uses: Sequence[CodeUse], found: FoundFiles) -> None:
+    refused = []
+    for use in uses:
+        if not use.is_users or has_consent(use, found.files):
+            continue
+        names = files_of([use.setting])
+        if not use.named_by_root and not found.kept.intersection(names):
+            give_consent(use, found.files, root=root.url, run_id=root.run_id)
+        else:
+            refused.append(_describe_refused(root, use, found, names))
+    if refused:
+        raise ConsentError(
+            f"{root.url} names code that this user has not agreed to run: {'; '.join(refused)}; "
+            "read it, and give --trust-code to run it from now on"
+        )
+
+
+def _describe_refused(root: "Root", use: CodeUse, found: FoundFiles, names: Sequence[str]) -> str:
+    what = f"{use.role} {use.setting!r}" + (f" with options {json.dumps(dict(use.options))}" if use.options else "")
+    for name in names:
+        file = found.files[name]
+        place = f"{root.url}/{text_name(file.sha256, file.suffix)}" if name in found.kept else str(file.path)
+        return f"{what}, {place}, sha256 {file.sha256[:_SHOWN_DIGITS]}"
+    return f"{what}, which is installed here"
+
+
+def _warn_of_change(root: "Root", name: str, copy: UserFile) -> None:
+    """Where the file, in the working directory or where it was read, is there with another text."""
+    for path in (Path(name).absolute(), copy.path):
+        try:
+            now = read_user_file(path)
+        except OSError:
+            continue
+        if not now.is_same_text(copy):
+            _log_change(root, now, copy)
+        return
+
+
+def _log_change(root: "Root", now: UserFile, copy: UserFile) -> None:
+    """Names the file itself, or the first of the modules beside it that is another."""
+    here, there = now.digests, copy.digests
+    module = next(name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name))
+    path = now.path.with_name(f"{module}.py") if module else now.path
+    logger.warning(
+        "%s is not the text that the run uses (sha256 %s, and %s here): the copy in %s/code runs; "
+        "--update-code takes the file as it is now",
+        *(path, str(there.get(module))[:_SHOWN_DIGITS], str(here.get(module))[:_SHOWN_DIGITS], root.url),
+    )
+
+
+def _read_disk(name: str, entry: Entry | None) -> UserFile:
+    """As it is named, or else where it was when it was copied."""
+    paths = [local_path(name, "a user's file"), *([Path(entry["path"])] if entry else [])]
+    for path in paths:
+        if path.is_file():
+            try:
+                return read_user_file(path)
+            except OSError as error:
+                raise ConfigError(f"{path} can't be read: {error}") from error
+    raise ConfigError(f"there is no file {' and none at '.join(str(path.absolute()) for path in paths)}")
+
+
+def _read_copy(root: "Root", name: str, entry: Entry) -> UserFile:
+    imports = {module: _read_text(root, each, ".py") for module, each in entry["imports"].items()}
+    suffix = ".sql" if name.endswith(".sql") else ".py"
+    text = _read_text(root, entry, suffix)
+    return UserFile(path=text.path, source=text.source, imports=imports)
+
+
+def _read_text(root: "Root", entry: Entry, suffix: str) -> UserFile:
+    name = text_name(entry["sha256"], suffix)
+    try:
+        file = UserFile(path=Path(entry["path"]), source=root.read(name))
+    except FileNotFoundError:
+        raise StoreError(
+            f"{root.url}/{name} is gone, the text of {entry['path']!r}; --update-code puts it back"
+        ) from None
+    if file.sha256 != entry["sha256"]:
+        raise SchemaError(f"{root.url}/{name} has sha256 {file.sha256}, not that of its name: it is damaged")
+    return file
+
+
+def _put_text(root: "Root", file: UserFile) -> None:
+    name = text_name(file.sha256, file.suffix)
+    if not root.put_if_absent(name, file.source):
+        raise StoreError(f"{root.url}/{name} holds another text than its name says; delete that file")
+
+
+def _entry(file: UserFile) -> dict[str, Any]:
+    imports = {name: {"sha256": each.sha256, "path": str(each.path)} for name, each in sorted(file.imports.items())}
+    return {"sha256": file.sha256, "path": str(file.path), "imports": imports}
+
+
+def _list_name(number: int) -> str:
+    return f"code/{number}.json"
+
+
+def _newest_list(root: "Root") -> tuple[int, dict[str, Entry]]:
+    """Its number and files; 0 and none where there is no list. By name, since a listing may lag."""
+    number, data = 0, b""
+    while True:
+        try:
+            data = root.read(_list_name(number + 1))
+        except FileNotFoundError:
+            return number, _parse_list(data, f"{root.url}/{_list_name(number)}") if number else {}
+        number += 1
+
+
+def _parse_list(data: bytes, where: str) -> dict[str, Entry]:
+    """Raises SchemaError for anything that `keep_files` does not write: what is here becomes names of files."""
+    try:
+        entries = dict(decode_json(data)["files"])
+        for name, entry in entries.items():
+            _check_entry(entry, name.endswith(_SUFFIXES))
+            for module, each in entry["imports"].items():
+                _check_entry({**each, "imports": {}}, module.isidentifier())
+        return entries
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise SchemaError(f"{where} is not a list of users' files that ludic can read: {error}") from error
+
+
+def _check_entry(entry: Entry, is_named_well: bool) -> None:
+    is_absolute = Path(entry["path"]).is_absolute() and Path(entry["path"]).suffix in _SUFFIXES
+    if not (
+        is_named_well and is_absolute and _SHA256.fullmatch(entry["sha256"]) and isinstance(entry["imports"], dict)
+    ):
+        raise ValueError(f"an entry is {entry}")

@@ -1,0 +1,187 @@
+"""Digests of every byte of a Parquet file, inside the file: a read checks the bytes that it takes.
+
+    PAR1, column chunks | a digest of each page of 64 KiB before | trailer | footer, its length, PAR1
+
+Parquet's readers find the footer from the end and all else from the beginning, so the block in between is invisible to
+others. The trailer holds the digest of the footer and that of the block itself; the footer's entry `ludic.digests`
+says that there is a block. So damage to one of them is seen by the other. A file without both, of an older ludic or
+of another writer, is read as it is. Digests are XXH3, 64 bits: they find accidents, not forgers. Touches no file.
+"""
+
+import io
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from xxhash import xxh3_64_intdigest
+
+from ludic.errors import SchemaError
+
+DIGESTS_KEY = b"ludic.digests"
+"""The footer's entry of a file that has digests."""
+PAGE_BYTES = 1 << 16
+"""A read takes whole pages; smaller ones cost more calls. Their digests take 0.01% of a file."""
+_MAGIC = b"LUDICxx1"
+_TRAILER = struct.Struct("<QQ8sQ")
+"""Bytes that have page digests, digest of footer to end, _MAGIC, digest of the block up to here."""
+_FOOTER_END = 8
+"""Bytes after a footer: its length, and PAR1."""
+
+
+def seal(data: Any) -> bytes:
+    """A whole Parquet file, whose footer has DIGESTS_KEY, with its digests. data: a buffer."""
+    view = memoryview(data).cast("B")
+    start = _footer_start(view)
+    return b"".join([view[:start], _block(view, start), view[start:]])
+
+
+def seal_file(path: Path) -> None:
+    """Put the digests into a local file that is complete and that nobody else reads yet."""
+    with pa.memory_map(str(path)) as mapped:
+        view = memoryview(mapped.read_buffer()).cast("B")
+        start = _footer_start(view)
+        end = _block(view, start) + bytes(view[start:])
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(end)
+
+
+def _footer_start(view: memoryview) -> int:
+    return len(view) - _FOOTER_END - int.from_bytes(view[-_FOOTER_END:-4], "little")
+
+
+def _block(view: memoryview, footer_start: int) -> bytes:
+    pages = _digest_pages(view[:footer_start]).tobytes()
+    own = _TRAILER.pack(footer_start, xxh3_64_intdigest(view[footer_start:]), _MAGIC, 0)[:-8]
+    return pages + own + xxh3_64_intdigest(pages + own).to_bytes(8, "little")
+
+
+def _digest_pages(view: memoryview) -> np.ndarray:
+    """(num_pages,) uint64."""
+    pages = [view[start : start + PAGE_BYTES] for start in range(0, len(view), PAGE_BYTES)]
+    return np.array([xxh3_64_intdigest(page) for page in pages], "<u8")
+
+
+def read_end(source: BinaryIO) -> bytes:
+    """Trailer, if there is one, footer, its length and PAR1; empty where there is no footer."""
+    size = source.seek(0, io.SEEK_END)
+    source.seek(max(0, size - _FOOTER_END))
+    length = int.from_bytes(source.read(_FOOTER_END)[:4], "little") + _FOOTER_END
+    if not _FOOTER_END < length < size:
+        return b""
+    source.seek(max(0, size - length - _TRAILER.size))
+    return source.read(size)
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Of the part of a file that comes before them."""
+
+    num_bytes: int
+    pages: np.ndarray
+    """(num_pages,) uint64."""
+
+
+def parse_end(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaData, Digests | None]:
+    """The footer, and the digests; None for a file without.
+
+    end: as `read_end` gave it. Raises SchemaError where they don't agree with each other, what pyarrow raises for a
+    footer that it can't read.
+    """
+    footer_start = len(end) - _FOOTER_END - int.from_bytes(end[-_FOOTER_END:-4], "little")
+    trailer, footer = end[:footer_start], end[footer_start:]
+    if len(trailer) < _TRAILER.size or _TRAILER.unpack(trailer)[2] != _MAGIC:
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        return metadata, _lost_digests(source, len(end)) if DIGESTS_KEY in (metadata.metadata or {}) else None
+    num_bytes, of_footer, _, of_block = _TRAILER.unpack(trailer)
+    if xxh3_64_intdigest(footer) != of_footer:
+        raise SchemaError(_damage(where, "its footer does not match its digest"))
+    pages = _read_pages(source, num_bytes, len(end))
+    if xxh3_64_intdigest(pages + trailer[:-8]) != of_block:
+        raise SchemaError(_damage(where, "its digests do not match their own digest"))
+    return pq.read_metadata(pa.BufferReader(footer)), Digests(num_bytes, np.frombuffer(pages, "<u8"))
+
+
+def _lost_digests(source: BinaryIO, end_size: int) -> Digests:
+    """Of a file whose digests are gone, or that another program wrote with our footer's entries: nothing matches them.
+
+    The footer may be read, since it may say that a newer ludic wrote the file.
+    """
+    num_bytes = source.seek(0, io.SEEK_END) - end_size
+    return Digests(num_bytes, np.zeros(-(-num_bytes // PAGE_BYTES), "<u8"))
+
+
+def _read_pages(source: BinaryIO, num_bytes: int, end_size: int) -> bytes:
+    """Between what they are of and the end; empty where there is no room for them."""
+    stop = source.seek(0, io.SEEK_END) - end_size
+    if stop - num_bytes != 8 * -(-num_bytes // PAGE_BYTES):
+        return b""
+    source.seek(num_bytes)
+    return source.read(stop - num_bytes)
+
+
+def _damage(where: str, what: str) -> str:
+    return (
+        f"{where}: {what}, so a disk, a copy or another program has changed it; put a sound copy in its place, or let "
+        "`ludic verify --repair` set it aside"
+    )
+
+
+class CheckedFile:
+    """The part of a Parquet file before its digests, to read at random: SchemaError for a page that does not match."""
+
+    closed = False
+
+    def __init__(self, source: BinaryIO, digests: Digests, where: str) -> None:
+        """digests: as `parse_end` gave them. where: named by errors."""
+        self._source, self._pages, self.size, self._where = source, digests.pages, digests.num_bytes, where
+        self._place = 0
+        self._start, self._data = 0, pa.py_buffer(b"")
+        """The pages that were read last: small columns share one."""
+        self._unread = np.ones(len(digests.pages), bool)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size}[whence]
+        return self._place
+
+    def tell(self) -> int:
+        return self._place
+
+    def read_buffer(self, num_bytes: int) -> pa.Buffer:
+        """What Arrow calls instead of `read`, and takes without a copy."""
+        start, stop = self._place, min(self._place + num_bytes, self.size)
+        if not self._start <= start <= stop <= self._start + self._data.size:
+            self._load(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
+        self._place = stop
+        return self._data[start - self._start : stop - self._start]
+
+    def read(self, num_bytes: int) -> bytes:
+        return self.read_buffer(num_bytes).to_pybytes()
+
+    def check_rest(self) -> None:
+        """Check the pages that nobody has read."""
+        for page in np.flatnonzero(self._unread).tolist():
+            self._load(page, page + 1)
+
+    def close(self) -> None:
+        """The source is closed by whoever opened it."""
+
+    def _load(self, first: int, last: int) -> None:
+        """Pages from first to before last."""
+        start, stop = first * PAGE_BYTES, min(last * PAGE_BYTES, self.size)
+        self._source.seek(start)
+        data = self._source.read_buffer(stop - start) if isinstance(self._source, pa.NativeFile) else None
+        self._data = pa.py_buffer(self._source.read(stop - start)) if data is None else data
+        self._start = start
+        broken = np.flatnonzero(_digest_pages(memoryview(self._data)) != self._pages[first:last])
+        if len(broken):
+            self._data = pa.py_buffer(b"")
+            start += PAGE_BYTES * int(broken[0])
+            raise SchemaError(
+                _damage(self._where, f"the {PAGE_BYTES:,} bytes from {start:,} on do not match their digest")
+            )
+        self._unread[first:last] = False

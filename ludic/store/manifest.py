@@ -1,0 +1,81 @@
+"""digests.json: the digest of each file of a folder of weights, put before the marker that makes the folder count.
+
+Written into policies/version=V/ and checkpoints/attempt=A/step=S/. A folder without one, of an older ludic, is read as
+it is. policy.json and checkpoint.json, which are put apart, hold digests of their own (ludic.store.json_files).
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO
+
+from xxhash import xxh3_64
+
+from ludic.errors import SchemaError
+from ludic.store.json_files import decode_json, encode_json
+from ludic.store.root import Root
+
+MANIFEST = "digests.json"
+
+_BLOCK_BYTES = 8 << 20
+_CONCURRENT_READS = 4
+
+
+def write_manifest(folder: Path) -> None:
+    """Describe the files of a local folder, which is to be uploaded and not to change any more."""
+    files = {_relative(file, folder): _digest(file.open("rb")) for file in sorted(folder.rglob("*")) if file.is_file()}
+    (folder / MANIFEST).write_bytes(encode_json({"files": files}))
+
+
+def check_copy(folder: Path, where: str) -> None:
+    """Check a local copy of a folder `where`. Raises SchemaError, naming its file, for one that does not match."""
+    if (folder / MANIFEST).exists():
+        _raise_first(where, _problems(lambda name: (folder / name).open("rb"), _local_names(folder)))
+
+
+def check_folder(root: Root, name: str) -> None:
+    """Read all files of a folder of a root. As check_copy; FileNotFoundError where one vanishes meanwhile."""
+    _raise_first(f"{root.url}/{name}", folder_problems(root, name))
+
+
+def folder_problems(root: Root, name: str) -> Iterator[tuple[str, str]]:
+    """Files of a folder of a root that are not as its digests.json says, each with what is wrong."""
+    names = {file.removeprefix(f"{name}/") for file in root.list(name)}
+    if MANIFEST in names:
+        yield from _problems(lambda file: root.open_file(f"{name}/{file}"), names)
+
+
+def _problems(open_file: Callable[[str], BinaryIO], names: set[str]) -> Iterator[tuple[str, str]]:
+    """names: of the files that are there, below the folder; names of the manifest alone are never opened."""
+    try:
+        with open_file(MANIFEST) as file:
+            wanted = dict(decode_json(file.read())["files"])
+    except (ValueError, KeyError, TypeError) as error:
+        yield MANIFEST, f"can't be read: {error}"
+        return
+    known = sorted(names & wanted.keys())
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        for name, found in zip(known, pool.map(lambda name: _digest(open_file(name)), known), strict=True):
+            if found != wanted[name]:
+                yield name, f"does not match its digest in {MANIFEST}, so a disk, a copy or a person has changed it"
+
+
+def _raise_first(where: str, problems: Iterator[tuple[str, str]]) -> None:
+    for name, problem in problems:
+        raise SchemaError(f"{where}/{name} {problem}; put a sound copy in its place")
+
+
+def _digest(file: BinaryIO) -> str:
+    digest = xxh3_64()
+    with file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+    return f"xxh3_64:{digest.hexdigest()}"
+
+
+def _local_names(folder: Path) -> set[str]:
+    return {_relative(file, folder) for file in folder.rglob("*") if file.is_file()}
+
+
+def _relative(file: Path, folder: Path) -> str:
+    return file.relative_to(folder).as_posix()

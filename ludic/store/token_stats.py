@@ -1,0 +1,107 @@
+"""token_stats/: what gradient steps saw of each token that they trained on, for SQL; nothing reads it to train.
+
+Writes token_stats/attempt=A/step=S-rank=R.parquet, in a thread, one file a step and rank, so that no rank waits for
+another. A file is complete and immutable once listed; a killed trainer loses the files of its last steps.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from ludic.schema import arrow_schema
+from ludic.store.background import BackgroundAppender, NamedFile
+from ludic.store.encoding import encode_plain
+from ludic.store.root import Root
+
+TOKEN_STATS_NAME = re.compile(r"token_stats/attempt=(\d+)/step=(\d+)-rank=(\d+)\.parquet")
+
+_LISTS = ("trainer_logprobs", "entropy", "weight")
+_ROUNDED = ("entropy", "weight")
+_DROPPED_BITS = 13
+# A step's rows are read together, and a row group keeps its own dictionaries and statistics.
+_ROW_GROUP_ROWS = 4096
+
+
+def token_stats_name(attempt_id: int, step: int, rank: int) -> str:
+    return f"token_stats/attempt={attempt_id}/step={step}-rank={rank}.parquet"
+
+
+def token_stats_step(name: str) -> tuple[int, int] | None:
+    """attempt_id and step of a file of token_stats/; None for any other name."""
+    match = TOKEN_STATS_NAME.fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+class TokenStatsLog:
+    """Appends files of the token_stats table (schemas/token_stats.v1.json)."""
+
+    def __init__(self, root: Root, rank: int) -> None:
+        self._rank = rank
+        self._appender = BackgroundAppender[Callable[[], pa.Table]](
+            root, self._make_files, is_full=lambda tables: True, flush_age_s=0.0
+        )
+
+    def append(self, make_table: Callable[[], pa.Table]) -> None:
+        """Hand over the rows of a step, which the thread makes; none of them makes no file.
+
+        Raises what an earlier write failed with. Waits while 64 steps wait to be written.
+        """
+        self._appender.append(make_table)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._appender.close()
+
+    def _make_files(self, tables: Sequence[Callable[[], pa.Table]]) -> list[NamedFile]:
+        made = [make() for make in tables]
+        return [(self._name(table), encode_token_stats(table)) for table in made if table.num_rows]
+
+    def _name(self, table: pa.Table) -> str:
+        return token_stats_name(table["attempt_id"][0].as_py(), table["step"][0].as_py(), self._rank)
+
+
+def encode_token_stats(table: pa.Table) -> bytes:
+    """Parquet bytes of a step's rows: floats as byte streams, as those of rollouts are, and compressed."""
+    schema = arrow_schema("token_stats")
+    assert table.schema.equals(schema)
+    lists = [f"{name}.list.element" for name in _LISTS]
+    return encode_plain(
+        table,
+        row_group_size=_ROW_GROUP_ROWS,
+        use_dictionary=["attempt_id", "step", "response_length"],
+        column_encoding=dict.fromkeys(lists, "BYTE_STREAM_SPLIT"),
+        write_statistics=["attempt_id", "step", "rollout_id"],
+    )
+
+
+def to_token_stats(
+    *, attempt_id: int, step: int, rollout_ids: Sequence[str], lengths: np.ndarray, **lists: np.ndarray
+) -> pa.Table:
+    """Rows of the token_stats table.
+
+    lengths: (num_rows,) response tokens of each rollout. lists: each of its columns of lists, end to end.
+    """
+    offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
+    values = lists | {name: round_to_11_bits(lists[name]) for name in _ROUNDED}
+    columns = {
+        "attempt_id": pa.repeat(pa.scalar(attempt_id, pa.int32()), len(rollout_ids)),
+        "step": pa.repeat(pa.scalar(step, pa.int64()), len(rollout_ids)),
+        "rollout_id": pa.array(rollout_ids, pa.string()),
+        "response_length": pa.array(lengths, pa.int32()),
+    }
+    schema = arrow_schema("token_stats")
+    for name in lists:
+        columns[name] = pa.ListArray.from_arrays(offsets, pa.array(values[name]), type=schema.field(name).type)
+    return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def round_to_11_bits(values: np.ndarray) -> np.ndarray:
+    """float32 to the nearest with a significand of 11 bits, that of float16, and the range of float32.
+
+    The lower bytes are 0 then and compress to nothing; a column of float16 is a type that not every reader knows.
+    """
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    half = np.uint32(1 << (_DROPPED_BITS - 1))
+    return ((bits + half) & np.uint32(2**32 - (1 << _DROPPED_BITS))).view(np.float32)

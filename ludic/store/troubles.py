@@ -1,0 +1,197 @@
+"""What the newest metrics of a run say is wrong with it: nothing to learn from, and which setting to look at. Pure.
+
+Workers and trainers log it, and whoever watches the run sees it in the panel.
+"""
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ludic.store.run import RunConfig
+
+Row = Mapping[str, Any]
+"""Of the metrics table."""
+
+_MOST = 0.5
+"""Share of rollouts from which on something is wrong with them."""
+_FEWEST_STEPS = 3
+"""In a row, that are more than bad luck."""
+_RECENT_STEPS = 20
+_NEWEST_ROWS = 64
+_WHAT_TO_DO = {
+    "drop_errors": "they failed or were not scored; look at the column error of rollouts",
+    "drop_incomplete_completions": "they hit max_tokens; start a run with a higher --max-tokens",
+    "drop_parse_errors": "their answers could not be parsed, or were refused; start a run with --accept-incomplete",
+    "drop_truncated": "a limit of the environment ended them; raise it, or leave the filter out",
+    "drop_zero_variance_groups": "their groups have equal rewards; look at the environment's score, or --temperature",
+    "max_off_policy_steps": "their weights are too old; lower --batches-ahead, or raise --max-off-policy-steps",
+    "max_age": "they are too old; add workers, or raise --max-age-s",
+}
+_ON_PURPOSE = ("where", "drop_not_best_of_group")
+"""Filters that are there to drop most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Something wrong."""
+
+    kind: str
+    """The same for the same trouble, whatever its numbers."""
+    text: str
+
+
+class TroubleLog:
+    """Logs each trouble once, and again only after it was gone."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        self._known: set[str] = set()
+
+    def tell(self, troubles: Iterable[Trouble]) -> None:
+        """troubles: all that there are now."""
+        now = {trouble.kind: trouble for trouble in troubles}
+        for kind in now.keys() - self._known:
+            self._logger.warning(now[kind].text)
+        self._known = set(now)
+
+
+def warn_of_rows(logger: logging.Logger, find: Callable[[Sequence[Row]], Iterable[Trouble]]) -> Callable[[Row], None]:
+    """A function that takes a process's metrics rows one by one, and logs what `find` finds in the newest ones."""
+    log, newest = TroubleLog(logger), deque[Row](maxlen=_NEWEST_ROWS)
+
+    def take(row: Row) -> None:
+        newest.append(row)
+        log.tell(find(list(newest)))
+
+    return take
+
+
+def find_sampling_troubles(calls: Sequence[Row], run: RunConfig) -> Iterator[Trouble]:
+    """At most one for each environment. calls: rows of workers, oldest first; a batch's newest groups are looked at."""
+    for env_name in sorted({row["env_name"] for row in calls}):
+        newest = _newest([row for row in calls if row["env_name"] == env_name], run.groups_per_batch)
+        trouble = _find_failures(env_name, newest) or _find_refusals(env_name, newest, run)
+        trouble = trouble or _find_equal_rewards(env_name, newest, run)
+        if trouble is not None:
+            yield trouble
+
+
+def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
+    """steps: rows of gradient steps, in order. config: of the trainer, as in attempts/N.json."""
+    num_still = _count_at_end(_is_still(row, config) for row in steps)
+    if num_still >= _FEWEST_STEPS:
+        yield Trouble("no gradient", _describe_stillness(steps[-num_still:]))
+    recent = steps[-_RECENT_STEPS:]
+    if len(recent) >= _FEWEST_STEPS:
+        yield from _find_drops(recent)
+
+
+def find_shortage(
+    steps: Sequence[Row], calls: Sequence[Row], run: RunConfig, config: Mapping[str, Any]
+) -> Iterator[Trouble]:
+    """Far more was sampled since the newest step than a batch needs, and no batch came of it; both in order.
+
+    Calls in which every rollout failed do not count: that is a trouble of its own.
+    """
+    since = steps[-1]["created_at"] if steps else None
+    sampled = (row for row in calls if since is None or row["created_at"] > since)
+    num_groups = sum(row["num_groups"] or 0 for row in sampled if row["num_errors"] != row["num_rollouts"])
+    if num_groups > (run.batches_ahead + 3) * run.groups_per_version:
+        filters = ", ".join(config.get("filters") or ()) or "none"
+        text = f"{num_groups:,} groups were sampled since the newest step, and they made no batch"
+        yield Trouble("no batch", f"{text}; look at the trainer's log and at its filters ({filters})")
+
+
+def _newest(calls: Sequence[Row], num_groups: int) -> list[Row]:
+    """The newest calls that make up so many groups, or all."""
+    found: list[Row] = []
+    for row in reversed(calls):
+        found.insert(0, row)
+        if sum(each["num_groups"] for each in found) >= num_groups:
+            break
+    return found
+
+
+def _find_failures(env_name: str, calls: Sequence[Row]) -> Trouble | None:
+    num_rollouts, num_errors = _sum(calls, "num_rollouts"), _sum(calls, "num_errors")
+    if num_errors <= _MOST * num_rollouts:
+        return None
+    share = "every one" if num_errors == num_rollouts else f"{num_errors / num_rollouts:.0%}"
+    first = _on_one_line(next((row["first_error"] for row in calls if row["first_error"]), "not stored in the metrics"))
+    text = f"{share} of {num_rollouts:,} rollouts failed in {env_name}; the first error: {first}"
+    return Trouble(f"failures in {env_name}", text)
+
+
+def _on_one_line(text: str) -> str:
+    """An environment's own words, without what could steer a terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def _find_refusals(env_name: str, calls: Sequence[Row], run: RunConfig) -> Trouble | None:
+    if _sum(calls, "num_groups") < run.groups_per_batch:
+        return None
+    num_rollouts, num_refused = _sum(calls, "num_rollouts"), _sum(calls, "num_parse_errors")
+    if num_refused <= _MOST * num_rollouts:
+        return None
+    share = f"{num_refused / num_rollouts:.0%} of {num_rollouts:,} answers in {env_name}"
+    if not run.accept_incomplete and _sum(calls, "num_incomplete_completions") > num_refused / 2:
+        text = f"{share} hit max_tokens ({run.max_tokens}) and were refused unscored"
+        text += "; start a run with --accept-incomplete, or with a higher --max-tokens"
+    else:
+        text = f"{share} could not be parsed; look at some with `ludic show`"
+    return Trouble(f"refusals in {env_name}", text)
+
+
+def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> Trouble | None:
+    num_groups = _sum(calls, "num_groups")
+    if num_groups < run.groups_per_batch or _sum(calls, "num_zero_variance_groups") < num_groups:
+        return None
+    rewards = [row["reward_mean"] for row in calls if row["reward_mean"] is not None]
+    text = f"rewards are equal within each of {num_groups:,} groups in {env_name}"
+    text += f" (about {sum(rewards) / len(rewards):.4g})" if rewards else ""
+    text += ", so there is nothing to learn from; look at the environment's score, or at --temperature"
+    return Trouble(f"equal rewards in {env_name}", text)
+
+
+def _is_still(row: Row, config: Mapping[str, Any]) -> bool:
+    """Whether a step changes nothing by what was rewarded."""
+    is_rewarded = config.get("objective") != "sft"
+    return row["grad_norm"] == 0 or (is_rewarded and row["advantage_mean"] == 0 and row["advantage_std"] == 0)
+
+
+def _describe_stillness(steps: Sequence[Row]) -> str:
+    rewards = [row["reward_mean"] for row in steps if row["reward_mean"] is not None]
+    mean = f" (mean reward {sum(rewards) / len(rewards):.4g})" if rewards else ""
+    return (
+        f"the last {len(steps):,} steps learned nothing: all advantages or gradients are 0{mean}; look at the "
+        "environment's score, and at incomplete and unparsed answers"
+    )
+
+
+def _find_drops(steps: Sequence[Row]) -> Iterator[Trouble]:
+    drops: Counter[str] = Counter()
+    for row in steps:
+        drops.update(dict(row["drops"] or {}))
+    for reason in _ON_PURPOSE:
+        drops.pop(reason, None)
+    num_rollouts = _sum(steps, "num_rollouts") + drops.total()
+    if drops.total() <= _MOST * num_rollouts:
+        return
+    reason, most = drops.most_common(1)[0]
+    what_to_do = _WHAT_TO_DO.get(reason, "look at that filter")
+    share = f"{drops.total() / num_rollouts:.0%} of {num_rollouts:,} rollouts in {len(steps)} steps"
+    yield Trouble(f"drops by {reason}", f"filters dropped {share}, {reason} most ({most:,}): {what_to_do}")
+
+
+def _count_at_end(flags: Iterable[bool]) -> int:
+    count = 0
+    for flag in flags:
+        count = count + 1 if flag else 0
+    return count
+
+
+def _sum(rows: Sequence[Row], column: str) -> int:
+    """Rows of an older version, which lack a column, count as 0."""
+    return sum(row[column] or 0 for row in rows)

@@ -1,0 +1,130 @@
+"""Objectives over the response tokens of a micro-batch, and what turns them into a loss. Pure tensor code.
+
+The importance ratio is trainer over sampler, token by token, with the logprobs that the rollouts were
+sampled with: no second forward pass stands in for the sampler. docs/algorithms.md has papers and formulas.
+
+ratios: log ratios and KL estimators; terms: what objectives are made of; policy, pairs: the objectives.
+"""
+
+# Shapes: A = response tokens of a micro-batch. Logprobs and KLs are in nats.
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ludic.training.config import TrainConfig
+from ludic.training.losses.pairs import dpo, ipo, orpo, preferences
+from ludic.training.losses.policy import cispo, dppo, gmpo, gspo, masked_out, ppo_clip, reinforce, sapo, sft, vespo
+from ludic.training.losses.ratios import KL_ESTIMATORS, k3
+from ludic.training.losses.terms import TokenTerms, loss_units, make_terms
+from ludic.training.objective_settings import PAIRED, Objective
+from ludic.training.packing import MicroBatch
+
+__all__ = ["OBJECTIVES", "clipped_tokens", "loss_units", "rl_loss"]
+
+OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, TrainConfig], tuple[Tensor, Tensor]]] = {
+    "reinforce": reinforce,
+    "ppo_clip": ppo_clip,
+    "cispo": cispo,
+    "gspo": gspo,
+    "gmpo": gmpo,
+    "sapo": sapo,
+    "dppo": dppo,
+    "vespo": vespo,
+    "sft": sft,
+    "dpo": dpo,
+    "ipo": ipo,
+    "orpo": orpo,
+}
+"""Each returns what to maximise at each token, and where the ratio was clipped, capped or gated off; both (A,)."""
+
+
+def rl_loss(
+    trainer_logprobs: Tensor,
+    batch: MicroBatch,
+    config: TrainConfig,
+    *,
+    num_action_tokens: int,
+    num_sequences: int,
+    entropies: Tensor | None = None,
+    reference_logprobs: Tensor | None = None,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """This micro-batch's share of the loss: a scalar, nats per action token or sequence of the global batch.
+
+    trainer_logprobs: (A,) float32 with gradient; entropies: (A,), with gradient where entropy_weight is set;
+    reference_logprobs: (A,) float32 without. num_action_tokens, num_sequences: of all micro-batches of all
+    ranks, `loss_units` at each token; shares add up to the step's loss. An empty mask gives a zero that still has a
+    gradient: a rank that raised alone would hang the others.
+
+    Also returns detached sums over action tokens, to be divided by num_action_tokens: ratio, clipped (a
+    count), sampler_kl, and reference_kl where there is a reference; and ratio_max. These KLs are k3 estimates. Of pairs
+    also preference_margin and preference_accuracy, which then are means over pairs.
+    """
+    assert num_action_tokens > 0, "a step without action tokens has no loss"
+    assert num_sequences > 0, "a step without sequences has no loss"
+    terms = make_terms(trainer_logprobs, batch, reference_logprobs, config)
+    objective, clipped = _apply_objective(terms, config)
+    token_loss = -objective
+    if config.log_ratio_weight is not None:
+        token_loss = token_loss + config.log_ratio_weight * terms.log_ratio.square()
+    if config.entropy_weight is not None:
+        assert entropies is not None, "entropy_weight needs entropies"
+        token_loss = token_loss - config.entropy_weight * entropies
+    if config.kl_weight is not None and config.kl_in == "loss":
+        assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
+        token_loss = token_loss + config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference)
+    share = batch.weights * token_shares(
+        terms, config, num_action_tokens=num_action_tokens, num_sequences=num_sequences
+    )
+    loss = torch.where(terms.mask, token_loss * share, 0).sum()
+    measures = _measures(terms, clipped)
+    if config.objective in PAIRED:
+        measures |= preferences(terms, config, num_action_tokens / num_sequences)
+    return loss, measures
+
+
+@torch.no_grad()
+def clipped_tokens(
+    trainer_logprobs: Tensor, batch: MicroBatch, config: TrainConfig, reference_logprobs: Tensor | None = None
+) -> Tensor:
+    """(A,) bool: the sampled tokens whose importance ratio is clipped, capped or masked; arguments as of `rl_loss`."""
+    terms = make_terms(trainer_logprobs, batch, reference_logprobs, config)
+    return _apply_objective(terms, config)[1] & terms.mask
+
+
+def _apply_objective(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+    """What to maximise at each token, and where the ratio was clipped, capped or masked; both (A,)."""
+    objective, clipped = OBJECTIVES[config.objective](_with_kl_reward(terms, config), config)
+    out = masked_out(terms, config)
+    return torch.where(out, 0, objective), clipped | out
+
+
+def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
+    """Terms whose advantage pays for the KL at the token, without a gradient through it, if the settings say so."""
+    if config.kl_weight is None or config.kl_in != "reward":
+        return terms
+    assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
+    penalty = config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference.detach())
+    return replace(terms, advantages=terms.advantages - penalty)
+
+
+def token_shares(terms: TokenTerms, config: TrainConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
+    """(A,): what each token's loss is multiplied by, so that the shares of a global batch add up to its mean."""
+    match config.normalize_over:
+        case "tokens":  # DAPO (arXiv 2503.14476), eq. 8: every token of the batch alike
+            return torch.full_like(terms.log_ratio, 1 / num_action_tokens)
+        case "sequences":  # GRPO (arXiv 2402.03300), eq. 3: every sequence alike
+            return 1 / (terms.sequence_lengths * num_sequences)
+        case "constant":  # Dr. GRPO (arXiv 2503.20783), section 3.2: a length that no sequence can change
+            assert config.constant_tokens is not None
+            return torch.full_like(terms.log_ratio, 1 / (config.constant_tokens * num_sequences))
+
+
+def _measures(terms: TokenTerms, clipped: Tensor) -> dict[str, Tensor]:
+    ratio = terms.ratio * terms.mask
+    sums = {"ratio": ratio, "clipped": clipped & terms.mask, "sampler_kl": k3(terms.log_ratio) * terms.mask}
+    if terms.log_reference is not None:
+        sums["reference_kl"] = k3(terms.log_reference) * terms.mask
+    return {name: value.detach().sum() for name, value in sums.items()} | {"ratio_max": ratio.detach().max()}

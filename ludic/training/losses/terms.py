@@ -1,0 +1,71 @@
+"""Inputs of objectives: a micro-batch and the trainer's logprobs, masked. Pure tensor code."""
+
+# Shapes: A = response tokens of a micro-batch. Logprobs are in nats.
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ludic.training.config import TrainConfig
+from ludic.training.losses.ratios import bounded
+from ludic.training.objective_settings import PAIRED
+from ludic.training.packing import MicroBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTerms:
+    """Inputs of an objective; all (A,), and 0 where nothing was sampled."""
+
+    logprobs: Tensor
+    """Logprobs of the trainer, with gradient."""
+    sampler_logprobs: Tensor
+    log_ratio: Tensor
+    """Trainer over sampler, with gradient, within MAX_LOG_RATIO."""
+    advantages: Tensor
+    mask: Tensor
+    """bool: sampled tokens."""
+    sequence_ids: Tensor
+    """int64, below A: `loss_units`."""
+    log_reference: Tensor | None = None
+    """Reference over trainer, with gradient; None without a reference."""
+
+    @property
+    def ratio(self) -> Tensor:
+        return self.log_ratio.exp()
+
+    def sequence_sum(self, values: Tensor) -> Tensor:
+        """At each token, the sum over the sampled tokens of its sequence."""
+        sums = torch.zeros_like(values).index_add(0, self.sequence_ids, torch.where(self.mask, values, 0))
+        return sums[self.sequence_ids]
+
+    def sequence_mean(self, values: Tensor) -> Tensor:
+        """At each token, the mean over the sampled tokens of its sequence."""
+        return self.sequence_sum(values) / self.sequence_lengths
+
+    @property
+    def sequence_lengths(self) -> Tensor:
+        """Sampled tokens of the token's sequence, at least 1."""
+        return self.sequence_sum(torch.ones_like(self.log_ratio)).clamp(min=1)
+
+
+def loss_units(batch: MicroBatch, config: TrainConfig) -> Tensor:
+    """(A,) int64: what the loss takes for one sequence at each token; where pairs are compared, both sides of one."""
+    return batch.pair_ids if config.objective in PAIRED else batch.sequence_ids
+
+
+def make_terms(
+    trainer_logprobs: Tensor, batch: MicroBatch, reference_logprobs: Tensor | None, config: TrainConfig
+) -> TokenTerms:
+    """Masked before anything is computed from it, so that no inf or nan reaches the gradient."""
+    mask = batch.action_mask
+    logprobs, sampler_logprobs = (torch.where(mask, each, 0) for each in (trainer_logprobs, batch.sampler_logprobs))
+    return TokenTerms(
+        logprobs=logprobs,
+        sampler_logprobs=sampler_logprobs,
+        log_ratio=bounded(logprobs - sampler_logprobs),
+        advantages=torch.where(mask, batch.advantages, 0),
+        mask=mask,
+        sequence_ids=loss_units(batch, config),
+        log_reference=None if reference_logprobs is None else torch.where(mask, reference_logprobs, 0) - logprobs,
+    )

@@ -1,0 +1,139 @@
+"""What the last bits of weights depend on besides settings and batches: threads, versions, processors.
+
+Reads attempts/. Each attempt records its numerics. A resume computes with the threads of the attempt that wrote its
+checkpoint, a replay with those of the run that it repeats; a warning names whatever else differs.
+"""
+
+import contextlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import transformers
+
+from ludic.store import Root, read_attempt
+from ludic.training.attention import PACKED_ATTENTION
+from ludic.training.checkpoint import CheckpointInfo
+from ludic.training.config import TrainConfig
+from ludic.training.distributed import broadcast_bytes, is_main, num_ranks, rank, run_on_main
+from ludic.training.replay import attempts_to_replay
+
+logger = logging.getLogger(__name__)
+
+# Each was seen to change weights on a CPU, or is documented to choose another kernel.
+_VARIABLES = (
+    *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA"),
+    *("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO"),
+)
+_MOST_THREADS = 1024
+
+
+def agree_on_numerics(root: Root, config: TrainConfig, resumed: CheckpointInfo | None) -> dict[str, Any]:
+    """Set the threads of every rank, warn of what differs from the attempts before, and return what is so here.
+
+    Collective; before anything is computed.
+    """
+    earlier = json.loads(run_on_main(lambda: json.dumps(_earlier_numerics(root, config, resumed)).encode()))
+    _set_threads(config, earlier)
+    here = gather_numerics(config)
+    if is_main():
+        for name, there in earlier.items():
+            warn_of_differences(name, here, there)
+    return here
+
+
+def gather_numerics(config: TrainConfig) -> dict[str, Any]:
+    """The numerics of all ranks, as JSON: num_threads of each rank, other values once where they are equal."""
+    mine = json.dumps(_numerics_of_rank(config)).encode()
+    ranks = [json.loads(broadcast_bytes(mine, source=source)) for source in range(num_ranks())]
+    gathered = {name: [values[name] for values in ranks] for name in ranks[0]}
+    once = {name: values[0] for name, values in gathered.items() if values.count(values[0]) == len(values)}
+    return {"num_ranks": len(ranks)} | gathered | once | {"num_threads": gathered["num_threads"]}
+
+
+def warn_of_differences(name: str, here: Mapping[str, Any], there: Mapping[str, Any] | None) -> None:
+    """One line that names each item that differs from those of an attempt. there: None where nothing was recorded."""
+    if there is None:
+        found = "its threads, versions and processor are unknown, since an older ludic wrote it"
+    else:
+        differing = [item for item in there if item in here and here[item] != there[item]]
+        found = ", ".join(f"{item} is {here[item]!r} here, {there[item]!r} there" for item in differing)
+    if found:
+        logger.warning("%s: %s: weights may differ in the last bits", name, found)
+
+
+def _earlier_numerics(
+    root: Root, config: TrainConfig, resumed: CheckpointInfo | None
+) -> dict[str, Mapping[str, Any] | None]:
+    """By the name of an attempt, the newest first."""
+    url, attempts = root.url, []
+    if config.replay_batches is not None:
+        url, attempts = config.replay_batches, list(attempts_to_replay(config.replay_batches))
+    elif resumed is not None:
+        with contextlib.suppress(FileNotFoundError):
+            attempts = [read_attempt(root, resumed.attempt_id)]
+    return {f"attempt {attempt.attempt_id} of {url}": attempt.numerics for attempt in attempts}
+
+
+def _set_threads(config: TrainConfig, earlier: Mapping[str, Mapping[str, Any] | None]) -> None:
+    name, there = next(iter(earlier.items()), ("", None))
+    num_threads = config.num_threads or recorded_threads(there or {}, rank())
+    if num_threads is None or num_threads == torch.get_num_threads():
+        return
+    if config.num_threads is None:
+        logger.info("num_threads is %d, as in %s; --num-threads sets another", num_threads, name)
+    torch.set_num_threads(num_threads)
+
+
+def recorded_threads(there: Mapping[str, Any], rank: int) -> int | None:
+    """CPU threads of a rank; None where nothing usable is recorded: the file may be anybody's."""
+    recorded = there.get("num_threads")
+    if not isinstance(recorded, list) or not recorded:
+        return None
+    num_threads = recorded[min(rank, len(recorded) - 1)]
+    return num_threads if isinstance(num_threads, int) and 1 <= num_threads <= _MOST_THREADS else None
+
+
+def _numerics_of_rank(config: TrainConfig) -> dict[str, Any]:
+    on_cuda = "nccl" in dist.get_backend_config()
+    return {
+        "num_threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name() if on_cuda else "cpu",
+        "cpu": _cpu_model(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "dtype": config.dtype,
+        "compile": config.compile,
+        "attention": PACKED_ATTENTION,
+        "matmul_precision": torch.get_float32_matmul_precision(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn": torch.backends.cudnn.version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "numpy": np.__version__,
+        "ludic": _ludic_version(),
+        "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
+    }
+
+
+def _ludic_version() -> str | None:
+    """None where it runs from a folder of sources that is not installed."""
+    with contextlib.suppress(PackageNotFoundError):
+        return version("ludic")
+    return None
+
+
+def _cpu_model() -> str:
+    """As Linux names it, else what the platform says."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,127 @@
+"""Table of the settings that each objective reads; a setting that it would ignore is refused. Imports no torch.
+
+Raises ConfigError, which names the setting and what to do.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ludic.errors import ConfigError
+
+Objective = Literal[
+    "reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo", "sft", "dpo", "ipo", "orpo"
+]
+"""Names of functions in ludic.training.losses."""
+
+PAIRED: tuple[Objective, ...] = ("dpo", "ipo", "orpo")
+"""Objectives that compare the two sides of a pair."""
+_OFF_POLICY: tuple[Objective, ...] = ("reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo")
+"""Objectives of advantages and importance ratios."""
+
+READ_BY: Mapping[str, tuple[Objective, ...]] = {
+    "clip_low": ("ppo_clip", "cispo", "gspo", "gmpo"),
+    "clip_high": ("ppo_clip", "cispo", "gspo", "gmpo"),
+    "dual_clip": ("ppo_clip", "gspo"),
+    "truncate_ratio": ("reinforce",),
+    "ratio_level": ("reinforce",),
+    "mask_ratio": _OFF_POLICY,
+    "mask_sequence_ratio": _OFF_POLICY,
+    "mask_sequence_kl": _OFF_POLICY,
+    "log_ratio_weight": _OFF_POLICY,
+    "whiten_advantages": _OFF_POLICY,
+    "kl_in": _OFF_POLICY,
+    "sapo_tau_positive": ("sapo",),
+    "sapo_tau_negative": ("sapo",),
+    "dppo_low": ("dppo",),
+    "dppo_high": ("dppo",),
+    "vespo_k": ("vespo",),
+    "vespo_lambda": ("vespo",),
+    "dpo_beta": ("dpo", "ipo"),
+    "orpo_weight": ("orpo",),
+}
+"""Settings that only some objectives read; all objectives read the others."""
+BOUNDS: Mapping[Objective, tuple[str, ...]] = {
+    "reinforce": ("truncate_ratio", "mask_ratio"),
+    "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
+    "cispo": ("clip_low", "clip_high"),
+    "gspo": ("clip_low", "clip_high", "dual_clip"),
+    "gmpo": ("clip_low", "clip_high"),
+}
+"""Settings that bound the importance ratio of an objective."""
+_WANT_A_BOUND: tuple[Objective, ...] = ("ppo_clip", "cispo", "gspo", "gmpo")
+_WANT_A_REFERENCE: tuple[Objective, ...] = ("dpo", "ipo")
+_OF_KL = ("kl_estimator", "kl_in")
+"""Settings that say how kl_weight is used."""
+
+
+def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """settings, defaults: those of TrainConfig by name. A setting that has its default was not given."""
+    given = [name for name in settings if name in defaults and settings[name] != defaults[name]]
+    for name in given:
+        if name in _ignored(settings):
+            raise ConfigError(f"{name} is {settings[name]}, {_why_ignored(name, settings)}")
+    _check_values(settings)
+    _check_bound(settings)
+    if settings["objective"] in PAIRED:
+        _check_paired(settings)
+
+
+def without_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of an earlier trainer without those that its objective ignored; once they were accepted."""
+    if "objective" not in settings:
+        return dict(settings)
+    return {name: value for name, value in settings.items() if name not in _ignored(settings)}
+
+
+def _ignored(settings: Mapping[str, Any]) -> set[str]:
+    ignored = {name for name, objectives in READ_BY.items() if settings["objective"] not in objectives}
+    return ignored if settings.get("kl_weight") is not None else ignored | set(_OF_KL)
+
+
+def _why_ignored(name: str, settings: Mapping[str, Any]) -> str:
+    objective, readers = settings["objective"], READ_BY.get(name)
+    if readers is None or objective in readers:
+        return "but there is no kl_weight; set kl_weight, or leave it out"
+    return f"which {objective} ignores; leave it out, or set objective to {' or '.join(readers)}"
+
+
+def _check_values(settings: Mapping[str, Any]) -> None:
+    clip_low, dual_clip = settings["clip_low"], settings["dual_clip"]
+    normalize_over, constant_tokens = settings["normalize_over"], settings["constant_tokens"]
+    if clip_low is not None and clip_low > 1:
+        raise ConfigError(f"clip_low is {clip_low}, wanted at most 1: a ratio is never below 0")
+    if dual_clip is not None and dual_clip <= 1:
+        raise ConfigError(f"dual_clip is {dual_clip}, wanted above 1")
+    for name in ("mask_ratio", "mask_sequence_ratio"):
+        bounds = settings[name]
+        if bounds is not None and not 0 <= bounds[0] < 1 < bounds[1]:
+            raise ConfigError(f"{name} is {bounds}, wanted one bound from 0 to below 1 and one above 1")
+    for name in ("vespo_k", "vespo_lambda"):
+        if not all(0 < value < float("inf") for value in settings[name]):
+            raise ConfigError(f"{name} is {settings[name]}, wanted two numbers above 0")
+    if (normalize_over == "constant") != (constant_tokens is not None):
+        raise ConfigError(
+            f"normalize_over is {normalize_over} and constant_tokens is {constant_tokens}; "
+            "set constant_tokens with normalize_over constant, and only then"
+        )
+
+
+def _check_bound(settings: Mapping[str, Any]) -> None:
+    objective: Objective = settings["objective"]
+    if objective in _WANT_A_BOUND and all(settings[name] is None for name in BOUNDS[objective]):
+        raise ConfigError(
+            f"objective is {objective}, which clips the importance ratio, but there is no bound to clip at; "
+            f"set {' or '.join(BOUNDS[objective])}, such as clip_high 0.2"
+        )
+
+
+def _check_paired(settings: Mapping[str, Any]) -> None:
+    objective, normalize_over = settings["objective"], settings["normalize_over"]
+    if objective in _WANT_A_REFERENCE and settings["reference"] is None:
+        raise ConfigError(
+            f"objective is {objective} but there is no reference; set reference to a model, such as the first one"
+        )
+    if normalize_over != "sequences":
+        raise ConfigError(
+            f"normalize_over is {normalize_over}, and {objective} takes the mean over pairs; set it to sequences"
+        )

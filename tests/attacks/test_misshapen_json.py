@@ -1,0 +1,90 @@
+"""JSON files of a root that hold something else: each command says so in a line, and verify names the file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ludic.store import Root
+from ludic.store.attempts import Attempt
+from ludic.store.compaction import compact
+from ludic.store.json_files import decode_record, encode_json
+from ludic.store.lease import Lease
+from ludic.store.policies import LatestPolicy, Policy, latest_policy, publish_policy
+from ludic.store.retention import Tombstone, read_tombstones
+from ludic.store.slots import SlotClaim
+from ludic.training.checkpoint import CheckpointInfo
+
+WHOLE = [b"", b"[]", b"null", b"{}", b"7", b'"text"', b"[" * 100_000, b"\xff\xfe", b"{", b'{"config": ' + b"[" * 5_000]
+FILES = (
+    "run.json",
+    "attempts/1.json",
+    "attempts/1.lease",
+    "policies/LATEST",
+    "policies/version=1/policy.json",
+    "checkpoints/attempt=1/step=1/checkpoint.json",
+)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_shape_is_named_in_a_line(ludic, breakable: Path, name: str) -> None:
+    for content in (b"[]", b"[" * 100_000):
+        (breakable / name).write_bytes(content)
+        for command in ("verify", "stats"):
+            result = ludic(command, breakable)
+            assert result.code in (0, 1), (content[:20], command)
+            assert "Traceback" not in result.err, (content[:20], command)
+            assert command == "stats" or (result.code == 1 and Path(name).name in result.out + result.err), content[:20]
+
+
+@pytest.mark.parametrize("content", WHOLE)
+@pytest.mark.parametrize("record", [Attempt, Lease, LatestPolicy, Policy, CheckpointInfo, SlotClaim, Tombstone])
+def test_what_is_no_record_is_refused(record: type, content: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode_record(content, record)
+
+
+@pytest.mark.parametrize("wrong", [[], {}, "text", -1, 1e300, None, 2**80])
+def test_a_field_of_another_type_is_refused(wrong: object) -> None:
+    values = {"version": 3, "groups_per_worker": 4}
+    assert decode_record(encode_json(values), LatestPolicy) == LatestPolicy(version=3, groups_per_worker=4)
+    with pytest.raises(ValueError, match="version"):
+        decode_record(encode_json(values | {"version": wrong}), LatestPolicy)
+
+
+def test_a_lease_of_years_is_refused_and_not_waited_for(ludic, breakable: Path) -> None:
+    lease = json.loads((breakable / "attempts/1.lease").read_text()) | {"lease_s": 1e9, "released": False}
+    lease.pop("digest", None)
+    (breakable / "attempts/1.lease").write_bytes(encode_json(lease))
+    result = ludic("train", breakable, "--num-steps", "2")
+    assert result.code == 1
+    assert "attempts/1.lease is no lease that ludic can read" in result.err
+    assert "lease_s" in result.err
+
+
+def test_a_broken_latest_is_replaced_by_the_next_publish(breakable: Path) -> None:
+    (breakable / "policies/LATEST").write_bytes(b"{")
+    root = Root.open(str(breakable))
+    # Versions 0 and 1 are there.
+    assert publish(root) == 2
+    assert latest_policy(root) == LatestPolicy(version=2, groups_per_worker=4)
+
+
+def publish(root: Root) -> int:
+    def save(folder: Path) -> None:
+        (folder / "config.json").write_text("{}")
+
+    return publish_policy(root, save, step=2, attempt_id=1, parent_version=1, groups_per_worker=lambda _: 4)
+
+
+@pytest.mark.parametrize("content", [*WHOLE, b'{"created_at": "x", "rule": "y", "partitions": [{"folder": "../.."}]}'])
+def test_a_tombstone_of_another_shape_counts_as_none(started: Root, content: bytes) -> None:
+    started.put("expired/0.json", content)
+    assert read_tombstones(started) == []
+
+
+@pytest.mark.parametrize("content", WHOLE)
+def test_a_compaction_plan_of_another_shape_plans_nothing(breakable: Path, content: bytes) -> None:
+    root = Root.open(str(breakable))
+    root.put("compactions/rollouts/version=0/env=moar_cats/0.json", content)
+    assert compact(root).skipped == []

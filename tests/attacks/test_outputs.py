@@ -1,0 +1,54 @@
+"""A stdout that can't be written, and users' code that ends the process: one line, and nothing is lost."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ludic.environments.registry import make_environment
+from ludic.errors import ConfigError, QueryError
+from ludic.sql.library import load_advantage
+from ludic.store import Root
+
+
+@pytest.mark.parametrize(
+    ("redirect", "line"),
+    [
+        (">&-", "ludic: stdout is closed, and results go there; redirect it to a file or to /dev/null\n"),
+        ("> /dev/full", "ludic: stdout can't be written: No space left on device\n"),
+    ],
+)
+@pytest.mark.parametrize("command", ["stats", "sql --format csv"])
+def test_a_stdout_that_takes_nothing_is_named(trained: Root, redirect: str, line: str, command: str) -> None:
+    name, *options = command.split()
+    query = ["select * from rollouts"] if name == "sql" else []
+    shell = [
+        "sh",
+        "-c",
+        f'exec "$@" {redirect}',
+        "sh",
+        sys.executable,
+        "-m",
+        "ludic",
+        name,
+        trained.url,
+        *query,
+        *options,
+    ]
+    ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (1, line)
+
+
+def test_an_environment_file_that_exits_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "leaves.py"
+    file.write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ConfigError, match=r"leaves\.py, line 2, failed: RuntimeError: sys\.exit\(3\) was called"):
+        make_environment(f"{file}:Any")
+
+
+def test_an_advantage_file_that_exits_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "leaves.py"
+    file.write_text("import sys\n\ndef advantage(rollouts):\n    return rollouts\n\nsys.exit()\n")
+    with pytest.raises(QueryError, match=r"leaves\.py, line 6, failed: RuntimeError: sys\.exit\(None\) was called"):
+        load_advantage(f"{file}:advantage")

@@ -1,0 +1,161 @@
+"""Flip bits in the files of a root, and see what `ludic verify` says of a file and what training reads of it."""
+
+import random
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ludic.errors import LudicError
+from ludic.fsck.compactions import check_compactions
+from ludic.fsck.notes import check_notes
+from ludic.fsck.tables import TABLES, check_file
+from ludic.fsck.weights import check_weights
+from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
+from ludic.store.lease import read_lease
+from ludic.store.manifest import check_folder
+from ludic.store.model import read_identity, read_kept
+from ludic.store.parquet import decode
+from ludic.store.plans import read_plans
+from ludic.store.policies import read_policy
+from ludic.store.reference import read_reference, read_reference_index
+from ludic.store.repair import list_set_aside
+from ludic.store.retention import read_tombstones
+from ludic.store.slots import read_slot_claim
+from ludic.training.checkpoint import complete_checkpoints
+
+TOKENS = ["rollout_id", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature"]
+UNCOVERED = re.compile(r"set_aside/(?!.*\.json$)|logs/|\.tmp/|tensorboard/")
+"""Broken files, and logs of people."""
+
+
+def kind_of(name: str) -> str:
+    """Of a file below the root: files that are written and read in one way."""
+    folder, _, rest = name.partition("/")
+    is_compacted = "compacted." in name and folder != "compactions"
+    last = name.rpartition("/")[2]
+    return f"{folder}/{last}" if folder in ("policies", "checkpoints") else f"{folder}{Path(rest).suffix}{is_compacted}"
+
+
+def covered_files(root: Root) -> list[str]:
+    return [name for name in root.list("") if not UNCOVERED.match(name)]
+
+
+def draw_flips(root: Root, num_flips: int, seed: int) -> Iterator[tuple[str, int]]:
+    """File and bit; each kind of file as often as any other, so that small ones are hit too."""
+    draw = random.Random(seed)
+    kinds: dict[str, list[str]] = {}
+    for name in covered_files(root):
+        kinds.setdefault(kind_of(name), []).append(name)
+    for number in range(num_flips):
+        name = draw.choice(kinds[sorted(kinds)[number % len(kinds)]])
+        yield name, draw.randrange(8 * Path(root.at(name)).stat().st_size)
+
+
+@contextmanager
+def flipped(path: Path, bit: int) -> Iterator[None]:
+    """One bit of a file is another one, until the end of the block."""
+    with path.open("r+b") as file:
+        file.seek(bit // 8)
+        (before,) = file.read(1)
+        file.seek(bit // 8)
+        file.write(bytes([before ^ 1 << bit % 8]))
+    try:
+        yield
+    finally:
+        with path.open("r+b") as file:
+            file.seek(bit // 8)
+            file.write(bytes([before]))
+
+
+def is_named(root: Root, name: str) -> bool:
+    """Whether `ludic verify`, by the functions that it calls, names the file, and perhaps others."""
+    try:
+        if name == "run.json":
+            Root.open(root.url)
+        if name.partition("/")[0] in TABLES:
+            return bool(check_file(root, name).findings)
+        findings = [*check_weights(root), *check_notes(root), *check_compactions(root, [])]
+    except LudicError as error:
+        return f"{root.url}/{name}" in str(error)
+    return any(name in (each.where, f"{each.where}/{each.problem.split()[0]}") for each in findings)
+
+
+def read_as_training_does(root: Root, name: str) -> Any:
+    """What is read of the file, to be compared; None for one that is refused or passed over."""
+    try:
+        return _READS[name.partition("/")[0]](root, name)
+    except LudicError:
+        return None
+
+
+def _rollouts(root: Root, name: str) -> Any:
+    reader = RolloutReader(root, ["episode_reward", "env_name", "policy_version", "request_index", "response_length"])
+    rows = reader.poll(None)
+    if name in reader.set_aside or rows is None:
+        return None
+    return rows.filter([file == name for file in rows["file"].to_pylist()]), read_columns(root, name, TOKENS)
+
+
+def _ledger(root: Root, name: str) -> Any:
+    attempt_id, step = map(int, re.findall(r"=(\d+)", name))
+    return read_ledger(root, attempt_id, step)
+
+
+def _reference(root: Root, name: str) -> Any:
+    index = read_reference_index(root, name.split("=")[1].partition("/")[0])
+    rows = index.filter([file == name for file in index["file"].to_pylist()])
+    if not rows.num_rows:
+        return None
+    return rows.to_pylist(), [values.tolist() for values in read_reference(root, name, rows["row"].to_pylist())]
+
+
+def _attempt(root: Root, name: str) -> Any:
+    stem, _, kind = name.removeprefix("attempts/").rpartition(".")
+    return read_attempt(root, int(stem)) if kind == "json" else read_lease(root, int(stem))
+
+
+def _policy(root: Root, name: str) -> Any:
+    if name == "policies/LATEST":
+        return latest_policy(root)
+    folder = name.split("/")[1]
+    if name.endswith("/policy.json"):
+        return read_policy(root, int(folder.removeprefix("version=")))
+    check_folder(root, f"policies/{folder}")
+    return Path(root.at(name)).read_bytes()
+
+
+def _checkpoint(root: Root, name: str) -> Any:
+    folder = name.rpartition("/")[0]
+    infos = [info for info in complete_checkpoints(root) if info.name == folder]
+    if not infos:
+        return None
+    check_folder(root, folder)
+    return infos, Path(root.at(name)).read_bytes()
+
+
+def _model(root: Root, name: str) -> Any:
+    identity = read_identity(root)
+    names = {**identity.config, **identity.tokenizer} if identity else {}
+    return identity, read_kept(root, names)
+
+
+_READS: dict[str, Callable[[Root, str], Any]] = {
+    "rollouts": _rollouts,
+    "evals": lambda root, name: read_columns(root, name, TOKENS),
+    "batches": _ledger,
+    "metrics": lambda root, name: decode(root.read(name), name),
+    "reference": _reference,
+    "attempts": _attempt,
+    "policies": _policy,
+    "checkpoints": _checkpoint,
+    "workers": lambda root, name: read_slot_claim(root, *map(int, re.findall(r"(\d+)", name))),
+    "compactions": lambda root, name: next(
+        (plan for plan in read_plans(root) if plan.name == name and plan.outputs), None
+    ),
+    "expired": lambda root, name: read_tombstones(root) or None,
+    "model": _model,
+    "run.json": lambda root, name: Root.open(root.url).run,
+    "set_aside": lambda root, name: list_set_aside(root)[0].reason or None,
+}

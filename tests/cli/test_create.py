@@ -1,0 +1,50 @@
+"""`ludic create`: a root for workers and trainers elsewhere, and nothing started."""
+
+from pathlib import Path
+
+from ludic.store import Root
+
+
+def test_a_root_is_made_and_nothing_is_started(ludic, tmp_path: Path, model_folder: str) -> None:
+    url = tmp_path / "run"
+    result = ludic("create", url, "--model", model_folder, "--env", "moar_cats", "--num-workers", "3")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == f"{url} is there; `ludic worker {url}` samples for it, `ludic train {url}` trains\n"
+    run = Root.open(str(url)).run
+    assert (run.env, run.num_workers) == (("moar_cats",), 3)
+    assert not (url / "attempts").exists()
+
+
+def test_the_same_settings_open_it_again_and_others_are_named(ludic, tmp_path: Path, model_folder: str) -> None:
+    settings = ["--model", model_folder, "--env", "moar_cats"]
+    assert ludic("create", tmp_path / "run", *settings).code == 0
+    assert ludic("create", tmp_path / "run", *settings).code == 0
+    result = ludic("create", tmp_path / "run", *settings, "--group-size", "5")
+    assert result.code == 1
+    assert "group_size is 8 there, 5 was asked for" in result.err
+
+
+def test_what_no_worker_could_use_is_refused(ludic, tmp_path: Path, model_folder: str) -> None:
+    result = ludic("create", tmp_path / "run", "--model", model_folder, "--env", "moar_cat")
+    assert result.code == 1
+    assert "environment 'moar_cat' is unknown; did you mean moar_cats?" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_advantage_that_is_no_file_is_answered_with_what_was_looked_for(
+    ludic, tmp_path: Path, model_folder: str, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = ludic("run", "here", "--model", model_folder, "--env", "moar_cats", "--advantage", "nope.sql")
+    assert result.code == 1
+    assert result.err.startswith(
+        f"ludic: there is no file {tmp_path}/nope.sql; wanted a .sql file, or one of the advantages best_worst, "
+    )
+    assert result.err.count("\n") == 1
+
+
+def test_more_local_workers_than_the_schedule_has_is_wrong_usage(ludic, tmp_path: Path, model_folder: str) -> None:
+    args = ["--model", model_folder, "--env", "moar_cats", "--num-workers", "2", "--local-workers", "3"]
+    result = ludic("run", tmp_path / "run", *args)
+    assert result.code == 2
+    assert "local_workers is 3, wanted 0 to num_workers (2)" in " ".join(result.err.replace("│", "").split())

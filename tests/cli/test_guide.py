@@ -1,0 +1,77 @@
+"""docs/guide.md: its files are what ludic reads, and its queries run on a root."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from tiny_runs import fill, train_here
+
+from ludic.cli.create import Settings as CreateSettings
+from ludic.cli.run import Settings
+from ludic.cli.settings import parse
+from ludic.cli.train import Settings as TrainSettings
+from ludic.environments.registry import make_environment
+from ludic.errors import ConfigError
+from ludic.sql import connect, run_query
+from ludic.store import Root
+
+GUIDE = (Path(__file__).parents[2] / "docs/guide.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", GUIDE, re.DOTALL)
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the guide's two files, which is the working directory."""
+    (environment,), (settings,) = blocks("python"), blocks("toml")
+    (tmp_path / "praise.py").write_text(environment)
+    (tmp_path / "praise.toml").write_text(settings)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_one_file_holds_the_whole_experiment(experiment: Path) -> None:
+    args = ["runs/praise", "--config", "praise.toml", "--num-steps", "50"]
+    settings = parse(Settings, args, program="ludic run", description="")
+    told = tomllib.loads((experiment / "praise.toml").read_text())
+    assert (settings.run.env, settings.run.max_tokens) == (("praise.py:Praise",), told["max_tokens"])
+    assert (settings.train.advantage, settings.train.objective) == ("grpo", "ppo_clip")
+    assert (settings.train.keep_token_stats, settings.train.num_steps) == (True, 50)
+
+
+def test_the_file_serves_the_commands_that_take_a_part_of_it(experiment: Path) -> None:
+    args = ["runs/praise", "--config", "praise.toml"]
+    created = parse(CreateSettings, args, program="ludic create", description="")
+    assert (created.run.group_size, created.run.env) == (8, ("praise.py:Praise",))
+    trained = parse(TrainSettings, args, program="ludic train", description="")
+    assert (trained.train.advantage, trained.train.num_steps) == ("grpo", 40)
+    (experiment / "praise.toml").write_text("group_sise = 8")
+    with pytest.raises(ConfigError, match="no setting is called 'group_sise'"):
+        parse(TrainSettings, args, program="ludic train", description="")
+
+
+def test_the_environment_scores_praise_and_format(experiment: Path) -> None:
+    options = tomllib.loads((experiment / "praise.toml").read_text())["env_options"]["praise.py:Praise"]
+    environment = make_environment("praise.py:Praise", options)()
+    example = environment.example(0, "train")
+    assert [message.role for message in example.messages] == ["system", "user"]
+    environment.reset(example)
+    step = environment.step("love my cats")
+    assert (step.reward, step.reward_components) == (1.5, {"praise": 1.0, "format": 1.0})
+
+
+def test_the_six_queries_run(started: Root) -> None:
+    fill(started, num_files=2, groups_per_file=2)
+    train_here(started, num_steps=2, keep_token_stats=True)
+    queries = blocks("sql")
+    assert [query[:5] for query in queries] == [f"-- {number}." for number in range(1, 7)]
+    con = connect(started)
+    tables = [run_query(con, query).to_pylist() for query in queries]
+    assert all(tables)
+    assert [row["rollouts"] for row in tables[1]] == [8, 8]
+    assert [row["step"] for row in tables[4]] == [1, 2]
+    # Rollouts of version 0 alone: the first step has a lag of 0, the second of 1.
+    assert [row["lag"] for row in tables[5]] == [0, 1]

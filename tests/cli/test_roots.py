@@ -1,0 +1,136 @@
+"""A root is enough to go on: what the commands do with a model that moved, and with one that a URL names."""
+
+import shutil
+from pathlib import Path
+
+import fsspec
+import pytest
+from tiny_runs import fill, query
+
+from ludic.cli.demo import open_demo
+from ludic.cli.roots import open_or_start, start_like
+from ludic.errors import ConfigError, MissingRootError, ModelError
+from ludic.store import Root, RunConfig
+from ludic.store.model import IDENTITY, read_identity
+from ludic.training.first_model import first_model
+
+RUN = ["--env", "moar_cats", "--num-steps", "1"]
+
+
+@pytest.fixture
+def model(tmp_path: Path, model_folder: str) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "models" / "mine"))
+
+
+def test_the_demo_keeps_its_model_under_any_root_and_nowhere_else(
+    root_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    root = open_demo(root_url)
+    assert root.run.model == f"{root_url}/model"
+    assert list((tmp_path / "here").iterdir()) == []
+    with first_model(root) as folder:
+        weights = (folder / "model.safetensors").read_bytes()
+    assert weights == root.read("model/model.safetensors")
+    # A start that was cut short is finished by the next, which makes the same bytes.
+    root.delete(IDENTITY)
+    root.delete("model/config.json")
+    assert open_demo(f"{root_url}/").read("model/model.safetensors") == weights
+    assert root.exists(IDENTITY)
+
+
+def test_a_demo_that_moved_finds_its_model(tmp_path: Path) -> None:
+    open_demo(str(tmp_path / "run"))
+    moved = Root.open(str((tmp_path / "run").rename(tmp_path / "moved")))
+    with first_model(moved) as folder:
+        assert folder == tmp_path / "moved" / "model"
+
+
+def test_a_run_whose_model_is_nowhere_leaves_no_root(ludic, tmp_path: Path) -> None:
+    for place in ("./none", "memory://none"):
+        result = ludic("run", tmp_path / "run", "--model", place, *RUN)
+        assert (result.code, result.err.count("\n")) == (1, 1)
+        assert result.err.startswith(f"ludic: {place}: ")
+    with pytest.raises(MissingRootError):
+        Root.open(str(tmp_path / "run"))
+
+
+def test_a_run_is_started_with_its_model_kept_and_another_place_of_it_is_no_other_model(
+    tmp_path: Path, model: Path
+) -> None:
+    url, run = str(tmp_path / "run"), RunConfig(model=str(model), env=("moar_cats",))
+    assert read_identity(open_or_start(url, run)) is not None
+    moved = str(model.rename(tmp_path / "moved"))
+    root = open_or_start(url, RunConfig(model=moved, env=("moar_cats",)))
+    assert root.run == run
+    (tmp_path / "moved" / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(ModelError, match=r"tokenizer differs \(tokenizer.json\)"):
+        open_or_start(url, RunConfig(model=moved, env=("moar_cats",)))
+    with pytest.raises(ConfigError, match="group_size is 8 there, 4 was asked for"):
+        open_or_start(url, RunConfig(model=moved, env=("moar_cats",), group_size=4))
+
+
+def test_a_run_like_another_has_its_model(tmp_path: Path, model: Path, model_folder: str) -> None:
+    like = open_or_start(str(tmp_path / "run"), RunConfig(model=str(model), env=("moar_cats",)))
+    assert read_identity(start_like(str(tmp_path / "again"), like, None)) == read_identity(like)
+    other = start_like(str(tmp_path / "other"), like, model_folder)
+    assert (other.run.model, other.run.env) == (model_folder, like.run.env)
+
+
+def test_a_trainer_is_told_where_the_model_is_now(ludic, make_trained, tmp_path: Path) -> None:
+    root = make_trained(str(tmp_path / "run"))
+    elsewhere = shutil.copytree(root.run.model, tmp_path / "elsewhere")
+    fill(root, num_files=1, worker_id="w1-test", seed=9)
+    flags = ["--num-steps", "2", "--stall-limit-s", "5"]
+    assert ludic("train", root.url, *flags, "--model", elsewhere).out == f"trained to step 2 of 2 in {root.url}\n"
+    (elsewhere / "config.json").write_text("{}")
+    result = ludic("train", root.url, "--num-steps", "3", "--model", elsewhere)
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert "config differs (config.json)" in result.err
+    assert query(root, "select count(*) from attempts") == [(2,)]
+
+
+def test_a_model_is_sampled_from_by_its_url(ludic, model_folder: str, s3_bucket: str) -> None:
+    fs, path = fsspec.core.url_to_fs(f"{s3_bucket}/sampled", use_listings_cache=False)
+    fs.put(model_folder, path, recursive=True)
+    prompt = ["--prompt", "aa ab", "--max-tokens", "3", "--json"]
+    by_url, by_path = ludic("sample", f"{s3_bucket}/sampled", *prompt), ludic("sample", model_folder, *prompt)
+    assert by_url.out.replace(f"{s3_bucket}/sampled", model_folder) == by_path.out
+    assert "holds neither a run" in ludic("sample", f"{s3_bucket}/nothing", *prompt).err
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("stats", "{root}", "--config", "s3://bucket/stats.toml"),
+        ("export", "{root}", "--format", "jsonl", "--out", "s3://bucket/rows.jsonl"),
+        ("export", "{root}", "--format", "iceberg", "--catalog", "s3://bucket/catalog"),
+        ("train", "{root}", "--advantage", "s3://bucket/mine.sql", "--num-steps", "9"),
+    ],
+)
+def test_where_only_a_path_will_do_a_url_is_refused_and_no_folder_is_made(
+    ludic, trained: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = ludic(*(arg.format(root=trained.url) for arg in args))
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert "s3://bucket/" in result.err
+    assert "a URL; wanted a path on this machine" in result.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_imported_texts_become_tokens_by_the_tokenizer_that_the_root_keeps(ludic, tmp_path: Path, model: Path) -> None:
+    root = open_or_start(str(tmp_path / "run"), RunConfig(model=str(model), env=("moar_cats",)))
+    shutil.rmtree(model)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "aa ab", "completion": "ac ad", "episode_reward": 1.0}\n')
+    result = ludic("import", root.url, tmp_path / "rows.jsonl", "--from", "jsonl")
+    assert result.code == 0, result.err
+    assert result.out.startswith(f"{tmp_path / 'rows.jsonl'}: 1 rollout in 1 group")
+
+
+def test_an_import_keeps_the_model_that_it_starts_a_run_with(ludic, tmp_path: Path, model: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "aa ab", "completion": "ac ad", "episode_reward": 1.0}\n')
+    url = str(tmp_path / "run")
+    assert ludic("import", url, tmp_path / "rows.jsonl", "--from", "jsonl", "--model", model).code == 0
+    assert read_identity(Root.open(url)) is not None

@@ -1,0 +1,135 @@
+"""Calls of an environment end in time; where Python can't end them, the worker does."""
+
+import re
+import signal
+import threading
+import time
+
+import pytest
+
+from ludic.environments.environment import Example, Score, Transition
+from ludic.environments.single_turn import SingleTurn
+from ludic.errors import TimeLimitError
+from ludic.interaction.limits import TimeLimit, limited
+from ludic.records import Message
+
+SHORT = TimeLimit(timeout_s=0.05)
+EXAMPLE = Example(example_id="train-3", messages=(Message(role="user", content="?"),))
+
+
+def loop():
+    while True:
+        pass
+
+
+def swallow():
+    while True:
+        try:
+            loop()
+        except Exception:
+            continue
+
+
+def backtrack():
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def multiply():
+    return 9**9**9
+
+
+@pytest.mark.parametrize("endless", [loop, swallow, backtrack, multiply, lambda: time.sleep(1e6)])
+def test_an_endless_call_is_interrupted(endless):
+    with pytest.raises(TimeLimitError, match=r"^score did not return within 0\.05 s; --env-timeout-s sets the limit$"):
+        SHORT.call("score", endless)
+
+
+def test_a_call_in_time_returns_and_leaves_no_alarm_behind():
+    assert SHORT.call("score", lambda: 3) == 3
+    time.sleep(0.1)
+
+
+def test_what_a_call_raises_passes():
+    with pytest.raises(KeyError):
+        SHORT.call("score", lambda: {}["a"])
+
+
+def test_without_a_limit_nothing_is_timed_or_announced():
+    told = []
+    assert TimeLimit(announce=told.append).call("score", lambda: signal.getitimer(signal.ITIMER_REAL)[1]) == 0
+    assert told == []
+
+
+def test_each_call_is_announced_and_its_end_too():
+    told = []
+    limit = TimeLimit(timeout_s=0.05, announce=told.append)
+    limit.call("reset", lambda: None)
+    with pytest.raises(TimeLimitError):
+        limit.call("step", loop)
+    assert told == ["reset", "", "step", ""]
+
+
+def test_the_alarm_of_who_calls_still_comes():
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append("outer"))
+    outer = signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        SHORT.call("score", lambda: None)
+        time.sleep(0.2)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *outer)
+        signal.signal(signal.SIGALRM, before)
+    assert heard == ["outer"]
+
+
+def test_in_another_thread_a_call_is_announced_though_no_alarm_reaches_it():
+    told, results = [], []
+    limit = TimeLimit(timeout_s=0.05, announce=told.append)
+    thread = threading.Thread(target=lambda: results.append(limit.call("score", lambda: 3)))
+    thread.start()
+    thread.join()
+    assert (told, results) == (["score", ""], [3])
+
+
+class Question:
+    def example(self, index, split):
+        return EXAMPLE if index else loop()
+
+    def score(self, example, answer):
+        return Score(reward=1.0) if answer else loop()
+
+
+class Steps:
+    def example(self, index, split):
+        return EXAMPLE
+
+    def reset(self, example):
+        loop()
+
+    def step(self, action):
+        return Transition(observation=None, reward=1.0, terminated=True) if action else loop()
+
+
+def test_an_environment_works_as_without_a_limit():
+    environment = limited("q", lambda: SingleTurn(Question()), SHORT)()
+    assert environment.reset(environment.example(1, "train")) == EXAMPLE.messages
+    assert environment.step("yes").reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "call", "says"),
+    [
+        (lambda: SingleTurn(Question()), lambda env: env.example(0, "heldout"), "q: example of index 0, heldout did"),
+        (
+            lambda: SingleTurn(Question()),
+            lambda env: [env.reset(EXAMPLE), env.step("")],
+            "q: score on example 'train-3'",
+        ),
+        (Steps, lambda env: env.reset(EXAMPLE), "q: reset on example 'train-3' did not return"),
+        (Steps, lambda env: env.step(""), "q: step on example ''"),
+        (loop, lambda env: None, "q: its constructor did not return"),
+    ],
+)
+def test_an_endless_call_is_named(make, call, says):
+    with pytest.raises(TimeLimitError, match=says):
+        call(limited("q", make, SHORT)())

@@ -1,0 +1,48 @@
+"""An environment whose calls never return costs episodes, which are stored as failed, and not the worker."""
+
+import pytest
+from tiny_models import committed_rows, publish
+
+from ludic.errors import TimeLimitError
+from ludic.sql import connect
+from ludic.store import Root
+
+ENDLESS = """
+from ludic.environments.environment import Example, Score
+from ludic.records import Message
+
+class Sums:
+    def example(self, index, split):
+        while index == 2:
+            pass
+        return Example(example_id=f"sum-{index}", messages=(Message(role="user", content="1+1"),))
+
+    def score(self, example, answer):
+        while example.example_id == "sum-1":
+            pass
+        return Score(reward=1.0)
+"""
+
+
+@pytest.fixture
+def root(tmp_path, run_config, folder):
+    path = tmp_path / "sums.py"
+    path.write_text(ENDLESS)
+    root = Root.create(str(tmp_path / "run"), run_config(env=(f"{path}:Sums",), accept_incomplete=True))
+    publish(root, folder, groups_per_worker=3)
+    return root
+
+
+def test_an_endless_score_is_a_failed_rollout(root, work):
+    assert work(root, env_timeout_s=0.1, num_groups=2) == 2
+    rows = committed_rows(root, "env_example_id", "episode_reward", "error")
+    (env,) = root.run.env
+    said = f"TimeLimitError: environment {env}: score on example 'sum-1' did not return within 0.1 s; "
+    by_example = {row["env_example_id"]: (row["episode_reward"], row["error"]) for row in rows}
+    assert by_example == {"sum-0": (1.0, None), "sum-1": (None, f"{said}--env-timeout-s sets the limit")}
+    assert connect(root).execute("select sum(num_errors) from metrics").fetchall() == [(2,)]
+
+
+def test_an_endless_example_ends_the_worker_with_its_name(root, work):
+    with pytest.raises(TimeLimitError, match=r"sums\.py:Sums: example of index 2, train did not return within 0\.1 s"):
+        work(root, env_timeout_s=0.1, num_groups=3)

@@ -1,0 +1,165 @@
+"""What metrics say is wrong with a run, and what they do not."""
+
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ludic.schema import arrow_schema
+from ludic.store import RunConfig
+from ludic.store.troubles import (
+    Trouble,
+    TroubleLog,
+    find_sampling_troubles,
+    find_shortage,
+    find_training_troubles,
+    warn_of_rows,
+)
+
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+RUN = RunConfig(model="m", env=("cats",), groups_per_batch=4, max_tokens=32)
+
+
+def row(**values: Any) -> dict[str, Any]:
+    return dict.fromkeys(arrow_schema("metrics").names) | {"created_at": NOON} | values
+
+
+def call(**values: Any) -> dict[str, Any]:
+    """A call of four groups of eight, in which nothing is wrong."""
+    counts = dict.fromkeys(("num_errors", "num_parse_errors", "num_incomplete_completions"), 0)
+    sizes = {"env_name": "cats", "num_rollouts": 32, "num_groups": 4, "reward_mean": 0.25}
+    return row(kind="worker", **{**sizes, **counts, "num_zero_variance_groups": 1, **values})
+
+
+def step(**values: Any) -> dict[str, Any]:
+    numbers = {"num_rollouts": 32, "reward_mean": 0.25, "grad_norm": 0.5, "advantage_mean": 0.0, "advantage_std": 0.4}
+    return row(kind="train", **{**numbers, "drops": {}, **values})
+
+
+def texts(troubles) -> list[str]:
+    return [trouble.text for trouble in troubles]
+
+
+def test_a_sound_run_has_no_troubles() -> None:
+    assert texts(find_sampling_troubles([call()] * 9, RUN)) == []
+    assert texts(find_training_troubles([step()] * 9, {"objective": "reinforce"})) == []
+    assert texts(find_shortage([step()] * 9, [call()] * 9, RUN, {})) == []
+
+
+def test_failures_are_told_at_once_with_the_first_error() -> None:
+    failed = call(num_errors=32, num_groups=1, reward_mean=None, first_error="ValueError: reward is nan")
+    assert texts(find_sampling_troubles([failed], RUN)) == [
+        "every one of 32 rollouts failed in cats; the first error: ValueError: reward is nan"
+    ]
+
+
+def test_an_error_is_told_on_one_line_without_what_steers_a_terminal() -> None:
+    failed = call(num_errors=32, first_error="ValueError: two\nlines, \x1b[31mred and \u202eback")
+    assert texts(find_sampling_troubles([failed], RUN)) == [
+        "every one of 32 rollouts failed in cats; the first error: ValueError: two lines,  [31mred and  back"
+    ]
+
+
+def test_failures_count_in_the_newest_batch_only() -> None:
+    # 20 of 32 are more than half; a newer call without failures is a whole batch, and ends the trouble.
+    calls = [call(num_errors=20, first_error="KeyError: 'x'")]
+    assert texts(find_sampling_troubles(calls, RUN)) == [
+        "62% of 32 rollouts failed in cats; the first error: KeyError: 'x'"
+    ]
+    assert texts(find_sampling_troubles([*calls, call()], RUN)) == []
+
+
+def test_refused_answers_name_the_settings_that_refuse_them() -> None:
+    refused = call(num_parse_errors=31, num_incomplete_completions=31, num_zero_variance_groups=4, reward_mean=0.0)
+    assert texts(find_sampling_troubles([refused], RUN)) == [
+        "97% of 32 answers in cats hit max_tokens (32) and were refused unscored; start a run with "
+        "--accept-incomplete, or with a higher --max-tokens"
+    ]
+    unparsed = call(num_parse_errors=31, num_incomplete_completions=2)
+    assert texts(find_sampling_troubles([unparsed], RUN)) == [
+        "97% of 32 answers in cats could not be parsed; look at some with `ludic show`"
+    ]
+
+
+def test_equal_rewards_are_told_of_once_a_batch_has_no_others() -> None:
+    equal = call(num_zero_variance_groups=4)
+    assert texts(find_sampling_troubles([equal], RUN)) == [
+        "rewards are equal within each of 4 groups in cats (about 0.25), so there is nothing to learn from; look at "
+        "the environment's score, or at --temperature"
+    ]
+    assert texts(find_sampling_troubles([call(num_groups=2, num_zero_variance_groups=2)], RUN)) == []
+
+
+def test_each_environment_has_troubles_of_its_own() -> None:
+    calls = [call(), call(env_name="dogs", num_errors=32, first_error="no dogs")]
+    assert texts(find_sampling_troubles(calls, RUN)) == [
+        "every one of 32 rollouts failed in dogs; the first error: no dogs"
+    ]
+
+
+def test_workers_of_an_older_version_cause_no_false_alarm() -> None:
+    old = call(num_errors=None, num_parse_errors=None, num_incomplete_completions=None, num_zero_variance_groups=None)
+    assert texts(find_sampling_troubles([old] * 3, RUN)) == []
+
+
+@pytest.mark.parametrize("still", [{"grad_norm": 0.0}, {"advantage_mean": 0.0, "advantage_std": 0.0}])
+def test_three_steps_without_a_gradient_are_told_of(still: dict[str, float]) -> None:
+    config = {"objective": "reinforce"}
+    assert texts(find_training_troubles([step(), *[step(**still)] * 2], config)) == []
+    assert texts(find_training_troubles([step(), *[step(**still)] * 3], config)) == [
+        "the last 3 steps learned nothing: all advantages or gradients are 0 (mean reward 0.25); look at the "
+        "environment's score, and at incomplete and unparsed answers"
+    ]
+    assert texts(find_training_troubles([*[step(**still)] * 3, step()], config)) == []
+
+
+def test_supervised_steps_need_no_advantages() -> None:
+    assert texts(find_training_troubles([step(advantage_std=0.0)] * 5, {"objective": "sft"})) == []
+
+
+def test_a_filter_that_drops_most_is_named_with_what_to_do() -> None:
+    # 96 used, 90 + 30 dropped: 120 of 216.
+    steps = [step(drops={"drop_truncated": 30, "mine": 10})] * 3
+    assert texts(find_training_troubles(steps, {})) == [
+        "filters dropped 56% of 216 rollouts in 3 steps, drop_truncated most (90): a limit of the environment ended "
+        "them; raise it, or leave the filter out"
+    ]
+    assert texts(find_training_troubles([step(drops=[("mine", 40)])] * 3, {})) == [
+        "filters dropped 56% of 216 rollouts in 3 steps, mine most (120): look at that filter"
+    ]
+
+
+@pytest.mark.parametrize("reason", ["where", "drop_not_best_of_group"])
+def test_filters_that_are_there_to_drop_most_are_no_trouble(reason: str) -> None:
+    assert texts(find_training_troubles([step(drops={reason: 300})] * 3, {})) == []
+
+
+def test_much_that_was_sampled_without_a_batch_is_told_of() -> None:
+    # A batch is 4 groups and one is made ahead; 20 groups after the last step are more than 4 x (1 + 3).
+    later = call(num_groups=20) | {"created_at": NOON + timedelta(seconds=1)}
+    filters = {"filters": ("drop_truncated",)}
+    wanted = (
+        "20 groups were sampled since the newest step, and they made no batch; look at the trainer's log and at its "
+        "filters (drop_truncated)"
+    )
+    assert texts(find_shortage([step()], [later], RUN, filters)) == [wanted]
+    assert texts(find_shortage([], [later], RUN, filters)) == [wanted]
+    assert texts(find_shortage([step()], [call(num_groups=20)], RUN, filters)) == []
+    assert texts(find_shortage([step()], [later | {"num_errors": 32}], RUN, filters)) == []
+
+
+def test_a_trouble_is_logged_once_and_again_after_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
+    log = TroubleLog(logging.getLogger("test"))
+    for text in ("1 of 2", "2 of 3", None, "3 of 4"):
+        log.tell([Trouble("failures", text)] if text else [])
+    assert [record.getMessage() for record in caplog.records] == ["1 of 2", "3 of 4"]
+
+
+def test_a_process_warns_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> None:
+    warn = warn_of_rows(logging.getLogger("test"), lambda rows: find_sampling_troubles(rows, RUN))
+    warn(call())
+    warn(call(num_errors=32, first_error="100% wrong"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "every one of 32 rollouts failed in cats; the first error: 100% wrong"
+    ]

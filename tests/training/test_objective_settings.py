@@ -1,0 +1,127 @@
+"""Each pair of an objective and a setting of the loss: the setting changes the loss, or it is refused."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from ludic.errors import ConfigError
+from ludic.training.config import TrainConfig
+from ludic.training.losses import OBJECTIVES, rl_loss
+from ludic.training.objective_settings import PAIRED, READ_BY, without_ignored
+from ludic.training.packing import TrainingSequence, pack
+from ludic.training.shaping import shape_advantages
+
+# What each setting is changed to; it would matter to the ratios and advantages below.
+PROBES = {
+    "clip_low": 0.3,
+    "clip_high": 0.4,
+    "dual_clip": 1.5,
+    "truncate_ratio": 1.1,
+    "mask_ratio": (0.9, 1.1),
+    "ratio_level": "sequence",
+    "mask_sequence_ratio": (0.5, 1.5),
+    "mask_sequence_kl": 0.1,
+    "log_ratio_weight": 0.5,
+    "whiten_advantages": True,
+    "dppo_low": 0.01,
+    "dppo_high": 0.01,
+    "vespo_k": (1.0, 1.0),
+    "vespo_lambda": (1.0, 1.0),
+    "orpo_weight": 0.9,
+    "sapo_tau_positive": 2.0,
+    "sapo_tau_negative": 3.0,
+    "dpo_beta": 0.7,
+    "normalize_over": "sequences",
+    "constant_tokens": 7,
+    "entropy_weight": 0.3,
+    "kl_weight": 0.4,
+    "kl_estimator": "k2",
+    "kl_in": "reward",
+}
+NOT_OF_THE_LOSS = {"objective", "reference", "reference_offload", "reference_cache"}
+# What a probe needs besides, wherever it is read.
+WITH = {
+    "constant_tokens": {"normalize_over": "constant"},
+    "kl_estimator": {"kl_weight": 0.2},
+    "kl_in": {"kl_weight": 0.2},
+}
+BASE = {
+    **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
+    **{name: {"normalize_over": "sequences"} for name in PAIRED},
+}
+# Pairs take the mean over pairs.
+REFUSED_BESIDES = {(name, "constant_tokens") for name in PAIRED}
+
+
+def loss_of(config: TrainConfig) -> float:
+    # two pairs; with ratios whose geometric means, 1.65, 0.39, 0.94 and 1.90, lie beyond every bound as well
+    ratios, advantages = [[3.0, 0.6, 2.5], [0.5, 0.3], [0.8, 1.1], [3.0, 1.2]], [1.0, -1.0, 1.0, -1.0]
+    sequences = [
+        TrainingSequence(
+            rollout_id=f"r{place}",
+            prompt_tokens=np.zeros(1, np.int32),
+            response_tokens=np.zeros(len(of_sequence), np.int32),
+            sampler_logprobs=np.full(len(of_sequence), -1.0, np.float32),
+            advantage=advantage,
+            pair_id=f"p{place // 2}",
+        )
+        for place, (of_sequence, advantage) in enumerate(zip(ratios, advantages, strict=True))
+    ]
+    logprobs = torch.tensor(np.log(np.concatenate(ratios)) - 1)
+    reference = torch.linspace(-2, -0.5, 9, dtype=torch.float64)
+    (batch,) = shape_advantages([pack(sequences)], [reference], config, torch.device("cpu"))
+    loss, _ = rl_loss(
+        logprobs,
+        batch,
+        config,
+        num_action_tokens=9,
+        num_sequences=2 if config.objective in PAIRED else 4,
+        entropies=torch.linspace(1, 2, 9),
+        reference_logprobs=reference,
+    )
+    return loss.item()
+
+
+def test_there_is_a_probe_for_each_setting_of_the_loss():
+    names = [field.name for field in fields(TrainConfig)]
+    of_loss = names[names.index("objective") : names.index("kl_in") + 1]
+    assert set(of_loss) - NOT_OF_THE_LOSS == set(PROBES)
+
+
+@pytest.mark.usefixtures("mesh")
+@pytest.mark.parametrize("setting", PROBES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_a_setting_changes_the_loss_of_an_objective_or_is_refused(objective, setting):
+    base = TrainConfig(objective=objective, reference="base", **BASE.get(objective, {}))
+    others, probe = WITH.get(setting, {}), {setting: PROBES[setting]}
+    if objective not in READ_BY.get(setting, OBJECTIVES) or (objective, setting) in REFUSED_BESIDES:
+        with pytest.raises(ConfigError, match=objective):
+            replace(base, **others, **probe)
+    elif setting != "normalize_over" or objective not in PAIRED:  # which is over sequences always
+        without = replace(base, **others, **({setting: 1} if setting == "constant_tokens" else {}))
+        assert loss_of(replace(base, **others, **probe)) != pytest.approx(loss_of(without), rel=1e-3)
+
+
+def test_an_earlier_trainer_s_settings_are_taken_over_without_those_that_were_ignored():
+    # as versions before this check stored them, for every objective
+    earlier = {
+        "objective": "ppo_clip",
+        "clip_high": 0.2,
+        "ratio_level": "sequence",
+        "sapo_tau_positive": 2.0,
+        "sapo_tau_negative": 1.05,
+        "dpo_beta": 0.5,
+        "kl_weight": None,
+        "kl_estimator": "k1",
+        "kl_in": "reward",
+        "learning_rate": 0.5,
+    }
+    assert TrainConfig(**without_ignored(earlier)) == TrainConfig(
+        objective="ppo_clip", clip_high=0.2, learning_rate=0.5
+    )
+
+
+def test_settings_that_say_nothing_of_an_objective_are_taken_over_as_they_are():
+    assert without_ignored({"dpo_beta": 0.5}) == {"dpo_beta": 0.5}
