@@ -7,7 +7,8 @@ import tyro
 from ludic.cli.code import CodeSettings
 from ludic.cli.run import open_run
 from ludic.cli.settings import RootUrl
-from ludic.store import RunConfig
+from ludic.errors import MissingRootError
+from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig
 
 
@@ -20,5 +21,14 @@ class Settings:
 
 
 def main(settings: Settings) -> None:
-    root = open_run(settings.root, settings.run, TrainConfig(), settings.code)
-    print(f"{root.url} is there; `ludic worker {root.url}` samples for it, `ludic train {root.url}` trains")
+    found = "was there already, with the same settings" if _is_there(settings.root) else "is made"
+    url = open_run(settings.root, settings.run, TrainConfig(), settings.code).url
+    print(f"{url} {found}; `ludic worker {url}` samples for it, `ludic train {url}` trains")
+
+
+def _is_there(url: str) -> bool:
+    try:
+        Root.open(url)
+    except MissingRootError:
+        return False
+    return True

@@ -53,6 +53,9 @@ def _problems(open_file: Callable[[str], BinaryIO], names: set[str]) -> Iterator
     except (ValueError, KeyError, TypeError) as error:
         yield MANIFEST, f"can't be read: {error}"
         return
+    # The marker that makes the folder count is missed by whoever looks for it.
+    for name in sorted(wanted.keys() - names - {"config.json"}):
+        yield name, f"is missing, though {MANIFEST} lists it"
     known = sorted(names & wanted.keys())
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         for name, found in zip(known, pool.map(lambda name: _digest(open_file(name)), known), strict=True):

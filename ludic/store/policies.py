@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ludic.errors import SchemaError
 from ludic.store.json_files import Count, decode_record, encode_json
-from ludic.store.manifest import check_copy, check_folder, write_manifest
+from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
 from ludic.store.names import parse_numbers
 from ludic.store.root import Root
 
@@ -183,6 +183,9 @@ def prune_policies(root: Root, keep: int, latest_version: int) -> None:
     """
     # Some more than one, so that what a killed trainer left is deleted by its successor.
     for version in range(max(0, latest_version - keep - 8), latest_version - keep + 1):
-        for name in root.list(policy_folder(version)):
+        folder = policy_folder(version)
+        # In this order, so that whoever reads meanwhile sees a version that is gone, and none that has lost a file.
+        first = [f"{folder}/config.json", f"{folder}/{MANIFEST}"]
+        for name in sorted(root.list(folder), key=lambda name: name not in first):
             if not name.endswith("/policy.json"):
                 root.delete(name)

@@ -36,8 +36,11 @@ class RunConfig:
     num_workers: int = 1
     """Workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
     temperature: float = 1.0
+    """Divides the logits before a token is sampled, and again when the trainer computes its logprob."""
     top_p: float = 1.0
+    """Sample from the most likely tokens whose probabilities add up to this; 1 samples from all."""
     top_k: int | None = None
+    """Sample from so many of the most likely tokens; None samples from all."""
     max_tokens: int = 256
     """Most tokens in one completion."""
     accept_incomplete: bool = False
@@ -45,6 +48,7 @@ class RunConfig:
     float32_head: bool = False
     """Make logits in float32 where the model computes in bfloat16, alike in workers and trainer (MiniMax-M1)."""
     seed: int = 0
+    """Decides which examples are served in which order, and seeds the sampling of each answer."""
     extra_columns: Mapping[str, str] = field(default_factory=dict)
     """The run's own columns of rollouts, type by name, for example {"x_judge": "string"}; Score.extra fills them."""
 
@@ -99,4 +103,6 @@ def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{where} is not a run.json that ludic can read: {error}") from error
+        raise ConfigError(
+            f"{where} is not a run.json that ludic can read: {error}; put a sound copy of the file in its place"
+        ) from error

@@ -37,7 +37,7 @@ from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.store.attempts import Attempt, check_not_fenced, outdated
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
 from ludic.store.json_files import decode_json, decode_record, encode_json
-from ludic.store.manifest import check_copy, check_folder, write_manifest
+from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
 from ludic.store.root import Root
 from ludic.training.distributed import from_main, num_ranks, rank, run_on_main
 from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
@@ -252,9 +252,9 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
     old += sorted(left_incomplete)
     check_not_fenced(root, attempt)
     for name in old:
-        # The marker first, so that a deletion cut short leaves nothing that counts.
-        root.delete(f"{name}/{MARKER}")
-        root.delete(name)
+        # The marker first, so that a deletion cut short leaves nothing that counts; then what lists the other files.
+        for first in (f"{name}/{MARKER}", f"{name}/{MANIFEST}", name):
+            root.delete(first)
     return old
 
 

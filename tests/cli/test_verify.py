@@ -154,6 +154,10 @@ def delete_weights(path: Path) -> None:
     (path / "policies/version=1/model.safetensors").unlink()
 
 
+def delete_the_tokenizer(path: Path) -> None:
+    (path / "policies/version=1/tokenizer.json").unlink()
+
+
 def cut_weights(path: Path) -> None:
     weights = path / "policies/version=1/model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
@@ -165,6 +169,7 @@ def garble_weights(path: Path) -> None:
 
 def lose_a_shard(path: Path) -> None:
     folder = path / "policies/version=1"
+    (folder / "digests.json").unlink()  # it lists the one file that these weights had
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
@@ -174,6 +179,7 @@ def lose_a_shard(path: Path) -> None:
     ("damage", "problem"),
     [
         (delete_weights, "model.safetensors is missing"),
+        (delete_the_tokenizer, "tokenizer.json is missing, though digests.json lists it"),
         (cut_weights, "its header says"),
         (garble_weights, "its header alone wants"),
         (lose_a_shard, "model-00002-of-00002.safetensors is missing"),

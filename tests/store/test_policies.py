@@ -141,6 +141,13 @@ def test_weights_that_changed_since_they_were_published_are_refused(root, tmp_pa
     assert weights_of(root, 0, tmp_path) == "a"
 
 
+def test_weights_that_were_lost_since_they_were_published_are_missed(root, tmp_path):
+    publish(root, "a")
+    root.delete("policies/version=0/model.safetensors")
+    with pytest.raises(SchemaError, match=r"version=0/model\.safetensors is missing, though digests\.json lists it"):
+        fetch_policy(root, 0, tmp_path)
+
+
 def test_pruning_keeps_the_newest_and_every_policy_json(root, tmp_path):
     for text in "abcde":
         publish(root, text)
