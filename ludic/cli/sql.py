@@ -30,13 +30,13 @@ from ludic.cli.query import explain, interrupted_by_ctrl_c
 from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError, QueryError, in_a_line
 from ludic.sql import connect
+from ludic.sql.connect import check_only_reads
 from ludic.store import Root
 
 Format = Literal["table", "json", "csv", "parquet"]
 
 _ROWS_A_BATCH = 10_000
 _UNSAFE = "`--unsafe` allows it; use it only for a query that you trust"
-_WRITING = (duckdb.StatementType.COPY, duckdb.StatementType.EXPORT, duckdb.StatementType.COPY_DATABASE)
 _SEALED = re.compile(r"disabled (by|through) configuration|configuration has been locked")
 _BYTES_AT_ONCE = 4 << 20
 # A column narrower than this says nothing; a table that would need such ones is shown row by row.
@@ -59,7 +59,7 @@ class Settings:
     max_rows: int = 40
     """Rows that a table shows."""
     unsafe: bool = False
-    """Let the query read and write files outside of the run, attach databases and load extensions."""
+    """Run any statement, not queries only: it may read and write files, attach databases and load extensions."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -103,7 +103,7 @@ def open_result(
     try:
         with interrupted_by_ctrl_c(con):
             if not unsafe:
-                _refuse_writing(con, query)
+                _check_only_reads(con, query)
             relation = con.sql(query)
             if relation is None:
                 yield pa.table({}).to_reader()
@@ -119,11 +119,11 @@ def open_result(
         raise QueryError(explain(error, *roots)) from error
 
 
-def _refuse_writing(con: duckdb.DuckDBPyConnection, query: str) -> None:
-    """Raises QueryError for a statement that writes files: the seal lets a query open those of the run."""
-    for statement in con.extract_statements(query):
-        if statement.type in _WRITING:
-            raise QueryError(f"{statement.type.name} writes files; `ludic sql --out FILE` saves a result; {_UNSAFE}")
+def _check_only_reads(con: duckdb.DuckDBPyConnection, query: str) -> None:
+    try:
+        check_only_reads(con, query)
+    except QueryError as error:
+        raise QueryError(f"{error}; `ludic sql --out FILE` saves a result; {_UNSAFE}") from None
 
 
 def _with_unique_names(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:

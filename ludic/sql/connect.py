@@ -6,6 +6,7 @@ there is no run, QueryError for a folder that DuckDB can't name. A broken file o
 warning; any other broken file fails the queries that meet it, with DuckDB's error, unless it is left out by name.
 """
 
+import re
 from collections.abc import Iterable
 from weakref import WeakKeyDictionary
 
@@ -16,6 +17,10 @@ from ludic.sql.library import quote_list
 from ludic.sql.root_views import create_root_views, join_views
 from ludic.sql.roots import RootLike, open_roots
 from ludic.sql.snapshot import Snapshot
+
+_QUERY_WORDS = ("select", "from", "with", "pivot", "unpivot", "values", "describe", "show", "summarize", "(")
+_LEADING_COMMENTS = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
+_EXPLAIN = re.compile(r"explain(\s*\([^)]*\)|\s+analyze\b)?", re.IGNORECASE)
 
 _snapshots: WeakKeyDictionary[duckdb.DuckDBPyConnection, list[Snapshot]] = WeakKeyDictionary()
 
@@ -33,7 +38,8 @@ def connect(
 
     rollouts and evals, and so groups and steps, stay as they were when a query first asked for them, until
     `refresh`. without: names below each root of Parquet files to leave out, such as those that can't be read.
-    sealed: queries read these roots and nothing else, write no file, load no extension and change no setting of DuckDB.
+    sealed: DuckDB opens files of these roots and no others, loads no extension and keeps its settings. A statement can
+    still write into the roots, by COPY or ATTACH, for example: `check_only_reads` refuses such statements.
     """
     opened, without = open_roots(roots), list(without)
     con = open_duckdb()
@@ -55,6 +61,30 @@ def seal(con: duckdb.DuckDBPyConnection, folders: Iterable[str] = ()) -> None:
     con.execute(f"set allowed_directories = {quote_list(f'{folder}/' for folder in folders)}")
     con.execute("set enable_external_access = false")
     con.execute("set lock_configuration = true")
+
+
+def check_only_reads(con: duckdb.DuckDBPyConnection, sql: str) -> None:
+    """Raise QueryError for a statement that is not a query. Raises duckdb.Error for text that is not SQL."""
+    for statement in con.extract_statements(sql):
+        if not _is_query(con, statement):
+            raise QueryError(
+                f"{statement.type.name} is not a query; wanted SELECT, FROM, WITH, PIVOT, DESCRIBE, SHOW, SUMMARIZE or "
+                "EXPLAIN of one of these"
+            )
+
+
+def _is_query(con: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> bool:
+    text = _LEADING_COMMENTS.sub("", statement.query, count=1)
+    if statement.type == duckdb.StatementType.EXPLAIN:
+        # EXPLAIN ANALYZE runs what it explains.
+        try:
+            explained = con.extract_statements(_EXPLAIN.sub("", text, count=1))
+        except duckdb.Error:
+            return False
+        return all(_is_query(con, inner) for inner in explained)
+    # PIVOT becomes several statements, also inside of a COPY.
+    is_pivot = statement.type == duckdb.StatementType.MULTI and text.lower().startswith(_QUERY_WORDS)
+    return is_pivot or statement.type == duckdb.StatementType.SELECT
 
 
 def refresh(con: duckdb.DuckDBPyConnection) -> None:

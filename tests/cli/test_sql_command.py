@@ -194,6 +194,12 @@ OUTSIDE = {
     "a copy into the run": "copy (select 1) to '{root}/made.csv'",
     "a copy after a query": "select 1; copy (select 1) to '{root}/made.csv'",
     "an export": "export database '{folder}/made'",
+    "an analysis of a copy": "explain analyze copy (select 1) to '{root}/made.csv'",
+    "an analysis of a copy, with a comment": "explain /* */ analyze copy (select 1) to '{root}/made.csv'",
+    "an analysis with options": "explain (analyze) copy (select 1) to '{root}/made.csv'",
+    "a prepared copy": "prepare x as copy (select 1) to '{root}/made.csv'; execute x",
+    "a database in the run": "attach '{root}/made.csv' as z; create table z.t as select 1",
+    "a copy of a pivot": "copy (pivot rollouts on env_name using count(*)) to '{root}/made.csv'",
 }
 
 
@@ -208,6 +214,25 @@ def test_a_query_neither_reads_nor_writes_outside_of_the_run(ludic, trained: Roo
     assert "--unsafe" in result.err
     assert [path.name for path in tmp_path.iterdir()] == ["outside.txt"]
     assert not Path(trained.path, "made.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "-- how many?\nfrom rollouts select count(*)",
+        "with counts as (select count(*) from rollouts) from counts",
+        "pivot rollouts on env_name using count(*)",
+        "from (pivot rollouts on env_name using count(*))",
+        "describe rollouts",
+        "summarize rollouts",
+        "show tables",
+        "explain from rollouts",
+        "explain analyze select count(*) from rollouts",
+        "explain (format json) select 1",
+    ],
+)
+def test_all_kinds_of_queries_are_answered(ludic, trained: Root, query: str) -> None:
+    assert ludic("sql", trained.url, query).code == 0
 
 
 def test_unsafe_lets_a_query_write(ludic, trained: Root, tmp_path: Path) -> None:
