@@ -57,11 +57,17 @@ def digest(source: bytes) -> str:
 
 
 def file_of(setting: str) -> str | None:
-    """The file that a setting names: cats.py of cats.py:Cats, mine.sql of mine.sql; None for what is no file."""
+    """The file that a setting names: cats.py of cats.py:Cats, mine.sql of mine.sql; None if it names no file.
+
+    Everything that runs a user's file asks this: consent is to the files that it finds.
+    """
+    return python_file_of(setting) or (setting if setting.endswith(".sql") else None)
+
+
+def python_file_of(setting: str) -> str | None:
+    """The file of path/to/file.py:name; None for any other setting."""
     place, _, _ = setting.rpartition(":")
-    if place.endswith(".py"):
-        return place
-    return setting if setting.endswith(".sql") else None
+    return place if place.endswith(".py") else None
 
 
 def files_of(settings: Iterable[str]) -> list[str]:

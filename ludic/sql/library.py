@@ -26,7 +26,7 @@ from ludic.errors import ConfigError, QueryError
 from ludic.paths import local_path
 from ludic.schema import SCALAR_COLUMNS
 from ludic.sql.functions import FUNCTION_WANTED, load_function
-from ludic.user_files import NO_FILES, Files, read_user_file
+from ludic.user_files import NO_FILES, Files, file_of, python_file_of, read_user_file
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
@@ -101,7 +101,7 @@ def load_advantage(name_or_path: str, files: Files = NO_FILES) -> SqlText:
 
     files: texts in the place of those on the disk, by path as in the name; for filters and selections as well.
     """
-    if ".py:" in name_or_path:
+    if python_file_of(name_or_path) is not None:
         function = load_function(name_or_path, files)
         return SqlText(
             name=name_or_path.rpartition(":")[2],
@@ -316,7 +316,7 @@ def _parse(name: str, source: str, text: str, template: str, wanted: str) -> Sql
 def _read(kind: str, name_or_path: str, files: Files) -> tuple[str, str]:
     """Where a text is, and the text."""
     names = _packaged_names(kind)
-    if name_or_path.endswith(".sql"):
+    if file_of(name_or_path) == name_or_path:
         try:
             file = files.get(name_or_path) or read_user_file(local_path(name_or_path, f"a file of {kind}"))
             return name_or_path, file.source.decode()

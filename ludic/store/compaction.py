@@ -15,6 +15,7 @@ from ludic.errors import SchemaError
 from ludic.store.attempts import newest_attempt
 from ludic.store.files import COMPACTED, Folder, RolloutFile, Source, list_versions
 from ludic.store.merge import LostSourceError, SourceIndex, read_indexes, write_merged
+from ludic.store.parquet import open_parquet
 from ludic.store.plans import Plan, put_plan, read_partition_plans
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root
@@ -125,6 +126,8 @@ class _Partition:
         self._sizes = dict(sizes)
         self._indexes: dict[RolloutFile, SourceIndex] = {}
         self.skipped: dict[str, str] = {}
+        self._written: set[RolloutFile] = set()
+        """Outputs that this process wrote, or read whole and found sound."""
         self._is_shared = False
         """Whether files vanished or came: then another process compacts or expires this partition, too."""
 
@@ -178,6 +181,8 @@ class _Partition:
         self._is_shared |= output not in self._sizes
         here = self._sources()  # only now: what was gone when the output was made is no longer known
         replaced = [here[source] for source in here.keys() & held]
+        if replaced and not dry_run and not self._is_sound(output):
+            replaced = []
         if dry_run:
             self._sizes.setdefault(output, sum(self._sizes[file] for file in replaced))
         else:
@@ -200,9 +205,21 @@ class _Partition:
                 except LostSourceError as error:
                     self._note_lost(error)
                     continue
-                self._root.put_file_if_absent(folder / "compacted.parquet", output.name)
+                if self._root.put_file_if_absent(folder / "compacted.parquet", output.name):
+                    self._written.add(output)
                 self._sizes[output] = (folder / "compacted.parquet").stat().st_size
         return held
+
+    def _is_sound(self, output: RolloutFile) -> bool:
+        """Whether an output is still there. Raises SchemaError if it is damaged: its sources can still replace it."""
+        if output in self._written:
+            return True
+        try:
+            with open_parquet(self._root, output.name, whole=True):
+                self._written.add(output)
+        except FileNotFoundError:
+            self._is_shared = True
+        return output in self._written
 
     def _held(self, output: RolloutFile) -> set[Source] | None:
         """The sources whose rows a stored output holds; None while there is no output."""

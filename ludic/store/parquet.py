@@ -30,8 +30,10 @@ _TEXTS, _DICTIONARY = {pa.string().id, pa.large_string().id}, pa.dictionary(pa.i
 
 
 @contextmanager
-def open_parquet(root: Root, name: str) -> Iterator[pq.ParquetFile]:
+def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.ParquetFile]:
     """A rollouts file whose schema is checked, and whose bytes are as they are read; what fails is explained.
+
+    whole: check all bytes at once, also those that nothing will read.
 
     Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError
     when the filesystem fails: those two may pass, a broken file never mends.
@@ -40,8 +42,10 @@ def open_parquet(root: Root, name: str) -> Iterator[pq.ParquetFile]:
         try:
             # From a disk, column by column is quicker than through Arrow's threads; a request to a server is not.
             where, ahead = f"{root.url}/{name}", not root.is_local
-            with open_checked(source, where, pre_buffer=ahead, parse=_parse_known) as (file, _):
+            with open_checked(source, where, pre_buffer=ahead, parse=_parse_known) as (file, checked):
                 _check_schema(file, where)
+                if whole and checked is not None:
+                    checked.check_rest()
                 yield file
         except (LudicError, FileNotFoundError):
             raise

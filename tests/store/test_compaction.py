@@ -290,6 +290,22 @@ def test_an_output_that_was_stored_broken_stays_and_its_sources_go_into_the_next
     assert compact(root).partitions == []
 
 
+@pytest.mark.parametrize("small_bytes", [0, 1 << 21])
+def test_sources_of_an_output_that_was_damaged_before_they_were_deleted_stay(root, put_file, monkeypatch, small_bytes):
+    # Files above this size are not read at once when they are opened; real outputs are much larger.
+    monkeypatch.setattr("ludic.store.parquet._SMALL_BYTES", small_bytes)
+    groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
+    assert crash(root, 2, only_changes=True)  # the plan and the output are there
+    name = f"{PARTITION}/compacted.0-0.parquet"
+    data = bytearray(root.read(name))
+    data[len(data) // 3] ^= 1
+    root.put(name, bytes(data))
+    (skipped,) = compact(root).skipped
+    assert (skipped.name, "do not match their digest" in skipped.reason) == (name, True)
+    root.delete(name)
+    assert Counter(delivered(root)) == Counter(groups * 2)
+
+
 def test_what_expired_since_the_plan_is_left_out(root, put_file):
     groups = [put_file(root, "w0", sequence) for sequence in range(4)]
     assert crash(root, 1, only_changes=True)  # the plan is there
