@@ -40,9 +40,9 @@ _WEIGHT = Bounds(0, 10**6, above=True)
 
 BOUNDS: Mapping[str, Bounds] = MappingProxyType(
     {
-        # request_index, the number of a group times group_size, fits int64 in every slot of the schedule.
-        "group_size": Bounds(1, 2000),
-        "groups_per_batch": Bounds(1, 10**5),
+        # request_index, the number of a group times group_size, fits int64 in all slots that num_workers share.
+        "group_size": Bounds(1, 10**5),
+        "groups_per_batch": Bounds(1, 10**6),
         "groups_per_call": Bounds(1, 10**5),
         "steps_per_version": _COUNT,
         "batches_ahead": Bounds(0, 10**4),

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import LudicError
+from ludic.fsck.code import check_code
 from ludic.fsck.compactions import check_compactions
+from ludic.fsck.model import check_model
 from ludic.fsck.notes import check_notes
 from ludic.fsck.tables import TABLES, check_file
 from ludic.fsck.weights import check_weights
@@ -76,7 +78,13 @@ def is_named(root: Root, name: str) -> bool:
             Root.open(root.url)
         if name.partition("/")[0] in TABLES:
             return bool(check_file(root, name).findings)
-        findings = [*check_weights(root), *check_notes(root), *check_compactions(root, [])]
+        findings = [
+            *check_weights(root),
+            *check_notes(root),
+            *check_code(root),
+            *check_model(root),
+            *check_compactions(root, []),
+        ]
     except LudicError as error:
         return f"{root.url}/{name}" in str(error)
     return any(name in (each.where, f"{each.where}/{each.problem.split()[0]}") for each in findings)

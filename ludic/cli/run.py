@@ -24,7 +24,7 @@ from ludic.cli.roots import open_or_start
 from ludic.cli.settings import Algorithm, RootUrl, to_flags
 from ludic.cli.supervisor import Child, supervise
 from ludic.cli.train import last_step, outcome, train_args
-from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.errors import ConfigError, MissingRootError, SchemaError, StoreError
 from ludic.interaction.limits import ENV_TIMEOUT_S
 from ludic.rollouts.sampler import make_environments
 from ludic.sql import BatchRules, Planner
@@ -189,6 +189,8 @@ def _is_slot_free(root: Root, slot: int) -> bool:
         holder = newest_slot_claim(root, slot)
     except StoreError:  # asked again later
         return False
+    except SchemaError:  # a new life claims the number after it
+        return True
     return holder is None or holder.is_over
 
 

@@ -26,6 +26,7 @@ from ludic.store import RolloutFile, Root
 from ludic.store.encoding import group_starts
 from ludic.store.files import Folder, Source
 from ludic.store.ledger import ledger_name
+from ludic.store.names import NUMBER
 from ludic.store.parquet import check_text, open_checked
 from ludic.store.sources import sources_of
 from ludic.store.token_stats import TOKEN_STATS_NAME, token_stats_name
@@ -49,7 +50,7 @@ _BROKEN = (pa.ArrowException, OSError, ValueError)
 """What pyarrow raises for files that are cut off, damaged or foreign; OSError may also be the filesystem's."""
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
 _NAMES = {
-    "batches": re.compile(r"batches/attempt=(\d+)/step=(\d+)\.parquet"),
+    "batches": re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet"),
     "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
     "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
     "token_stats": TOKEN_STATS_NAME,

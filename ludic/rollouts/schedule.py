@@ -30,6 +30,7 @@ from ludic.store.sources import read_sources
 
 MAX_SLOT = 2**20
 _GROUPS_A_SLOT = 2**32
+_MAX_REQUEST = 2**63 - 1
 _CONCURRENT_READS = 8
 
 
@@ -45,7 +46,15 @@ class Schedule:
         """Raises ConfigError for a slot out of range."""
         if not 0 <= slot < MAX_SLOT:
             raise ConfigError(f"slot is {slot}, wanted 0 to {MAX_SLOT - 1}")
-        return cls(slot, run.num_workers) if slot < run.num_workers else cls((slot + 1) * _GROUPS_A_SLOT, 1)
+        if slot < run.num_workers:
+            return cls(slot, run.num_workers)
+        start = (slot + 1) * _GROUPS_A_SLOT
+        if (start + _GROUPS_A_SLOT) * run.group_size > _MAX_REQUEST:
+            raise ConfigError(
+                f"slot is {slot}, wanted 0 to {run.num_workers - 1} (num_workers) with a group_size as large as "
+                f"{run.group_size:,}: request_index would not fit 64 bits"
+            )
+        return cls(start, 1)
 
     def position(self, group_number: int) -> int | None:
         """Place in this schedule; None for a number of another."""

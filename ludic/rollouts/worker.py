@@ -42,6 +42,8 @@ MakeEngine = Callable[[str, int], Engine]
 """From a folder of weights and their version."""
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
+_REFUSED_S = 10.0
+"""Until a broken policy is read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +170,8 @@ class _PolicyFollower:
         self._root, self._cache, self._make_engine, self._environments = root, cache, make_engine, environments
         self._sampler: GroupSampler | None = None
         self._complained: str | None = None
+        self._refused: tuple[int, float] | None = None
+        """A version that is broken, and the time (monotonic, in seconds) from which on it is read again."""
 
     @property
     def sampler(self) -> GroupSampler:
@@ -181,16 +185,25 @@ class _PolicyFollower:
     def follow(self) -> LatestPolicy | None:
         """Load the newest policy if it is newer; None while there is none that could be loaded.
 
-        A policy that is missing or half-written leaves the old weights in place and is tried again.
+        A policy that is missing or half-written leaves the old weights in place and is tried again, one that is broken
+        after some seconds: it may be large.
         """
+        latest = None
         try:
             latest = latest_policy(self._root)
             if latest is not None and (self._sampler is None or latest.version > self.version):
+                if self._is_refused(latest.version):
+                    return None
                 self._load(latest.version)
         except (FileNotFoundError, ModelError, SchemaError, StoreError) as error:
             self._complain(error)
+            if latest is not None and isinstance(error, ModelError | SchemaError):
+                self._refused = latest.version, time.monotonic() + _REFUSED_S
             latest = None
         return None if self._sampler is None else latest
+
+    def _is_refused(self, version: int) -> bool:
+        return self._refused is not None and self._refused[0] == version and time.monotonic() < self._refused[1]
 
     def _load(self, version: int) -> None:
         try:

@@ -127,16 +127,14 @@ def keep_files(root: "Root", files: Files) -> None:
             return
 
 
-def own_files(run: "RunConfig") -> Files:
-    """The files of a run's environments as they are on the disk. Raises ConfigError for one that is not there."""
-    return {name: _read_disk(name, None) for name in files_of(run.env)}
+def consented_files(root: "Root") -> Files:
+    """The files of a new run's environments as they are on the disk; who starts the run consents to run them.
 
-
-def begin_code(root: "Root", files: Files) -> None:
-    """Give a new root the files of its environments, with the consent of whoever made it. Raises ConfigError."""
-    uses = environment_uses(root.run)
-    consent_to(root, uses, files)
-    keep_files(root, files)
+    Raises ConfigError for a file that is not there.
+    """
+    files = {name: _read_disk(name, None) for name in files_of(root.run.env)}
+    consent_to(root, environment_uses(root.run), files)
+    return files
 
 
 def copy_code(source: "Root", root: "Root") -> None:

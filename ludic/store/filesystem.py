@@ -149,9 +149,14 @@ class Storage:
 
     def sizes(self, name: str) -> dict[str, int]:
         if self.is_local:
-            entries = self._try(name, lambda: [(self._below(e.path), e.stat().st_size) for e in self._walk(name)])
+            entries = self._try(name, lambda: list(self._walk_sizes(name)))
             return dict(sorted(entries))
         return {file: info["size"] for file, info in sorted(self._find(name).items())}
+
+    def _walk_sizes(self, name: str) -> Iterator[tuple[str, int]]:
+        for entry in self._walk(name):
+            with suppress(FileNotFoundError):  # another process has deleted it since it was listed
+                yield self._below(entry.path), entry.stat().st_size
 
     def _walk(self, name: str) -> Iterator[Any]:
         return local.walk(self.at_path(name))

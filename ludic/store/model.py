@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import BinaryIO
 
 from ludic.errors import ModelError, SchemaError
 from ludic.store.json_files import decode_json, encode_json
@@ -172,23 +171,6 @@ def check_same(root: Root, found: ModelIdentity) -> None:
 def kept_files(root: Root) -> Iterator[str]:
     """Names of what model/ holds besides its identity, without the folder."""
     return (name.removeprefix(f"{MODEL}/") for name in root.list(MODEL) if name != IDENTITY)
-
-
-def damaged_files(root: Root) -> Iterator[str]:
-    """Names, below the root, of kept files that are not what the identity says. Raises SchemaError for a broken one."""
-    identity = read_identity(root)
-    digests = {**identity.config, **identity.tokenizer, **identity.weights} if identity else {}
-    for name in kept_files(root):
-        with root.open_file(f"{MODEL}/{name}") as file:
-            if name in digests and _sha256_of(file) != digests[name]:
-                yield f"{MODEL}/{name}"
-
-
-def _sha256_of(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(_BLOCK_BYTES):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 def read_kept(root: Root, names: Mapping[str, str]) -> dict[str, bytes]:

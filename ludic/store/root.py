@@ -17,10 +17,11 @@ import fsspec
 
 from ludic.errors import ConfigError, MissingRootError
 from ludic.records import new_id
-from ludic.store.code import begin_code, copy_code, own_files
+from ludic.store.code import consented_files, copy_code, keep_files
 from ludic.store.filesystem import Storage
 from ludic.store.local import Content
 from ludic.store.run import RunConfig, from_json, to_json
+from ludic.user_files import NO_FILES
 
 RUN_FILE = "run.json"
 
@@ -73,11 +74,12 @@ class Root:
         storage = Storage.at(url, fs)
         run_id = new_id()
         data = to_json(run, run_id)
-        files = {} if like or storage.exists(RUN_FILE) else own_files(run)
+        root = cls(storage.url, storage.fs, storage.path, run_id, run)
+        # Consent comes before the run: whoever is cut short can go on.
+        files = NO_FILES if like or storage.exists(RUN_FILE) else consented_files(root)
         if storage.put_if_absent(RUN_FILE, data):
             storage.prove_put_if_absent(RUN_FILE, data)
-            root = cls(storage.url, storage.fs, storage.path, run_id, run)
-            begin_code(root, files) if like is None else copy_code(like, root)
+            keep_files(root, files) if like is None else copy_code(like, root)
             return root
         root = cls.open(url, writable=True, fs=fs)
         differing = run.differences(root.run)

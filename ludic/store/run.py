@@ -9,7 +9,7 @@ from typing import Any
 from ludic.bounds import check_numbers
 from ludic.errors import ConfigError
 from ludic.schema import SCHEMA_VERSION, check_extra_columns
-from ludic.store.json_files import decode_json, encode_json
+from ludic.store.json_files import convert, decode_json, encode_json
 
 # It becomes part of paths on this machine: the cache of scalars, logs, TensorBoard's folder.
 _RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -99,7 +99,10 @@ def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
             raise ConfigError(f"{where} has schema {version}, this ludic reads {SCHEMA_VERSION}; upgrade ludic")
         if minor > own_minor:
             values = {field.name: values[field.name] for field in fields(RunConfig) if field.name in values}
-        return RunConfig(**(values | {"env": tuple(values["env"])})), run_id
+        unknown = sorted(values.keys() - {field.name for field in fields(RunConfig)})
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no setting of a run")
+        return convert(values, RunConfig), run_id
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, ConfigError):
             raise

@@ -13,9 +13,10 @@ import pyarrow as pa
 from ludic.schema import arrow_schema
 from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.encoding import encode_plain
+from ludic.store.names import NUMBER
 from ludic.store.root import Root
 
-TOKEN_STATS_NAME = re.compile(r"token_stats/attempt=(\d+)/step=(\d+)-rank=(\d+)\.parquet")
+TOKEN_STATS_NAME = re.compile(rf"token_stats/attempt={NUMBER}/step={NUMBER}-rank={NUMBER}\.parquet")
 
 _LISTS = ("trainer_logprobs", "entropy", "weight")
 _ROUNDED = ("entropy", "weight")

@@ -109,7 +109,7 @@ def _newest(calls: Sequence[Row], num_groups: int) -> list[Row]:
     found: list[Row] = []
     for row in reversed(calls):
         found.insert(0, row)
-        if sum(each["num_groups"] for each in found) >= num_groups:
+        if _sum(found, "num_groups") >= num_groups:
             break
     return found
 
@@ -156,9 +156,15 @@ def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> 
 
 
 def _is_still(row: Row, config: Mapping[str, Any]) -> bool:
-    """Whether a step changes nothing by what was rewarded."""
-    is_rewarded = config.get("objective") != "sft"
-    return row["grad_norm"] == 0 or (is_rewarded and row["advantage_mean"] == 0 and row["advantage_std"] == 0)
+    """Whether a step changes nothing because of rewards."""
+    is_still = row["advantage_mean"] == 0 and row["advantage_std"] == 0
+    return row["grad_norm"] == 0 or (is_still and _learns_from_rewards(config))
+
+
+def _learns_from_rewards(config: Mapping[str, Any]) -> bool:
+    """Whether rewards are all that a step learns from; a KL penalty in the loss only holds the policy back."""
+    is_penalised = config.get("kl_weight") and config.get("kl_in", "loss") != "loss"
+    return config.get("objective") != "sft" and config.get("advantage") != "zero" and not is_penalised
 
 
 def _describe_stillness(steps: Sequence[Row]) -> str:

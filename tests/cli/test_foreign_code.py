@@ -218,14 +218,16 @@ def test_show_and_a_view_say_which_text_scored_and_which_weighed(ludic, mine, fo
     assert [record["name"] for record in code] == ["cats.py:Cats", "rloo"]
 
 
-@pytest.mark.parametrize("setting", ["{folder}/run/x.py:y:mine", "{folder}/run/x.py:y.sql", "{folder}/run/x.py:y.py:mine"])
+@pytest.mark.parametrize(
+    "setting", ["{folder}/run/x.py:y:mine", "{folder}/run/x.py:y.sql", "{folder}/run/x.py:y.py:mine"]
+)
 def test_no_name_of_a_file_gets_around_consent(ludic, hostile, marker, folder, setting) -> None:
     # x.py:y and x.py:y.py are names of files on Linux.
     for name in ("x.py", "x.py:y", "x.py:y.py"):
         (folder / "run" / name).write_text(ADVANTAGE.format(marker=str(marker)))
     (folder / "run" / "x.py:y.sql").write_text("select rollout_id, 7 as advantage from rollouts")
     config = {"advantage": setting.format(folder=folder), "num_steps": 1, "device": "cpu"}
-    start_attempt(hostile, config=config, replaces=1)
+    start_attempt(hostile, config=config)
     result = ludic("train", hostile.url)
     assert result.code == 1
     assert not marker.exists()

@@ -18,8 +18,18 @@ from tiny_models import committed_rows, forward_logprobs, publish
 
 import ludic.environments.addition
 from ludic.errors import ConfigError, SlotTakenError, StoreError
+from ludic.rollouts import worker
 from ludic.rollouts.worker import WorkerConfig
-from ludic.store import LatestPolicy, MetricsTail, Root, RunConfig, fetch_policy, list_files, point_latest
+from ludic.store import (
+    LatestPolicy,
+    MetricsTail,
+    Root,
+    RunConfig,
+    fetch_policy,
+    latest_policy,
+    list_files,
+    point_latest,
+)
 from ludic.store.slots import claim_slot, read_slot_claim
 
 WaitUntil = Callable[[Callable[[], bool]], None]
@@ -152,9 +162,24 @@ def test_a_policy_that_cannot_be_loaded_is_survived_and_the_next_one_taken(
     assert set(groups_by_version(root)) == ({1} if is_first else {0, 2})
 
 
-def test_a_policy_that_becomes_whole_after_all_is_taken(
-    root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture
+def test_a_broken_policy_is_not_read_again_at_every_look(
+    root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    looks, reads = [], []
+    monkeypatch.setattr(worker, "latest_policy", lambda root: looks.append(1) or latest_policy(root))
+    monkeypatch.setattr(worker, "fetch_policy", lambda *args: reads.append(1) or fetch_policy(*args))
+    publish(root, folder, groups_per_worker=2)
+    weights = Path(root.at("policies/version=0/model.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:500])
+    with working(root) as wait_until:
+        wait_until(lambda: len(looks) > 5)
+    assert len(reads) == 1
+
+
+def test_a_policy_that_becomes_whole_after_all_is_taken(
+    root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_REFUSED_S", 0.2)
     publish(root, folder, groups_per_worker=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     data = weights.read_bytes()

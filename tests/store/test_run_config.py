@@ -47,6 +47,16 @@ def test_settings_that_a_newer_minor_version_added_are_left_out(run_config):
         from_json(edited(run_config, mood="calm"), "run.json")
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [{"group_size": None}, {"group_size": [8]}, {"group_size": 8.5}, {"group_size": True}, {"env": "moar_cats"}],
+)
+def test_a_value_of_another_type_is_refused_by_name(run_config, wrong):
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=rf"run.json is not a run.json that ludic can read: .*{name}"):
+        from_json(edited(run_config, **wrong), "run.json")
+
+
 def test_a_newer_major_version_is_refused_by_name(run_config):
     with pytest.raises(ConfigError, match=f"run.json has schema 2.0, this ludic reads {SCHEMA_VERSION}; upgrade ludic"):
         from_json(edited(run_config, schema_version="2.0"), "run.json")

@@ -163,3 +163,26 @@ def test_a_process_warns_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> No
     assert [record.getMessage() for record in caplog.records] == [
         "every one of 32 rollouts failed in cats; the first error: 100% wrong"
     ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"objective": "ppo_clip", "advantage": "zero", "kl_weight": 1.0, "kl_in": "reward"},
+        {"objective": "sft"},
+    ],
+)
+def test_a_run_that_learns_from_something_else_than_rewards_is_not_still(config) -> None:
+    distilled = step(advantage_std=0.0, grad_norm=1.0)
+    assert texts(find_training_troubles([distilled] * 9, config)) == []
+    without_gradient = step(advantage_std=0.0, grad_norm=0.0)
+    assert len(texts(find_training_troubles([without_gradient] * 9, config))) == 1
+
+
+def test_a_kl_penalty_in_the_loss_teaches_nothing_where_rewards_are_equal() -> None:
+    config = {"objective": "ppo_clip", "advantage": "grpo", "kl_weight": 0.04, "kl_in": "loss"}
+    assert len(texts(find_training_troubles([step(advantage_std=0.0)] * 9, config))) == 1
+
+
+def test_calls_of_an_older_version_lack_counts() -> None:
+    assert texts(find_sampling_troubles([call(num_groups=None)] * 3, RUN)) == []
