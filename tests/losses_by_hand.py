@@ -11,7 +11,7 @@ from ludic.training.packing import TrainingSequence, pack
 # Sampler logprobs are -1 throughout, so that a trainer logprob is -1 + log(ratio).
 
 # Objectives that want a bound, with one that no ratio here reaches.
-WIDE = {name: {"clip_low": 1.0, "clip_high": 1e9} for name in ("ppo_clip", "cispo", "gspo", "gmpo")}
+WIDE = {name: {"clip_low": 1.0, "clip_high": 1e6} for name in ("ppo_clip", "cispo", "gspo", "gmpo")}
 
 
 def with_bound(settings):

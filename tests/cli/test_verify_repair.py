@@ -21,6 +21,7 @@ from ludic.fsck import Finding, check_root
 from ludic.schema import to_table
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files, start_attempt
 from ludic.store.compaction import compact
+from ludic.store.digests import DIGESTS_KEY
 from ludic.store.encoding import encode, open_writer
 from ludic.store.repair import list_set_aside
 from ludic.store.retention import expire, stored_files
@@ -122,6 +123,7 @@ def test_a_file_of_a_newer_schema_is_named_and_stays(breakable: Path):
     name = list_files(open_root(breakable))[0].name
     table = pq.read_table(breakable / name, partitioning=None)
     newer = {**table.schema.metadata, b"ludic.schema_version": b"2.0"}
+    del newer[DIGESTS_KEY]  # pyarrow writes no digests
     pq.write_table(table.replace_schema_metadata(newer), breakable / name)
     report = check_root(open_root(breakable), repair=True)
     assert ("newer_schema", name) in {(finding.check, finding.where) for finding in report.findings}

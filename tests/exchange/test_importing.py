@@ -231,7 +231,7 @@ def test_what_ludic_exports_as_jsonl_comes_back_bit_for_bit(batch: RolloutBatch)
         with RolloutWriter(origin, "w0-test") as writer:
             writer.append(replace(batch, metadata=metadata))
         lines = Path(folder) / "rows.jsonl"
-        export(ExportSettings(root=origin.url, format="jsonl", out=lines))
+        export(ExportSettings(root=origin.url, format="jsonl", out=str(lines)))
         report = bring_in(root, lines, "jsonl")
         assert report.refused == []
         wanted = [row for group in batch.groups for row in group.rollouts]

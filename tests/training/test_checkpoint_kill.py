@@ -19,9 +19,10 @@ POINTS = {
     # All are, and are being synced.
     "open:/random.safetensors": set(),
     # They are moved to their places in order of their names.
-    "os.rename:/model.safetensors": {"config.json", "generation_config.json"},
+    "os.rename:/model.safetensors": {"config.json", "digests.json", "generation_config.json"},
     "os.rename:/random.safetensors": {
         "config.json",
+        "digests.json",
         "generation_config.json",
         "model.safetensors",
         "optimizer.safetensors",
@@ -29,6 +30,7 @@ POINTS = {
     # Only the marker is missing.
     "os.link:/checkpoint.json": {
         "config.json",
+        "digests.json",
         "generation_config.json",
         "model.safetensors",
         "optimizer.safetensors",
