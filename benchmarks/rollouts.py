@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import pyarrow as pa
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ludic.records import (
@@ -64,6 +65,14 @@ def make_like(batch: RolloutBatch, worker_id: str, group_id: str, *, policy_vers
     return replace(
         batch, groups=(replace(group, rollouts=rollouts),), metadata=replace(batch.metadata, worker_id=worker_id)
     )
+
+
+def with_own_requests(table: pa.Table, file_number: int) -> pa.Table:
+    """The rollouts of a file as answers to requests that no other file has: a trainer takes each request once."""
+    first = file_number * 1_000_000
+    requests = pa.array(range(first, first + table.num_rows), pa.int64())
+    index = table.schema.get_field_index("request_index")
+    return table.set_column(index, table.schema.field(index), requests)
 
 
 def _make_group(

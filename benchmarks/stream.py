@@ -31,7 +31,7 @@ import tyro
 
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.padding import fill_padded
-from benchmarks.rollouts import make_batch
+from benchmarks.rollouts import make_batch, with_own_requests
 from ludic.records import Rollout, RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
@@ -123,11 +123,7 @@ def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
     """A root with a file of each, and the plan of a step that takes all of them."""
     root = Root.create(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
     for number, batch in enumerate(batches):
-        table = to_table(batch, run_id=root.run_id, sequence=number)
-        # Every group has a part of the schedule of its own: a request is delivered once.
-        requests = pa.array(range(number * 10**6, number * 10**6 + table.num_rows), pa.int64())
-        place = table.schema.get_field_index("request_index")
-        table = table.set_column(place, table.schema.field(place), requests)
+        table = with_own_requests(to_table(batch, run_id=root.run_id, sequence=number), number)
         root.put_if_absent(RolloutFile(7, "moar_cats", batch.metadata.worker_id, number).name, encode(table))
     planner = Planner(BatchRules(groups_per_batch=sum(len(batch.groups) for batch in batches)))
     found = RolloutReader(root, planner.columns).poll(None)

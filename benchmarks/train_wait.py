@@ -21,7 +21,7 @@ import torch
 import tyro
 
 from benchmarks.measure import print_table
-from benchmarks.rollouts import make_batch
+from benchmarks.rollouts import make_batch, with_own_requests
 from benchmarks.s3_server import BUCKET, s3_server
 from ludic.records import RolloutBatch, RolloutGroup, new_id
 from ludic.schema import to_table
@@ -71,6 +71,7 @@ def _fill(mean_length: int, num_steps: int) -> Root:
         for worker, batch in enumerate(batches):
             file = RolloutFile(version, "moar_cats", f"w{worker}-benchmark", version)
             table = to_table(_at_version(batch, version, file.worker_id), run_id=root.run_id, sequence=version)
+            table = with_own_requests(table, version * NUM_WORKERS + worker)
             root.put_if_absent(file.name, encode(table))
     return root
 
