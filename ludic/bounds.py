@@ -1,4 +1,4 @@
-"""The allowed range of every number that a user can set, in one table, so that a typing error is refused at once.
+"""The allowed range of every number that a user can set, in one table, so that a typo is refused at once.
 
 Bounds are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
@@ -113,7 +113,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
 
 
 def check_numbers(settings: Any) -> None:
-    """Raises ConfigError for the first number of a dataclass that is out of range. None means off and passes."""
+    """Check the numbers of a dataclass; None means off and passes. Raises ConfigError for the first out of range."""
     for name, bounds in BOUNDS.items():
         value = getattr(settings, name, None)
         for number in value if isinstance(value, list | tuple) else (value,):  # JSON has lists

@@ -41,7 +41,7 @@ class CodeUse:
 
     @property
     def is_users(self) -> bool:
-        """Whether the code is the user's and not part of ludic."""
+        """True if the code is not part of ludic."""
         return file_of(self.setting) is not None or (self.role == "environment" and ":" in self.setting)
 
     def key(self, files: Files) -> str:

@@ -141,7 +141,10 @@ def read_parent(root: Root, attempt_id: int) -> Place | None:
 
 
 def check_not_fenced(root: Root, attempt: Attempt) -> None:
-    """Raises FencedError if a newer trainer has claimed the root. Claims have no gaps, so one read by name suffices."""
+    """Check that this attempt owns the root, by one read, since claims have no gaps.
+
+    Raises FencedError if a newer trainer has claimed it.
+    """
     newer = read_lease(root, attempt.attempt_id + 1)
     if newer is not None:
         raise FencedError(

@@ -55,7 +55,7 @@ class BackgroundAppender(Generic[Item]):
         self._thread.start()
 
     def append(self, item: Item) -> None:
-        """Add an item to the buffer, which may have to wait for room.
+        """Add an item to the buffer; waits until there is room.
 
         Raises the error of an earlier write, once: this item was not added then, and that write is tried again.
         """
@@ -125,7 +125,7 @@ class BackgroundAppender(Generic[Item]):
             raise error
 
     def _is_due(self) -> bool:
-        """Whether the thread should write now; never while an error has not been raised yet."""
+        """Return whether the thread should write now; False while an error has not been raised yet."""
         if self._error is not None:
             return False
         if self._begun or self._unwritten:

@@ -174,7 +174,10 @@ def parse_name(name: str) -> str | int | None:
 
 
 def check_list(root: "Root", number: int) -> None:
-    """Raises SchemaError if a list can't be read or one of its texts is damaged, StoreError if a text is lost."""
+    """Check a list and its texts.
+
+    Raises SchemaError if the list can't be read or a text is damaged, StoreError if a text is lost.
+    """
     name = _list_name(number)
     entries = _parse_list(root.read(name), f"{root.url}/{name}")
     for file, entry in entries.items():

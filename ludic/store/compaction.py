@@ -126,7 +126,7 @@ class _Partition:
         self._indexes: dict[RolloutFile, SourceIndex] = {}
         self.skipped: dict[str, str] = {}
         self._is_shared = False
-        """Whether files vanished or appeared, because another process compacts or expires this partition, too."""
+        """True if files vanished or appeared, because another process compacts or expires this partition, too."""
 
     def change(self) -> list[CompactedPartition]:
         """Return the change of this partition as a list of one; empty if nothing changed."""

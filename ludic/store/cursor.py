@@ -53,7 +53,7 @@ class Intervals:
 
 
 class Cursor:
-    """Consumed sources, as intervals by worker, consumed groups of partly used sources, and consumed requests."""
+    """Set of consumed sources (as intervals by worker), groups of partly used sources, and requests."""
 
     def __init__(self) -> None:
         self._files: dict[str, Intervals] = {}

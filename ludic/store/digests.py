@@ -25,7 +25,7 @@ from ludic.errors import SchemaError
 DIGESTS_KEY = b"ludic.digests"
 """Key of the footer entry that marks a file with digests."""
 PAGE_BYTES = 1 << 16
-"""Size of a page. A read takes whole pages; smaller pages cost more calls. The digests take 0.01% of a file."""
+"""Size of a page, in bytes. A read takes whole pages; smaller ones cost more calls. Digests take 0.01% of a file."""
 _MAGIC = b"LUDICxx1"
 _TRAILER = struct.Struct("<QQ8sQ")
 """Number of bytes that have page digests, digest of footer to end, _MAGIC, digest of the block up to here."""

@@ -112,7 +112,7 @@ def writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
 
 
 def _is_long(schema: pa.Schema, path: str, is_text: bool) -> bool:
-    """Whether a column may be long: lists of plain values, and texts of a run's own columns or in _LONG_TEXTS."""
+    """Return whether a column may be long: a list of plain values, or a text in _LONG_TEXTS or a run's own column."""
     column, field = path.partition(".")[0], path.rpartition(".")[2]
     type_ = schema.field(column).type
     is_plain_list = pa.types.is_list(type_) and not pa.types.is_nested(type_.value_type)

@@ -97,7 +97,7 @@ def diagnose(error: BaseException) -> Failure:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a retry may soon succeed: after throttling, an overloaded server, a timeout or a lost connection."""
+    """Return whether a retry may succeed: after throttling, an overloaded server, a timeout or a lost connection."""
     if isinstance(error, LudicError | FileExistsError):
         return False
     failure = diagnose(error)
@@ -109,13 +109,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_filesystem_error(error: BaseException) -> bool:
-    """Whether a filesystem raised the error; errors of HTTP clients are not OSErrors."""
+    """Return whether a filesystem raised the error; errors of HTTP clients are not OSErrors."""
     known = isinstance(error, OSError | NotImplementedError)
     return known or any(type(link).__module__.split(".")[0] in _CLIENTS for link in _chain(error))
 
 
 def is_refused_overwrite(error: BaseException) -> bool:
-    """Whether the error says that a put-if-absent found its name taken: FileExistsError or HTTP status 412."""
+    """Return whether a put-if-absent failed because its name is taken: FileExistsError or HTTP status 412."""
     if isinstance(error, FileExistsError):
         return True
     failure = diagnose(error)

@@ -128,7 +128,7 @@ class Storage:
 
     @property
     def _counts_from_the_end(self) -> bool:
-        """Whether cat_file takes a negative start, which adlfs does not."""
+        """True if cat_file takes a negative start; adlfs does not."""
         protocols = [self.fs.protocol] if isinstance(self.fs.protocol, str) else self.fs.protocol
         return not {"s3", "gs", "file", "memory"}.isdisjoint(protocols)
 

@@ -74,7 +74,7 @@ def _last_line(head: bytes) -> bytes:
 
 
 def _is_nearly_digest(last_line: bytes) -> bool:
-    """Whether a last line is a digest line except for at most _FEW_BITS bits outside its digits."""
+    """Return whether a last line is a digest line except for at most _FEW_BITS bits outside its digits."""
     if len(last_line) != _LAST_LINE:
         return False
     found, wanted = last_line[: len(_BEGIN)] + last_line[-len(_END) :], _BEGIN + _END

@@ -229,7 +229,7 @@ def describe_process(pid: int) -> str | None:
 
 
 def is_dead(process: str) -> bool:
-    """Whether a process is proven dead: it was started on this boot, in this pid namespace, and no longer exists."""
+    """Return whether a process is proven dead: started on this boot, in this pid namespace, and no longer there."""
     here, there = describe_process(os.getpid()), process.split()
     if here is None or here.split()[:2] != there[:2] or len(there) != 4 or (pid := parse_number(there[2])) is None:
         return False

@@ -1,4 +1,4 @@
-"""batches/: the ledger of rollouts that each gradient step trained on and dropped; it decides what is consumed.
+"""batches/: the ledger, the authoritative record of the rollouts that each gradient step trained on and dropped.
 
 A step's file is written before its gradient step, and never changed.
 """
