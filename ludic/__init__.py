@@ -1,6 +1,6 @@
 """Post-training of language models by reinforcement learning, with storage as the spine.
 
-`import ludic` is light: what is named here is imported when it is first used.
+`import ludic` is light: each name below is imported when it is first used.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
-"""The range of every number that a user can set, in one table, so that a slip of the hand is refused at once.
+"""The allowed range of every number that a user can set, in one table, so that a typo is refused at once.
 
-Bounds are far above what is sensible, and below what overflows a column, a wait or a machine.
+Bounds are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
 from collections.abc import Mapping
@@ -13,18 +13,18 @@ from ludic.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """From low to high, both included unless `above` says that low is not."""
+    """A range from `low` to `high`, both included; with `above`, `low` is excluded."""
 
     low: float
     high: float
     above: bool = False
 
     def hold(self, value: float) -> bool:
-        """NaN is in no range."""
+        """Return whether a value is in the range; NaN never is."""
         return (self.low < value if self.above else self.low <= value) and value <= self.high
 
     def wanted(self, value: float) -> str:
-        """The bound that a value passes."""
+        """Describe the bound that a value outside the range violates, for an error message."""
         if value > self.high:
             return f"at most {self.high:,}"
         return f"a number above {self.low}" if self.above else f"at least {self.low:,}"
@@ -99,7 +99,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         "stall_limit_s": _SECONDS,
         "interval_s": Bounds(0, 86_400, above=True),
         "env_timeout_s": Bounds(0, 86_400, above=True),
-        # Another trainer waits as long as this before it takes over from one that died.
+        # After a trainer dies, the next one waits this long before it takes over.
         "lease_s": Bounds(0, 86_400, above=True),
         "n": Bounds(1, 10**5),
         "max_rows": _COUNT,
@@ -113,7 +113,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
 
 
 def check_numbers(settings: Any) -> None:
-    """Raises ConfigError for the first number of a dataclass that is out of range; None is off, and passes."""
+    """Check the numbers of a dataclass; None means off and passes. Raises ConfigError for the first out of range."""
     for name, bounds in BOUNDS.items():
         value = getattr(settings, name, None)
         for number in value if isinstance(value, list | tuple) else (value,):  # JSON has lists

@@ -1,10 +1,10 @@
-"""What code the user of this machine has agreed to run: files and modules that a root names, and that are not ludic's.
+"""The user's consent, on this machine, to run code that a root names and that is not part of ludic.
 
-Consent is to the text: the digests of a file and of the modules that it brings, the class or function in it, and the
-options that it is built with. What says so in the root is of no account, since a root may be a copy, or made up. For a
-module that is installed here, it is to its name and options: the root can't change its text.
-Kept in the user's configuration folder (LUDIC_CONFIG_DIR overrides it), {folder}/trusted_code/{key}.json, out of any
-root's reach.
+Consent to a file covers its text: the digests of the file and of the modules that it imports from beside it, the class
+or function in it, and the options that it is built with. Consent to an installed module covers its name and options,
+since the root can't change its text. Nothing in a root counts as consent: a root may be a copy or a forgery.
+Consents are kept in the user's configuration folder (LUDIC_CONFIG_DIR overrides it), out of reach of any root:
+{folder}/trusted_code/{key}.json.
 """
 
 import json
@@ -29,23 +29,23 @@ Role = Literal["environment", "advantage", "filter", "selection"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeUse:
-    """One name in the settings that stands for code."""
+    """A setting that names code."""
 
     role: Role
     setting: str
-    """A name of ludic's own, path/to/file.py:name, path/to/file.sql, or package.module:Class of an environment."""
+    """A name built into ludic, path/to/file.py:name, path/to/file.sql, or package.module:Class of an environment."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """What an environment is built with."""
+    """Options that an environment is built with."""
     named_by_root: bool = True
-    """Whether the setting was read in the root, and not given by whoever started this process."""
+    """True if the setting was read from the root, False if the user who started this process gave it."""
 
     @property
     def is_users(self) -> bool:
-        """Whether it is not ludic's own."""
+        """True if the code is not part of ludic."""
         return file_of(self.setting) is not None or (self.role == "environment" and ":" in self.setting)
 
     def key(self, files: Files) -> str:
-        """What consent is to, as a digest in hexadecimal. files: those that settings name, by name."""
+        """Digest, in hexadecimal, of the code that consent covers. files: the files that settings name, by name."""
         name = file_of(self.setting)
         entry = self.setting if name is None else self.setting[len(name) :]
         about = [entry, dict(self.options), None if name is None else files[name].digests]
@@ -53,14 +53,14 @@ class CodeUse:
 
 
 def has_consent(use: CodeUse, files: Files) -> bool:
-    """Whether the user has agreed to this code."""
+    """Return whether the user has agreed to run this code."""
     return _place(use.key(files)).is_file()
 
 
 def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
-    """Remember that the user agrees; root and run_id are for people who look.
+    """Record that the user agrees to run this code; root and run_id are recorded for people to read.
 
-    Raises ConfigError where the configuration folder can't be written.
+    Raises ConfigError if the configuration folder can't be written.
     """
     place = _place(use.key(files))
     name = file_of(use.setting)

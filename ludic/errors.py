@@ -1,12 +1,12 @@
-"""Every error that ludic raises on purpose; each is also a standard one.
+"""Every error that ludic raises on purpose; each is also a standard Python error.
 
-A message says where, what was found, what was wanted, and what to do. The command line
-prints it as one line and exits with 1; anything else is a bug and shows its traceback.
+A message says where the error is, the value found, the value wanted, and what to do. The command line
+prints it as one line and exits with 1. Any other error is a bug and shows its traceback.
 """
 
 
 class LudicError(Exception):
-    """Root of all errors that ludic explains."""
+    """Base class of all errors that ludic raises on purpose."""
 
 
 class SchemaError(LudicError, ValueError):
@@ -14,15 +14,15 @@ class SchemaError(LudicError, ValueError):
 
 
 class NewerSchemaError(SchemaError):
-    """A file is sound, and of a newer major version than this ludic reads."""
+    """A file is intact, but has a newer major schema version than this ludic reads."""
 
 
 class InvalidBatchError(LudicError, ValueError):
-    """A batch holds bad rows; nothing of it was written."""
+    """A batch holds bad rows; none of the batch was written."""
 
 
 class StoreError(LudicError, OSError):
-    """A filesystem refused, or does not keep a promise that the store needs."""
+    """A filesystem operation failed, or the filesystem lacks a guarantee that the store needs."""
 
 
 class MissingRootError(LudicError, FileNotFoundError):
@@ -42,7 +42,7 @@ class SlotTakenError(LudicError, RuntimeError):
 
 
 class OwnedError(LudicError, RuntimeError):
-    """Another trainer owns this root and lives; nothing was written."""
+    """Another live trainer owns this root; nothing was written."""
 
 
 class ConfigError(LudicError, ValueError):
@@ -54,7 +54,7 @@ class ConsentError(LudicError, PermissionError):
 
 
 class QueryError(LudicError, ValueError):
-    """A SQL text, an advantage file or a filter could not be run."""
+    """A SQL query, an advantage file or a filter could not be run."""
 
 
 class ModelError(LudicError, ValueError):
@@ -62,11 +62,11 @@ class ModelError(LudicError, ValueError):
 
 
 class TrainingError(LudicError, ArithmeticError):
-    """A loss or a gradient is not finite; the weights were left as they were."""
+    """A loss or a gradient is not finite; the weights were not changed."""
 
 
 class TimeLimitError(LudicError, TimeoutError):
-    """A call of an environment took longer than its limit."""
+    """A call of an environment took longer than its time limit."""
 
 
 class StalledError(LudicError, TimeoutError):
@@ -74,5 +74,5 @@ class StalledError(LudicError, TimeoutError):
 
 
 def in_a_line(error: Exception) -> str:
-    """What an error says, for a message of ours: without line breaks."""
+    """Return an error's message on one line, for use in another message."""
     return " ".join(str(error).split())

@@ -1,6 +1,6 @@
-"""Tell URLs from paths on this machine: the only place that does.
+"""Distinguish URLs from paths on this machine; no other module does this.
 
-Raises ConfigError for a URL where only a path will do.
+Raises ConfigError for a URL in a setting that takes only a path.
 """
 
 from pathlib import Path
@@ -9,12 +9,12 @@ from ludic.errors import ConfigError
 
 
 def is_url(text: str) -> bool:
-    """Whether a text names a filesystem, such as s3://bucket/run; a path on this machine has no scheme."""
+    """Return whether a text is a URL, such as s3://bucket/run; a path on this machine has no scheme."""
     return "://" in text
 
 
 def local_path(text: str, what: str) -> Path:
-    """A path on this machine. what: the setting, as errors name it."""
+    """Return a path on this machine; raises ConfigError for a URL. what: the setting's name in the error."""
     if is_url(text):
         raise ConfigError(f"{what} is {text}, a URL; wanted a path on this machine, so copy the file here first")
     return Path(text)

@@ -1,6 +1,6 @@
-"""Users' own Python files: run one as a module, and say in a line where something in it failed.
+"""Run a user's Python file as a module, and describe in one line where the code in it failed.
 
-What runs is the text that was read (ludic.user_files), whatever has become of the file since.
+The text that ludic.user_files has read is what runs, even if the file has changed since.
 """
 
 import importlib.abc
@@ -19,14 +19,14 @@ from ludic.errors import in_a_line
 from ludic.user_files import UserFile
 
 _beside: dict[str, UserFile] = {}
-"""Modules that came with files which were run, by module name."""
+"""Modules imported by users' files that were run, by module name."""
 
 
 def load_file(file: UserFile) -> ModuleType:
-    """Run the file as a module of its own; it is not importable by others, and needs no package around it.
+    """Run a file as a module of its own. Other modules can't import it by its name, and it needs no package.
 
-    The modules that came with it are importable from then on. Raises ImportError for one whose name is taken by
-    another module, and whatever the file raises.
+    The modules that were read with it can be imported from then on. Raises ImportError if another module has the name
+    of one of them, and any error that the file raises.
     """
     for name, beside in file.imports.items():
         _make_importable(name, beside)
@@ -41,7 +41,7 @@ def load_file(file: UserFile) -> ModuleType:
 
 
 class _TextLoader(importlib.abc.InspectLoader):
-    """Runs the text that was read, not the file of that name."""
+    """Loader that runs the text that was read, not the file on the disk."""
 
     def __init__(self, file: UserFile) -> None:
         self.file = file
@@ -53,13 +53,13 @@ class _TextLoader(importlib.abc.InspectLoader):
         path = str(self.file.path)
         code = compile(self.file.source, path, "exec", dont_inherit=True)
         source = self.get_source(fullname)
-        # Tracebacks and inspect show the lines that run; an entry without a time is never read again from the disk.
+        # Makes tracebacks and inspect show the lines that run. An entry without a time is never reread from the disk.
         linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
         return code
 
 
 class _BesideFinder(importlib.abc.MetaPathFinder):
-    """Finds the modules that came with users' files."""
+    """Finder of the modules that were read with users' files."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -77,7 +77,7 @@ def _spec(module_name: str, file: UserFile) -> ModuleSpec:
 
 
 def _make_importable(name: str, file: UserFile) -> None:
-    """Raises ImportError where an import of that name would give, or has given, another module."""
+    """Let later imports of `name` find this file. Raises ImportError if that name already belongs to another module."""
     loader = getattr(sys.modules.get(name), "__loader__", None)
     loaded = loader.file if isinstance(loader, _TextLoader) else _beside.get(name)
     if (name in sys.modules and loaded is None) or (loaded is not None and loaded.source != file.source):
@@ -89,7 +89,7 @@ def _make_importable(name: str, file: UserFile) -> None:
 
 @contextmanager
 def exit_is_an_error() -> Iterator[None]:
-    """RuntimeError in place of the SystemExit of a user's code: an episode may fail, the process goes on."""
+    """Turn a SystemExit of a user's code into RuntimeError: an episode may fail, but the process continues."""
     try:
         yield
     except SystemExit as error:
@@ -98,7 +98,10 @@ def exit_is_an_error() -> Iterator[None]:
 
 
 def describe_failure(path: Path, error: Exception) -> str:
-    """Such as: mine.py, line 7, failed: KeyError: 'reward'. The line is the last one of the file that was reached."""
+    """Describe a failure in a user's file, such as: mine.py, line 7, failed: KeyError: 'reward'.
+
+    The line is that of the innermost frame in the file.
+    """
     lines = [
         frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()
     ]
@@ -107,5 +110,5 @@ def describe_failure(path: Path, error: Exception) -> str:
 
 
 def describe(error: Exception) -> str:
-    """The error on one line, such as: KeyError: 'reward'."""
+    """Return the error's class and message on one line, such as: KeyError: 'reward'."""
     return f"{type(error).__name__}: {in_a_line(error)}"

@@ -1,7 +1,7 @@
-"""Plain data that flows through ludic: what was asked, what happened, what is stored.
+"""Records that flow through ludic: rollouts, their groups and batches, and the steps and messages in them.
 
-No I/O. Arrays are NumPy; `Rollout` holds what one row of `schemas/rollouts.v1.json` holds,
-save for the provenance that the store stamps on (worker_id, sequence, created_at, group_key, run_id).
+No I/O. Arrays are NumPy. `Rollout` holds one row of `schemas/rollouts.v1.json`,
+except the provenance that the store adds (worker_id, sequence, created_at, group_key, run_id).
 """
 
 import math
@@ -18,17 +18,17 @@ ActionTarget = Literal["internal", "external", "env"]
 FinishReason = Literal["stop", "length"]
 
 ExtraValue = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool] | None
-"""What a run's own column may hold in a row; None is as good as left out."""
+"""Value of a run's own column in a row; None is the same as leaving the column out."""
 
 
 def new_id() -> str:
-    """A fresh uuid7: unique without coordination, and sorted by time in the large."""
+    """Return a new uuid7: unique without coordination, and roughly sorted by time."""
     return str(uuid_utils.uuid7())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCall:
-    """A call that the model asked for, with what came back."""
+    """A tool call that the model requested, with its result or error."""
 
     id: str
     name: str
@@ -59,7 +59,7 @@ class AgentStep:
     finish_reason: FinishReason | None = None
     parse_error: bool = False
     action: str | None = None
-    """What was passed on, after parsing; null after a parse failure."""
+    """The parsed action that was passed on; None after a parse failure."""
     tool_calls: tuple[ToolCall, ...] = ()
 
 
@@ -85,15 +85,15 @@ class Rollout:
 
     rollout_id: str
     group_id: str
-    """Rollouts of one example that share a baseline."""
+    """Id of the group: rollouts of one example that share a baseline."""
     episode_id: str
-    """All rows of one episode share it."""
+    """Id of the episode; the same in all its rows."""
     group_index: int
-    """Place of the episode in its group, from 0."""
+    """Index of the episode in its group, from 0."""
     group_size: int
-    """Episodes in the group; an episode may have several rows."""
+    """Number of episodes in the group; an episode may have several rows."""
     request_index: int
-    """Place of the episode in the run's deterministic schedule; see ludic.rollouts.schedule."""
+    """Index of the episode in the run's deterministic schedule; see ludic.rollouts.schedule."""
     env_name: str
     env_example_id: str
     purpose: Purpose = "train"
@@ -104,9 +104,9 @@ class Rollout:
     segment_index: int = 0
 
     policy_version: int
-    """Weights at the first sampled token."""
+    """Version of the weights that sampled the first token."""
     policy_version_last: int
-    """Weights at the last sampled token."""
+    """Version of the weights that sampled the last token."""
     model: str
     temperature: float
     top_p: float = 1.0
@@ -117,17 +117,17 @@ class Rollout:
     prompt_tokens: np.ndarray
     """(prompt_length,) int32."""
     response_tokens: np.ndarray
-    """(response_length,) int32; every list below is as long."""
+    """(response_length,) int32; the three arrays below have the same length."""
     response_logprobs: np.ndarray
-    """(response_length,) float32, nats, of the distribution sampled from; 0 where action_mask is 0."""
+    """(response_length,) float32, nats, under the distribution sampled from; 0 where action_mask is 0."""
     token_rewards: np.ndarray
-    """(response_length,) float32; sums to what the episode gave at each token."""
+    """(response_length,) float32; the reward that the episode gave at each token."""
     action_mask: np.ndarray | None = None
-    """(response_length,) bool, 1 for sampled tokens; None when all are."""
+    """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
 
     num_turns: int = 1
     episode_reward: float | None
-    """None: not scored, because something failed."""
+    """Reward of the whole episode; None if it was not scored because something failed."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
     terminated: bool
     truncated: bool
@@ -136,13 +136,13 @@ class Rollout:
     incomplete_completion: bool = False
     parse_error: bool = False
     error: str | None = None
-    """An environment or a tool that failed; stored and counted, never trained on."""
+    """Error of an environment or a tool; a row with an error is stored and counted, never trained on."""
     agent_steps: Sequence[AgentStep] = ()
     environment_steps: Sequence[EnvironmentStep] = ()
     messages: Sequence[Message] = ()
     metadata: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, ExtraValue] = field(default_factory=dict)
-    """The run's own columns x_*, as declared in RunConfig.extra_columns; what is left out is null."""
+    """Values of the run's own columns x_*, as declared in RunConfig.extra_columns; a column left out is null."""
 
     @property
     def prompt_length(self) -> int:
@@ -154,29 +154,29 @@ class Rollout:
 
     @property
     def action_length(self) -> int:
-        """Sampled tokens, those that are trained on."""
+        """Number of sampled tokens, which are the tokens trained on."""
         return self.response_length if self.action_mask is None else int(np.count_nonzero(self.action_mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutGroup:
-    """Episodes of one example; the unit that is stored, delivered and trained on whole."""
+    """Episodes of one example; always stored, delivered and trained on as a whole."""
 
     key: str
-    """The example that the group was made from, for people."""
+    """The example that the group was made from; for people to read."""
     rollouts: tuple[Rollout, ...]
 
     def rloo_advantages(self) -> np.ndarray:
         """(len(rollouts),) float64: reward minus the mean reward of the other scored episodes.
 
-        REINFORCE leave-one-out, Ahmadian et al. 2024 (arXiv 2402.14740), equation 8. An episode
-        of several rows counts once; a group of one scored episode gets 0; an unscored row, NaN.
-        This is the reference that ludic/sql/advantages/rloo.sql is tested against.
+        REINFORCE leave-one-out, Ahmadian et al. 2024 (arXiv 2402.14740), equation 8. An episode of several
+        rows counts once. In a group with one scored episode its advantage is 0. An unscored row gets NaN.
+        ludic/sql/advantages/rloo.sql is tested against this function.
         """
         scored = {r.episode_id: r.episode_reward for r in self.rollouts if r.episode_reward is not None}
         rewards = np.array([r.episode_reward for r in self.rollouts], dtype=np.float64)  # None becomes NaN
-        # Above the lowest, so that ties give exactly 0 and large rewards lose no digits:
-        # r - (sum - r) / (n - 1) = (n r - sum) / (n - 1), whatever is subtracted from all.
+        # Subtract the lowest reward first, so that ties give exactly 0 and large rewards lose no digits. The result
+        # is the same for any constant subtracted from all: r - (sum - r) / (n - 1) = (n r - sum) / (n - 1).
         lowest = min(scored.values(), default=0.0)
         total = math.fsum(reward - lowest for reward in scored.values())
         return (len(scored) * (rewards - lowest) - total) / max(len(scored) - 1, 1)
@@ -184,17 +184,17 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutMetadata:
-    """Who made a batch, and when."""
+    """The worker that made a batch, and the time."""
 
     worker_id: str
-    """Unique to one life of one process."""
+    """Id of the worker; unique to one life of one process."""
     timestamp: datetime = field(default_factory=lambda: datetime.now(UTC))
-    """By the worker's clock; nothing depends on clocks agreeing."""
+    """Time of the batch by the worker's clock; nothing depends on clocks agreeing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
-    """What a worker appends at once; validated and refused as a whole."""
+    """Groups that a worker appends together; validated, and accepted or refused, as a whole."""
 
     groups: tuple[RolloutGroup, ...]
     metadata: RolloutMetadata

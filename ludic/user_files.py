@@ -1,7 +1,8 @@
-"""Users' own files that settings name, .py and .sql: read once, so that the text that runs is the text that is kept.
+"""Read the users' .py and .sql files that settings name, once, so that the text that runs is the text that is stored.
 
-A Python file is read with the modules beside it that it imports, by name and in turn: cats.py with `import words` is
-read with words.py. Packages beside it, and modules that are imported by a computed name, must be installed.
+A Python file is read with the modules in its folder that it imports by name, directly or through each other: cats.py
+with `import words` is read with words.py. Packages in its folder, and modules imported by a computed name, must be
+installed.
 """
 
 import ast
@@ -13,46 +14,46 @@ from pathlib import Path
 from types import MappingProxyType
 
 MAX_BYTES = 10_000_000
-"""Longer files are refused: a root keeps a copy of each."""
+"""Largest size of a file, in bytes; larger files are refused, since a root stores a copy of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFile:
-    """A file's text, and where it was read."""
+    """A file's text, and the path that it was read from."""
 
     path: Path
-    """Absolute; the __file__ of its module, so that data beside it is found on the machine that it came from."""
+    """Absolute path; the __file__ of its module, so that on its original machine the code finds data beside it."""
     source: bytes
     imports: Mapping[str, "UserFile"] = field(default_factory=dict)
-    """The modules beside a Python file that it, or they, import; by module name, themselves without imports."""
+    """Modules in the folder of a Python file that it or they import, by module name; their own `imports` are empty."""
 
     @property
     def sha256(self) -> str:
-        """Of the text, in hexadecimal."""
+        """SHA-256 of the text, in hexadecimal."""
         return digest(self.source)
 
     @property
     def suffix(self) -> str:
-        """.py or .sql."""
+        """Suffix of the file's name: .py or .sql."""
         return self.path.suffix
 
     def is_same_text(self, other: "UserFile") -> bool:
-        """Whether both, with what they import, run the same."""
+        """Return whether both files and the modules that they import have the same text."""
         return self.digests == other.digests
 
     @property
     def digests(self) -> dict[str, str]:
-        """sha256 by module name; "" is the file itself."""
+        """SHA-256 of each text by module name; "" is the file itself."""
         return {"": self.sha256, **{name: module.sha256 for name, module in sorted(self.imports.items())}}
 
 
 Files = Mapping[str, UserFile]
-"""By the names that settings have for them, such as cats.py."""
+"""Users' files by their names in the settings, such as cats.py."""
 NO_FILES: Files = MappingProxyType({})
 
 
 def digest(source: bytes) -> str:
-    """The sha256 of a text, in hexadecimal."""
+    """Return the SHA-256 of a text, in hexadecimal."""
     return sha256(source).hexdigest()
 
 
@@ -71,12 +72,15 @@ def python_file_of(setting: str) -> str | None:
 
 
 def files_of(settings: Iterable[str]) -> list[str]:
-    """The files that settings name, each once, in their order."""
+    """Return the files that settings name, each once, in the order of the settings."""
     return list(dict.fromkeys(file for file in map(file_of, settings) if file is not None))
 
 
 def read_user_file(path: Path) -> UserFile:
-    """Raises FileNotFoundError, OSError for a file that can't be read or is too long."""
+    """Read a file and the modules beside it that it imports.
+
+    Raises FileNotFoundError if there is no such file, OSError if one can't be read or is too long.
+    """
     path = path.absolute()
     source = _read(path)
     modules = _modules_beside(path, source) if path.suffix == ".py" else {}
@@ -97,7 +101,7 @@ def _read(path: Path) -> bytes:
 
 
 def _modules_beside(path: Path, source: bytes) -> dict[str, bytes]:
-    """Texts of the modules in the same folder that a file imports, and that those import, by name."""
+    """Return the texts, by name, of modules in the same folder that a file imports, directly or through each other."""
     found: dict[str, bytes] = {}
     unread = [source]
     while unread:
@@ -110,10 +114,10 @@ def _modules_beside(path: Path, source: bytes) -> dict[str, bytes]:
 
 
 def _imported_names(source: bytes) -> Iterator[str]:
-    """First parts of the modules that a text imports anywhere, without the standard library's; none if it is broken."""
+    """Yield the top-level names of non-standard modules that a text imports anywhere; none if it can't be parsed."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # running it says what is wrong
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the error shows when the file is run
         return
     for node in nodes:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -1,11 +1,13 @@
-"""attempts/N.json: one a trainer start. The newest claim owns the root; an older one stops at its next write.
+"""Attempts: attempts/N.json records the Nth start of a trainer on a root.
+
+The trainer with the newest claim owns the root; an older trainer stops at its next write.
 
 An attempt names its parent, the attempt and step of the checkpoint that it resumed from. The chain
-of parents from the newest attempt is the effective ledger; what lies off the chain is superseded.
+of parents from the newest attempt is the effective ledger; steps off the chain are superseded.
 
-The claim (attempts/N.lease) comes before the parent is chosen. A trainer checks after each checkpoint that no
-newer claim is there, and only then deletes older ones: so either it sees the claim, or whoever claimed sees
-that checkpoint. None that a successor resumes from is deleted under its hands.
+A trainer claims the root (attempts/N.lease) before it chooses the parent. After each checkpoint a trainer checks that
+there is no newer claim, and only then deletes older checkpoints: either it sees the claim, or the new trainer
+sees that checkpoint. So a checkpoint that a successor resumes from is never deleted.
 """
 
 import contextlib
@@ -30,18 +32,18 @@ class Attempt:
 
     attempt_id: Count
     parent_attempt: Count | None
-    """None: started from the run's first weights."""
+    """Attempt of the checkpoint that this one resumed from; None if it started from the run's first weights."""
     parent_step: Count | None
-    """The parent's steps up to this one count; later ones are superseded."""
+    """Step of that checkpoint; later steps of the parent are superseded."""
     owner: str
-    """host-pid, for people."""
+    """Host and pid of the trainer as host-pid, for people."""
     created_at: str
     config: Mapping[str, Any]
-    """The trainer's settings; the next start takes them over unless told otherwise."""
+    """The trainer's settings; the next start uses them unless it is given others."""
     numerics: Mapping[str, Any] | None = None
-    """Threads, versions and hardware that the last bits of weights depend on; None: not recorded."""
+    """Threads, versions and hardware that affect the last bits of the weights; None if not recorded."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """The texts of its advantage, filters and selection: each as a ludic.store.code.CodeRecord."""
+    """The code of its advantage, filters and selection, each as a ludic.store.code.CodeRecord."""
 
     @property
     def name(self) -> str:
@@ -62,9 +64,9 @@ def start_attempt(
     config: Mapping[str, Any] | None = None,
     numerics: Mapping[str, Any] | None = None,
 ) -> Attempt:
-    """Take ownership of the root; fences every earlier attempt, alive or not.
+    """Take ownership of the root and fence every earlier attempt, alive or not.
 
-    Without a lease: whoever starts next doesn't wait either.
+    Its lease is released from the start, so the next trainer doesn't wait either.
     """
     lease, newest = None, newest_claim(root)
     while lease is None:
@@ -84,7 +86,7 @@ def record_attempt(
     *,
     code: Sequence[Mapping[str, Any]] = (),
 ) -> Attempt:
-    """Put the attempt that a lease claims. Raises FencedError when another process put it."""
+    """Put the attempt that a lease claims. Raises FencedError if another process has put it."""
     parent_attempt, parent_step = parent or (None, None)
     attempt = Attempt(
         attempt_id=lease.attempt_id,
@@ -104,12 +106,15 @@ def record_attempt(
 
 
 def newest_attempt_id(root: Root) -> int:
-    """0 when no trainer ever started."""
+    """Return the highest attempt_id that is listed; 0 if no trainer has started."""
     return max((_attempt_id(name) for name in root.list("attempts")), default=0)
 
 
 def read_attempt(root: Root, attempt_id: int) -> Attempt:
-    """An attempt that is there; what a newer ludic has added is left out. Raises SchemaError for a broken file."""
+    """Read an attempt, without fields that a newer ludic has added.
+
+    Raises FileNotFoundError if there is no such attempt, SchemaError if its file is broken.
+    """
     name = f"attempts/{attempt_id}.json"
     try:
         return decode_record(root.read(name), Attempt)
@@ -118,9 +123,9 @@ def read_attempt(root: Root, attempt_id: int) -> Attempt:
 
 
 def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:
-    """The newest of all attempts, or of those below `before`; None when there is none.
+    """Return the newest of all attempts, or of those below `before`; None if there is none.
 
-    By name, not by listing, and downwards: who claims may die before the attempt is put.
+    Tries names downwards from the newest claim, since a trainer may die between its claim and its attempt.
     """
     for attempt_id in range(newest_claim(root) if before is None else before - 1, 0, -1):
         with contextlib.suppress(FileNotFoundError):
@@ -129,14 +134,17 @@ def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:
 
 
 def read_parent(root: Root, attempt_id: int) -> Place | None:
-    """None for an attempt that has no parent, or is gone."""
+    """Return an attempt's parent; None if it has none or the attempt is gone."""
     with contextlib.suppress(FileNotFoundError):
         return read_attempt(root, attempt_id).parent
     return None
 
 
 def check_not_fenced(root: Root, attempt: Attempt) -> None:
-    """Raises FencedError when a newer trainer has claimed the root. Claims have no gaps: one look by name tells."""
+    """Check that this attempt owns the root, by one read, since claims have no gaps.
+
+    Raises FencedError if a newer trainer has claimed it.
+    """
     newer = read_lease(root, attempt.attempt_id + 1)
     if newer is not None:
         raise FencedError(
@@ -147,31 +155,31 @@ def check_not_fenced(root: Root, attempt: Attempt) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The part of one attempt that the run stands on."""
+    """The part of one attempt that belongs to the effective ledger."""
 
     attempt_id: int
     last_step: int | None
-    """None: of the newest attempt, which no child has left."""
+    """Last step that counts; None for the newest attempt, all of whose steps count."""
 
 
 def chain(attempt_id: int, parent_of: Callable[[int], Place | None]) -> Iterator[Link]:
-    """From an attempt back through its parents, as the SQL view attempt_chain has it.
+    """Yield an attempt and its chain of parents, newest first; the SQL view attempt_chain has the same links.
 
-    parent_of: None for an attempt without a parent, and for one that is gone.
+    parent_of: returns an attempt's parent, or None if it has none or the attempt is gone.
     """
     link = Link(attempt_id, None)
     while True:
         yield link
         parent = parent_of(link.attempt_id)
-        if parent is None or parent[0] >= link.attempt_id:  # a damaged file could make a circle
+        if parent is None or parent[0] >= link.attempt_id:  # a damaged file could make a cycle
             return
         link = Link(parent[0], parent[1] if link.last_step is None else min(parent[1], link.last_step))
 
 
 def newest_checkpoint(links: Iterable[Link], checkpoints: Collection[Place]) -> Place | None:
-    """The complete checkpoint to resume from: any on the chain is a legitimate parent, the newest loses least.
+    """Return the newest complete checkpoint on the chain, from which a trainer resumes; None if there is none.
 
-    Not the newest of all: a trainer that was fenced may still have finished one that nobody continues.
+    Checkpoints off the chain do not count: a fenced trainer may have finished one that no attempt continues.
     """
     for link in links:
         steps = [
@@ -185,7 +193,7 @@ def newest_checkpoint(links: Iterable[Link], checkpoints: Collection[Place]) -> 
 
 
 def outdated(checkpoints: Iterable[Place], keep: int) -> list[Place]:
-    """All but the newest `keep`, oldest first."""
+    """Return all checkpoints except the newest `keep`, oldest first."""
     assert keep >= 1, "a run must keep a checkpoint"
     return sorted(checkpoints)[:-keep]
 

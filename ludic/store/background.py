@@ -1,7 +1,7 @@
-"""Files written by a thread, so that sampling and training never wait for a write.
+"""Write files in a background thread, so that sampling and training need not wait for a write.
 
-Items gather until there are enough of them, or the oldest is old enough, or somebody flushes.
-A file that could not be written stays first in line; its error surfaces at the next call, and
+Items are buffered until there are enough of them, or the oldest is old enough, or the caller flushes.
+A file that could not be written stays first in the queue. The next call raises its error, and
 the write is tried again, so nothing is lost while the process lives.
 """
 
@@ -21,7 +21,7 @@ NamedFile = tuple[str, Content]
 
 
 class BackgroundAppender(Generic[Item]):
-    """Turns items into files, in order, in one thread."""
+    """Writes items to files, in order, in one thread."""
 
     def __init__(
         self,
@@ -34,11 +34,12 @@ class BackgroundAppender(Generic[Item]):
         max_waiting: int = 64,
         max_bytes: int = 256 << 20,
     ) -> None:
-        """`make_files` runs in the thread, again when it failed; its names must be new.
+        """Start the thread.
 
-        `is_full` says that the items gathered make a file. More than `max_waiting` items that gather, or more
-        than `max_bytes` not yet written, make append wait, so that memory stays bounded when the filesystem is
-        slower than the caller. An item that is larger by itself waits until nothing else is there.
+        `make_files` runs in the thread and is called again if it fails; it must return new file names. `is_full`
+        returns whether the buffered items should be written. `append` waits while `max_waiting` items are buffered,
+        and while an item would take the unwritten bytes above `max_bytes`, so that memory stays bounded if the
+        filesystem is slower than the caller. An item larger than `max_bytes` waits until all others are written.
         """
         self._root, self._make_files, self._is_full, self._size_bytes = root, make_files, is_full, size_bytes
         self._flush_age_s, self._max_waiting, self._max_bytes = flush_age_s, max_waiting, max_bytes
@@ -54,9 +55,9 @@ class BackgroundAppender(Generic[Item]):
         self._thread.start()
 
     def append(self, item: Item) -> None:
-        """Hand over an item.
+        """Add an item to the buffer; waits until there is room.
 
-        Raises the error of an earlier write, once: then this item was not taken, and that write is tried again.
+        Raises the error of an earlier write, once: this item was not added then, and that write is tried again.
         """
         with self._changed:
             size_bytes = self._size_bytes(item)
@@ -68,12 +69,18 @@ class BackgroundAppender(Generic[Item]):
             self._changed.notify_all()
 
     def wait_for_room(self, size_bytes: int) -> None:
-        """Wait as append would for an item of about this size, so that it need not be made before; raises as append."""
+        """Wait until there is room for an item of about this size, so that the caller can build it afterwards.
+
+        Raises as `append` does.
+        """
         with self._changed:
             self._wait_for_room(size_bytes)
 
     def flush(self, *, wait: bool = True) -> None:
-        """Write what is there now; with `wait`, return when it is committed."""
+        """Write the buffered items now; with `wait`, return when they are committed.
+
+        Raises the error of an earlier write, once; with `wait`, also that of this write.
+        """
         with self._changed:
             assert not self._closed, "flush after close"
             self._raise_error()
@@ -84,7 +91,7 @@ class BackgroundAppender(Generic[Item]):
                 self._raise_error()
 
     def close(self) -> None:
-        """Write what is left, what failed before included, and end the thread; raises when that fails."""
+        """Write all remaining items, including failed writes, and end the thread; raises if a write fails."""
         with self._changed:
             self._changed.wait_for(lambda: not self._busy)
             self._closed, self._error = True, None
@@ -118,7 +125,7 @@ class BackgroundAppender(Generic[Item]):
             raise error
 
     def _is_due(self) -> bool:
-        """Something can be written now: never while an error waits to be seen."""
+        """Return whether the thread should write now; False while an error has not been raised yet."""
         if self._error is not None:
             return False
         if self._begun or self._unwritten:
@@ -146,7 +153,7 @@ class BackgroundAppender(Generic[Item]):
                 self._changed.notify_all()
 
     def _patience(self) -> float | None:
-        """Seconds until the oldest item is due; None: until somebody calls."""
+        """Seconds until the oldest item is due; None if the thread waits for the next call."""
         if not self._items or self._error is not None:
             return None
         return max(0.0, self._oldest + self._flush_age_s - time.monotonic())
@@ -160,15 +167,15 @@ class BackgroundAppender(Generic[Item]):
                 name, data = self._unwritten[0]
                 commit(self._root, name, data)
                 self._unwritten.popleft()
-        except BaseException as error:  # a panic of an extension is none of Exception; nobody must wait for ever
+        except BaseException as error:  # an extension's panic is no Exception; callers must not wait forever
             return error
         return None
 
 
 def commit(root: Root, name: str, data: Content) -> None:
-    """Create a file that no other process may create; a retry after a lost answer changes nothing.
+    """Create a file that no other process may create; a retry after a lost response changes nothing.
 
-    Raises NameTakenError when it is there with other content.
+    Raises NameTakenError if the file exists with other content.
     """
     if not root.put_if_absent(name, data):
         raise NameTakenError(

@@ -1,4 +1,4 @@
-"""checkpoints/attempt=A/step=S/: where trainer state lies, by name; ludic.training.checkpoint knows what is in it."""
+"""Folders of checkpoints, checkpoints/attempt=A/step=S/; ludic.training.checkpoint reads and writes their content."""
 
 import re
 from collections.abc import Collection
@@ -9,7 +9,7 @@ from ludic.store.names import NUMBER
 from ludic.store.root import Root
 
 MARKER = "checkpoint.json"
-"""Put last: a checkpoint without it does not exist."""
+"""File put last: a checkpoint without it does not count."""
 _NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
 
 
@@ -19,11 +19,11 @@ def checkpoint_folder(place: Place) -> str:
 
 
 def checkpoint_places(root: Root) -> list[Place]:
-    """Attempt and step of the complete checkpoints, in order; one listing, no file is read."""
+    """Return attempt and step of the complete checkpoints, sorted; takes one listing and reads no file."""
     matches = map(_NAME.fullmatch, root.list("checkpoints"))
     return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
 
 def place_to_resume(root: Root, attempt_id: int, places: Collection[Place]) -> Place | None:
-    """The newest of these checkpoints on the chain of parents from an attempt; None where it stands on none."""
+    """Return the newest of these checkpoints on an attempt's chain of parents; None if none is on it."""
     return newest_checkpoint(chain(attempt_id, partial(read_parent, root)), places)

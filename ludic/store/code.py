@@ -1,11 +1,11 @@
-"""code/: the users' files that a run uses. Each text is kept once, and a list says which text a name stands for.
+"""code/: copies of the users' files that a run uses. Each text is stored once, and a list maps file names to texts.
 
     code/{sha256}.py, .sql    a text, named by the digest of its bytes
-    code/N.json               from then on: file names as settings have them, each with its digest and path
+    code/N.json               list N: file names as in the settings, each with its digest and path
 
-A file is copied in when a run that names it is created, or when a trainer first names it. From then on the copy is
-what runs, on any machine and in any working directory, until a user asks for the file as it is now: that puts list
-N + 1. Nothing that the user did not bring runs without consent (ludic.consent).
+A file is copied into the root when a run that names it is created, or when a trainer first names it. From then on the
+copy runs, on any machine and in any working directory, until a user asks for the file as it is now, which puts list
+N + 1. Code that the user did not bring does not run without consent (ludic.consent).
 """
 
 import json
@@ -36,42 +36,42 @@ _SUFFIXES = (".py", ".sql")
 _SHOWN_DIGITS = 12
 
 Entry = Mapping[str, Any]
-"""A file in a list: {"sha256", "path", "imports": {module: {"sha256", "path"}}}."""
+"""Entry of a list for one file: {"sha256", "path", "imports": {module: {"sha256", "path"}}}."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRecord:
-    """Code that decided rewards or advantages, as the records of attempts and of workers' lives have it."""
+    """Code that determined rewards or advantages, as recorded for attempts and for workers' lives."""
 
     role: Role
     name: str
-    """As in the settings."""
+    """Name of the code in the settings."""
     sha256: str | None
-    """Of its text; that of a user's file is code/{sha256}.py or .sql. None where there is no source file."""
+    """SHA-256 of its text, stored as code/{sha256}.py or .sql if it is a user's file; None if it has no source file."""
     path: str | None = None
-    """Where a user's file was read."""
+    """Path that a user's file was read from."""
     package: str | None = None
-    """Name and version of the installed package that has it, such as ludic-rl 0.1.0."""
+    """Name and version of the installed package that contains it, such as ludic-rl 0.1.0."""
     imports: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the modules that came with a user's file, by module name."""
+    """Digests of the modules that were read with a user's file, by module name."""
 
     @property
     def digests(self) -> dict[str, str | None]:
-        """sha256 by module name; "" is the text itself."""
+        """SHA-256 by module name; "" is the text itself."""
         return {"": self.sha256, **self.imports}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFiles:
-    """Texts for the names in some settings."""
+    """Users' files found for the names in some settings."""
 
     files: dict[str, UserFile]
     kept: frozenset[str]
-    """Names of those that are the root's copies; the others were read from this machine's disk."""
+    """Names of the files that are the root's copies; the others were read from this machine's disk."""
 
 
 def environment_uses(run: "RunConfig") -> list[CodeUse]:
-    """The environments of a run, with their options; each once."""
+    """Return the environments of a run with their options, each once."""
     return [
         CodeUse(role="environment", setting=name, options=run.env_options.get(name, {}))
         for name in dict.fromkeys(run.env)
@@ -79,9 +79,9 @@ def environment_uses(run: "RunConfig") -> list[CodeUse]:
 
 
 def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:
-    """The users' files that settings name: the root's copies, and from the disk what it has no copy of.
+    """Find the users' files that settings name: the root's copy of each, or the file on disk if the root has no copy.
 
-    update: all as they are on the disk now. Raises ConfigError for a file that is in neither place.
+    update: read all of them from the disk. Raises ConfigError if a file is in neither place.
     """
     entries = _newest_list(root)[1]
     names = files_of(use.setting for use in uses)
@@ -94,9 +94,9 @@ def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -
 
 
 def trusted_files(root: "Root", uses: Sequence[CodeUse], *, update: bool = False) -> Files:
-    """As `find_files`, all of them consented to, for the caller to try, and then to keep.
+    """Find files as `find_files` does, and check consent to all. The caller tries them, then calls `keep_files`.
 
-    Warns of a file that has changed since the root has a copy, which is what runs. Raises ConsentError, ConfigError.
+    Warns if a file on disk differs from the root's copy, which is the one that runs. Raises ConsentError, ConfigError.
     """
     found = find_files(root, uses, update=update)
     _check_consent(root, uses, found)
@@ -106,14 +106,14 @@ def trusted_files(root: "Root", uses: Sequence[CodeUse], *, update: bool = False
 
 
 def consent_to(root: "Root", uses: Iterable[CodeUse], files: Files) -> None:
-    """Remember the user's consent to all that is not ludic's own. Raises ConfigError."""
+    """Record the user's consent to all code that is not ludic's own. Raises ConfigError."""
     for use in uses:
         if use.is_users:
             give_consent(use, files, root=root.url, run_id=root.run_id)
 
 
 def keep_files(root: "Root", files: Files) -> None:
-    """Copy texts into the root, and put a list where they differ from the newest. Raises StoreError."""
+    """Copy texts into the root, and put a new list if they differ from the newest list. Raises StoreError."""
     while True:
         number, entries = _newest_list(root)
         wanted = {**entries, **{name: _entry(file) for name, file in files.items()}}
@@ -138,25 +138,25 @@ def consented_files(root: "Root") -> Files:
 
 
 def copy_code(source: "Root", root: "Root") -> None:
-    """Give a new root the files of the run that it was made after; consent to them is not given by that."""
+    """Copy the users' files of the run `source` into a new root; this does not give consent to them."""
     entries = _newest_list(source)[1]
     keep_files(root, {name: _read_copy(source, name, entry) for name, entry in entries.items()})
 
 
 def describe_file(use: CodeUse, files: Files, name: str) -> CodeRecord:
-    """The record of a user's file."""
+    """Return the record of the user's file `name`."""
     file = files[name]
     imports = {module: text.sha256 for module, text in file.imports.items()}
     return CodeRecord(role=use.role, name=use.setting, sha256=file.sha256, path=str(file.path), imports=imports)
 
 
 def to_dicts(records: Iterable[CodeRecord]) -> list[dict[str, Any]]:
-    """As JSON has them."""
+    """Return records as dictionaries for JSON."""
     return [asdict(record) for record in records]
 
 
 def from_dicts(values: Sequence[Any]) -> list[CodeRecord]:
-    """What `to_dicts` wrote, without what is no such record: a root may hold anything."""
+    """Parse the records that `to_dicts` wrote. Skips values that are no such records: a root may hold anything."""
     names = [each.name for each in fields(CodeRecord)]
     found = [value for value in values if isinstance(value, Mapping) and {"role", "name", "sha256"} <= value.keys()]
     records = [CodeRecord(**{name: value[name] for name in names if name in value}) for value in found]
@@ -164,7 +164,7 @@ def from_dicts(values: Sequence[Any]) -> list[CodeRecord]:
 
 
 def parse_name(name: str) -> str | int | None:
-    """The digest in the name of a text, or the number of a list; None for a name that `keep_files` does not give."""
+    """Return the digest in a text's name, or a list's number; None if `keep_files` does not write such a name."""
     stem, _, kind = name.removeprefix("code/").rpartition(".")
     if kind == "json" and stem.isdecimal() and _list_name(int(stem)) == name:
         return int(stem)
@@ -172,7 +172,10 @@ def parse_name(name: str) -> str | int | None:
 
 
 def check_list(root: "Root", number: int) -> None:
-    """Raises SchemaError for a list that can't be read or names a text that is damaged, StoreError for a lost one."""
+    """Check a list and its texts.
+
+    Raises SchemaError if the list can't be read or a text is damaged, StoreError if a text is lost.
+    """
     name = _list_name(number)
     entries = _parse_list(root.read(name), f"{root.url}/{name}")
     for file, entry in entries.items():
@@ -180,7 +183,7 @@ def check_list(root: "Root", number: int) -> None:
 
 
 def read_kept_text(root: "Root", sha256: str | None, path: str | None) -> str | None:
-    """The text of a user's file that a record names, for people; None where the root has none that is whole."""
+    """Return the text of a user's file that a record names, for people; None if it is missing or damaged."""
     suffix = Path(path or "").suffix
     if sha256 is None or not _SHA256.fullmatch(sha256) or suffix not in _SUFFIXES:
         return None
@@ -192,12 +195,15 @@ def read_kept_text(root: "Root", sha256: str | None, path: str | None) -> str | 
 
 
 def text_name(sha256: str, suffix: str) -> str:
-    """Where a text is, below the root."""
+    """Return the path of a text below the root."""
     return f"code/{sha256}{suffix}"
 
 
 def warn_of_other_code(before: Sequence[Mapping[str, Any]], now: Iterable[CodeRecord], *, where: str) -> None:
-    """One line for each name whose text is not that of the life before. where: that life, such as attempt 3."""
+    """Log one warning for each name whose code differs from the previous life's.
+
+    where: names the previous life, such as attempt 3.
+    """
     earlier = {(record.role, record.name): record for record in from_dicts(before)}
     for record in now:
         then = earlier.get((record.role, record.name))
@@ -243,7 +249,7 @@ def _describe_refused(root: "Root", use: CodeUse, found: FoundFiles, names: Sequ
 
 
 def _warn_of_change(root: "Root", name: str, copy: UserFile) -> None:
-    """Where the file, in the working directory or where it was read, is there with another text."""
+    """Warn if the file on disk, in the working directory or else where it was read, has another text than the copy."""
     for path in (Path(name).absolute(), copy.path):
         try:
             now = read_user_file(path)
@@ -255,7 +261,7 @@ def _warn_of_change(root: "Root", name: str, copy: UserFile) -> None:
 
 
 def _log_change(root: "Root", now: UserFile, copy: UserFile) -> None:
-    """Names the file itself, or the first of the modules beside it that is another."""
+    """Log a warning that names the file itself, or the first of its modules that differs."""
     here, there = now.digests, copy.digests
     module = next(name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name))
     path = now.path.with_name(f"{module}.py") if module else now.path
@@ -267,7 +273,7 @@ def _log_change(root: "Root", now: UserFile, copy: UserFile) -> None:
 
 
 def _read_disk(name: str, entry: Entry | None) -> UserFile:
-    """As it is named, or else where it was when it was copied."""
+    """Read a file under its name in the settings, or else from the path where it was copied from."""
     paths = [local_path(name, "a user's file"), *([Path(entry["path"])] if entry else [])]
     for path in paths:
         if path.is_file():
@@ -314,7 +320,7 @@ def _list_name(number: int) -> str:
 
 
 def _newest_list(root: "Root") -> tuple[int, dict[str, Entry]]:
-    """Its number and files; 0 and none where there is no list. By name, since a listing may lag."""
+    """Return number and files of the newest list, or 0 and {}; lists are found by name, since a listing may lag."""
     number, data = 0, b""
     while True:
         try:
@@ -325,7 +331,7 @@ def _newest_list(root: "Root") -> tuple[int, dict[str, Entry]]:
 
 
 def _parse_list(data: bytes, where: str) -> dict[str, Entry]:
-    """Raises SchemaError for anything that `keep_files` does not write: what is here becomes names of files."""
+    """Parse a list. Raises SchemaError for values that `keep_files` does not write, since they become file names."""
     try:
         entries = dict(decode_json(data)["files"])
         for name, entry in entries.items():

@@ -1,10 +1,10 @@
 """Rewrite the many small files of a partition into few large ones, safe at any crash and beside any reader.
 
-A plan is put into the intent log first (ludic.store.plans). Then each output is written beside its sources, put if
-absent, and only sources that a stored output's footer names are deleted. Whoever finds an unfinished plan goes on
-with it, so two compactors, or one that died anywhere, do no harm: what is stored decides at each step.
-A ludic reader that sees both takes the rows once; another one sees them twice until the sources are deleted.
-Compacted files are never compacted again; files that come late go into the next plan.
+A plan is put into the intent log first (ludic.store.plans). Then each output is put beside its sources if absent, and
+only sources that a stored output's footer names are deleted. A compactor that finds an unfinished plan continues it.
+Each step depends only on stored files, so two compactors at once, or one that died at any point, do no harm.
+While both a source and its output exist, ludic's readers take the rows once, and other readers see them twice.
+Compacted files are never compacted again; files that arrive late go into the next plan.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ from ludic.store.sources import read_sources
 from ludic.store.track import Track, untracked
 
 TARGET_BYTES = 128 << 20
-"""Of a compacted file, by the bytes of its sources."""
+"""Target size of a compacted file, counted as the bytes of its sources."""
 
 _FOLDERS: tuple[Folder, ...] = ("rollouts", "evals")
 _CONCURRENT_REQUESTS = 8
@@ -33,7 +33,7 @@ _MOST_ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A file that was left as it is."""
+    """A file that was not compacted, and the reason."""
 
     name: str
     reason: str
@@ -41,29 +41,29 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class CompactedPartition:
-    """What was done in a partition, or in a dry run, would be."""
+    """Files and bytes of a partition before and after compaction; in a dry run, as they would be."""
 
     name: str
     num_files_before: int
     num_files_after: int
     size_bytes_before: int
     size_bytes_after: int
-    """In a dry run as before: only writing tells."""
+    """In a dry run a new file counts the bytes of its sources, since only writing shows its size."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """What was done."""
+    """Result of a compaction."""
 
     partitions: list[CompactedPartition] = field(default_factory=list)
-    """Those in which something changed."""
+    """Partitions in which something changed."""
     skipped: list[Skipped] = field(default_factory=list)
 
 
 def sealed_before(root: Root) -> int:
-    """Versions below this one are sealed: workers have gone on, and the newest trainer's window is past them.
+    """Return the first version that is not sealed. Workers and the newest trainer's window are past all sealed ones.
 
-    0 where nothing is: no policy was published, or the trainer takes rollouts of any age.
+    Returns 0 if none is sealed: no policy was published, or the trainer takes rollouts of any age.
     """
     latest, attempt = latest_policy(root), newest_attempt(root)
     window = attempt.config.get("max_off_policy_steps") if attempt else None
@@ -81,10 +81,10 @@ def compact(
     dry_run: bool = False,
     track: Track = untracked,
 ) -> CompactionReport:
-    """Compact the partitions of versions below `before_version`, of all where it is None.
+    """Compact the partitions of versions below `before_version`; None means all versions.
 
-    What is compacted already is left alone, so a second call does nothing. Broken files stay where they are and are
-    reported. Raises StoreError when the filesystem fails: then call it again.
+    Compacted files are left alone, so a second call does nothing. Broken files stay where they are and are reported.
+    Raises StoreError if the filesystem fails; calling it again is safe.
     """
     report = CompactionReport()
     folders = [
@@ -103,7 +103,7 @@ def compact(
 
 
 def _list_ahead(root: Root, folders: Sequence[str]) -> Iterator[dict[str, int]]:
-    """The sizes of files below each folder, some listed before they are asked for."""
+    """Yield the sizes of files below each folder, some of them listed ahead."""
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
         for start in range(0, len(folders), _LISTED_AHEAD):
             yield from pool.map(root.sizes, folders[start : start + _LISTED_AHEAD])
@@ -119,7 +119,7 @@ def _by_partition(sizes: Mapping[str, int]) -> dict[str, dict[RolloutFile, int]]
 
 
 class _Partition:
-    """The files of a partition, kept up to date while they are compacted."""
+    """The files of a partition and their sizes, kept up to date while they are compacted."""
 
     def __init__(self, root: Root, name: str, sizes: Mapping[RolloutFile, int]) -> None:
         self._root, self._name, self._before = root, name, sizes
@@ -129,17 +129,17 @@ class _Partition:
         self._written: set[RolloutFile] = set()
         """Outputs that this process wrote, or read whole and found sound."""
         self._is_shared = False
-        """Whether files vanished or came: then another process compacts or expires this partition, too."""
+        """True if files vanished or appeared, because another process compacts or expires this partition, too."""
 
     def change(self) -> list[CompactedPartition]:
-        """What became of it; empty when nothing did."""
+        """Return the change of this partition as a list of one; empty if nothing changed."""
         if self._sizes == self._before:
             return []
         before, after = self._before.values(), self._sizes.values()
         return [CompactedPartition(self._name, len(before), len(after), sum(before), sum(after))]
 
     def compact(self, target_bytes: int, *, dry_run: bool) -> None:
-        """Finish what is planned, plan what is not, and finish that. Raises StoreError."""
+        """Finish existing plans, plan the remaining files, and finish that plan. Raises StoreError."""
         if len(self._sizes) < 2 or not self._sources():
             return
         self._work_off(target_bytes, dry_run=dry_run)
@@ -158,10 +158,10 @@ class _Partition:
             put_plan(self._root, self._name, len(plans), [[file.source for file in files] for files in outputs])
 
     def _finish_plans(self, plans: Sequence[Plan], *, dry_run: bool) -> list[RolloutFile]:
-        """Finish each planned output of which a source is here; the files that no plan will replace."""
+        """Finish each planned output that has a source here; return the files that no plan will replace."""
         here = self._sources()
         outputs = {output.file: output for plan in plans for output in plan.outputs}
-        # The newest plan counts: a source is planned again only when its output was stored broken.
+        # The newest plan counts: a source is planned again only if its output was stored broken.
         owners = {source: output.file for output in outputs.values() for source in output.sources}
         broken: set[RolloutFile] = set()
         for output in sorted({owners[source] for source in here if source in owners}):
@@ -174,12 +174,12 @@ class _Partition:
         return [here[source] for source in fresh if here[source].name not in self.skipped]
 
     def _finish(self, output: RolloutFile, sources: Sequence[Source], *, dry_run: bool) -> None:
-        """Make an output unless it is there, and delete what it holds. Raises SchemaError for one stored broken."""
+        """Make an output unless it exists, and delete the sources in it. Raises SchemaError if it was stored broken."""
         held = self._held(output)
         if held is None:
             held = set(sources) if dry_run else self._make(output, sources)
         self._is_shared |= output not in self._sizes
-        here = self._sources()  # only now: what was gone when the output was made is no longer known
+        here = self._sources()  # only now, since _make removes sources that it finds gone
         replaced = [here[source] for source in here.keys() & held]
         if replaced and not dry_run and not self._is_sound(output):
             replaced = []
@@ -193,7 +193,7 @@ class _Partition:
             self.skipped.setdefault(here[source].name, f"it was left out of {output.name}")
 
     def _make(self, output: RolloutFile, sources: Sequence[Source]) -> set[Source]:
-        """Write an output of those sources that can be read; which it holds, once it is stored."""
+        """Write an output from the sources that can be read; return the sources that the stored output holds."""
         while (held := self._held(output)) is None:
             files = [replace(output, worker_id=worker_id, sequence=sequence) for worker_id, sequence in sources]
             indexes = self._read_indexes(files)
@@ -222,14 +222,14 @@ class _Partition:
         return output in self._written
 
     def _held(self, output: RolloutFile) -> set[Source] | None:
-        """The sources whose rows a stored output holds; None while there is no output."""
+        """Return the sources whose rows a stored output holds; None if the output does not exist."""
         try:
             return set(read_sources(self._root, output))
         except FileNotFoundError:
             return None
 
     def _divide(self, files: Sequence[RolloutFile], target_bytes: int) -> list[list[RolloutFile]]:
-        """The files of each output, in the order of time; none of fewer than two, of which nothing would be gained."""
+        """Divide files, in order of time, into outputs of at least two files; rewriting one alone gains nothing."""
         outputs: list[list[RolloutFile]] = []
         filled_bytes = target_bytes
         for index in sorted(self._read_indexes(files), key=lambda index: min(index.row_groups)):
@@ -247,7 +247,7 @@ class _Partition:
             self._sizes[replace(files[0], worker_id=COMPACTED)] = sum(self._sizes.pop(file) for file in files)
 
     def _read_indexes(self, files: Sequence[RolloutFile]) -> list[SourceIndex]:
-        """Of the files that can be merged with each other; the others are noted. Each is read once."""
+        """Return the indexes of files that can be merged with each other, and note the others; reads each file once."""
         unknown = [file for file in files if file not in self._indexes and file.name not in self.skipped]
         found, lost = read_indexes(self._root, unknown)
         self._indexes |= {index.file: index for index in found}

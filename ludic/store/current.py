@@ -1,7 +1,7 @@
-"""The files that hold each stored row once.
+"""List a set of rollout files that holds each stored row once.
 
-While compaction swaps files, and after one that crashed, a worker's file may lie beside the compacted file
-that holds its rows. Only in a partition with both is a footer read, to know.
+During compaction, and after one that crashed, a worker's file may lie beside the compacted file
+that holds its rows. Footers are read only in partitions that have both kinds of file.
 """
 
 from collections import defaultdict
@@ -17,9 +17,9 @@ _CONCURRENT_READS = 8
 
 
 def current_files(root: Root, folder: Folder = "rollouts") -> list[RolloutFile]:
-    """Files that are there now, sorted, without those of workers whose rows a compacted file holds.
+    """List the current files, sorted, without workers' files whose rows a compacted file holds.
 
-    A compacted file that is broken is left out while a worker's file lies beside it; else it is listed.
+    A broken compacted file is left out if its partition has workers' files; else it is listed.
     """
     partitions: defaultdict[str, list[RolloutFile]] = defaultdict(list)
     for file in list_files(root, folder=folder):
@@ -30,7 +30,7 @@ def current_files(root: Root, folder: Folder = "rollouts") -> list[RolloutFile]:
 
 
 def _hidden(root: Root, files: Sequence[RolloutFile]) -> list[RolloutFile]:
-    """Of one partition: what is doubled, and compacted files that are broken or gone again."""
+    """Return the files of a partition to leave out: doubled workers' files, and compacted files broken or gone."""
     compacted = [file for file in files if file.is_compacted]
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         sources_of = dict(zip(compacted, pool.map(lambda file: _sources(root, file), compacted), strict=True))

@@ -1,9 +1,9 @@
-"""A reader's position: which sources, groups of half-used sources, and requests a trainer has consumed.
+"""A reader's cursor: the sources, groups of partly used sources, and requests that a trainer has consumed.
 
-A source is what a worker committed as one file, whatever file holds its rows now. It is named by worker_id and
-a sequence number that the worker counts up, so a position is a set of intervals for each worker, however many
-sources there are. A request is named by its group's number in the schedule: numbers are dense, so a set of them is
-few intervals too. All of it goes into the checkpoint.
+A source is the rows that a worker committed as one file, whatever file holds them now. It is named by worker_id and
+a sequence number that the worker counts up, so consumed sources are a set of intervals for each worker, however many
+there are. A request is named by its group's number in the schedule. Numbers are dense, so a set of them is a few
+intervals, too. The cursor is stored in the checkpoint.
 """
 
 import bisect
@@ -26,11 +26,11 @@ class Intervals:
         return place >= 0 and number < self._stops[place]
 
     def __len__(self) -> int:
-        """How many integers, not how many intervals."""
+        """Number of integers, not of intervals."""
         return sum(self._stops) - sum(self._starts)
 
     def add(self, number: int) -> None:
-        """Include a number, joining the intervals that it touches."""
+        """Add a number, and join the intervals that it touches."""
         if number in self:
             return
         place = bisect.bisect_right(self._starts, number)
@@ -53,29 +53,29 @@ class Intervals:
 
 
 class Cursor:
-    """What has been consumed: whole sources as intervals by worker, and groups of sources used in part."""
+    """Set of consumed sources (as intervals by worker), groups of partly used sources, and requests."""
 
     def __init__(self) -> None:
         self._files: dict[str, Intervals] = {}
         self._groups: dict[tuple[str, int], set[str]] = {}
         self.requests = Intervals()
-        """Group numbers of the schedule that no other group may have any more: theirs was consumed."""
+        """Group numbers of the schedule whose group was consumed; no other group may use them."""
         self.in_use: dict[int, str] = {}
-        """Group numbers that a step considered and whose group, which is named, is still to come again."""
+        """Group numbers that a step considered, with the group_id of their group, which is to be delivered again."""
         self.knows_requests = True
-        """False for the cursor of an older ludic, until `recall_requests` has found them."""
+        """False for the cursor of an older ludic, until `recall_requests` has found the requests."""
 
     def has_source(self, worker_id: str, sequence: int) -> bool:
-        """True when every group of the source is consumed."""
+        """Return whether every group of the source is consumed."""
         return sequence in self._files.get(worker_id, _EMPTY)
 
     def has_group(self, worker_id: str, sequence: int, group_id: str) -> bool:
-        """True when this group of the source is consumed, or every one."""
+        """Return whether this group of the source is consumed."""
         used = self._groups.get((worker_id, sequence), ())
         return group_id in used or self.has_source(worker_id, sequence)
 
     def consume(self, worker_id: str, sequence: int, group_ids: Iterable[str], *, whole: bool) -> None:
-        """Add groups of one source; `whole` says that none is left, so that it becomes a number in an interval."""
+        """Add groups of one source. With `whole`, no group of it is left, and it becomes a number in an interval."""
         if whole:
             self._groups.pop((worker_id, sequence), None)
             self._files.setdefault(worker_id, Intervals()).add(sequence)
@@ -83,17 +83,17 @@ class Cursor:
             self._groups.setdefault((worker_id, sequence), set()).update(group_ids)
 
     def use_request(self, number: int, group_id: str) -> None:
-        """From now on a request is this group's; nothing happens where it was another's."""
+        """Assign a request to a group; does nothing if the request is consumed or has a group already."""
         if number not in self.requests:
             self.in_use.setdefault(number, group_id)
 
     def finish_request(self, number: int) -> None:
-        """From now on no group may have this request."""
+        """Mark a request as consumed, so that no other group may use it."""
         self.in_use.pop(number, None)
         self.requests.add(number)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the cursor as values for JSON."""
         state: dict[str, Any] = {
             "files": {worker: intervals.pairs for worker, intervals in sorted(self._files.items())},
             "groups": [[worker, sequence, sorted(ids)] for (worker, sequence), ids in sorted(self._groups.items())],

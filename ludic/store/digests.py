@@ -1,11 +1,12 @@
-"""Digests of every byte of a Parquet file, inside the file: a read checks the bytes that it takes.
+"""Digests of all bytes of a Parquet file, stored inside the file, so that a read can check the bytes it takes.
 
     PAR1, column chunks | a digest of each page of 64 KiB before | trailer | footer, its length, PAR1
 
-Parquet's readers find the footer from the end and all else from the beginning, so the block in between is invisible to
-others. The trailer holds the digest of the footer and that of the block itself; the footer's entry `ludic.digests`
-says that there is a block. So damage to one of them is seen by the other. A file without both, of an older ludic or
-of another writer, is read as it is. Digests are XXH3, 64 bits: they find accidents, not forgers. Touches no file.
+Parquet readers locate the footer from the end of the file and all else by offsets from its start, so other readers
+ignore the block in between. The trailer holds the digest of the footer and that of the block itself. The footer's entry
+`ludic.digests` says that there is a block. So damage to the footer or the block is detected through the other. A file
+without both, from an older ludic or another writer, is read unchecked. Digests are 64-bit XXH3: they detect accidents,
+not forgery. Only `seal_file` opens a file.
 """
 
 import io
@@ -22,25 +23,25 @@ from xxhash import xxh3_64_intdigest
 from ludic.errors import SchemaError
 
 DIGESTS_KEY = b"ludic.digests"
-"""The footer's entry of a file that has digests."""
+"""Key of the footer entry that marks a file with digests."""
 PAGE_BYTES = 1 << 16
-"""A read takes whole pages; smaller ones cost more calls. Their digests take 0.01% of a file."""
+"""Size of a page, in bytes. A read takes whole pages; smaller ones cost more calls. Digests take 0.01% of a file."""
 _MAGIC = b"LUDICxx1"
 _TRAILER = struct.Struct("<QQ8sQ")
-"""Bytes that have page digests, digest of footer to end, _MAGIC, digest of the block up to here."""
+"""Number of bytes that have page digests, digest of footer to end, _MAGIC, digest of the block up to here."""
 _FOOTER_END = 8
-"""Bytes after a footer: its length, and PAR1."""
+"""Number of bytes after a footer: its length (4), and PAR1."""
 
 
 def seal(data: Any) -> bytes:
-    """A whole Parquet file, whose footer has DIGESTS_KEY, with its digests. data: a buffer."""
+    """Return a Parquet file with its digests added. data: a buffer of the whole file, whose footer has DIGESTS_KEY."""
     view = memoryview(data).cast("B")
     start = _footer_start(view)
     return b"".join([view[:start], _block(view, start), view[start:]])
 
 
 def seal_file(path: Path) -> None:
-    """Put the digests into a local file that is complete and that nobody else reads yet."""
+    """Add the digests to a local file, which must be complete and not yet visible to readers."""
     with pa.memory_map(str(path)) as mapped:
         view = memoryview(mapped.read_buffer()).cast("B")
         start = _footer_start(view)
@@ -61,13 +62,13 @@ def _block(view: memoryview, footer_start: int) -> bytes:
 
 
 def _digest_pages(view: memoryview) -> np.ndarray:
-    """(num_pages,) uint64."""
+    """Return the digest of each page: (num_pages,) uint64."""
     pages = [view[start : start + PAGE_BYTES] for start in range(0, len(view), PAGE_BYTES)]
     return np.array([xxh3_64_intdigest(page) for page in pages], "<u8")
 
 
 def read_end(source: BinaryIO) -> bytes:
-    """Trailer, if there is one, footer, its length and PAR1; empty where there is no footer."""
+    """Read the trailer (if there is one), the footer, its length and PAR1; empty if there is no footer."""
     size = source.seek(0, io.SEEK_END)
     source.seek(max(0, size - _FOOTER_END))
     length = int.from_bytes(source.read(_FOOTER_END)[:4], "little") + _FOOTER_END
@@ -79,7 +80,7 @@ def read_end(source: BinaryIO) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Digests:
-    """Of the part of a file that comes before them."""
+    """Page digests of the first `num_bytes` bytes of a file, which come before the digests themselves."""
 
     num_bytes: int
     pages: np.ndarray
@@ -87,10 +88,10 @@ class Digests:
 
 
 def parse_end(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaData, Digests | None]:
-    """The footer, and the digests; None for a file without.
+    """Parse the footer and the digests of a file; the digests are None if the file has none.
 
-    end: as `read_end` gave it. Raises SchemaError where they don't agree with each other, what pyarrow raises for a
-    footer that it can't read.
+    end: as returned by `read_end`. Raises SchemaError if footer and digests don't match, and pyarrow's error if the
+    footer can't be read.
     """
     footer_start = len(end) - _FOOTER_END - int.from_bytes(end[-_FOOTER_END:-4], "little")
     trailer, footer = end[:footer_start], end[footer_start:]
@@ -107,16 +108,17 @@ def parse_end(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaData
 
 
 def _lost_digests(source: BinaryIO, end_size: int) -> Digests:
-    """Of a file whose digests are gone, or that another program wrote with our footer's entries: nothing matches them.
+    """Return digests that no page matches, for a file with DIGESTS_KEY but without digests.
 
-    The footer may be read, since it may say that a newer ludic wrote the file.
+    They were lost, or another program wrote the file with ludic's footer entries. The footer can still be read,
+    since it may show that a newer ludic wrote the file.
     """
     num_bytes = source.seek(0, io.SEEK_END) - end_size
     return Digests(num_bytes, np.zeros(-(-num_bytes // PAGE_BYTES), "<u8"))
 
 
 def _read_pages(source: BinaryIO, num_bytes: int, end_size: int) -> bytes:
-    """Between what they are of and the end; empty where there is no room for them."""
+    """Read the page digests, which lie between the pages and the end; empty if their size does not fit there."""
     stop = source.seek(0, io.SEEK_END) - end_size
     if stop - num_bytes != 8 * -(-num_bytes // PAGE_BYTES):
         return b""
@@ -132,16 +134,16 @@ def _damage(where: str, what: str) -> str:
 
 
 class CheckedFile:
-    """The part of a Parquet file before its digests, to read at random: SchemaError for a page that does not match."""
+    """The part of a Parquet file before its digests, for random reads; raises SchemaError if a page does not match."""
 
     closed = False
 
     def __init__(self, source: BinaryIO, digests: Digests, where: str) -> None:
-        """digests: as `parse_end` gave them. where: named by errors."""
+        """digests: as returned by `parse_end`. where: names the file in errors."""
         self._source, self._pages, self.size, self._where = source, digests.pages, digests.num_bytes, where
         self._place = 0
         self._start, self._data = 0, pa.py_buffer(b"")
-        """The pages that were read last: small columns share one."""
+        """Offset and bytes of the pages that were read last, kept because small columns share a page."""
         self._unread = np.ones(len(digests.pages), bool)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
@@ -152,7 +154,7 @@ class CheckedFile:
         return self._place
 
     def read_buffer(self, num_bytes: int) -> pa.Buffer:
-        """What Arrow calls instead of `read`, and takes without a copy."""
+        """Read without a copy; Arrow calls this instead of `read`."""
         start, stop = self._place, min(self._place + num_bytes, self.size)
         if not self._start <= start <= stop <= self._start + self._data.size:
             self._load(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
@@ -163,15 +165,15 @@ class CheckedFile:
         return self.read_buffer(num_bytes).to_pybytes()
 
     def check_rest(self) -> None:
-        """Check the pages that nobody has read."""
+        """Check the pages that were not read."""
         for page in np.flatnonzero(self._unread).tolist():
             self._load(page, page + 1)
 
     def close(self) -> None:
-        """The source is closed by whoever opened it."""
+        """Do nothing: the caller that opened the source closes it."""
 
     def _load(self, first: int, last: int) -> None:
-        """Pages from first to before last."""
+        """Read and check the pages from `first` up to, not including, `last`."""
         start, stop = first * PAGE_BYTES, min(last * PAGE_BYTES, self.size)
         self._source.seek(start)
         data = self._source.read_buffer(stop - start) if isinstance(self._source, pa.NativeFile) else None

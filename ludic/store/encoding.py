@@ -1,4 +1,4 @@
-"""How a table of rollouts becomes Parquet bytes: encodings, statistics and row groups."""
+"""Encode tables as Parquet bytes; for rollouts, choose the encodings, statistics and row groups."""
 
 import functools
 import io
@@ -13,38 +13,38 @@ import pyarrow.parquet as pq
 
 from ludic.store.digests import DIGESTS_KEY, seal, seal_file
 
-# Rollouts of 1,000 tokens, 128 groups of 8 in a file, by rows a row group (tokens and logprobs compress only from some
-# 250,000 tokens on, since zstd's blocks of 128 kB then hold one byte of each number):
+# Measured with rollouts of 1,000 tokens, 128 groups of 8 in a file, by rows per row group. Tokens and logprobs compress
+# only from about 250,000 tokens up, since zstd's blocks of 128 kB then hold one byte of each number.
 #     rows    bytes a token    one group's tokens    one row, all columns    all tokens
 #       64             7.52                4.0 ms                  7.2 ms    63 M a second
 #      256             7.16                4.4 ms                  9.6 ms    85 M a second
 #    1,024             7.11               10.8 ms                 19.6 ms    92 M a second
 ROW_GROUP_ROWS = 256
-"""Groups share a row group up to so many rows; a larger one has its own."""
+"""Most rows of a row group that several groups share; a larger group has its own row group."""
 ROW_GROUP_BYTES = 64 << 20
-"""And up to so many bytes in memory, so that long rollouts are read in bounded pieces."""
+"""Most bytes in memory of a row group that several groups share, so that long rollouts are read in bounded pieces."""
 LARGEST_GROUP_BYTES = 512 << 20
-"""A larger group is split by rows after all: pyarrow can't read a row group with 2 GiB of text in messages."""
+"""A larger group is split between rows: pyarrow can't read a row group with 2 GiB of text in messages."""
 
-# Statistics only on what prunes: each further column costs 50 bytes of footer a row group.
+# Statistics only for columns that prune: each further column costs 50 bytes of footer per row group.
 _STATISTICS = ["group_id", "rollout_id", "policy_version", "env_name", "created_at"]
-# What may be long. To compress all other columns too, of some bytes a row each, would save 0.01 bytes a token, and make
-# the encoding of one group take two thirds longer.
+# Texts that may be long. Compressing all other columns too, of a few bytes per row each, would save 0.01 bytes a token,
+# and make the encoding of one group take two thirds longer.
 _LONG_TEXTS = {
     *("rollout_id", "episode_id", "error"),
     *("content", "action", "observation", "next_observation", "arguments", "result", "value"),
 }
 _DICTIONARY_ROWS = 64
-"""Fewer rows are larger with dictionaries than without."""
+"""Fewest rows that are encoded with dictionaries; fewer rows are smaller without."""
 _NUMBER_LISTS = [
     f"{name}.list.element" for name in ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
 ]
 
 
 def encode(table: pa.Table) -> bytes:
-    """Parquet bytes of a rollouts table whose groups are contiguous; row_group_bounds says where it is cut."""
+    """Encode a rollouts table whose groups are contiguous as Parquet, with the row groups of `row_group_bounds`."""
     assert table.num_rows, "a file without rows"
-    sink = pa.BufferOutputStream()  # a BytesIO, which Arrow writes to through Python, takes a third longer
+    sink = pa.BufferOutputStream()  # Arrow writes to a BytesIO through Python, which takes a third longer
     with _open(sink, table.schema, {}, dictionaries=table.num_rows >= _DICTIONARY_ROWS) as writer:
         for start, stop in row_group_bounds(table):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
@@ -55,10 +55,10 @@ def encode(table: pa.Table) -> bytes:
 def open_writer(
     path: Path, schema: pa.Schema, metadata: Mapping[bytes, bytes] | None = None
 ) -> Iterator[pq.ParquetWriter]:
-    """A local rollouts file to write row group by row group; it is complete at the end of the block.
+    """Open a local rollouts file to write row group by row group; it is complete at the end of the block.
 
-    metadata: footer entries beside the schema's own, such as the sources of a compacted file.
-    One write_table of a whole number of groups, with row_group_size its number of rows, makes one row group.
+    metadata: footer entries to add to the schema's own, such as the sources of a compacted file.
+    To write a row group, call write_table with whole groups and row_group_size set to their number of rows.
     """
     with _open(str(path), schema, metadata or {}, dictionaries=True) as writer:
         yield writer
@@ -68,14 +68,14 @@ def open_writer(
 def _open(
     sink: str | pa.NativeFile, schema: pa.Schema, metadata: Mapping[bytes, bytes], *, dictionaries: bool
 ) -> pq.ParquetWriter:
-    """dictionaries: whether columns other than numbers of tokens begin as such."""
+    """dictionaries: whether columns other than the per-token numbers are dictionary-encoded at first."""
     writer = pq.ParquetWriter(sink, schema, **writer_options(schema, dictionaries=dictionaries))
     writer.add_key_value_metadata({**(schema.metadata or {}), **metadata, DIGESTS_KEY: b"1"})
     return writer
 
 
 def encode_plain(table: pa.Table, **options: Any) -> bytes:
-    """Parquet bytes of a table that is no rollouts table, such as the ledger of a step. options: of pq.write_table."""
+    """Encode a table other than rollouts as Parquet, such as a step's ledger. options: passed to pq.write_table."""
     sink = pa.BufferOutputStream()
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), DIGESTS_KEY: b"1"})
     pq.write_table(table, sink, compression="zstd", compression_level=1, **options)
@@ -83,9 +83,9 @@ def encode_plain(table: pa.Table, **options: Any) -> bytes:
 
 
 def release_memory(size_bytes: int) -> None:
-    """Give back what Arrow keeps for later, once so many bytes were worked on; after large ones it would pile up.
+    """Return Arrow's unused memory to the system after work on a large table of `size_bytes`; else it accumulates.
 
-    Not after small ones: pages that are new cost ten times what a copy into them does.
+    Does nothing after a small table: new memory pages cost ten times as much as a copy into them.
     """
     if size_bytes > ROW_GROUP_BYTES:
         pa.default_memory_pool().release_unused()
@@ -93,10 +93,10 @@ def release_memory(size_bytes: int) -> None:
 
 @functools.cache
 def writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
-    """Of a ParquetWriter: token ids and logprobs as byte streams; zstd level 1 where there is something to compress.
+    """Return options of a ParquetWriter: byte streams for token ids and logprobs; zstd level 1 for long columns.
 
-    benchmarks/store_size.py has the figures. Arrow's own schema is left out of the footer: Parquet's says as much,
-    and it would be 7 of 16 kB.
+    benchmarks/store_size.py has the figures. The footer leaves out Arrow's own schema, which would be 7 of 16 kB and
+    adds nothing to Parquet's schema.
     """
     columns = _leaves(schema)
     long = [path for path, is_text in columns.items() if _is_long(schema, path, is_text)]
@@ -112,7 +112,7 @@ def writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
 
 
 def _is_long(schema: pa.Schema, path: str, is_text: bool) -> bool:
-    """Whether a column may hold much: lists of plain values, a run's own columns, and texts that are no names."""
+    """Return whether a column may be long: a list of plain values, or a text in _LONG_TEXTS or a run's own column."""
     column, field = path.partition(".")[0], path.rpartition(".")[2]
     type_ = schema.field(column).type
     is_plain_list = pa.types.is_list(type_) and not pa.types.is_nested(type_.value_type)
@@ -120,7 +120,7 @@ def _is_long(schema: pa.Schema, path: str, is_text: bool) -> bool:
 
 
 def _leaves(schema: pa.Schema) -> dict[str, bool]:
-    """Parquet's paths of the columns, nested ones too, and whether each holds text; only a file can tell."""
+    """Return the Parquet path of each leaf column, and whether it holds text; only a written file shows them."""
     sink = io.BytesIO()
     pq.write_table(schema.empty_table(), sink)
     parquet = pq.ParquetFile(sink).schema
@@ -130,7 +130,7 @@ def _leaves(schema: pa.Schema) -> dict[str, bool]:
 def row_group_bounds(
     table: pa.Table, *, max_rows: int = ROW_GROUP_ROWS, max_bytes: int = ROW_GROUP_BYTES
 ) -> list[tuple[int, int]]:
-    """[start, stop) of each row group: whole groups, as many as fit; one that alone is too large has its own."""
+    """Return [start, stop) of each row group: as many whole groups as fit; a group too large to share has its own."""
     if table.num_rows <= max_rows and table.get_total_buffer_size() <= max_bytes:
         return [(0, table.num_rows)]
     bounds: list[tuple[int, int]] = []
@@ -144,9 +144,10 @@ def row_group_bounds(
 
 
 def _pieces(table: pa.Table, max_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """Start, stop and bytes in memory of what is not split: groups, and rows of one that is too large to read."""
+    """Yield start, stop and bytes in memory of each unsplittable piece: a group, or a row of a too large group."""
     starts = group_starts(table).tolist()
-    # Groups are measured only where it matters: 0.1 ms each (48 columns). The buffers may hold more than the table.
+    # Measuring takes 0.1 ms a group (48 columns), so it is left out for a small table. The buffers may hold more than
+    # the table.
     is_small = table.get_total_buffer_size() <= max_bytes
     for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True):
         size_bytes = 0 if is_small else table.slice(start, stop - start).nbytes
@@ -157,6 +158,6 @@ def _pieces(table: pa.Table, max_bytes: int) -> Iterator[tuple[int, int, int]]:
 
 
 def group_starts(table: pa.Table) -> np.ndarray:
-    """(num_groups,) int64: the first row of each run of equal group_ids."""
+    """Return the first row of each run of equal group_ids: (num_groups,) int64."""
     ids = table.column("group_id").to_numpy()
     return np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)

@@ -1,7 +1,7 @@
-"""Failures of filesystems: which pass by themselves, and what to say and to do about the others.
+"""Failures of filesystems: retry the transient ones, and explain the others with their cause and advice.
 
-Reads no file. Knows what the operating system, botocore (s3fs), aiohttp and Google (gcsfs), Azure (adlfs) and
-obstore raise, by attributes and texts alone, so that none of them needs to be installed.
+Reads no file. Recognizes the errors of the operating system, botocore (s3fs), aiohttp and Google (gcsfs), Azure (adlfs)
+and obstore by their attributes and texts alone, so that none of these packages needs to be installed.
 """
 
 import errno
@@ -30,26 +30,26 @@ logger = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 RETRY_LIMIT = "LUDIC_RETRY_S"
-"""Environment variable: seconds after which an operation is not tried again; 0 is never."""
+"""Environment variable: seconds after which a failed operation is not tried again; 0 never tries again."""
 _DEFAULT_RETRY_S = 30.0
 _SILENT_ATTEMPTS = 2
-"""Failures that nobody hears of."""
+"""Number of first failures that are not logged."""
 
 _TRANSIENT_STATUS = {408, 425, 429, 500, 502, 503, 504}
 _UNREACHABLE = "Unreachable"
-"""Our own code for a request without an answer, of which obstore tells only in its text."""
+"""Our own code for a request without an answer, which obstore reports only in its text."""
 _TRANSIENT_CODES = {
     "SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests", "ServerBusy",
     "InternalError", "ServiceUnavailable", "RequestTimeout", "ConditionalRequestConflict", "OperationAborted",
     "NoSuchUpload", _UNREACHABLE,
 }  # fmt: skip
-"""Of S3 and Azure. ConditionalRequestConflict: another put-if-absent of the same key was under way. NoSuchUpload: the
-answer to the end of an upload in parts was lost, and s3fs found nothing to abort."""
+"""Transient error codes of S3 and Azure. ConditionalRequestConflict: another put-if-absent of the same key was in
+progress. NoSuchUpload: the answer to the end of a multipart upload was lost, and s3fs found nothing to abort."""
 _TRANSIENT_NAMES = re.compile(
     r"Timeout|Connection|Connector|Disconnected|HTTPClientError|Payload|IncompleteRead|ChunkedEncoding|ResponseParser"
     r"|ServiceRequestError|ServiceResponseError|TransportError|ClientOSError"
 )
-"""Error classes of HTTP clients that are neither TimeoutError nor ConnectionError."""
+"""Names of HTTP clients' error classes for lost connections that are not TimeoutError or ConnectionError."""
 _CLIENTS = {"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "obstore", "requests", "urllib3"}
 
 _STATUS_TEXT = re.compile(r"status code: (\d{3})")
@@ -72,14 +72,14 @@ _SECRETS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a filesystem said, in terms that all of them share."""
+    """A filesystem's error, in terms common to all filesystems."""
 
     cause: str
-    """One line, without secrets."""
+    """The error's message on one line, without secrets."""
     code: str
-    """S3's or Azure's error code, a name from errno, or that of the error's class."""
+    """S3's or Azure's error code, a name from errno, or the name of the error's class."""
     status: int | None = None
-    """Of HTTP."""
+    """HTTP status; None if there is none."""
 
     @property
     def is_missing_bucket(self) -> bool:
@@ -87,7 +87,7 @@ class Failure:
 
 
 def diagnose(error: BaseException) -> Failure:
-    """The first error in the chain of causes that says something definite, else the error itself."""
+    """Describe the first error in the chain of causes with a known status or code, else the error itself."""
     for link in _chain(error):
         failure = _from_response(link) or _from_text(link) or _from_status(link)
         if failure is not None:
@@ -97,7 +97,7 @@ def diagnose(error: BaseException) -> Failure:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Throttling, an overloaded server, a time-out or a lost connection: the same call may work in a moment."""
+    """Return whether a retry may succeed: after throttling, an overloaded server, a timeout or a lost connection."""
     if isinstance(error, LudicError | FileExistsError):
         return False
     failure = diagnose(error)
@@ -109,13 +109,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_filesystem_error(error: BaseException) -> bool:
-    """Whether a filesystem raised it; those of HTTP clients are no OSErrors."""
+    """Return whether a filesystem raised the error; errors of HTTP clients are not OSErrors."""
     known = isinstance(error, OSError | NotImplementedError)
     return known or any(type(link).__module__.split(".")[0] in _CLIENTS for link in _chain(error))
 
 
 def is_refused_overwrite(error: BaseException) -> bool:
-    """The answer to a put-if-absent of a name that is taken: HTTP's 412, or FileExistsError."""
+    """Return whether a put-if-absent failed because its name is taken: FileExistsError or HTTP status 412."""
     if isinstance(error, FileExistsError):
         return True
     failure = diagnose(error)
@@ -123,7 +123,7 @@ def is_refused_overwrite(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, where: str, *, writing: bool) -> str:
-    """URL of the file, cause and advice, in a line that holds no secret."""
+    """Return the file's URL, the cause and advice, on one line without secrets."""
     failure = diagnose(error)
     if writing and "://" in where and isinstance(error, FileNotFoundError):
         failure = replace(failure, code="NoSuchBucket")
@@ -136,7 +136,7 @@ def explain(error: BaseException, where: str, *, writing: bool) -> str:
 
 
 def retry_limit_s() -> float:
-    """Raises ConfigError for a limit that is no number of seconds."""
+    """Return the limit in seconds from RETRY_LIMIT. Raises ConfigError if it is not a number."""
     text = os.environ.get(RETRY_LIMIT, str(_DEFAULT_RETRY_S))
     try:
         return float(text)
@@ -145,13 +145,13 @@ def retry_limit_s() -> float:
 
 
 def retried(operation: Callable[[], Result], where: str, stop: threading.Event | None = None) -> Result:
-    """The result of an operation that is tried again while its failures are transient, for `retry_limit_s`.
+    """Return the result of an operation, which is retried for `retry_limit_s` while its failures are transient.
 
-    Raises the last failure; `stop` ends the waiting at once.
+    Raises the last failure. Setting `stop` ends the waiting at once.
     """
     limit_s = retry_limit_s()
     try:
-        return operation()  # most succeed, and a local file is opened in a tenth of the time that Retrying is made in
+        return operation()  # most succeed, and opening a local file takes a tenth of the time of building a Retrying
     except Exception as error:
         if not is_transient(error):
             raise
@@ -168,7 +168,7 @@ def retried(operation: Callable[[], Result], where: str, stop: threading.Event |
 
     def try_again() -> Result:
         if failures:
-            raise failures.pop()  # of the first try, which counts as such
+            raise failures.pop()  # the failure above counts as the first attempt
         return operation()
 
     return retrying(try_again)
@@ -193,7 +193,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _from_response(error: BaseException) -> Failure | None:
-    """botocore's ClientError, which s3fs keeps as the cause of its own."""
+    """Parse botocore's ClientError, which is the cause of s3fs's errors."""
     response = getattr(error, "response", None)
     if not isinstance(response, Mapping) or "Error" not in response:
         return None
@@ -202,7 +202,7 @@ def _from_response(error: BaseException) -> Failure | None:
 
 
 def _from_text(error: BaseException) -> Failure | None:
-    """obstore's errors, whose text is the server's answer and much else."""
+    """Parse obstore's errors, whose text holds the server's answer and much else."""
     text = str(error)
     if "Error performing" not in text:
         return None
@@ -219,7 +219,7 @@ def _from_text(error: BaseException) -> Failure | None:
 
 
 def _from_status(error: BaseException) -> Failure | None:
-    """aiohttp (status), Azure (status_code, error_code), gcsfs (code)."""
+    """Parse errors of aiohttp (status), Azure (status_code, error_code) and gcsfs (code)."""
     if type(error).__module__.split(".")[0] not in _CLIENTS:
         return None
     for name in ("status", "status_code", "code"):
@@ -231,7 +231,7 @@ def _from_status(error: BaseException) -> Failure | None:
 
 
 def _failure(code: str, message: str, status: int | None) -> Failure:
-    if code.isdecimal():  # the answer to a HEAD has no body, so that botocore's code is the status
+    if code.isdecimal():  # the answer to a HEAD has no body, so botocore's code is the status
         status, code, message = int(code), "", message if message != "Forbidden" else ""
     known = f"{code} (HTTP {status})" if code and status else code or f"HTTP {status}"
     return Failure(_one_line(f"{known}: {message}" if message else known), code, status)
@@ -246,7 +246,7 @@ def _is_lost_connection(error: BaseException) -> bool:
 
 
 def _one_line(text: str) -> str:
-    """The first paragraph, without line breaks, secrets and an endless tail."""
+    """Return the first paragraph on one line, without secrets, cut at 400 characters."""
     text = " ".join(_SECRETS.sub("***", text.split("\n\n")[0]).split()).rstrip(".")
     return text if len(text) <= 400 else f"{text[:400]}..."
 

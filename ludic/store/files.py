@@ -1,10 +1,10 @@
-"""Rollout files, known by their names.
+"""Names of rollout files, and listings of them.
 
 {folder}/version={policy_version}/env={env_name, percent-encoded}/{worker_id}-{sequence}.parquet
 
-A group whose rollouts differ in policy_version, since weights were swapped under it, lies in the partition
-of the oldest. Compaction writes files under a worker_id that no worker may have, and whose footer names
-the files that they replace.
+A group whose rollouts differ in policy_version, because weights changed while it was sampled, lies in the partition
+of the oldest version. Compaction writes files under a worker_id that no worker may have; their footers name
+the sources that they replace.
 """
 
 import re
@@ -20,24 +20,24 @@ from ludic.store.root import Root
 Folder = Literal["rollouts", "evals"]
 
 COMPACTED = "compacted."
-"""How the worker_id in the name of a compacted file begins; its rows keep the worker_id and sequence they came with."""
+"""Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
 
 _NAME = re.compile(rf"(?:rollouts|evals)/version={NUMBER}/env=([^/]+)/([^/]+)-{NUMBER}\.parquet")
 _CONCURRENT_LISTINGS = 16
 _SLOT = re.compile(rf"w{NUMBER}-")
-# Not "." or "_" first: pyarrow.dataset and Spark take such files for hidden ones.
+# Not "." or "_" first: pyarrow.dataset and Spark treat such files as hidden.
 _WORKER_ID = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,199}")
 
 
 class Source(NamedTuple):
-    """What a worker committed as one file: what readers count by, whatever file holds the rows now."""
+    """Name of the rows that a worker committed as one file; readers count by it, whatever file holds the rows now."""
 
     worker_id: str
     sequence: int
 
 
 def parse_source(worker_id: object, sequence: object) -> Source:
-    """A source that a file names. Raises ValueError for what no worker commits."""
+    """Parse a source that a file names. Raises ValueError if no worker commits such a source."""
     if not isinstance(worker_id, str) or not isinstance(sequence, int) or sequence < 0:
         raise ValueError(f"[{worker_id!r}, {sequence!r}] is no worker_id with a sequence")
     return Source(check_worker_id(worker_id), sequence)
@@ -45,7 +45,7 @@ def parse_source(worker_id: object, sequence: object) -> Source:
 
 @dataclass(frozen=True, slots=True, order=True)
 class RolloutFile:
-    """A file of rollouts, known by its name alone."""
+    """A file of rollouts, described by its name alone."""
 
     version: int
     env_name: str
@@ -55,7 +55,7 @@ class RolloutFile:
 
     @property
     def partition(self) -> str:
-        """The folder it lies in, below the root."""
+        """Path of the file's folder below the root."""
         return f"{self.folder}/version={self.version}/env={quote(self.env_name, safe='')}"
 
     @property
@@ -65,7 +65,7 @@ class RolloutFile:
 
     @property
     def source(self) -> Source:
-        """Of a worker's file."""
+        """Source of a worker's file; not for compacted files, which have several."""
         assert not self.is_compacted, f"{self.name} has many sources"
         return Source(self.worker_id, self.sequence)
 
@@ -75,19 +75,19 @@ class RolloutFile:
 
     @classmethod
     def parse(cls, name: str) -> "RolloutFile | None":
-        """None for a name that no worker writes."""
+        """Parse a file's path below the root; returns None if neither a worker nor compaction writes such a name."""
         match = _NAME.fullmatch(name)
         if match is None:
             return None
         version, env, worker_id, sequence = match.groups()
         folder: Folder = "evals" if name.startswith("evals/") else "rollouts"
         file = cls(int(version), unquote(env), worker_id, int(sequence), folder)
-        # Another spelling of the environment would be looked for under a name that is not there.
+        # With another spelling of the environment, later reads would look for a name that does not exist.
         return file if file.name == name else None
 
 
 def check_worker_id(worker_id: str) -> str:
-    """Raises ConfigError for an id that would not be safe in a file name."""
+    """Return the id. Raises ConfigError if it is not safe in a file name."""
     if not _WORKER_ID.fullmatch(worker_id) or worker_id.startswith(COMPACTED):
         raise ConfigError(
             f"worker_id {worker_id!r} is no file name; wanted letters, digits, '-', '.' and '_', at most 200, "
@@ -97,32 +97,32 @@ def check_worker_id(worker_id: str) -> str:
 
 
 def slot_prefix(slot: int) -> str:
-    """How the worker_ids of a slot of the schedule begin."""
+    """Return the prefix of the worker_ids of a slot of the schedule."""
     return f"w{slot}-"
 
 
 def slot_of(worker_id: str) -> int | None:
-    """None for a worker that follows no schedule, such as an import."""
+    """Return the slot of a worker; None if it follows no schedule, such as an import."""
     match = _SLOT.match(worker_id)
     return int(match[1]) if match else None
 
 
 def list_names(root: Root, versions: range | None = None, folder: Folder = "rollouts") -> list[str]:
-    """Names of what lies in a range of versions, or in all of them; other partitions are not listed."""
+    """List the names of all files in a range of versions, or in all; partitions of other versions are not listed."""
     if versions is None:
         return root.list(folder)
     folders = [f"{folder}/version={version}" for version in versions]
-    if root.is_local:  # where a thread costs more than a listing
+    if root.is_local:  # a thread costs more than a local listing
         return [name for each in folders for name in root.list(each)]
     with ThreadPoolExecutor(_CONCURRENT_LISTINGS) as pool:
         return [name for names in pool.map(root.list, folders) for name in names]
 
 
 def list_files(root: Root, versions: range | None = None, folder: Folder = "rollouts") -> list[RolloutFile]:
-    """Rollout files in a range of versions, or all of them, sorted by version, environment, worker and sequence."""
+    """List rollout files in a range of versions, or in all, sorted by version, environment, worker and sequence."""
     return sorted(file for file in map(RolloutFile.parse, list_names(root, versions, folder)) if file is not None)
 
 
 def list_versions(root: Root, folder: Folder = "rollouts") -> list[int]:
-    """Versions that have a partition, in order."""
+    """List the versions that have a partition, in order."""
     return parse_numbers([name.rpartition("version=")[2] for name in root.folders(folder)])

@@ -1,9 +1,9 @@
-"""Files below one URL of any fsspec filesystem: what a Root can do before its run.json is known.
+"""Files below one URL of any fsspec filesystem: the operations of a Root that do not need its run.json.
 
-A file that is visible is complete: creation is put-if-absent, replacement is atomic. Names are
-relative to the URL, with forward slashes. An operation that fails for a passing reason is tried again
-for a while; other failures raise StoreError naming URL, cause and what to do. Absence of a file that is
-read is FileNotFoundError.
+A visible file is complete: creation is put-if-absent, replacement is atomic. Names are
+relative to the URL, with forward slashes. An operation that fails for a transient reason is retried
+for a while. Other failures raise StoreError, which names the URL, the cause and what to do. Reading a file that
+does not exist raises FileNotFoundError.
 """
 
 import builtins
@@ -34,12 +34,12 @@ from ludic.store.remote import TAIL_BYTES, RemoteFile
 Result = TypeVar("Result")
 
 SCRATCH = ".tmp"
-"""Below a local URL: what is not complete yet."""
+"""Folder below a local URL for files that are not complete yet."""
 _USER_INFO = re.compile(r"://[^/@]*@")
 _SECRET_IN_QUERY = re.compile(r"(?i)[?&][^=&]*(sig|signature|credential|secret|token|key|password)=")
 _COMPARED_BYTES = 16 << 20
 
-# memory:// checks and stores in two steps; one process has many threads that put.
+# memory:// checks and stores in two steps, and several threads of a process put files.
 _memory_lock = threading.Lock()
 
 
@@ -48,16 +48,16 @@ class Storage:
     """A folder on a filesystem."""
 
     url: str
-    """As the user gave it, without a trailing slash."""
+    """URL as the user gave it, without a trailing slash."""
     fs: fsspec.AbstractFileSystem
     path: str
     """The folder within `fs`, without protocol."""
     stop: threading.Event | None = None
-    """Once set, nothing is tried again."""
+    """Once set, failed operations are not retried."""
 
     @classmethod
     def at(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
-        """Raises ConfigError for a URL that holds a secret, StoreError for one that no filesystem serves."""
+        """Connect to a URL. Raises ConfigError if it holds a secret, StoreError if no filesystem serves it."""
         url = str(url)
         _refuse_secrets(url)
         if fs is not None:
@@ -80,7 +80,7 @@ class Storage:
         return Path(self.at_path(SCRATCH))
 
     def at_path(self, name: str) -> str:
-        """Path of a file within `fs`. Raises SchemaError for a name that leads out of the folder."""
+        """Return the path of a file within `fs`. Raises SchemaError if the name leads out of the folder."""
         return f"{self.path}/{check_inside(name, self.url)}"
 
     def read(self, name: str) -> bytes:
@@ -103,24 +103,24 @@ class Storage:
         return self._try(name, read)
 
     def open_file(self, name: str) -> BinaryIO:
-        if type(self.fs) is LocalFileSystem:  # and no wrapper of a user's: Arrow reads its own files without Python
+        if type(self.fs) is LocalFileSystem:  # not a user's subclass: Arrow reads its own files without Python
             return cast(BinaryIO, self._try(name, lambda: pa.OSFile(self.at_path(name))))
         if self.is_local:
             return self._try(name, lambda: self.fs.open(self.at_path(name), "rb"))
-        if self._is_memory:  # it would hand the same file, with one position, to every thread
+        if self._is_memory:  # fs.open would give every thread the same file, with one position
             return io.BytesIO(self.read(name))
         tail, size = self._tail(name)
         return cast(BinaryIO, RemoteFile(partial(self._read_exactly, name), size, tail))
 
     def _tail(self, name: str) -> tuple[bytes, int]:
-        """The end of a file, and the size of it all; one request for a small file where the protocol allows."""
+        """Return the end of a file and the file's size; takes one request for a small file if the protocol allows."""
         if not self._counts_from_the_end:
             size = self._size(name)
             return self.read_range(name, max(0, size - TAIL_BYTES), size), size
         try:
             tail = self.read_range(name, -TAIL_BYTES)
         except StoreError as error:
-            # An empty file has no last byte: S3 answers 416, others all of nothing.
+            # An empty file has no last byte: S3 answers 416, other stores return no bytes.
             if error.__cause__ is None or is_transient(error.__cause__) or self._size(name):
                 raise
             return b"", 0
@@ -128,7 +128,7 @@ class Storage:
 
     @property
     def _counts_from_the_end(self) -> bool:
-        """Whether cat_file takes a negative start; adlfs does not."""
+        """True if cat_file takes a negative start; adlfs does not."""
         protocols = [self.fs.protocol] if isinstance(self.fs.protocol, str) else self.fs.protocol
         return not {"s3", "gs", "file", "memory"}.isdisjoint(protocols)
 
@@ -165,7 +165,7 @@ class Storage:
         return path[len(self.path) + 1 :]
 
     def _find(self, name: str) -> dict[str, dict[str, Any]]:
-        """Files below a folder, with what the filesystem says of them."""
+        """Return the files below a folder, with the filesystem's info about each."""
         try:
             found = self._try(name, lambda: self.fs.find(self.at_path(name).rstrip("/"), detail=True))
         except FileNotFoundError:
@@ -191,7 +191,7 @@ class Storage:
                 self._try(name, create, writing=True)
                 return True
             except FileExistsError:
-                with suppress(FileNotFoundError):  # deleted meanwhile, so it is absent
+                with suppress(FileNotFoundError):  # it was deleted in between, so try again
                     return is_same()
 
     def put(self, name: str, data: Content) -> None:
@@ -217,7 +217,7 @@ class Storage:
             yield Path(path)
 
     def move_in(self, file: Path, name: str) -> None:
-        """Move a local file to `name`, whether that is there or not."""
+        """Move a local file to `name`, replacing any file of that name."""
         if self.is_local:
             with self.explained(name, writing=True):
                 Path(self.at_path(name)).parent.mkdir(parents=True, exist_ok=True)
@@ -227,9 +227,9 @@ class Storage:
             file.unlink()
 
     def download(self, names: Mapping[str, PurePosixPath], folder: Path) -> None:
-        """Copy files into a local folder, each to the path beside its name.
+        """Copy files into a local folder, each to the path that `names` gives for it.
 
-        Raises StoreError for a path that leads out of the folder, before anything is copied.
+        Raises StoreError if a path leads out of the folder, before any file is copied.
         """
         for name, relative in names.items():
             if ".." in relative.parts or relative.is_absolute():
@@ -241,14 +241,17 @@ class Storage:
             self.copy_out(name, target)
 
     def copy_out(self, name: str, target: Path) -> None:
-        """Copy a file to a local one."""
+        """Copy a file to a local path."""
         if self._is_memory:  # see open_file
             target.write_bytes(self.read(name))
         else:
             self._try(name, lambda: self.fs.get_file(self.at_path(name), str(target)))
 
     def prove_put_if_absent(self, name: str, data: Content) -> None:
-        """Create a file again, with the bytes that it holds: who accepts that would overwrite rollouts."""
+        """Create an existing file again, with its own bytes. Raises StoreError if the filesystem accepts that.
+
+        Such a filesystem would overwrite rollouts.
+        """
         try:
             self._try(name, lambda: self._create(name, data), writing=True)
         except FileExistsError:
@@ -259,7 +262,7 @@ class Storage:
         )
 
     def _create(self, name: str, data: Content) -> None:
-        """Create a file; FileExistsError when there is one."""
+        """Create a file. Raises FileExistsError if it exists."""
         target = self.at_path(name)
         if self.is_local:
             local.create(Path(target), data, self._scratch)
@@ -281,7 +284,7 @@ class Storage:
                 self.fs.put_file(str(file), target, mode="create")
 
     def _holds(self, file: Path, name: str) -> bool:
-        """Whether a stored file has the content of a local one."""
+        """Return whether a stored file has the content of a local file."""
         with file.open("rb") as mine, self.open_file(name) as theirs:
             while block := mine.read(_COMPARED_BYTES):
                 if theirs.read(len(block)) != block:
@@ -294,9 +297,10 @@ class Storage:
 
     @contextmanager
     def explained(self, name: str, *, writing: bool = False) -> Iterator[None]:
-        """Turn a filesystem's error into a StoreError that names URL, cause and what to do; presence passes through.
+        """Turn a filesystem's error into a StoreError that names URL, cause and what to do.
 
-        So does absence, unless it is that of the bucket, or while writing: then it is that of a folder.
+        FileExistsError passes through. So does FileNotFoundError, unless the bucket is missing, or `writing` is set,
+        when a folder is missing.
         """
         try:
             yield
@@ -311,14 +315,14 @@ class Storage:
 
 
 def _connect(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The URL's filesystem, and the path in it."""
+    """Return the URL's filesystem, and the path within it."""
     try:
         if url.startswith(("s3://", "s3a://")):
-            from ludic.store.s3 import open_s3  # an extra of the package
+            from ludic.store.s3 import open_s3  # needs an optional extra of the package
 
             fs = open_s3()
             return fs, fs._strip_protocol(url)
-        # Listings change under our hands; a cached one would hide new files.
+        # Other processes add files; a cached listing would hide them.
         return fsspec.core.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         raise StoreError(f"{url}: {error}; `pip install 'ludic-rl[s3]'`, gcsfs or adlfs, as the URL wants") from error
@@ -337,7 +341,7 @@ def _refuse_secrets(url: str) -> None:
 
 @contextmanager
 def _refusal_named(target: str) -> Iterator[None]:
-    """FileExistsError for the answers of servers that refuse a put-if-absent without naming the condition."""
+    """Raise FileExistsError in place of a server's refusal of a put-if-absent."""
     try:
         yield
     except Exception as error:

@@ -1,12 +1,12 @@
-"""JSON files that end with a digest of their own text, so that a flipped bit is seen when they are read.
+"""Encode and decode JSON files that end with a digest of their own text, so that reading detects a flipped bit.
 
     {
       "version": 3,
       "digest": "xxh3_64:0123456789abcdef"
     }
 
-The digest is of all bytes before its line. A file without one, of an older ludic or written by hand, is read as it is.
-A last line that looks nearly like a digest is a damaged one. Touches no file.
+The digest covers all bytes before its line. A file without a digest, from an older ludic or written by hand, is read
+unchecked. A last line that is nearly a digest line counts as damaged. This module does no I/O.
 """
 
 import json
@@ -19,7 +19,7 @@ from xxhash import xxh3_64_hexdigest
 
 Record = TypeVar("Record")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""A number of a file that becomes part of a name or of an int64 column."""
+"""A number read from a file that becomes part of a file name or of an int64 column."""
 
 _BEGIN, _END = b',\n  "digest": "xxh3_64:', b'"\n}\n'
 _DIGITS = 16
@@ -28,7 +28,7 @@ _FEW_BITS = 16
 
 
 def encode_json(values: Mapping[str, Any], *, indent: int | None = 2, allow_nan: bool = True) -> bytes:
-    """Text of a file that holds these values. Raises what json.dumps does."""
+    """Return the text of a file with these values. Raises json.dumps's errors."""
     assert values, "a file without values"
     assert "digest" not in values, "digest is the name of the file's own digest"
     head = json.dumps(values, indent=indent, allow_nan=allow_nan).removesuffix("}").rstrip().encode()
@@ -36,7 +36,7 @@ def encode_json(values: Mapping[str, Any], *, indent: int | None = 2, allow_nan:
 
 
 def decode_json(data: bytes) -> dict[str, Any]:
-    """The values of a file. Raises ValueError for text that is no JSON object, or that does not match its digest."""
+    """Return the values of a file. Raises ValueError if it is not a JSON object or does not match its digest."""
     last_line = data[-_LAST_LINE:]
     if last_line != _last_line(data[:-_LAST_LINE]) and _is_nearly_digest(last_line):
         raise ValueError(
@@ -49,20 +49,20 @@ def decode_json(data: bytes) -> dict[str, Any]:
         raise ValueError("its values are nested too deep") from error
     if not isinstance(values, dict):
         raise ValueError(f"it holds a JSON {type(values).__name__}, wanted an object")
-    values.pop("digest", None)  # of a file that another program has written again
+    values.pop("digest", None)  # another program may have rewritten the file and kept this entry
     return values
 
 
 def decode_record(data: bytes, record: type[Record]) -> Record:
-    """A dataclass from the values of a file; keys that it does not know, of a newer ludic, are left out.
+    """Return the values of a file as a dataclass; unknown keys, written by a newer ludic, are ignored.
 
-    Raises ValueError as decode_json does, and for a value that is absent or has another type than its field.
+    Raises ValueError as decode_json does, and if a value is missing or has another type than its field.
     """
     return convert(decode_json(data), record)
 
 
 def convert(values: Any, record: type[Record]) -> Record:
-    """A dataclass from JSON's values. Raises ValueError for one that is absent or has another type than its field."""
+    """Convert JSON values to a dataclass. Raises ValueError if one is missing or has another type than its field."""
     try:
         return msgspec.convert(values, record)
     except msgspec.ValidationError as error:
@@ -74,7 +74,7 @@ def _last_line(head: bytes) -> bytes:
 
 
 def _is_nearly_digest(last_line: bytes) -> bool:
-    """Whether it is a digest, apart from a few bits."""
+    """Return whether a last line is a digest line except for at most _FEW_BITS bits outside its digits."""
     if len(last_line) != _LAST_LINE:
         return False
     found, wanted = last_line[: len(_BEGIN)] + last_line[-len(_END) :], _BEGIN + _END

@@ -1,9 +1,9 @@
-"""attempts/N.lease: who trains a root as attempt N, and that this trainer lives.
+"""attempts/N.lease: the trainer that owns a root as attempt N, and a renewal count that shows that it is alive.
 
-Putting the file if absent claims the root, and fences attempt N - 1. The owner then replaces it every third
-of its lease, with another count, and marks it as released at its end. Whoever starts next watches the newest
-lease: one that changes is alive, one that stays the same for its whole length is over. That is judged by this
-machine's monotonic clock alone. Losing a lease is no danger: only a newer claim takes the root away.
+Putting the file if absent claims the root, and fences attempt N - 1. The owner then replaces it three times per lease
+length, with a higher count, and marks it as released when it ends. A trainer that starts watches the newest
+lease: if it changes, its owner is alive; if it stays the same for its whole length, it has expired. Only the watching
+machine's monotonic clock counts. An expired lease does not stop a trainer; a newer claim does.
 """
 
 import logging
@@ -30,36 +30,36 @@ from ludic.store.root import Root
 logger = logging.getLogger(__name__)
 
 LEASE_S = 12.0
-"""A put and two gets every 4 s: 13 cents a day on S3."""
+"""Default length of a lease, in seconds. Costs a put and two gets every 4 s: 13 cents a day on S3."""
 _RENEWALS_A_LEASE = 3
 _LOOKS_A_LEASE = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """What attempts/N.lease says."""
+    """Content of attempts/N.lease."""
 
     attempt_id: int
     claim_id: str
-    """Drawn by the owner, so that no two claims are alike."""
+    """Unique id chosen by the owner, so that no two claims are equal."""
     owner: str
-    """host-pid, for people."""
+    """Host and pid of the owner as host-pid, for people."""
     since: str
-    """When the root was claimed, by the owner's clock; for people."""
+    """Time of the claim by the owner's clock, for people."""
     process: str | None
-    """The owner's process among all processes of all machines; None where the system doesn't tell."""
+    """The owner's process as `describe_process` identifies it; None if the system doesn't show it."""
     lease_s: Annotated[float, msgspec.Meta(gt=0, le=BOUNDS["lease_s"].high)]
-    """Seconds without a renewal after which the owner is taken for dead."""
+    """Seconds without a renewal after which the owner is considered dead."""
     num_renewals: int = 0
     released: bool = False
-    """The owner has ended, or never meant to renew."""
+    """True if the owner has ended, or never intended to renew."""
 
     def to_json(self) -> bytes:
         return encode_json(asdict(self))
 
 
 def owner_name() -> str:
-    """This process, as host-pid, for people."""
+    """Return the name of this process as host-pid, for people."""
     return f"{socket.gethostname()}-{os.getpid()}"
 
 
@@ -68,7 +68,7 @@ def lease_name(attempt_id: int) -> str:
 
 
 def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = False) -> Lease:
-    """Make the attempt that follows `after` ours, which fences that one. Raises OwnedError when another was faster."""
+    """Claim attempt `after` + 1, which fences attempt `after`. Raises OwnedError if another process was faster."""
     lease = Lease(
         attempt_id=after + 1,
         claim_id=new_id(),
@@ -84,7 +84,7 @@ def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = 
 
 
 def newest_claim(root: Root) -> int:
-    """The newest attempt that was claimed; 0 when none was. Claims have no gaps, so a listing may lag."""
+    """Return the newest claimed attempt; 0 if there is none. Claims have no gaps, so the listing may lag."""
     stems = [name.removeprefix("attempts/").rpartition(".") for name in root.list("attempts")]
     newest = max((parse_attempt_id(stem) or 0 for stem, _, kind in stems if kind in ("lease", "json")), default=0)
     while read_lease(root, newest + 1) is not None:
@@ -93,7 +93,7 @@ def newest_claim(root: Root) -> int:
 
 
 def read_lease(root: Root, attempt_id: int) -> Lease | None:
-    """None where the attempt was not claimed. Raises SchemaError for a file that is no lease."""
+    """Read an attempt's lease; returns None if it was not claimed. Raises SchemaError if the file is no lease."""
     name = lease_name(attempt_id)
     try:
         return decode_record(root.read(name), Lease)
@@ -106,9 +106,9 @@ def read_lease(root: Root, attempt_id: int) -> Lease | None:
 
 
 def await_free(root: Root, stop: threading.Event) -> int | None:
-    """The newest claim, once its owner is seen to be gone; 0 when there is none, None when told to stop.
+    """Wait until the newest claim's owner is gone, and return that claim; 0 if there is none, None if `stop` is set.
 
-    Returns at once where the owner let go, or where its process is proven dead; else watches for one lease.
+    Returns at once if the owner released its lease or its process is proven dead; else watches for one lease length.
     Raises OwnedError as soon as the lease is renewed.
     """
     newest = newest_claim(root)
@@ -144,7 +144,7 @@ def _refusal(root: Root, attempt_id: int) -> OwnedError:
 def held(root: Root, lease: Lease, *, on_fenced: Callable[[], None], also: Callable[[], None]) -> Iterator[None]:
     """Renew a lease in a thread until the end of the block, and then release it.
 
-    `also` is called after each renewal, in that thread. A filesystem that fails is tried again, for ever. On a newer
+    `also` is called after each renewal, in that thread. A failed renewal is retried without limit. On a newer
     claim `on_fenced` is called, once, and the lease is left as it is.
     """
     done = threading.Event()
@@ -177,16 +177,16 @@ def _renew(
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """What looks at a lease have shown of its owner."""
+    """State of a lease's owner, as far as repeated looks at the lease show."""
 
     state: Literal["alive", "silent", "ended", "dead", "unknown"]
     """silent: not renewed for its whole length. dead: proven, on this machine. unknown: not watched for long enough."""
     unchanged_s: float
-    """Since it was first seen as it is."""
+    """Seconds since the lease was first seen with its current content."""
 
 
 class LeaseWatch:
-    """Looks at a lease again and again, and judges it as `await_free` does: by change alone, never by clocks."""
+    """Judges a lease from repeated looks as `await_free` does: by its changes, never by other machines' clocks."""
 
     def __init__(self) -> None:
         self._lease: Lease | None = None
@@ -194,7 +194,7 @@ class LeaseWatch:
         self._was_renewed = False
 
     def look(self, lease: Lease) -> Pulse:
-        """lease: as it is now."""
+        """Take the lease as read now, and return its owner's state."""
         if lease != self._lease:
             known = self._lease
             self._was_renewed = known is not None and known.claim_id == lease.claim_id
@@ -214,14 +214,14 @@ def _is_over(lease: Lease) -> bool:
 
 
 def describe_process(pid: int) -> str | None:
-    """A process that lives here, as no other does on any machine: boot, pid namespace, pid, start in clock ticks.
+    """Identify a live process of this machine uniquely: boot id, pid namespace, pid, start time in clock ticks.
 
-    None for one that is dead, and where there is no /proc.
+    Returns None if the process is dead, or if there is no /proc.
     """
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = Path("/proc/self/ns/pid").readlink()
-        # After the name, which may hold anything: the state is the 3rd field of all, the start the 22nd.
+        # Split after the name, which may hold anything: the state is the 3rd field of all, the start time the 22nd.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -229,7 +229,7 @@ def describe_process(pid: int) -> str | None:
 
 
 def is_dead(process: str) -> bool:
-    """True is a proof: the process was started on this boot, in this pid namespace, and is no more."""
+    """Return whether a process is proven dead: started on this boot, in this pid namespace, and no longer there."""
     here, there = describe_process(os.getpid()), process.split()
     if here is None or here.split()[:2] != there[:2] or len(there) != 4 or (pid := parse_number(there[2])) is None:
         return False
@@ -237,6 +237,6 @@ def is_dead(process: str) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return True
-    except PermissionError:  # another user's, whose /proc may be hidden from us
+    except PermissionError:  # another user's process, whose /proc may be hidden from this user
         return False
     return describe_process(pid) != process

@@ -1,4 +1,4 @@
-"""batches/: what each gradient step trained on and dropped; the truth about consumption.
+"""batches/: the ledger, the authoritative record of the rollouts that each gradient step trained on and dropped.
 
 A step's file is written before its gradient step, and never changed.
 """
@@ -29,7 +29,7 @@ def ledger_name(attempt_id: int, step: int) -> str:
 
 
 def write_ledger(root: Root, attempt: Attempt, step: int, rows: pa.Table) -> None:
-    """Commit a step's rows (schema of the batches table); raises FencedError when a newer attempt owns the root."""
+    """Commit a step's rows (schema of the batches table). Raises FencedError if a newer attempt owns the root."""
     assert rows.schema.equals(arrow_schema("batches"))
     check_not_fenced(root, attempt)
     name = ledger_name(attempt.attempt_id, step)
@@ -38,9 +38,9 @@ def write_ledger(root: Root, attempt: Attempt, step: int, rows: pa.Table) -> Non
 
 
 def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
-    """A step's rows, as planned; nulls for columns that a file of an older schema lacks.
+    """Read a step's rows as planned; columns that a file of an older schema lacks are null.
 
-    Raises FileNotFoundError for a step that was not planned, SchemaError for a broken file.
+    Raises FileNotFoundError if the step was not planned, SchemaError if the file is broken.
     """
     name = ledger_name(attempt_id, step)
     table = decode(root.read(name), f"{root.url}/{name}")
@@ -49,9 +49,9 @@ def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
 
 
 def count_uses(root: Root, checkpoint: Place | None) -> dict[str, int]:
-    """Steps that trained on each group, on the way to a checkpoint; only of attempts that may use one again.
+    """Count the steps that trained on each group up to a checkpoint, in attempts that may use a group again.
 
-    The reader's cursor holds what is used up; this is what it does not say of the groups that it delivers again.
+    The reader's cursor holds only groups that are used up; this counts the uses of groups that it delivers again.
     """
     if checkpoint is None:
         return {}
@@ -60,7 +60,7 @@ def count_uses(root: Root, checkpoint: Place | None) -> dict[str, int]:
 
 
 def effective_steps(root: Root, checkpoint: Place, *, of: Callable[[int], bool] = lambda _: True) -> list[Place]:
-    """attempt_id and step of what was planned on the way to a checkpoint, in no order. of: the attempts to look at."""
+    """Return attempt_id and step of steps planned up to a checkpoint, unordered. of: whether to include an attempt."""
     places: list[Place] = []
     for link in chain(checkpoint[0], partial(read_parent, root)):
         if of(link.attempt_id):
@@ -70,7 +70,7 @@ def effective_steps(root: Root, checkpoint: Place, *, of: Callable[[int], bool] 
 
 
 def recall_groups(root: Root, places: Iterable[Place]) -> tuple[dict[str, int], set[str]]:
-    """How many of these steps trained on each group, and the groups that they dropped whole."""
+    """Return how many of these steps trained on each group, and the groups that they considered but did not use."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         steps = list(pool.map(lambda place: _groups_of_step(root, *place), places))
     uses = Counter(group_id for used, _ in steps for group_id in used)
@@ -78,14 +78,17 @@ def recall_groups(root: Root, places: Iterable[Place]) -> tuple[dict[str, int], 
 
 
 def _groups_of_step(root: Root, attempt_id: int, step: int) -> tuple[list[str], list[str]]:
-    """Those it used, and all it considered."""
+    """Return the groups that a step used, and all groups that it considered."""
     rows = read_ledger(root, attempt_id, step)
     used = rows.filter(rows["used"])
     return used["group_id"].unique().to_pylist(), rows["group_id"].unique().to_pylist()
 
 
 def _max_uses(root: Root, attempt_id: int) -> int:
-    """Of an online attempt; what others trained on is not what workers deliver here, or is to be used anew."""
+    """Return the max_uses of an online attempt, and 1 for others: offline and replay attempts' uses do not count.
+
+    They trained on groups that workers do not deliver here, or that are to be used again.
+    """
     try:
         config = read_attempt(root, attempt_id).config
     except FileNotFoundError:
@@ -94,6 +97,6 @@ def _max_uses(root: Root, attempt_id: int) -> int:
 
 
 def ledger_steps(root: Root, attempt_id: int) -> list[int]:
-    """Steps that an attempt planned, in order."""
+    """Return the steps that an attempt planned, in order."""
     matches = map(_NAME.fullmatch, root.list(f"batches/attempt={attempt_id}"))
     return sorted(int(match[2]) for match in matches if match)

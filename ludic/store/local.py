@@ -1,7 +1,7 @@
-"""Files of a local disk: created whole or not at all, replaced atomically, listed without asking for each file.
+"""Files on a local disk: created whole or not at all, replaced atomically, listed without a stat of each file.
 
-A file is written and synced below `scratch`, a folder of the same disk that no reader looks into, then linked or
-renamed to its name. Raises what the operating system raises; FileExistsError where a name is taken.
+A file is written and synced below `scratch`, a folder on the same disk that no reader looks into, then linked or
+renamed to its name. Raises the operating system's errors; FileExistsError if a name is taken.
 """
 
 import ctypes
@@ -15,26 +15,26 @@ from pathlib import Path
 from uuid import uuid4
 
 Content = bytes | memoryview
-"""Of a file; a view of what Arrow encoded spares a copy on its way to the disk."""
+"""Content of a file; a memoryview of Arrow's output saves a copy."""
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _AT_FDCWD, _RENAME_NOREPLACE = -100, 1
 
 
 def create(target: Path, data: Content, scratch: Path) -> None:
-    """Write a file that is not there yet."""
+    """Create a file. Raises FileExistsError if it exists."""
     with _written(target, data, scratch) as temporary:
         _give_name(temporary, target)
 
 
 def replace(target: Path, data: Content, scratch: Path) -> None:
-    """Write a file, whether it is there or not."""
+    """Create a file, or replace it atomically."""
     with _written(target, data, scratch) as temporary:
         temporary.replace(target)
         _fsync(target.parent)
 
 
 def create_from(file: Path, target: Path, scratch: Path) -> None:
-    """Give a file that is complete a second name, or its copy where it lies on another disk; `file` stays."""
+    """Create `target` as a hard link to a complete file, or as a copy if the disk can't link them; `file` stays."""
     _fsync(file)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -49,7 +49,10 @@ def create_from(file: Path, target: Path, scratch: Path) -> None:
 
 
 def walk(folder: str) -> Iterator[os.DirEntry[str]]:
-    """Files below a folder, in no order; what vanishes meanwhile is left out. NotADirectoryError for a file."""
+    """Yield the files below a folder, unordered; none if it does not exist. Skips folders that vanish during the walk.
+
+    Raises NotADirectoryError if `folder` is a file.
+    """
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -63,7 +66,7 @@ def walk(folder: str) -> Iterator[os.DirEntry[str]]:
 
 @contextmanager
 def _written(target: Path, data: Content, scratch: Path) -> Iterator[Path]:
-    """A complete file in `scratch`; gone at the end."""
+    """Write a complete file in `scratch`, which is deleted at the end of the block."""
     with _temporary(scratch) as temporary:
         target.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -89,7 +92,7 @@ def _give_name(temporary: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        # exFAT and many FUSE mounts have no hard links; an exclusive rename keeps the same promise.
+        # exFAT and many FUSE mounts have no hard links; an exclusive rename gives the same guarantee.
         _rename_exclusively(temporary, target)
         _fsync(target.parent)
 
@@ -100,7 +103,7 @@ def _link(file: Path, target: Path) -> None:
 
 
 def _rename_exclusively(file: Path, target: Path) -> None:
-    """rename(2) that refuses to replace; OSError (ENOTSUP) where the kernel or the disk has none."""
+    """Rename a file without replacing another. Raises OSError (ENOTSUP) if the kernel or the disk can't do that."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None) if sys.platform == "linux" else None
     if renameat2 is not None:
         if not renameat2(_AT_FDCWD, os.fsencode(file), _AT_FDCWD, os.fsencode(target), _RENAME_NOREPLACE):
@@ -112,7 +115,7 @@ def _rename_exclusively(file: Path, target: Path) -> None:
 
 
 def _fsync(path: Path) -> None:
-    """What a file or a folder holds survives a power cut; a link does only when its folder is synced too."""
+    """Make a file's or folder's content survive a power cut; a new link survives only if its folder is synced, too."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

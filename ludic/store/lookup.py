@@ -1,9 +1,8 @@
-"""Find a rollout or a group by its id: where its rows are, and the rows.
+"""Find a rollout or a group by its id: the addresses of its rows, and the rows.
 
-Reads a listing, footers, and the ids of row groups whose statistics allow them. Ids of ludic are uuid7 and so grow
-with time, as versions and sequences do: files where that puts an id are looked into first, but all others after them,
-so that clocks that disagree and ids of other makers cost time and nothing else. A file that can't be read hides no
-other.
+Reads a listing, footers, and the ids of row groups whose statistics may include the id. Ludic's ids are uuid7 and so
+grow with time, as versions and sequences do. The search begins with the files where that order puts the id, and goes
+on to all others, so clocks that disagree and foreign ids only cost time. Files that can't be read are skipped.
 """
 
 from collections import Counter
@@ -28,7 +27,7 @@ _MOST_LISTINGS = 10
 
 @dataclass(frozen=True, slots=True, order=True)
 class Address:
-    """Where a row is."""
+    """Address of a row: file, row group, and row within it."""
 
     file: RolloutFile
     row_group: int
@@ -36,9 +35,9 @@ class Address:
 
 
 def find_rows(root: Root, row_or_group_id: str, version: int | None = None) -> list[Address]:
-    """Rows of the rollout or of the group that has this id, in the order of their file; empty when there are none.
+    """Return the addresses of the rows of the rollout or group with this id, in file order; empty if there are none.
 
-    version: of the partition, where it is known; then no other one is listed. Raises StoreError.
+    version: the partition's version if it is known; then no other version is listed. Raises StoreError.
     """
     versions = None if version is None else range(version, version + 1)
     found: list[Address] | None = None
@@ -51,28 +50,34 @@ def find_rows(root: Root, row_or_group_id: str, version: int | None = None) -> l
 
 
 def read_addresses(root: Root, addresses: Sequence[Address]) -> pa.Table:
-    """Rows of one file with all columns of the run. Raises SchemaError for a broken file, FileNotFoundError."""
+    """Read rows of one file with all columns of the run.
+
+    Raises SchemaError if the file is broken, FileNotFoundError if it is gone.
+    """
     (name,) = {address.file.name for address in addresses}
     places = [(address.row_group, address.row) for address in addresses]
     return read_rows(root, name, places, rollouts_schema(root.run.extra_columns).names)
 
 
 def _search(root: Root, files: Sequence[RolloutFile], wanted: str) -> list[Address] | None:
-    """None where nothing was found and a file vanished: a compacted one may hold its rows by now."""
+    """Return the rows found; None if there are none and a file vanished, whose rows a compacted file may hold now."""
     has_vanished = False
     ordered = _likeliest_first(root, files, wanted)
     with ThreadPoolExecutor(_LOCAL_READS if root.is_local else _REMOTE_READS) as pool:
         for start in range(0, len(ordered), _REMOTE_READS):
             results = list(pool.map(lambda file: _rows_in(root, file, wanted), ordered[start : start + _REMOTE_READS]))
             has_vanished |= None in results
-            # A file and the one that it was compacted into may both be there.
+            # Return the first file's rows only: a source and its compacted file may both exist.
             for found in filter(None, results):
                 return found
     return None if has_vanished else []
 
 
 def _likeliest_first(root: Root, files: Sequence[RolloutFile], wanted: str) -> list[RolloutFile]:
-    """In the order of time as far as names tell, from where a bisection by a few footers puts the id, outwards."""
+    """Sort the files by time as far as their names show it, then outwards from where a bisection puts the id.
+
+    The bisection reads a few footers.
+    """
     num_before: Counter[tuple[int, str, str]] = Counter()
     places: dict[RolloutFile, tuple[int, int]] = {}
     for file in sorted(files):
@@ -98,7 +103,7 @@ def _lowest_id(root: Root, file: RolloutFile) -> str | None:
 
 
 def _rows_in(root: Root, file: RolloutFile, wanted: str) -> list[Address] | None:
-    """None for a file that is gone."""
+    """Return the addresses in one file, none if it is broken; returns None if the file is gone."""
     try:
         with open_parquet(root, file.name) as parquet:
             return [
@@ -117,13 +122,14 @@ def _rows_of(parquet: pq.ParquetFile, row_group: int, wanted: str, where: str) -
     columns = [name for name, bounds in ranges.items() if bounds is None or bounds[0] <= wanted <= bounds[1]]
     if columns:
         table = read_row_groups(parquet, [row_group], columns, where)
-        # In Python, since pyarrow's compute functions would import pandas for a constant, where it is installed: 0.2 s.
+        # Compare in Python: for a constant, pyarrow's compute functions import pandas if it is installed, which takes
+        # 0.2 s.
         ids = zip(*(column.to_pylist() for column in table.columns), strict=True)
         yield from (row for row, ids_of_row in enumerate(ids) if wanted in ids_of_row)
 
 
 def _id_ranges(parquet: pq.ParquetFile, row_group: int) -> dict[str, tuple[str, str] | None]:
-    """Bounds of each id by the footer's statistics; None where they say nothing."""
+    """Return the bounds of each id column in a row group's statistics; None if there are none."""
     chunks = parquet.metadata.row_group(row_group)
     found: dict[str, tuple[str, str] | None] = {}
     for place in range(chunks.num_columns):
@@ -133,5 +139,5 @@ def _id_ranges(parquet: pq.ParquetFile, row_group: int) -> dict[str, tuple[str, 
             has_bounds = statistics is not None and statistics.has_min_max
             found[name] = (statistics.min, statistics.max) if has_bounds else None
         if len(found) == len(_ID_COLUMNS):
-            break  # they are the first columns, and a look at all 48 takes as long as the footer
+            break  # the ids are the first columns, and looking at all 48 takes as long as reading the footer
     return found
