@@ -1,6 +1,6 @@
-"""Small files beside the tables, which other checks do not read: whether each is as it was written.
+"""Check small files beside the tables: each is unchanged since it was written.
 
-Raises StoreError when the filesystem fails; what vanishes while it is checked is left out.
+Raises StoreError if the filesystem fails; files that vanish while they are checked are ignored.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _FOLDERS = (EXPIRED, "imports", SET_ASIDE, _CODE)
 
 
 def check_notes(root: Root) -> Iterator[Finding]:
-    """Tombstones, imports, reasons for which files were set aside, users' code and the run's model."""
+    """Check tombstones, imports, notes of files that were set aside, users' code and the run's model."""
     yield from _check_json(root)
     yield from _check_code(root)
     try:
@@ -41,7 +41,7 @@ def _check_json(root: Root) -> Iterator[Finding]:
 
 
 def _check_code(root: Root) -> Iterator[Finding]:
-    """Texts are named by their SHA-256."""
+    """Compare each text in code/ with the SHA-256 in its name."""
     for name in (name for name in root.list(_CODE) if not name.endswith(".json")):
         with suppress(FileNotFoundError):
             if sha256(root.read(name)).hexdigest() != name.rpartition("/")[2].partition(".")[0]:
