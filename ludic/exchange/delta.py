@@ -128,7 +128,7 @@ def _update(table: "DeltaTable", root: Root, footers: Sequence[Footer], gone: Se
 
 
 def _paths(schema: "Schema") -> set[str]:
-    """Return the dotted names of all fields, also within lists and structs; their order is ignored."""
+    """Return the dotted names of all fields, also within lists and structs: a set, since new fields may be anywhere."""
     return set(_paths_below("", json.loads(schema.to_json())))
 
 

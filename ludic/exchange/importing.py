@@ -31,7 +31,7 @@ from ludic.store import RolloutWriter, Root
 from ludic.store.files import Folder
 from ludic.store.json_files import decode_json, encode_json
 
-# Larger than a worker's files, since no trainer waits for an import.
+# Larger than a worker's files, since the delay of an import does not matter.
 _GROUPS_A_FILE = 64
 _TOKENS_A_FILE = 1 << 22
 
@@ -62,7 +62,7 @@ class ImportReport:
     """Number of episodes by field, for fields that no column holds and that are too large for metadata."""
     refused: Sequence[Refusal]
     was_there: bool = False
-    """Whether the file had been imported before; then nothing was written."""
+    """True if the file had been imported before; then nothing was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

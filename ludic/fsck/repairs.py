@@ -1,8 +1,8 @@
 """Repair a root without losing data: set broken files aside, and delete old temporary files.
 
-A broken file of rollouts/, evals/ or metrics/ is useless and makes queries fail, and so is a broken ledger of a
-superseded step. The broken ledger of a step that counts is kept: a copy may replace it, and only it says what that
-step trained on. Attempts, policies and checkpoints are left for people to decide on.
+A broken file of rollouts/, evals/ or metrics/, or a broken ledger of a superseded step, is useless and harms queries.
+The broken ledger of a step that counts is kept: a copy may replace it, and only it says what that step trained on.
+Attempts, policies and checkpoints are left for people to decide on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,7 +26,7 @@ _ADVICE = (
 def set_broken_aside(root: Root, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
     """Set unreadable files aside; return the findings that were repaired, and those that remain.
 
-    Raises StoreError if the filesystem fails; files that were set aside before stay there.
+    Raises StoreError if the filesystem fails; files that are already set aside stay there.
     """
     repaired: list[Finding] = []
     remaining: list[Finding] = []

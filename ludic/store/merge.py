@@ -64,7 +64,7 @@ class _RowGroup(NamedTuple):
     file: RolloutFile
     number: int
     size_bytes: int
-    """Uncompressed."""
+    """Uncompressed size."""
 
 
 def read_indexes(root: Root, files: Iterable[RolloutFile]) -> tuple[list[SourceIndex], list[LostSourceError]]:

@@ -31,7 +31,7 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlace:
-    """Where the reference logprobs of a rollout are stored, and the temperature and length that they hold for."""
+    """Address of a rollout's reference logprobs, with the temperature and length that they were computed for."""
 
     temperature: float
     response_length: int

@@ -143,7 +143,7 @@ class Root:
     def put_file_if_absent(self, file: Path, name: str) -> bool:
         """Create a file from a local file of any size. Returns False if it exists with other content.
 
-        `file` is kept and must not change afterwards: on the root's own disk it is a hard link to the same file.
+        `file` is kept and must not change afterwards: on the root's own disk it may be a hard link to the same file.
         So write it into `scratch_folder`. A retry after a lost answer finds its own bytes and returns True.
         """
         return self._storage.put_file_if_absent(file, name)

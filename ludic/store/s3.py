@@ -66,7 +66,7 @@ def open_s3() -> s3fs.S3FileSystem:
 class S3(s3fs.S3FileSystem):
     """s3fs without the requests that the store does not need."""
 
-    retries = 1  # of s3fs' own loop around botocore's
+    retries = 1  # attempts of s3fs' own loop around botocore's retries
 
     def find(self, path: str, maxdepth: int | None = None, prefix: str = "", **options: Any) -> Any:
         """List files with one request per thousand, also if there are none, where s3fs would send two more requests."""

@@ -52,7 +52,7 @@ class SlotClaim:
 
     @property
     def is_over(self) -> bool:
-        """Whether the worker has ended, or its process is proven dead, which only its own machine can prove."""
+        """True if the worker has ended, or if its process is proven dead, which only its own machine can prove."""
         return self.ended_at is not None or (self.process is not None and is_dead(self.process))
 
     def to_json(self) -> bytes:
