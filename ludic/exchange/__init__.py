@@ -1,1 +1,1 @@
-"""Between a root and the rest of the world: tables over the same files, and rollouts that other programs wrote."""
+"""Exchange with other programs: tables over a root's files, exports of rows and weights, and imports of rollouts."""

@@ -1,9 +1,9 @@
-"""A root's rollout files as a Delta Lake table, registered where they lie; nothing is copied.
+"""Register a root's rollout files as a Delta Lake table, in place; nothing is copied.
 
-Writes {root}/rollouts/_delta_log/, which ludic's own listings ignore. One export is one commit: files that are
-new come in, files that compaction or expiry deleted go out. Partition columns are version and env, as in the
-folders' names. Needs the extra `export`. Raises StoreError for what Delta's writer refuses, ConfigError for a
-filesystem that it does not know.
+Writes {root}/rollouts/_delta_log/, which ludic's own listings ignore. One export is one commit: it adds new files, and
+removes files that compaction or expiry deleted. Partition columns are version and env, as in the folders' names.
+Needs the extra `export`. Raises StoreError for errors of Delta's writer, ConfigError for a filesystem that Delta does
+not support.
 """
 
 import json
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _PARTITION = pa.schema([("version", pa.int64()), ("env", pa.string())])
 _PROTOCOLS = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")
-# What VACUUM deletes is what the table does not name: also rollouts that no export has seen yet.
+# VACUUM deletes files that the table does not name, including rollouts that are not exported yet.
 _CONFIGURATION = {"delta.deletedFileRetentionDuration": "interval 36500 days"}
 
 
 def export_delta(root: Root, folder: Folder = "rollouts", track: Track = untracked) -> TableReport:
-    """Make the Delta table at {root}/{folder} name the files that are there now; does nothing when it does."""
+    """Update the Delta table at {root}/{folder} to the files that exist now; does nothing if they are the same."""
     location = _location(root, folder)
     files = {file.name: file for file in current_files(root, folder)}
     with _explained(location):
@@ -58,7 +58,7 @@ def export_delta(root: Root, folder: Folder = "rollouts", track: Track = untrack
 
 
 def storage_options() -> dict[str, str]:
-    """What Delta's reader must be told beside the environment: that an endpoint given as http:// is meant so."""
+    """Return the options that Delta needs in addition to the environment: permission to use an http:// endpoint."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", "")
     return {"AWS_ALLOW_HTTP": "true"} if endpoint.startswith("http://") else {}
 
@@ -73,7 +73,7 @@ def _location(root: Root, folder: Folder) -> str:
 
 
 def _open(root: Root, folder: Folder, location: str) -> "DeltaTable | None":
-    """None before the first export. By ludic's own listing, since deltalake's own look waits while holding the GIL."""
+    """Open the table; None before the first export. Uses ludic's listing, since deltalake's waits holding the GIL."""
     from deltalake import DeltaTable
 
     if not any(name.endswith(".json") for name in root.list(f"{folder}/_delta_log")):
@@ -88,7 +88,7 @@ def _open(root: Root, folder: Folder, location: str) -> "DeltaTable | None":
 
 
 def _names(table: "DeltaTable", folder: Folder) -> set[str]:
-    """Files of the table, as names below the root; Delta percent-encodes paths once more."""
+    """Return the table's files as names below the root; Delta percent-encodes the paths, which are encoded already."""
     paths = pa.table(table.get_add_actions()).column("path").to_pylist()
     return {f"{folder}/{unquote(path)}" for path in paths}
 
@@ -111,7 +111,7 @@ def _create(location: str, root: Root, footers: Sequence[Footer]) -> "DeltaTable
 
 
 def _update(table: "DeltaTable", root: Root, footers: Sequence[Footer], gone: Sequence[str]) -> None:
-    """Files in and out in one commit; columns that a newer schema added, in one before."""
+    """Add and remove files in one commit; columns that a newer schema added get an earlier commit."""
     from deltalake import Schema
     from deltalake.transaction import RemoveAction
 
@@ -128,7 +128,7 @@ def _update(table: "DeltaTable", root: Root, footers: Sequence[Footer], gone: Se
 
 
 def _paths(schema: "Schema") -> set[str]:
-    """Dotted names of all fields, those within lists too; a schema that grew has the new ones last, where they lie."""
+    """Return the dotted names of all fields, also within lists and structs: a set, since new fields may be anywhere."""
     return set(_paths_below("", json.loads(schema.to_json())))
 
 
@@ -143,7 +143,7 @@ def _paths_below(prefix: str, type_: Any) -> Iterator[str]:
 
 
 def _schema(root: Root) -> pa.Schema:
-    """The run's columns, then the partition's."""
+    """Return the run's columns, then the partition columns."""
     return pa.schema([*rollouts_schema(root.run.extra_columns), *_PARTITION])
 
 
@@ -167,7 +167,7 @@ def _now_ms() -> int:
 
 @contextmanager
 def _explained(location: str) -> Iterator[None]:
-    """Errors of Delta's writer, and its absence, in a line."""
+    """Turn errors of Delta's writer into StoreErrors of one line; raises ConfigError if deltalake is missing."""
     try:
         from deltalake.exceptions import DeltaError
     except ImportError:

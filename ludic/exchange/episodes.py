@@ -1,7 +1,7 @@
-"""What a peer's record becomes: an episode, whose transcripts are rows of the rollouts table.
+"""Turn a peer's record into an episode, whose transcripts become rows of the rollouts table.
 
-Here a record is a rollout, as in verl, TRL, ART and JSONL; ludic.exchange.verifiers knows records that are whole
-episodes. Pure but for the tokenizer. Raises RefusedRecordError for a record that can't be used.
+Here a record is a rollout, as in verl, TRL, ART and JSONL; ludic.exchange.verifiers reads records that are whole
+episodes. Pure except for the tokenizer. Raises RefusedRecordError if a record can't be used.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 GetTokenizer = Callable[[], "PreTrainedTokenizerBase"]
-"""Loads the tokenizer when the first text is met."""
+"""Loads the tokenizer; called when the first text must be encoded."""
 
 UNSCORED = "the peer's record has no reward"
-"""The error of such a rollout: stored, counted, never trained on."""
+"""The error of a rollout without a reward, which is stored and counted but never trained on."""
 
 FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
-"""OpenAI's words in those of the rollouts table."""
+"""finish_reason of the rollouts table, by OpenAI's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One episode of a peer; None where the peer does not say."""
+    """One episode of a peer; a field is None if the peer does not give it."""
 
     group: str
-    """What the rollouts of one group have in common."""
+    """Key shared by the episodes of one group."""
     example: str
     env_name: str | None
     purpose: Purpose
@@ -42,7 +42,7 @@ class Episode:
     policy_version: int
     policy_version_last: int
     sampling: Mapping[str, Any]
-    """Of model, temperature, top_p, top_k, max_tokens and seed, those that are known."""
+    """The known ones of model, temperature, top_p, top_k, max_tokens and seed."""
     transcripts: tuple[Transcript, ...]
     reward: float | None
     reward_components: Mapping[str, float]
@@ -52,11 +52,11 @@ class Episode:
     extra: Mapping[str, Any]
     metadata: Mapping[str, str]
     not_kept: tuple[str, ...]
-    """Fields that no column holds and that are too large for metadata."""
+    """Names of fields that no column holds and that are too large for metadata."""
 
 
 def rollout_episode(record: Record, get_tokenizer: GetTokenizer) -> Episode:
-    """The episode of a record that is a rollout."""
+    """Return the episode of a record that is a rollout."""
     finish_reason = _finish_reason(record)
     transcripts = tuple(_transcripts(record, get_tokenizer, finish_reason))
     components = record.components()
@@ -83,7 +83,7 @@ def rollout_episode(record: Record, get_tokenizer: GetTokenizer) -> Episode:
 def _transcripts(
     record: Record, get_tokenizer: GetTokenizer, finish_reason: FinishReason | None
 ) -> Iterator[Transcript]:
-    """By tokens where the record has them, else by its conversation, else by its two texts."""
+    """Make transcripts from the record's tokens if it has them, else from its conversation, else from its two texts."""
     tokens = record.array("prompt_tokens", np.int32), record.array("response_tokens", np.int32)
     messages = _messages(record)
     if tokens[0] is not None and tokens[1] is not None:
@@ -141,14 +141,14 @@ def _prompt_messages(prompt: Any) -> tuple[Message, ...]:
 
 
 def _sampled(values: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[int]:
-    """Places of the messages that the model said: those marked trainable, or, without marks, every assistant's."""
+    """Return the indexes of the model's messages: those marked trainable, or, without marks, all of role assistant."""
     if any(value.get("trainable") is not None for value in values):
         return [place for place, value in enumerate(values) if value.get("trainable")]
     return [place for place, message in enumerate(messages) if message.role == "assistant"]
 
 
 def _missing(record: Record) -> str:
-    """Names of the fields that a rollout could have been made of."""
+    """Describe the absent fields that a rollout could be made from."""
     fields = record.mapping.fields
     names = [places[0] for field in ("prompt", "completion", "messages") if (places := fields.get(field))]
     absent = [name for name in names if record.values.get(name) is None]
@@ -163,7 +163,10 @@ def _finish_reason(record: Record) -> FinishReason | None:
 
 
 def origin(record: Record, prompt: str) -> dict[str, Any]:
-    """Where an episode comes from. prompt: what tells examples apart that have no name."""
+    """Return example, environment, purpose and policy versions of an episode.
+
+    prompt: hashed to identify an example that has no id.
+    """
     version = record.integer("policy_version")
     if version is None:
         raise RefusedRecordError(
@@ -181,7 +184,7 @@ def origin(record: Record, prompt: str) -> dict[str, Any]:
 
 
 def group_of(record: Record, prompt: str) -> str:
-    """The peer's own group, else all with one prompt at one step in one environment."""
+    """Return the group key: the peer's own group, else the prompt with its policy_version and environment."""
     given = record.get("group")
     if given is not None:
         return json.dumps(["given", given], default=str)
@@ -189,7 +192,7 @@ def group_of(record: Record, prompt: str) -> str:
 
 
 def _identity(record: Record, first: Transcript) -> str:
-    """The prompt, in whatever form the record has it."""
+    """Return the prompt as JSON, from the record if it has a prompt, else from the first transcript's tokens."""
     prompt = record.get("prompt")
     if prompt is not None:
         return json.dumps(prompt, default=str)

@@ -1,10 +1,10 @@
-"""A root's rollout files as an Apache Iceberg table, registered where they lie; nothing is copied.
+"""Register a root's rollout files as an Apache Iceberg table, in place; nothing is copied.
 
-Writes a catalog (SQLite) with the table's metadata into a local folder: {root}/iceberg, or one that the user
-chooses. One export is one commit: files that are new come in, files that compaction or expiry deleted go out.
+Writes a catalog (SQLite) with the table's metadata into a local folder: {root}/iceberg, or a folder that the user
+chooses. One export is one commit: it adds new files, and removes files that compaction or expiry deleted.
 The table is not partitioned, since a file's partition is not in its rows: readers skip files by the bounds of
-policy_version and env_name instead. Needs the extra `export`. Raises StoreError for what Iceberg's writer
-refuses, ConfigError for a root that it can't name.
+policy_version and env_name instead. Needs the extra `export`. Raises StoreError for errors of Iceberg's writer,
+ConfigError for a root whose files Iceberg can't address.
 """
 
 import os
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 NAMESPACE = "ludic"
 _CATALOG_FILE = "catalog.db"
-# Bounds of what prunes; our files hold no statistics of the rest.
+# Bounds only of columns that are used for pruning; ludic's files hold no statistics of other columns.
 _PROPERTIES = {
     "write.metadata.metrics.default": "none",
     "write.metadata.metrics.column.policy_version": "full",
@@ -39,9 +39,9 @@ _PROPERTIES = {
 def export_iceberg(
     root: Root, folder: Folder = "rollouts", catalog: Path | None = None, track: Track = untracked
 ) -> TableReport:
-    """Make the Iceberg table ludic.{folder} name the files that are there now; does nothing when it does.
+    """Update the Iceberg table ludic.{folder} to the files that exist now; does nothing if they are the same.
 
-    catalog: local folder of the catalog; {root}/iceberg by default, where the root is local.
+    catalog: local folder of the catalog; None means {root}/iceberg, which needs a local root.
     """
     home = _home(root, catalog)
     files = {file.name: file for file in current_files(root, folder)}
@@ -63,7 +63,7 @@ def export_iceberg(
 
 
 def open_catalog(home: Path) -> "SqlCatalog":
-    """The catalog in a local folder, which is made when it is not there; for the caller to close."""
+    """Open the catalog in a local folder, or create it; the caller closes it."""
     from pyiceberg.catalog.sql import SqlCatalog
 
     home.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def open_catalog(home: Path) -> "SqlCatalog":
 
 
 def _s3_properties() -> dict[str, str]:
-    """Where S3 is, from the environment that ludic itself uses; credentials are found by pyarrow."""
+    """Return endpoint and region of S3, from the environment that ludic itself uses; pyarrow finds credentials."""
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     found = {"s3.endpoint": endpoint, "s3.region": region}
@@ -88,7 +88,7 @@ def _home(root: Root, catalog: Path | None) -> Path:
 
 
 def _table(catalog: "SqlCatalog", root: Root, folder: Folder) -> "Table":
-    """The table, made when it is not there, with the columns of the run's schema."""
+    """Open the table, or create it, and add missing columns of the run's schema."""
     schema = rollouts_schema(root.run.extra_columns)
     catalog.create_namespace_if_not_exists(NAMESPACE)
     table = catalog.create_table_if_not_exists(f"{NAMESPACE}.{folder}", schema=schema, properties=_PROPERTIES)
@@ -98,7 +98,7 @@ def _table(catalog: "SqlCatalog", root: Root, folder: Folder) -> "Table":
 
 
 def _url(root: Root, name: str) -> str:
-    """As Iceberg names a file: with its protocol, and as it lies there."""
+    """Return the URL of a file for Iceberg, with its protocol and its path as stored."""
     if root.is_local:
         return f"file://{root.at(name)}"
     protocol = root.url.partition("://")[0]
@@ -108,7 +108,7 @@ def _url(root: Root, name: str) -> str:
 
 
 def _names(table: "Table", root: Root) -> set[str]:
-    """Files of the table, as names below the root. Raises ConfigError where some are of another root."""
+    """Return the table's files as names below the root. Raises ConfigError if a file belongs to another root."""
     prefix = _url(root, "")
     paths = table.inspect.files().column("file_path").to_pylist()
     foreign = next((path for path in paths if not path.startswith(prefix)), None)
@@ -118,7 +118,7 @@ def _names(table: "Table", root: Root) -> set[str]:
 
 
 def _update(table: "Table", root: Root, footers: Sequence[Footer], gone: Sequence[str]) -> None:
-    """Files in and out, in one commit."""
+    """Add and remove files in one commit."""
     if not footers and not gone:
         return
     with table.transaction() as transaction:
@@ -134,7 +134,7 @@ def _update(table: "Table", root: Root, footers: Sequence[Footer], gone: Sequenc
 
 @contextmanager
 def _explained(where: str) -> Iterator[None]:
-    """Errors of Iceberg's writer, and its absence, in a line."""
+    """Turn errors of Iceberg's writer into StoreErrors of one line; raises ConfigError if pyiceberg is missing."""
     try:
         from pyiceberg.exceptions import CommitFailedException
         from sqlalchemy.exc import SQLAlchemyError

@@ -1,13 +1,13 @@
-"""Bring rollouts that other programs wrote into a root, through the same writer and checks as a worker's.
+"""Import rollouts that other programs wrote into a root, with the same writer and checks as a worker's rollouts.
 
-Reads a peer's file; writes, under the worker_id `import-` and the beginning of a SHA-256 of the file's content and
-of what its path says:
-  imports/{worker_id}.json        put first: which file, read how, and when
+Reads a peer's file, and writes:
+  imports/{worker_id}.json        put first: the file, how it is read, and the time
   rollouts/ and evals/            whole groups only
   imports/{worker_id}.done.json   put last: the report
-All that is written follows from the file's content and the first of these, so an import that was cut short is
-finished by the next, and one that was finished is a no-op. A record that can't be used is refused by itself, with
-its place and reason. Raises ConfigError for a file that holds nothing usable, or was imported in another way.
+The worker_id is `import-` and the beginning of a SHA-256 of the file's content and the fields in its path. All output
+follows from the file's content and imports/{worker_id}.json, so a second call finishes an interrupted import, and does
+nothing after a finished import. A record that can't be used is refused alone, with its line and reason. Raises
+ConfigError if a file holds no usable record, or was imported in another way.
 """
 
 import hashlib
@@ -31,23 +31,23 @@ from ludic.store import RolloutWriter, Root
 from ludic.store.files import Folder
 from ludic.store.json_files import decode_json, encode_json
 
-# Larger than a worker's files, since nobody waits for an import.
+# Larger than a worker's files, since the delay of an import does not matter.
 _GROUPS_A_FILE = 64
 _TOKENS_A_FILE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A record that was left out."""
+    """A record that was not imported."""
 
     line: int
-    """Line or row of the file, from 1."""
+    """Line or row in the file, counted from 1."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportReport:
-    """What became of a file."""
+    """Result of importing a file."""
 
     file: str
     worker_id: str
@@ -57,27 +57,27 @@ class ImportReport:
     num_without_logprobs: int
     num_unscored: int
     kept_as_metadata: Mapping[str, int]
-    """Fields that no column holds, and how many episodes had them."""
+    """Number of episodes by field, for fields that no column holds and that are kept in metadata."""
     not_kept: Mapping[str, int]
-    """Those that are too large for metadata."""
+    """Number of episodes by field, for fields that no column holds and that are too large for metadata."""
     refused: Sequence[Refusal]
     was_there: bool = False
-    """It had been imported before; nothing was written."""
+    """True if the file had been imported before; then nothing was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Importing:
-    """One file on its way into a root."""
+    """The import of one file into a root."""
 
     root: Root
     url: str
     mapping: FormatMapping
     env_name: str
-    """Of records that name no environment."""
+    """Environment of records that name none."""
     path: Mapping[str, str]
-    """What the mapping reads in the file's path."""
+    """Fields that the mapping reads from the file's path."""
     sha256: str
-    """Of the file's content and its `path`: a step that is only in the name tells two equal files apart."""
+    """Digest of the file's content and its `path`: a step given only in the name distinguishes two equal files."""
 
     @classmethod
     def of(cls, root: Root, url: str, mapping: FormatMapping, env_name: str) -> "_Importing":
@@ -96,7 +96,7 @@ class _Importing:
 
 @dataclass(slots=True)
 class _Findings:
-    """What reading a file brings to light."""
+    """Usable and refused records of a file."""
 
     num_records: int = 0
     rows: dict[tuple[str, ...], list[list[Rollout]]] = field(default_factory=dict)
@@ -109,9 +109,10 @@ class _Findings:
 def import_file(
     root: Root, url: str, mapping: FormatMapping, *, env_name: str, tokenizer: str, get_tokenizer: GetTokenizer
 ) -> ImportReport:
-    """Bring one file in; a second call changes nothing. The file's rollouts are in memory at once.
+    """Import one file; a second call changes nothing. All rollouts of the file are in memory at once.
 
-    env_name: of records that name no environment. tokenizer: what get_tokenizer loads, for the books.
+    env_name: environment of records that name none. tokenizer: name of the tokenizer that get_tokenizer loads, which
+    is recorded in imports/.
     """
     job = _Importing.of(root, url, mapping, env_name)
     how = {"format": mapping.name, "mapping_sha256": mapping.sha256, "env_name": env_name, "tokenizer": tokenizer}
@@ -145,7 +146,7 @@ def _read_json(root: Root, name: str) -> dict[str, Any] | None:
 
 
 def _check_same(job: _Importing, how: Mapping[str, str], stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    """Raises ConfigError where the file was imported in another way: it would be there twice."""
+    """Raises ConfigError if the file was imported in another way, since its rollouts would then be stored twice."""
     for name, value in how.items():
         if stored is not None and stored[name] != value:
             raise ConfigError(
@@ -159,7 +160,7 @@ def _check_same(job: _Importing, how: Mapping[str, str], stored: Mapping[str, An
 
 
 def _read(job: _Importing, get_tokenizer: GetTokenizer) -> _Findings:
-    """Every record, used or refused. Raises ConfigError when none can be used."""
+    """Read every record, and use or refuse it. Raises ConfigError if no record can be used."""
     findings = _Findings()
     number = 0
     for line, values in read_records(job.url, job.mapping):
@@ -195,7 +196,7 @@ def _episodes(job: _Importing, record: NumberedRecord, get_tokenizer: GetTokeniz
 
 
 def _add(job: _Importing, findings: _Findings, episode: Episode, number: int) -> None:
-    """Keep an episode's rows with their group, unless the store would refuse them."""
+    """Add an episode's rows to their group. Raises RefusedRecordError if the store would refuse them."""
     rows = job.row_maker.rows(episode, number)
     _check(job, rows)
     key = (episode.group, rows[0].env_name, episode.purpose)
@@ -217,7 +218,7 @@ def _check(job: _Importing, rows: Sequence[Rollout]) -> None:
 
 
 def _groups(job: _Importing, findings: _Findings) -> Iterator[RolloutGroup]:
-    """In the order of their first episodes; group_size is what the group really has."""
+    """Yield groups in the order of their first episodes; group_size is the real number of episodes."""
     for (_, env_name, _), episodes in findings.rows.items():
         group_id = episodes[0][0].group_id
         rollouts = tuple(
@@ -229,14 +230,14 @@ def _groups(job: _Importing, findings: _Findings) -> Iterator[RolloutGroup]:
 
 
 def _write(job: _Importing, groups: Sequence[RolloutGroup], created_at: datetime) -> None:
-    """Whole groups, in files that follow from the content alone: what is there already stays as it is."""
+    """Write whole groups, in files that follow from the content alone; files that exist already are unchanged."""
     metadata = RolloutMetadata(worker_id=job.worker_id, timestamp=created_at)
     folders: dict[str, Folder] = {"train": "rollouts", "eval": "evals"}
     for purpose, folder in folders.items():
         chosen = [group for group in groups if group.rollouts[0].purpose == purpose]
         with RolloutWriter(job.root, job.worker_id, folder=folder) as writer:
             for part in _parts(chosen):
-                # One batch a flush, so that the clock has no say in what makes a file.
+                # One flush for each batch, so that the content of a file does not depend on the clock.
                 writer.append(RolloutBatch(groups=part, metadata=metadata))
                 writer.flush()
 

@@ -1,7 +1,7 @@
-"""What a peer's record says under which name: one TOML file a format.
+"""Mappings from a peer's field names to ludic's: one TOML file for each format.
 
-Reads ludic/exchange/formats/NAME.toml or a user's own file; nothing is written. Raises ConfigError that names the
-file and the entry. docs/exchange.md says what each entry means.
+Reads ludic/exchange/formats/NAME.toml or a user's own file; writes nothing. Raises ConfigError, which names the file
+and the entry. docs/exchange.md explains each entry.
 """
 
 import difflib
@@ -48,54 +48,54 @@ FIELDS = (
     "error",
     "metadata",
 )
-"""What a mapping may fill: columns of the rollouts table, and the four that become such: prompt (text, or messages),
-completion (text), messages (of the whole conversation), and group (what rollouts of one group have in common)."""
+"""Fields that a mapping may fill: columns of the rollouts table, and four fields that columns are made from: prompt
+(text, or messages), completion (text), messages (the whole conversation), and group (a key shared by its rollouts)."""
 
 ANY_NUMBER = "*"
-"""As the place of reward_components: every number of the record that the mapping does not name."""
+"""Value of reward_components in a mapping that means every number of the record that the mapping does not name."""
 
 _ENTRIES = ("container", "layout", "path", "json", "ignore", "fields", "reward_weights", "defaults")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FormatMapping:
-    """How to read one peer's files."""
+    """Mapping that tells how to read one peer's files."""
 
     name: str
     sha256: str
-    """Of the mapping file: an import under another mapping is another import."""
+    """Digest of the mapping file: an import with another mapping is another import."""
     container: Container
     layout: Layout
     """rollouts: a record is a rollout. episodes: a record is an episode of verifiers, with its message graph."""
     path: re.Pattern[str] | None
-    """Named groups of what it finds in a file's path are fields of each record that has none of that name."""
+    """Pattern searched in a file's path; its named groups become fields of each record that lacks them."""
     json: frozenset[str]
-    """Fields whose text is JSON."""
+    """Fields whose text is parsed as JSON."""
     ignore: frozenset[str]
-    """Fields that say nothing new; neither kept nor reported."""
+    """Redundant fields, which are not kept and not reported."""
     fields: Mapping[str, tuple[str, ...]]
-    """For each of FIELDS, and for the run's own columns x_*, where it may be in a record; the first that is there
-    counts. A dot leads into an object."""
+    """Names in a record for each of FIELDS and of the run's own columns x_*; the first that is present is used. A dot
+    separates the names of nested objects."""
     reward_weights: Mapping[str, float]
-    """Of reward_components, where the record has no episode_reward; 1 each if empty."""
+    """Weights of reward_components in the reward of a record without episode_reward; if empty, each weight is 1."""
     defaults: Mapping[str, Any]
-    """Values of FIELDS that no record has."""
+    """Values of FIELDS for records that lack them."""
 
     @property
     def known(self) -> frozenset[str]:
-        """Names at the top of a record that the mapping speaks of."""
+        """Top-level names of a record that the mapping uses or ignores."""
         places = [place for places in self.fields.values() for place in places]
         return frozenset(place.partition(".")[0] for place in places) | frozenset(places) | self.ignore
 
 
 def format_names() -> list[str]:
-    """Formats that come with ludic."""
+    """Return the names of the formats that come with ludic."""
     files = resources.files("ludic.exchange").joinpath("formats").iterdir()
     return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
 
 
 def load_format(name_or_path: str) -> FormatMapping:
-    """The mapping of a format by its name, or of a .toml file."""
+    """Load the mapping of a format that comes with ludic, by name, or of a user's .toml file."""
     if name_or_path.endswith(".toml"):
         try:
             path = local_path(name_or_path, "--from")

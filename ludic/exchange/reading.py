@@ -1,6 +1,6 @@
-"""Records of a peer's file, one by one: lines of JSON or rows of Parquet.
+"""Read the records of a peer's file one by one: lines of JSON or rows of Parquet.
 
-Reads a local path or any fsspec URL. Raises ConfigError for a file that can't be opened or is no such file.
+Reads a local path or any fsspec URL. Raises ConfigError if the file can't be opened or is not of the format.
 """
 
 import hashlib
@@ -20,30 +20,30 @@ from ludic.paths import is_url
 _ROWS_A_BATCH = 256
 
 NumberedRecord = tuple[int, dict[str, Any] | str]
-"""Line or row, from 1, and what it holds, or why it can't be read."""
+"""Line or row, counted from 1, and its values, or the reason that it can't be read."""
 
 
 def digest(url: str) -> str:
-    """SHA-256 of the content, hexadecimal."""
+    """Return the SHA-256 of a file's content, in hexadecimal."""
     with _open(url) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_records(url: str, mapping: FormatMapping) -> Iterator[NumberedRecord]:
-    """Every record; a line that is no JSON object comes with its reason instead."""
+    """Yield every record; for a line that is not a JSON object, the reason instead of values."""
     with _open(url) as file:
         yield from _READERS[mapping.container](file, url, mapping)
 
 
 def path_fields(url: str, mapping: FormatMapping) -> dict[str, str]:
-    """What the mapping reads out of the file's full path."""
+    """Return the fields that the mapping reads from the file's full path."""
     place = url if is_url(url) else Path(url).absolute().as_posix()
     match = mapping.path.search(place) if mapping.path else None
     return {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
 
 
 def _open(url: str) -> Any:
-    """A file open for reading."""
+    """Open a file for reading."""
     try:
         return fsspec.open(url, "rb").open()
     except (OSError, ValueError, ImportError) as error:
@@ -77,7 +77,7 @@ def _read_rows(file: BinaryIO, url: str, mapping: FormatMapping) -> Iterator[Num
 
 
 def _check_columns(names: list[str], url: str, mapping: FormatMapping) -> None:
-    """A table without a field that every record needs is another format's."""
+    """Raises ConfigError if the table lacks a column that every record needs: it is another format's."""
     for field in ("prompt", "completion", "messages"):
         places = mapping.fields.get(field, ())
         if places and not any(place.partition(".")[0] in names for place in places):

@@ -1,6 +1,6 @@
-"""One record of a peer, seen through a mapping: typed values under ludic's names.
+"""One record of a peer, read through a mapping: typed values under ludic's names.
 
-Pure. Raises RefusedRecordError, whose text says which field holds what, and what was wanted.
+Pure. Raises RefusedRecordError, whose text gives the field, the value that was found, and the type that was expected.
 """
 
 import json
@@ -16,33 +16,33 @@ from ludic.errors import SchemaError
 from ludic.exchange.mapping import ANY_NUMBER, FormatMapping
 
 SMALL = 200
-"""Characters of a value that the mapping does not name up to which it is kept as metadata."""
+"""Maximum characters of a value that is kept as metadata though the mapping does not name it."""
 
 
 class RefusedRecordError(SchemaError):
-    """A record that can't become a rollout. It is counted, with its place and this reason."""
+    """A record can't become a rollout. It is counted, and reported with its line and this reason."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """Values by ludic's names; what is null counts as absent."""
+    """Gives a record's values by ludic's names; a null counts as absent."""
 
     values: Mapping[str, Any]
-    """As in the file, with the path's fields."""
+    """Values as in the file, and the fields of its path."""
     mapping: FormatMapping
     own_columns: Mapping[str, str]
-    """The run's own columns, type by name."""
+    """Types of the run's own columns, by name."""
 
     @classmethod
     def of(
         cls, values: Mapping[str, Any], mapping: FormatMapping, path: Mapping[str, str], own_columns: Mapping[str, str]
     ) -> "Record":
-        """Parse fields that are JSON text, and add those of the path that the record lacks."""
+        """Make a record: parse fields that are JSON text, and add fields of the path that the record lacks."""
         parsed = {name: _parse(name, value) if name in mapping.json else value for name, value in values.items()}
         return cls({**path, **parsed}, mapping, own_columns)
 
     def get(self, field: str) -> Any:
-        """The first that is there of the mapping's places, else its default, else None."""
+        """Return the first value present among the mapping's names for a field, else its default, else None."""
         for place in self.mapping.fields.get(field, ()):
             value = _look_up(self.values, place)
             if value is not None:
@@ -66,7 +66,7 @@ class Record:
         raise self._misfit(field, value, "a finite number")
 
     def integer(self, field: str) -> int | None:
-        """Digits count as the number they say, since paths have nothing else."""
+        """Return an integer; text of digits is converted, since fields of a path are text."""
         value = self.get(field)
         if value is None:
             return None
@@ -77,7 +77,7 @@ class Record:
         raise self._misfit(field, value, "a whole number")
 
     def array(self, field: str, dtype: type) -> np.ndarray | None:
-        """(length,) of dtype int32, float32 or bool."""
+        """Return an array of shape (length,). dtype: int32, float32 or bool."""
         value = self.get(field)
         if value is None:
             return None
@@ -87,7 +87,7 @@ class Record:
             raise self._misfit(field, value, f"a list of {np.dtype(dtype)}") from None
 
     def components(self) -> dict[str, float]:
-        """reward_components: an object's numbers, or every number that nothing else names. NaN is left out."""
+        """Return reward_components: an object's numbers, or every number without another use. Only finite numbers."""
         if self._takes_any_number:
             found = {name: value for name, value in self.values.items() if name not in self._named}
         else:
@@ -97,7 +97,10 @@ class Record:
         return {name: float(value) for name, value in found.items() if _is_number(value) and math.isfinite(value)}
 
     def reward(self, components: Mapping[str, float]) -> float | None:
-        """episode_reward, else the weighted sum of the components; None where that is null, or there is neither."""
+        """Return episode_reward, else the weighted sum of the components.
+
+        Returns None if episode_reward is null, or if the record has neither.
+        """
         given = self.number("episode_reward")
         says_null = any(place in self.values for place in self.mapping.fields.get("episode_reward", ()))
         if given is not None or says_null or not components:
@@ -106,14 +109,16 @@ class Record:
         return sum(weight * components[name] for name, weight in weights.items() if name in components)
 
     def extra(self) -> dict[str, Any]:
-        """Values of the run's own columns: mapped, or of the same name in the record."""
+        """Return values of the run's own columns: mapped, or of the same name in the record."""
         found = {name: self.get(name) for name in self.mapping.fields if name.startswith("x_")}
         found |= {name: self.values[name] for name in self.own_columns if name in self.values}
         return {name: value for name, value in found.items() if value is not None}
 
     def leftovers(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Metadata, which is what the mapping sends there and what it does not name and is small; and the names of
-        what is too large for that."""
+        """Return metadata, and the names of fields that are too large for metadata.
+
+        Metadata holds fields that the mapping sends there, and small fields that it does not name.
+        """
         mapped: dict[str, Any] = {}
         for place in self.mapping.fields.get("metadata", ()):
             value = _look_up(self.values, place)
@@ -140,7 +145,10 @@ class Record:
 
 
 def to_array(values: Any, dtype: type) -> np.ndarray:
-    """(length,) of dtype int32, float32 or bool. Raises ValueError for what is no such list."""
+    """Convert a list to an array of shape (length,). Raises ValueError if its values do not fit the dtype.
+
+    dtype: int32, float32 or bool.
+    """
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in _KINDS[dtype]):
         raise ValueError("no list of numbers")
@@ -151,7 +159,7 @@ def to_array(values: Any, dtype: type) -> np.ndarray:
 
 
 _KINDS = {np.int32: "iu", np.float32: "iuf", np.bool_: "biu"}
-"""Kinds of NumPy types that may become one."""
+"""Kinds of NumPy types that may be converted to each dtype."""
 
 
 def _parse(name: str, value: Any) -> Any:
@@ -164,7 +172,7 @@ def _parse(name: str, value: Any) -> Any:
 
 
 def _look_up(values: Mapping[str, Any], place: str) -> Any:
-    """A field, or what a dotted path leads to; None where there is none."""
+    """Return the value of a field or of a dotted path; None if there is no such field."""
     if place in values:
         return values[place]
     value: Any = values
@@ -178,7 +186,7 @@ def _is_number(value: Any) -> bool:
 
 
 def as_texts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Texts as they are, anything else as JSON, nothing for null."""
+    """Return values as text: text unchanged, other values as JSON, nulls left out."""
     return {
         name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
         for name, value in values.items()
@@ -187,7 +195,7 @@ def as_texts(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def keep_small(values: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Those that metadata can hold, as text, and the names of the others."""
+    """Return values that are small enough for metadata, as text, and the names of the others, without nulls."""
     texts = as_texts(values)
     kept = {name: text for name, text in texts.items() if len(text) <= SMALL}
     return kept, tuple(name for name in texts if name not in kept)

@@ -1,4 +1,4 @@
-"""Episodes of peers as rows of the rollouts table. Pure; raises RefusedRecordError for a reward out of range."""
+"""Turn peers' episodes into rows of the rollouts table. Pure; raises RefusedRecordError if a reward is out of range."""
 
 import uuid
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from ludic.records import Rollout
 from ludic.store import RunConfig
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
-"""In metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""
+"""Metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""
 
 _NAMESPACE = uuid.UUID("6d0f4a2e-9c1b-5e57-8a43-0f6c1f2b7d90")
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -22,17 +22,17 @@ _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowMaker:
-    """What the rows of one file have in common."""
+    """Makes the rows of one file, from the values that they share."""
 
     sha256: str
-    """Of the import; all ids follow from it and from an episode's place."""
+    """Digest of the import; all ids follow from it and from the number of an episode in the file."""
     run: RunConfig
-    """How a rollout was sampled, where the peer does not say."""
+    """Sampling settings of rollouts for which the peer gives none."""
     env_name: str
-    """Of records that name no environment."""
+    """Environment of records that name none."""
 
     def rows(self, episode: Episode, number: int) -> list[Rollout]:
-        """A row for each transcript, as if the episode were a group by itself. number: its place in the file."""
+        """Return a row for each transcript, as if the episode were a group of one. number: its index in the file."""
         return [self._row(episode, number, segment) for segment in range(len(episode.transcripts))]
 
     def _row(self, episode: Episode, number: int, segment: int) -> Rollout:
@@ -79,12 +79,12 @@ class RowMaker:
         return {**of_run, "seed": 0, **episode.sampling}
 
     def _id(self, kind: str, *numbers: int) -> str:
-        """The same for the same content: a uuid5."""
+        """Return a uuid5, which is the same for the same content."""
         return str(uuid.uuid5(_NAMESPACE, "/".join([self.sha256, kind, *map(str, numbers)])))
 
 
 def _logprobs(transcript: Transcript) -> np.ndarray:
-    """(response_length,) float32; zeros where there are none, and where nothing was sampled."""
+    """Return logprobs, (response_length,) float32; 0 where the peer wrote none, and for tokens not sampled."""
     if transcript.response_logprobs is None:
         return np.zeros(len(transcript.response_tokens), np.float32)
     mask, logprobs = transcript.action_mask, transcript.response_logprobs
@@ -92,7 +92,7 @@ def _logprobs(transcript: Transcript) -> np.ndarray:
 
 
 def _token_rewards(transcript: Transcript, reward: float | None) -> np.ndarray:
-    """(response_length,) float32: the peer's, else the reward at the last token."""
+    """Return token rewards, (response_length,) float32: the peer's, else the reward at the last token."""
     if transcript.token_rewards is not None:
         return transcript.token_rewards
     if reward is not None and not abs(reward) <= _LARGEST_REWARD:

@@ -1,6 +1,6 @@
-"""What tables over a root's files have in common: what they must know of a file, and what an export changed.
+"""Code shared by the exports to table formats: footers of files, and the report of an export.
 
-Reads footers. A broken file is left out with its reason, as it is by readers.
+Reads footers. A broken file is left out with its reason, as in readers.
 """
 
 from collections.abc import Collection, Mapping
@@ -17,7 +17,7 @@ _CONCURRENT_READS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """A sound file."""
+    """A sound file, with its size and number of rows."""
 
     file: RolloutFile
     size_bytes: int
@@ -26,25 +26,25 @@ class Footer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableReport:
-    """What an export changed in a table."""
+    """Changes that an export made to a table."""
 
     location: str
     version: int
-    """Of a Delta table, its version; of an Iceberg table, its snapshots."""
+    """Version of a Delta table, or number of snapshots of an Iceberg table."""
     num_added: int
     num_removed: int
     num_files: int
-    """In the table now."""
+    """Number of files in the table after the export."""
     left_out: Mapping[str, str]
-    """Broken files by name, and why."""
+    """Reason by name of each broken file."""
 
 
 def read_footers(
     root: Root, files: Collection[RolloutFile], sizes: Mapping[str, int], track: Track = untracked
 ) -> tuple[list[Footer], dict[str, str]]:
-    """The sound ones of `files`, and why others are left out. One that vanished meanwhile is in neither.
+    """Return the footers of the sound files, and the reason by name of each broken file.
 
-    sizes: in bytes, by name.
+    A file that vanished is in neither. sizes: bytes by name.
     """
 
     def read(file: RolloutFile) -> Footer | str | None:

@@ -1,7 +1,7 @@
-"""Token transcripts of what peers wrote: from their tokens, from conversations, or from two texts.
+"""Make token transcripts of peers' rollouts from conversations or from two texts, and their messages and agent steps.
 
-Pure but for the tokenizer that it is given. Raises RefusedRecordError for what makes no transcript, ModelError for
-a tokenizer without a usable chat template.
+Pure except for the given tokenizer. Raises RefusedRecordError if a record makes no transcript, ModelError if the
+tokenizer has no usable chat template.
 """
 
 import json
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """One row's tokens, and what they say."""
+    """Tokens, messages and agent steps of one row."""
 
     prompt_tokens: np.ndarray
     """(prompt_length,) int32."""
     response_tokens: np.ndarray
     """(response_length,) int32; every list below is as long."""
     response_logprobs: np.ndarray | None
-    """(response_length,) float32, nats; None: the peer did not write them."""
+    """(response_length,) float32, nats; None if the peer did not write them."""
     action_mask: np.ndarray | None
-    """(response_length,) bool; None when all tokens were sampled."""
+    """(response_length,) bool; None if all tokens were sampled."""
     token_rewards: np.ndarray | None = None
-    """(response_length,) float32; None: the reward of the episode falls at its end."""
+    """(response_length,) float32; None puts the reward of the episode at its end."""
     messages: tuple[Message, ...]
     agent_steps: tuple[AgentStep, ...]
 
@@ -40,7 +40,7 @@ class Transcript:
 def from_texts(
     tokenizer: "PreTrainedTokenizerBase", prompt: str | Sequence[Message], completion: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of prompt and completion. A prompt of messages is rendered; a text is taken as it stands."""
+    """Return the tokens of prompt and completion. A prompt of messages is rendered; a text is encoded unchanged."""
     prompt_tokens = _encode(tokenizer, prompt) if isinstance(prompt, str) else render_prompt(tokenizer, prompt)
     return prompt_tokens, _encode(tokenizer, completion)
 
@@ -48,10 +48,11 @@ def from_texts(
 def from_conversation(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], sampled: Sequence[int]
 ) -> Iterator[Transcript]:
-    """The rows of a conversation whose messages at `sampled` the model said.
+    """Yield the rows of a conversation. sampled: indexes of the messages that the model sampled.
 
-    Each of them is rendered with what came before it, as an engine would have been asked. A prompt that does not
-    extend the transcript, because the template rewrites history, starts a new row, as in a run of ludic.
+    Each of these messages is rendered with the messages before it as prompt, as a request to an engine would be. If a
+    prompt does not extend the transcript, because the template rewrites history, it starts a new row, as in a run of
+    ludic.
     """
     row: _Row | None = None
     for turn, place in enumerate(sampled):
@@ -70,13 +71,13 @@ def from_conversation(
 def single_turn_step(
     length: int, finish_reason: FinishReason | None, messages: Sequence[Message]
 ) -> tuple[AgentStep, ...]:
-    """The step of a response that is one completion."""
+    """Return the agent step of a response that is one completion."""
     action = messages[-1].content if messages and messages[-1].role == "assistant" else None
     return (AgentStep(turn=0, action_target="env", start=0, end=length, finish_reason=finish_reason, action=action),)
 
 
 def to_message(value: Any) -> Message:
-    """A message as OpenAI's chat format has it, or as verifiers does; tool calls may be JSON text."""
+    """Convert a message of OpenAI's chat format or of verifiers; tool calls may be JSON text."""
     if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
         raise RefusedRecordError(f"a message is {str(value)[:60]!r}, wanted an object with role and content")
     calls = value.get("tool_calls") or []
@@ -107,7 +108,7 @@ def _to_tool_call(call: Mapping[str, Any]) -> ToolCall:
 
 
 def _content_text(content: Any) -> str:
-    """Text of a message, that of its parts where it has several; images are left out."""
+    """Return the text of a message, or of its parts joined by newlines; images are left out."""
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else []
@@ -129,7 +130,10 @@ class _Row:
         return len(prompt) >= len(tokens) and np.array_equal(prompt[: len(tokens)], tokens)
 
     def add(self, turn: int, prompt: np.ndarray, completion: np.ndarray, messages: Sequence[Message]) -> None:
-        """What the prompt adds (mask 0), then the completion (mask 1). messages: up to the completion's."""
+        """Append the new tokens of the prompt (mask 0), then the completion (mask 1).
+
+        messages: all messages up to the completion, included.
+        """
         suffix = prompt[len(self._prompt) + len(self._response) :]
         start = len(self._response) + len(suffix)
         self._response = np.concatenate([self._response, suffix, completion])
@@ -158,10 +162,10 @@ class _Row:
 
 
 def _completion(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], prompt: np.ndarray) -> np.ndarray:
-    """(length,) int32: what the last message adds to its prompt, up to the token that ends it."""
+    """Return the tokens that the last message adds to its prompt, (length,) int32, up to the end token."""
     whole = render_prompt(tokenizer, messages, add_generation_prompt=False)
     if not np.array_equal(whole[: len(prompt)], prompt):
-        # The template writes a past answer in another way than a coming one, so its text has to do.
+        # The template renders a past answer differently from a new one, so encode the answer's text alone.
         return _encode(tokenizer, messages[-1].content)
     completion = whole[len(prompt) :]
     ends = np.flatnonzero(completion == tokenizer.eos_token_id)

@@ -1,8 +1,9 @@
-"""Episodes of verifiers, which prime-rl logs: message graphs whose paths are token transcripts.
+"""Read episodes of verifiers, which prime-rl logs: message graphs whose paths are token transcripts.
 
-A trace of an agent that is trained becomes an episode of ludic; each path from a root of its graph to a leaf, a
-branch, becomes a row. What several branches share is sampled in the first of them and context in the others, as
-prime-rl trains it (iter_trainable_branches). Pure but for the tokenizer. Raises RefusedRecordError.
+A trace of a trainable agent becomes an episode of ludic, and each branch, a path from a root of its graph to a leaf,
+becomes a row. A node that several branches share is sampled in the first of them and context in the others, as
+prime-rl trains it (iter_trainable_branches). Pure except for the tokenizer. Raises RefusedRecordError if a record can't
+be used.
 """
 
 import json
@@ -25,14 +26,14 @@ _TRUNCATION_REASONS = {
     "max_output_tokens": "max_seq_len",
     "max_total_tokens": "max_seq_len",
 }
-"""Stop conditions that are limits (Trace.is_truncated), in the words of the rollouts table."""
+"""truncation_reason of the rollouts table, by stop condition of verifiers that is a limit (Trace.is_truncated)."""
 
 _KNOWN = frozenset({"agent", "nodes", "calls", "rewards", "ok", "errors", "task", "version", "is_completed"})
-"""Fields of a trace that are read, or that say nothing new."""
+"""Fields of a trace that are read or redundant."""
 
 
 def verifiers_episodes(record: Record, get_tokenizer: GetTokenizer) -> Iterator[Episode]:
-    """One episode for each trace of an agent that is trained. Those of one agent in one group share a baseline."""
+    """Yield one episode for each trace of a trainable agent. Episodes of one agent in one group share a baseline."""
     traces = record.values.get("traces") or []
     trained = [trace for trace in traces if trace.get("agent", {}).get("trainable", True)]
     if not trained:
@@ -72,20 +73,20 @@ def _episode(record: Record, trace: Json, get_tokenizer: GetTokenizer) -> Episod
 
 
 def _reason(values: Json) -> str:
-    """The last error of an episode or a trace, after a colon."""
+    """Return the last error of an episode or a trace, after a colon; empty if there is none."""
     errors = values.get("errors") or []
     return f": {errors[-1].get('type')}: {errors[-1].get('message')}" if errors else ""
 
 
 def _sampling(calls: Sequence[Json]) -> dict[str, Any]:
-    """How the first call was sampled."""
+    """Return temperature, top_p and max_tokens of the first call that has sampling settings."""
     first: Json = next((call["sampling"] for call in calls if call.get("sampling")), {})
     numbers = {"temperature": float, "top_p": float, "max_tokens": int}
     return {name: kind(first[name]) for name, kind in numbers.items() if first.get(name) is not None}
 
 
 def _leftovers(record: Record, trace: Json) -> tuple[dict[str, str], tuple[str, ...]]:
-    """As Record.leftovers, with those of the trace and the ids of both."""
+    """Return Record.leftovers, with the unused fields of the trace and the ids of episode and trace."""
     metadata, not_kept = record.leftovers()
     unnamed = {f"trace.{name}": value for name, value in trace.items() if name not in _KNOWN and value not in ([], {})}
     kept, too_large = keep_small({"episode.id": record.values.get("id")} | unnamed)
@@ -93,7 +94,7 @@ def _leftovers(record: Record, trace: Json) -> tuple[dict[str, str], tuple[str, 
 
 
 def _branches(nodes: Sequence[Json], calls: Sequence[Json], get_tokenizer: GetTokenizer) -> Iterator[Transcript]:
-    """A transcript for each path from a root to a leaf on which the model said something new."""
+    """Yield a transcript for each path from a root to a leaf that has a new sampled node."""
     parents = {node["parent"] for node in nodes if node.get("parent") is not None}
     ends = {call["node"]: call.get("finish_reason") for call in calls if call.get("node") is not None}
     said: set[int] = set()
@@ -104,7 +105,7 @@ def _branches(nodes: Sequence[Json], calls: Sequence[Json], get_tokenizer: GetTo
         if new and all(nodes[place].get("token_ids") for place in new):
             yield _branch(nodes, path, new, ends)
         elif new:
-            # A client without a renderer stores texts only.
+            # A client without a renderer stores only texts.
             messages = [to_message(nodes[place]["message"]) for place in path]
             yield from from_conversation(get_tokenizer(), messages, [path.index(place) for place in new])
 
@@ -123,7 +124,7 @@ def _path_to(nodes: Sequence[Json], leaf: int) -> list[int]:
 def _branch(
     nodes: Sequence[Json], path: Sequence[int], new: Sequence[int], ends: Mapping[int, str | None]
 ) -> Transcript:
-    """The concatenated tokens of a path; the response begins with the first token of `new` that was sampled."""
+    """Concatenate the tokens of a path; the response begins with the first sampled token of the nodes `new`."""
     spans = [_span(place, nodes[place], place in new) for place in path]
     tokens, mask, logprobs = (np.concatenate(parts) for parts in zip(*spans, strict=True))
     if not mask.any():
@@ -142,7 +143,7 @@ def _branch(
 
 
 def _span(place: int, node: Json, is_new: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens, mask and logprobs that a node adds, each (length,); NaN where a sampled token has no logprob."""
+    """Return tokens, mask and logprobs of a node, each (length,); NaN for sampled tokens without logprobs."""
     tokens = to_array(node.get("token_ids") or [], np.int32)
     mask = to_array(node.get("mask") or [], np.bool_) if is_new else np.zeros(len(tokens), np.bool_)
     if len(mask) != len(tokens):
@@ -154,7 +155,7 @@ def _span(place: int, node: Json, is_new: bool) -> tuple[np.ndarray, np.ndarray,
 
 
 def _step(turn: int, node: Json, mask: np.ndarray, first: int, finish_reason: str | None) -> AgentStep:
-    """What the model said in a node. mask: (tokens up to the node's end,)."""
+    """Return the agent step of a node. mask: (tokens up to the node's end,)."""
     message = to_message(node["message"])
     sampled = int(np.count_nonzero(to_array(node["mask"], np.bool_)))
     return AgentStep(

@@ -1,10 +1,10 @@
-"""A Hugging Face folder of a run's weights: those of a step's checkpoint, or of a published policy version.
+"""Export a run's weights as a Hugging Face folder, from a step's checkpoint or a published policy version.
 
-Reads checkpoints/ or policies/, and the tokenizer of the run's model; writes a local folder or one on any fsspec
-filesystem. A LoRA adapter is merged into the run's model. A local folder appears whole. Elsewhere config.json comes
-last, without which nothing loads the rest; an export that was cut short is finished by the same call. Nothing is
-overwritten. Raises ConfigError for a step or a version that is not there, naming those that are, and for a target that
-exists; ModelError for a model that an adapter does not fit; StoreError where a filesystem fails.
+Reads checkpoints/ or policies/, and the tokenizer of the run's model; writes a folder on the local disk or any fsspec
+filesystem. A LoRA adapter is merged into the run's model. A local folder appears whole. On other filesystems
+config.json comes last, and no loader accepts a folder without it; the same call finishes an interrupted export. Nothing
+is overwritten. Raises ConfigError if the step or version does not exist, naming those that do, or if the target exists;
+ModelError if an adapter does not fit the model; StoreError if a filesystem fails.
 """
 
 import tempfile
@@ -31,11 +31,11 @@ _MOST_NAMED = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsReport:
-    """What was exported."""
+    """Result of an export of weights."""
 
     location: str
     source: str
-    """Folder below the root."""
+    """Folder below the root from which the weights were exported."""
     num_files: int
     size_bytes: int
 
@@ -43,9 +43,11 @@ class WeightsReport:
 def export_weights(
     root: Root, target: str, *, step: int | None = None, version: int | None = None, model: str | None = None
 ) -> WeightsReport:
-    """Write the folder `target`, a path or a URL; of the newest version where neither step nor version is given.
+    """Export weights to the folder `target`, a path or a URL; the newest version if step and version are both None.
 
-    step: of a checkpoint; where several attempts have one, that which the run stands on, else the newest.
+    step: step of a checkpoint. If several attempts have one, the checkpoint on the chain of the newest attempt is used,
+    else the newest.
+    model: passed to `first_model` to find the run's model, into which an adapter is merged.
     """
     assert step is None or version is None
     source = _policy_folder(root, version) if step is None else _checkpoint_folder(root, step)
@@ -64,7 +66,11 @@ def export_weights(
 
 
 def _download(root: Root, source: str, folder: Path) -> None:
-    """A trainer that prunes deletes what makes a folder complete before the weights: if it is there yet, all was."""
+    """Copy weights to a local folder. Raises ConfigError if a trainer deletes them during the copy.
+
+    A trainer that prunes deletes the file that completes a folder before model*.safetensors: if that file still exists
+    after the copy, the weights were whole.
+    """
     with suppress(FileNotFoundError):
         check_folder(root, source)
         root.download(source, folder, leave_out=_OURS)
@@ -74,7 +80,7 @@ def _download(root: Root, source: str, folder: Path) -> None:
 
 
 def _merge_adapter(model: Path, folder: Path, where: str) -> None:
-    """Put whole weights in the place of a LoRA adapter of `model`, so that whoever loads them need not know of it."""
+    """Replace a LoRA adapter of `model` by merged whole weights, which any program can load without the adapter."""
     merged = merge_adapter(load_model(str(model)), str(folder), where=where)
     for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
         (folder / file).unlink()
@@ -105,7 +111,7 @@ def _policy_folder(root: Root, version: int | None) -> str:
 
 
 def _named(noun: str, numbers: Sequence[int]) -> str:
-    """The newest of them in words."""
+    """Return the newest numbers as text, and how many older ones there are."""
     if not numbers:
         return f"no {noun}s"
     older = f" and {len(numbers) - _MOST_NAMED} older ones" if len(numbers) > _MOST_NAMED else ""
@@ -119,7 +125,7 @@ def _refuse_to_overwrite(storage: Storage) -> None:
 
 
 def _staging_folder(storage: Storage) -> tempfile.TemporaryDirectory[str]:
-    """On the disk of a local target, so that its folder can be moved there at once."""
+    """Make a temporary folder, on the same disk as a local target, so that a rename can move it there at once."""
     if not storage.is_local:
         return tempfile.TemporaryDirectory(prefix="ludic-export-")
     parent = Path(storage.path).parent
@@ -134,7 +140,7 @@ def _publish(folder: Path, storage: Storage) -> None:
     if storage.is_local:
         try:
             folder.rename(storage.path)
-        except OSError as error:  # somebody made one meanwhile
+        except OSError as error:  # another process may have made the folder
             raise ConfigError(f"{storage.url} can't be made: {error.strerror or error}") from error
         return
     files = sorted((file for file in folder.rglob("*") if file.is_file()), key=lambda file: file.name == "config.json")

@@ -1,7 +1,7 @@
-"""Whole rows of a root as a stream that holds one row group at a time, however long the rollouts are.
+"""Stream whole rows of a root with one row group in memory at a time, however long the rollouts are.
 
 Reads rollouts/ or evals/, file by file in the order of versions. A broken file is left out with a warning. Raises
-StoreError when a file is deleted before its turn.
+StoreError if a file is deleted before it is read.
 """
 
 import logging
@@ -22,7 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 def whole_rows(root: Root, folder: Folder = "rollouts", rollout_ids: Set[str] | None = None) -> pa.RecordBatchReader:
-    """All columns of all rows, or of those with these ids; each row once, although compaction may have doubled it."""
+    """Return all columns of all rows, each row once, although compaction may have doubled it.
+
+    rollout_ids: return only rows with these ids; None means all rows.
+    """
     schema = rollouts_schema(root.run.extra_columns)
     return pa.RecordBatchReader.from_batches(schema, _batches(root, folder, schema, rollout_ids))
 

@@ -1,8 +1,8 @@
-"""Is a root sound? Every file against its name and its schema, weights and checkpoints whole, and the data checks.
+"""Check that a root is sound: files match their names and schemas, weights and checkpoints are whole, data checks pass.
 
-Reads all files below the root; with `repair` sets broken ones aside and deletes old temporary files. What is wrong
-becomes a Finding. A filesystem that fails raises StoreError: what can't be reached is not called broken. Files that
-vanish while they are checked are left alone, since a run may delete them.
+Reads all files below the root; with `repair`, also sets broken files aside and deletes old temporary files. Each
+problem becomes a Finding. Raises StoreError if the filesystem fails: a file that can't be reached is not reported as
+broken. Files that vanish while they are checked are ignored, since a run may delete them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,10 @@ __all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", 
 
 
 def check_root(root: Root, track: Track = untracked, *, repair: bool = False) -> Report:
-    """Everything that is wrong with a run, file by file, then check by check. Raises StoreError."""
+    """Return all problems of a run, file by file, then check by check. Raises StoreError if the filesystem fails.
+
+    repair: also set broken files aside and delete old temporary files.
+    """
     rows = RowChecks()
     stored = check_tables(root, rows, track)
     findings = sorted((finding for file in stored for finding in file.findings), key=lambda finding: finding.check)

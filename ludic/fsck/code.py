@@ -1,4 +1,4 @@
-"""code/: is each copy of a user's file the text that its name says, and can each list be read? Nothing is run."""
+"""Check code/: each copy of a user's file matches the digest in its name, and each list can be read. Runs no code."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,7 +12,7 @@ from ludic.user_files import digest
 
 
 def check_code(root: Root) -> Iterator[Finding]:
-    """Raises StoreError when the filesystem fails."""
+    """Check all files of code/. Raises StoreError if the filesystem fails."""
     for name in root.list("code"):
         with suppress(FileNotFoundError):
             yield from _check_file(root, name)

@@ -1,7 +1,7 @@
-"""Compaction: whether compacted files agree with their plans and with each other, and what was cut short.
+"""Check compacted files against their plans and each other, and find interrupted compactions.
 
-Rows against footers is for ludic.fsck.tables, and that none is lost for ludic/sql/checks/lost_sources.sql.
-Raises StoreError when the filesystem fails.
+ludic.fsck.tables compares rows with footers, and ludic/sql/checks/lost_sources.sql finds lost sources.
+Raises StoreError if the filesystem fails.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ _RUN_COMPACT = "`ludic compact` does"
 
 
 def check_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Finding]:
-    """What is wrong. stored: all files of rollouts/ and evals/."""
+    """Find compacted files and plans that are wrong. stored: all files of rollouts/ and evals/."""
     plans = read_plans(root)
     for plan in plans:
         if not plan.outputs:
@@ -37,7 +37,7 @@ def check_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Finding
 
 
 def unfinished_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Finding]:
-    """What a compactor that was killed left: outputs to be made, and files that an output replaces."""
+    """Find the leftovers of killed compactors: outputs not made yet, and replaced files not deleted yet."""
     names = {file.name for file in stored}
     held = {file.name: _source_names(file) for file in stored}
     for output, sources in _planned(read_plans(root)).items():
@@ -50,7 +50,7 @@ def unfinished_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Fi
 
 
 def _planned(plans: Sequence[Plan]) -> dict[str, set[str]]:
-    """Names of the files that each output is to replace."""
+    """Return the names of the files that each output replaces, by the output's name."""
     return {
         output.file.name: {_source_name(output.file, *source) for source in output.sources}
         for plan in plans
@@ -59,7 +59,7 @@ def _planned(plans: Sequence[Plan]) -> dict[str, set[str]]:
 
 
 def _source_names(file: Checked) -> set[str]:
-    """Names of the files whose rows a compacted one holds; empty for any other file."""
+    """Return the names of the files whose rows a compacted file holds; empty for any other file."""
     compacted = RolloutFile.parse(file.name)
     assert compacted is not None or not file.sources
     return {_source_name(compacted, *source) for source in file.sources} if compacted else set()

@@ -1,4 +1,4 @@
-"""The data checks of ludic/sql/checks/ that compare rows with each other, and notes, over what is readable."""
+"""Run the data checks of ludic/sql/checks/ that compare rows with each other, and the notes, over readable files."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,13 +12,13 @@ from ludic.store.track import Track, untracked
 
 
 def check_data(root: Root, without: Iterable[str], track: Track = untracked) -> Iterator[Finding]:
-    """Each check that returns rows shows the first of them. without: names of files that can't be read."""
+    """Run the checks; findings show the first rows of each check's result. without: names of unreadable files."""
     checks = {name: sql for name, sql in load_checks().items() if name not in ROW_CHECKS}
     return _run(root, without, track(checks.items(), len(checks), "data checks"))
 
 
 def note_data(root: Root, without: Iterable[str]) -> Iterator[Finding]:
-    """What the queries of ludic/sql/notes/ return, in the same way."""
+    """Run the queries of ludic/sql/notes/; findings and `without` are as in check_data."""
     return _run(root, without, load_notes().items())
 
 

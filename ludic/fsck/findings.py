@@ -1,4 +1,4 @@
-"""What checks find, and what each check looks for."""
+"""Findings of checks, and the meaning of each check."""
 
 from dataclasses import dataclass
 
@@ -8,26 +8,26 @@ from ludic.sql.library import load_checks, load_notes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, or that is worth a note."""
+    """One problem, or one thing that is worth a note."""
 
     check: str
     """A key of MEANINGS, or the name of a file in ludic/sql/checks/ or ludic/sql/notes/."""
     where: str
-    """A name below the root; empty for what spans files."""
+    """Name of the file or folder below the root; empty if the finding spans files."""
     problem: str
-    """What was found, and what to do."""
+    """The problem, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A root as it is now."""
+    """Findings of all checks on a root."""
 
     findings: list[Finding]
-    """What is wrong; a root without any is sound."""
+    """Problems that remain; a root without findings is sound."""
     notes: list[Finding]
-    """What somebody may want to know, and harms nobody."""
+    """Harmless facts that are worth knowing."""
     repaired: list[Finding]
-    """What was wrong, or left over, and was put right."""
+    """Problems and leftovers that were repaired."""
 
 
 MEANINGS = {
@@ -51,7 +51,7 @@ MEANINGS = {
 
 
 def meaning_of(check: str) -> str:
-    """What a check looks for, in words; those of ludic/sql/checks/ and notes/ say it on their first lines."""
+    """Return the meaning of a check: its text in MEANINGS, or the first comment lines of its SQL file."""
     if check in MEANINGS:
         return MEANINGS[check]
     comment, _, _ = (load_checks() | load_notes())[check].partition("\n-- grain:")
@@ -59,5 +59,5 @@ def meaning_of(check: str) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """An error's message on one line; its name where it says nothing."""
+    """Return an error's message on one line, or the name of its class if the message is empty."""
     return in_a_line(error) or type(error).__name__

@@ -1,6 +1,6 @@
-"""model/: whether what the root keeps of its first model is as it was put.
+"""Check model/: the kept files of the run's first model match their fingerprints.
 
-Raises StoreError when the filesystem fails; what vanishes while it is checked is left out.
+Raises StoreError if the filesystem fails; files that vanish while they are checked are ignored.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from ludic.store.model import IDENTITY, MODEL, ModelIdentity, kept_files, read_i
 
 
 def check_model(root: Root) -> Iterator[Finding]:
-    """Each kept file against its fingerprint; weights only where they are kept. Reads them all."""
+    """Compare each kept file with its fingerprint, reading all of them; weights may be absent from model/."""
     try:
         identity = read_identity(root)
     except SchemaError as error:

@@ -1,6 +1,6 @@
-"""Small files beside the tables, which other checks do not read: whether each is as it was written.
+"""Check small files beside the tables: each is unchanged since it was written.
 
-Raises StoreError when the filesystem fails; what vanishes while it is checked is left out.
+Raises StoreError if the filesystem fails; files that vanish while they are checked are ignored.
 """
 
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""Put right what can be put right without a loss: broken files are set aside, and old temporary files deleted.
+"""Repair a root without losing data: set broken files aside, and delete old temporary files.
 
-A broken file of rollouts/, evals/ or metrics/ is of no use to anybody, and hurts queries. So is the ledger of a
-superseded step. The ledger of a step that counts stays where it is: a copy may mend it, and without it nobody
-knows what that step trained on. Attempts, policies and checkpoints are for people to decide on.
+A broken file of rollouts/, evals/ or metrics/, or a broken ledger of a superseded step, is useless and harms queries.
+The broken ledger of a step that counts is kept: a copy may replace it, and only it says what that step trained on.
+Attempts, policies and checkpoints are left for people to decide on.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from ludic.store.attempts import chain, newest_attempt
 from ludic.store.repair import list_leftovers, set_aside
 
 _OLD_S = 24 * 3600.0
-"""No write takes so long, nor do the clocks of a shared disk's machines differ by so much."""
+"""Age above which a temporary file is deleted: longer than any write, or difference of clocks on a shared disk."""
 
 _ADVICE = (
     "it is kept, for only it says what a step that counts trained on: put a copy of it here, or move it away; "
@@ -24,7 +24,10 @@ _ADVICE = (
 
 
 def set_broken_aside(root: Root, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """What was set aside, and the findings that remain. Raises StoreError; then what was done stays done."""
+    """Set unreadable files aside; return the findings that were repaired, and those that remain.
+
+    Raises StoreError if the filesystem fails; files that are already set aside stay there.
+    """
     repaired: list[Finding] = []
     remaining: list[Finding] = []
     steps = _steps_that_count(root)
@@ -40,7 +43,7 @@ def set_broken_aside(root: Root, findings: Iterable[Finding]) -> tuple[list[Find
 
 
 def delete_leftovers(root: Root) -> Iterator[Finding]:
-    """Delete the temporary files that nobody wrote to for a day."""
+    """Delete temporary files that were last written more than a day ago."""
     for leftover in list_leftovers(root):
         if leftover.age_s > _OLD_S:
             root.delete(leftover.name)
@@ -48,7 +51,7 @@ def delete_leftovers(root: Root) -> Iterator[Finding]:
 
 
 def _counts(name: str, steps: Mapping[int, int | None] | None) -> bool:
-    """Whether a file is the ledger of a step that the run stands on, or may be."""
+    """Return whether a file is, or may be, the ledger of a step on the chain of the newest attempt."""
     place = ledger_place(name)
     if place is None:
         return False
@@ -60,7 +63,10 @@ def _counts(name: str, steps: Mapping[int, int | None] | None) -> bool:
 
 
 def _steps_that_count(root: Root) -> dict[int, int | None] | None:
-    """The last step of each attempt of the chain, None for no limit; None for all where attempts can't be read."""
+    """Return the last step that counts of each attempt on the chain, None for no limit.
+
+    Returns None, so that every step may count, if there is no attempt or if an attempt can't be read.
+    """
     try:
         newest = newest_attempt(root)
         if newest is None:

@@ -1,6 +1,6 @@
-"""The data checks that look at one rollout at a time, over batches of rows that pass by.
+"""Run the data checks that look at one rollout at a time, on batches of rows as files are read.
 
-Over a run's view they would need gigabytes where rollouts are long: DuckDB holds 2,048 lists of tokens at a time.
+On a run's view they would need gigabytes if rollouts are long: DuckDB holds 2,048 lists of tokens at a time.
 """
 
 import re
@@ -17,17 +17,17 @@ from ludic.sql.connect import open_duckdb
 from ludic.sql.library import load_checks, run_query
 
 ROW_CHECKS = ("not_finite", "unequal_lengths")
-"""Those of ludic/sql/checks/ whose answer for a row needs no other row."""
+"""Checks of ludic/sql/checks/ whose result for a row needs no other row."""
 
 MOST_SHOWN = 5
-"""Rows of a check that are listed; the rest is counted."""
+"""Maximum rows of a check that are listed; further rows are only counted."""
 
 _GATHERED_BYTES = 32 << 20
 _MOST_CHARACTERS = 80
 
 
 class RowChecks:
-    """Takes batches of any file, in any order and from several threads, and gathers them for a query of some size."""
+    """Takes batches of any file, in any order, from several threads; runs the checks on each 32 MB of gathered rows."""
 
     def __init__(self) -> None:
         self._con = open_duckdb()
@@ -41,7 +41,7 @@ class RowChecks:
         self._counts: Counter[str] = Counter()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Rows of a rollouts file. Whoever brings enough runs the checks, and all others wait meanwhile."""
+        """Add rows of a rollouts file. The thread that fills the buffer runs the checks; other threads wait for it."""
         rows = pa.Table.from_batches([batch]).select(self._schema.names).cast(self._schema)
         with self._lock:
             self._gathered.append(rows)
@@ -50,7 +50,7 @@ class RowChecks:
                 self._run()
 
     def finish(self) -> Iterator[Finding]:
-        """What was found in all rows."""
+        """Check the remaining rows, and yield the findings for all rows."""
         with self._lock:
             if self._gathered:
                 self._run()
@@ -69,7 +69,7 @@ class RowChecks:
 
 
 def row_findings(check: str, shown: list[dict[str, Any]], num_rows: int) -> Iterator[Finding]:
-    """A finding for each row that is shown, and one for all others."""
+    """Yield a finding for each row that is shown, and one finding for all other rows."""
     for row in shown:
         values = ", ".join(f"{name} {_in_short(value)}" for name, value in row.items())
         yield Finding(check=check, where="", problem=values)

@@ -1,8 +1,8 @@
-"""Parquet files of a root: each is read to its last page, and compared with its name and its schema.
+"""Check the Parquet files of a root: read each to its last page, and compare it with its name and its schema.
 
-Memory is bounded: four files are read at a time, and of each a compressed row group and some 8 MB of its rows are
-held. A file counts as broken only when a copy on the local disk can't be read either: what the network does to a
-read raises StoreError.
+Memory is bounded: four files are read at a time, and of each file a compressed row group and about 8 MB of its rows
+are in memory. A file counts as broken only if a copy on the local disk can't be read either: network errors raise
+StoreError.
 """
 
 import io
@@ -47,7 +47,7 @@ _BATCH_BYTES = 8 << 20
 _COPIED_BYTES = 1 << 20
 _MOST_NAMES = 3
 _BROKEN = (pa.ArrowException, OSError, ValueError)
-"""What pyarrow raises for files that are cut off, damaged or foreign; OSError may also be the filesystem's."""
+"""Errors that pyarrow raises for truncated, damaged or foreign files; OSError may also come from the filesystem."""
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
 _NAMES = {
     "batches": re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet"),
@@ -55,7 +55,7 @@ _NAMES = {
     "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
     "token_stats": TOKEN_STATS_NAME,
 }
-# `ludic export --format delta` keeps its log beside the files that it registers.
+# `ludic export --format delta` writes its log beside the files that it registers.
 _DELTA_LOG = "/_delta_log/"
 _KEYS = {
     "rollouts": ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"],
@@ -68,43 +68,43 @@ _KEYS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footer:
-    """What a Parquet file says of itself."""
+    """Size, number of rows and problem of a Parquet file, from its footer."""
 
     name: str
     size_bytes: int
     num_rows: int = 0
     problem: str | None = None
-    """Why it can't be used; None for a sound one."""
+    """Why the file can't be used; None if it is sound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file that was read."""
+    """The result of checking one file."""
 
     name: str
     findings: tuple[Finding, ...] = ()
     sources: tuple[Source, ...] = ()
-    """Of a compacted file, as its footer names them."""
+    """Sources of a compacted file, as its footer names them."""
     has_digests: bool = True
-    """False for a sound file whose writer left none."""
+    """False for a sound file whose writer stored no digests."""
 
 
 def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[Checked]:
-    """Read every file of TABLES, and show the rollouts to `rows`; a file that vanishes meanwhile has no findings."""
+    """Read every file of TABLES, and pass the rollouts to `rows`; a file that vanishes in between has no findings."""
     names = [name for folder in TABLES for name in root.list(folder) if _DELTA_LOG not in name]
     with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
         return list(track(pool.map(lambda name: check_file(root, name, rows), names), len(names), "files"))
 
 
 def read_footers(root: Root, folder: str, track: Track = untracked) -> list[Footer]:
-    """Size, rows and problem of each Parquet file of a folder of TABLES, by its footer alone."""
+    """Return size, number of rows and problem of each Parquet file of a folder of TABLES, reading only footers."""
     sizes = {name: size for name, size in root.sizes(folder).items() if _is_table(name)}
     with ThreadPoolExecutor(8) as pool:
         return list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), sizes), len(sizes), folder))
 
 
 def ledger_place(name: str) -> tuple[int, int] | None:
-    """attempt_id and step of a file of batches/; None for any other name."""
+    """Return attempt_id and step of a file of batches/; None for any other name."""
     match = _NAMES["batches"].fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -131,7 +131,7 @@ def _problem(name: str, error: Exception) -> str:
 
 
 def check_file(root: Root, name: str, rows: RowChecks | None = None) -> Checked:
-    """Read one file of TABLES, and show its rollouts to `rows`. Raises StoreError."""
+    """Read one file of TABLES, and pass its rollouts to `rows`. Raises StoreError if the filesystem fails."""
     try:
         content = _read(root, name, rows) if name.endswith(".parquet") else None
     except FileNotFoundError:
@@ -152,35 +152,39 @@ def _is_name(name: str) -> bool:
 
 @dataclass(slots=True)
 class _Content:
-    """What the rows of a file say of themselves."""
+    """Keys of a file's rows, for comparison with its name and its footer."""
 
     runs: set[str] = field(default_factory=set)
-    """run_ids."""
+    """run_ids of the rows."""
     homes: set[str] = field(default_factory=set)
-    """Names of the files that the rows were committed in."""
+    """Names of the files in which the rows were committed."""
     scattered: set[str] = field(default_factory=set)
-    """group_ids that come again after another one."""
+    """group_ids whose rows are not contiguous."""
     sources: tuple[Source, ...] = ()
-    """Of a compacted file, as its footer names them."""
+    """Sources of a compacted file, as its footer names them."""
     has_digests: bool = False
 
 
 def _read(root: Root, name: str, rows: RowChecks | None) -> _Content:
-    """Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError."""
+    """Read all of a file, from a local copy if a direct read fails.
+
+    Raises SchemaError if the file is broken or foreign, FileNotFoundError if it does not exist, StoreError if the
+    filesystem fails.
+    """
     try:
         with root.open_file(name) as source:
             return read_content(source, name, rows)
     except (LudicError, FileNotFoundError):
         raise
     except Exception:
-        # A network fails in many ways while pyarrow reads: only a copy of the whole file tells.
+        # A network fails in many ways while pyarrow reads: only a copy of the whole file shows if the file is broken.
         with tempfile.TemporaryFile() as copy:
             _copy(root, name, copy)
             return _read_copy(copy, name, rows)
 
 
 def _copy(root: Root, name: str, target: BinaryIO) -> None:
-    """Raises StoreError when the filesystem fails, also where it does so without a word."""
+    """Copy a file to `target`. Raises StoreError if the filesystem fails, or if it silently returns too few bytes."""
     with root.explained(name), root.open_file(name) as source:
         num_bytes = source.seek(0, io.SEEK_END)
         source.seek(0)
@@ -199,7 +203,7 @@ def _read_copy(copy: BinaryIO, name: str, rows: RowChecks | None) -> _Content:
 
 
 def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> _Content:
-    """Read all of a file. Raises SchemaError where it is not what was written, and what pyarrow raises."""
+    """Read all of a file. Raises SchemaError if the file is not as it was written, and pyarrow's errors."""
     table, file = _table_of(name), RolloutFile.parse(name)
     content = _Content()
     groups: list[str] = []
@@ -221,7 +225,7 @@ def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> 
 
 
 def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks | None) -> Iterator[pa.Table]:
-    """The key columns of each row group, after all of its columns were decoded and `rows` has seen them."""
+    """Decode all columns of each row group, pass the batches to `rows`, and yield the key columns."""
     table = _table_of(name)
     for place in range(parquet.num_row_groups):
         row_group = parquet.metadata.row_group(place)
@@ -258,7 +262,7 @@ def _homes(keys: pa.Table, name: str) -> set[str]:
             match = TOKEN_STATS_NAME.fullmatch(name)
             rank = int(match[3]) if match else 0
             return {token_stats_name(**row, rank=rank) for row in _distinct(keys, "attempt_id", "step")}
-    # A group lies in the partition of its oldest version.
+    # A group is stored in the partition of its oldest version.
     groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
     groups = groups.aggregate([("policy_version", "min")])
     rows = _distinct(groups, "policy_version_min", "env_name", "worker_id", "sequence")
@@ -274,13 +278,16 @@ def _distinct(table: pa.Table, *columns: str) -> list[dict[str, Any]]:
 
 
 def _scattered(groups: Sequence[str]) -> set[str]:
-    """group_ids that come again after another one. groups: of each run of equal ids, row group by row group."""
+    """Return the group_ids that occur again after another group_id.
+
+    groups: the group_id of each run of equal ids, row group by row group.
+    """
     runs = [group_id for place, group_id in enumerate(groups) if place == 0 or groups[place - 1] != group_id]
     return {group_id for group_id, count in Counter(runs).items() if count > 1}
 
 
 def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding]:
-    """Where the rows of a file don't agree with its name or its footer."""
+    """Find rows of a file that do not agree with its name or its footer."""
     others = sorted(content.runs - {root.run_id})
     if others:
         yield Finding(check="misnamed", where=name, problem=f"holds rows that belong in another run ({others[0]})")
@@ -299,7 +306,7 @@ def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding
 
 
 def _source_problems(name: str, homes: set[str], sources: set[str]) -> Iterator[Finding]:
-    """Where a compacted file holds rows of files that its footer does not name, or none of one that it does."""
+    """Find sources whose rows a compacted file holds though its footer does not name them, and the reverse."""
     if homes - sources:
         problem = f"holds rows of {first_names(homes - sources)}, which its footer does not name"
         yield Finding(check="compaction", where=name, problem=problem)
@@ -309,7 +316,7 @@ def _source_problems(name: str, homes: set[str], sources: set[str]) -> Iterator[
 
 
 def first_names(names: set[str]) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names in order as text, with the number of further names."""
     shown = sorted(names)[:_MOST_NAMES]
     more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
     return f"{', '.join(shown)}{more}"

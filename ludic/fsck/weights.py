@@ -1,7 +1,7 @@
-"""Attempts, workers' claims, published policies and checkpoints: can each be read, and is it whole in form?
+"""Check that attempts, workers' claims, published policies and checkpoints can be read and are complete.
 
-No tensor is loaded.
-What vanishes while it is checked is left out, since a trainer prunes. Raises StoreError when the filesystem fails.
+Loads no tensors. Files that vanish while they are checked are ignored, since a trainer prunes. Raises StoreError if
+the filesystem fails.
 """
 
 import json
@@ -25,15 +25,15 @@ from ludic.store.slots import FOLDER as WORKERS
 from ludic.store.slots import claim_name, read_slot_claim
 
 _ADAPTER_CONFIG = "adapter_config.json"
-"""Of a LoRA adapter, in the place of weights."""
+"""Config of a LoRA adapter, which is stored instead of whole weights."""
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-"""What parsing a damaged file raises; ludic's SchemaError is a ValueError."""
+"""Errors from parsing a damaged file; ludic's SchemaError is a ValueError."""
 _MOST_HEADER_BYTES = 100_000_000
-"""The format of safetensors allows no more."""
+"""Maximum header length in the safetensors format."""
 
 
 def check_weights(root: Root) -> Iterator[Finding]:
-    """Attempts, then claims of workers, then policies, then checkpoints."""
+    """Check attempts, then claims of workers, then policies, then checkpoints."""
     for name in root.list("attempts"):
         yield from _unless_gone(_check_attempt(root, name))
     for name in root.list(WORKERS):
@@ -42,13 +42,13 @@ def check_weights(root: Root) -> Iterator[Finding]:
     for name in policies:
         if name.endswith("/policy.json"):
             yield from _unless_gone(_check_policy(root, name))
-        elif name.endswith("/config.json"):  # the last file of a version that is complete
+        elif name.endswith("/config.json"):  # the last file of a complete version
             folder = name.removesuffix("/config.json")
             yield from _unless_gone(_findings("policy", root, folder, _weights_problems(root, folder, policies)))
     yield from _check_latest(root, policies)
     checkpoints = root.sizes("checkpoints")
     for name in checkpoints:
-        if name.endswith(f"/{MARKER}"):  # without it a checkpoint is a torso, which no trainer reads
+        if name.endswith(f"/{MARKER}"):  # without it a checkpoint is incomplete, and no trainer reads it
             folder = name.removesuffix(f"/{MARKER}")
             yield from _unless_gone(
                 _findings("checkpoint", root, folder, _checkpoint_problems(root, folder, checkpoints))
@@ -61,7 +61,7 @@ def _unless_gone(findings: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def _findings(check: str, root: Root, folder: str, in_form: Iterator[str]) -> Iterator[Finding]:
-    """Problems of a folder in form, and files that do not match their digests though their form is right."""
+    """Yield the problems `in_form` of a folder, and files without such problems that do not match their digests."""
     found = list(in_form)
     for name, problem in folder_problems(root, folder):
         if not any(each.startswith(name) for each in found):
@@ -141,7 +141,10 @@ def _marker_problems(root: Root, folder: str) -> Iterator[str]:
 
 
 def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
-    """A step's ledger is written before its gradient step; a checkpoint may also be of the step resumed from."""
+    """Find a missing ledger of a checkpoint's step.
+
+    The ledger is written before the gradient step. The step that an attempt resumed from has no ledger of that attempt.
+    """
     try:
         parent = read_parent(root, attempt_id)
     except _UNREADABLE:
@@ -153,7 +156,7 @@ def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
 
 
 def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
-    """What a Hugging Face folder lacks: its config, its weights or some of their shards, or its adapter, whole."""
+    """Find missing or incomplete parts of a Hugging Face folder: config, weights and their shards, or adapter."""
     if f"{folder}/config.json" not in sizes:
         yield "config.json is missing"
     if f"{folder}/{_ADAPTER_CONFIG}" in sizes:
@@ -173,7 +176,7 @@ def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iter
 
 
 def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterator[str]:
-    """Whether a safetensors file is as long as its header says: 8 bytes of header length, header, tensors."""
+    """Check that a safetensors file is as long as its header says: 8 bytes of header length, header, tensors."""
     file = name.rpartition("/")[2]
     if name not in sizes:
         yield f"{file} is missing"

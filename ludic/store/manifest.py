@@ -1,7 +1,8 @@
-"""digests.json: the digest of each file of a folder of weights, put before the marker that makes the folder count.
+"""digests.json: the digest of each file of a folder of weights, put before the marker that completes the folder.
 
-Written into policies/version=V/ and checkpoints/attempt=A/step=S/. A folder without one, of an older ludic, is read as
-it is. policy.json and checkpoint.json, which are put apart, hold digests of their own (ludic.store.json_files).
+Written into policies/version=V/ and checkpoints/attempt=A/step=S/. A folder without digests.json, from an older ludic,
+is read unchecked. policy.json and checkpoint.json are put separately and hold their own digests
+(ludic.store.json_files).
 """
 
 from collections.abc import Callable, Iterator
@@ -22,31 +23,37 @@ _CONCURRENT_READS = 4
 
 
 def write_manifest(folder: Path) -> None:
-    """Describe the files of a local folder, which is to be uploaded and not to change any more."""
+    """Write digests.json into a local folder, which must not change between this call and its upload."""
     files = {_relative(file, folder): _digest(file.open("rb")) for file in sorted(folder.rglob("*")) if file.is_file()}
     (folder / MANIFEST).write_bytes(encode_json({"files": files}))
 
 
 def check_copy(folder: Path, where: str) -> None:
-    """Check a local copy of a folder `where`. Raises SchemaError, naming its file, for one that does not match."""
+    """Check the digests of a local copy of the folder `where`. Raises SchemaError, naming the first bad file."""
     if (folder / MANIFEST).exists():
         _raise_first(where, _problems(lambda name: (folder / name).open("rb"), _local_names(folder)))
 
 
 def check_folder(root: Root, name: str) -> None:
-    """Read all files of a folder of a root. As check_copy; FileNotFoundError where one vanishes meanwhile."""
+    """Check the digests of a folder of a root, reading all its files.
+
+    Raises SchemaError, naming the first bad file, and FileNotFoundError if a file vanishes during the check.
+    """
     _raise_first(f"{root.url}/{name}", folder_problems(root, name))
 
 
 def folder_problems(root: Root, name: str) -> Iterator[tuple[str, str]]:
-    """Files of a folder of a root that are not as its digests.json says, each with what is wrong."""
+    """Find files of a root's folder that differ from its digests.json: name and problem of each."""
     names = {file.removeprefix(f"{name}/") for file in root.list(name)}
     if MANIFEST in names:
         yield from _problems(lambda file: root.open_file(f"{name}/{file}"), names)
 
 
 def _problems(open_file: Callable[[str], BinaryIO], names: set[str]) -> Iterator[tuple[str, str]]:
-    """names: of the files that are there, below the folder; names of the manifest alone are never opened."""
+    """Find files that differ from the manifest: name and problem of each.
+
+    names: the files that exist, below the folder; files that only the manifest names are never opened.
+    """
     try:
         with open_file(MANIFEST) as file:
             wanted = dict(decode_json(file.read())["files"])

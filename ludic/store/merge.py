@@ -1,9 +1,9 @@
 """Merge rollout files of one partition into a larger one, sorted by group_id, in bounded memory.
 
-Row groups of the sources are read in the order of their smallest group_id, each once and some ahead, and a group
-is written as soon as none that is yet to be read can come before it. Where more overlap in time than fit into the
-buffer, groups are written somewhat out of order, which costs pruning and nothing else. Groups stay whole.
-Raises LostSourceError for a source that is broken or gone, StoreError when the filesystem fails.
+Row groups of the sources are read in the order of their smallest group_id, each once, with some read-ahead. A group is
+written as soon as no unread group can sort before it. If the row groups that overlap exceed the buffer, groups are
+written slightly out of order, which only makes pruning less effective. Groups stay whole.
+Raises LostSourceError if a source is broken or gone, StoreError if the filesystem fails.
 """
 
 import heapq
@@ -31,24 +31,24 @@ from ludic.store.root import Root
 from ludic.store.sources import SOURCES_KEY, to_json
 
 ROW_GROUP_ROWS = 1024
-"""Rows that share a row group of a compacted file, unless ROW_GROUP_BYTES are reached before: more make scans little
+"""Maximum rows in a row group of a compacted file; ROW_GROUP_BYTES may end it earlier. More rows make scans little
 faster and the read of one rollout slower (benchmarks/compaction.py)."""
 
 _BUFFER_BYTES = 96 << 20
-"""Groups that wait for their turn."""
+"""Memory for groups that wait to be written in order."""
 _READ_AHEAD_BYTES = 32 << 20
 _CONCURRENT_READS = 8
 _COPY_ABOVE_BYTES = 2 << 20
-"""A group that is cut from a row group keeps all of it in memory; from a larger one it is copied."""
+"""Row group size above which its groups are copied: a slice would keep the whole row group in memory."""
 
 
 class LostSourceError(Exception):
-    """A source can't be merged: its file, and why, or None for a file that is gone. The output is made without it."""
+    """A source can't be merged: holds its file and the reason (None if it is gone). The output is made without it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceIndex:
-    """What is to be known of a source before it is merged."""
+    """Schema, number of rows and row groups of a source, read before the merge."""
 
     file: RolloutFile
     schema: pa.Schema
@@ -57,18 +57,18 @@ class SourceIndex:
 
 
 class _RowGroup(NamedTuple):
-    """Row groups sort as they are read."""
+    """A row group of a source; row groups sort in the order in which they are read."""
 
     bound: str
-    """No group_id in it comes before."""
+    """Lower bound of its group_ids."""
     file: RolloutFile
     number: int
     size_bytes: int
-    """Uncompressed."""
+    """Uncompressed size."""
 
 
 def read_indexes(root: Root, files: Iterable[RolloutFile]) -> tuple[list[SourceIndex], list[LostSourceError]]:
-    """Of files that can be merged with each other, by their footers alone; and why not the others."""
+    """Return the indexes of files that can be merged with each other, and errors for the others; reads only footers."""
     indexes: list[SourceIndex] = []
     lost: list[LostSourceError] = []
     own, schemas = rollouts_schema(root.run.extra_columns), list[pa.Schema]()
@@ -107,7 +107,7 @@ def _read_index(root: Root, file: RolloutFile) -> SourceIndex:
 
 
 def group_ranges(parquet: pq.ParquetFile) -> list[tuple[str, str | None]]:
-    """Of each row group, bounds of its group_ids by the footer's statistics; ("", None) where they say nothing."""
+    """Return bounds of the group_ids of each row group, from footer statistics; ("", None) if there are none."""
     column = [parquet.schema.column(place).path for place in range(len(parquet.schema))].index("group_id")
     chunks = (parquet.metadata.row_group(number).column(column) for number in range(parquet.num_row_groups))
     statistics = (chunk.statistics for chunk in chunks)
@@ -115,9 +115,9 @@ def group_ranges(parquet: pq.ParquetFile) -> list[tuple[str, str | None]]:
 
 
 def _share_schema(index: SourceIndex, own: pa.Schema, schemas: list[pa.Schema]) -> "SourceIndex | LostSourceError":
-    """The index with a schema of `schemas`, where a new one is added if it goes with the others.
+    """Return the index with an equal schema from `schemas`, to which a new schema is added if it fits the others.
 
-    A schema takes some 50 kB, and thousands of files have the same.
+    A schema takes about 50 kB, and thousands of files have the same schema.
     """
     for schema in schemas:
         if schema.equals(index.schema, check_metadata=True):
@@ -141,9 +141,9 @@ def _lost(file: RolloutFile) -> Iterator[None]:
 
 
 def common_schema(own: pa.Schema, schemas: Iterable[pa.Schema]) -> pa.Schema:
-    """The run's own schema, with columns that only these files have behind it, and the newest minor version of all.
+    """Return the run's own schema, then columns that only these files have, with the newest minor version of all.
 
-    Raises pa.ArrowTypeError where two of them differ in the type of a column.
+    Raises pa.ArrowTypeError if two schemas differ in the type of a column.
     """
     merged, versions = own, [_minor(own)]
     for schema in schemas:
@@ -159,7 +159,7 @@ def _minor(schema: pa.Schema) -> tuple[int, ...]:
 
 
 def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> None:
-    """Write all rows of the sources into a local file whose footer names them; what is there is replaced."""
+    """Write all rows of the sources into a local file whose footer names them; replaces the file if it exists."""
     schema = common_schema(rollouts_schema(root.run.extra_columns), (source.schema for source in sources))
     names = to_json(source.file.source for source in sources)
     row_groups = sorted(row_group for source in sources for row_group in source.row_groups)
@@ -171,7 +171,7 @@ def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> No
         tables = _read_ahead(pool, root, row_groups, schema)
         for table in _fill_row_groups(_in_order(row_groups, tables)):
             num_rows, size_bytes = num_rows + table.num_rows, table.nbytes
-            release_memory(size_bytes)  # before as well: encoding is what takes most
+            release_memory(size_bytes)  # before as well: encoding takes the most memory
             writer.write_table(table, row_group_size=table.num_rows)
             del table
             release_memory(size_bytes)
@@ -181,7 +181,7 @@ def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> No
 def _read_ahead(
     pool: ThreadPoolExecutor, root: Root, row_groups: Iterable[_RowGroup], schema: pa.Schema
 ) -> Iterator[pa.Table]:
-    """The tables of row groups, some of them read before they are asked for."""
+    """Yield the tables of row groups in order, reading some ahead."""
     reading: deque[tuple[int, Future[pa.Table]]] = deque()
     for row_group in row_groups:
         while reading and sum(size for size, _ in reading) + row_group.size_bytes > _READ_AHEAD_BYTES:
@@ -192,7 +192,7 @@ def _read_ahead(
 
 
 def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
-    """Its rows, nulls where it lacks a column of `schema`."""
+    """Return the rows of a row group; null where it lacks a column of `schema`."""
     with _lost(row_group.file), open_parquet(root, row_group.file.name) as parquet:
         table = parquet.read_row_group(row_group.number, use_threads=False)
         check_text(table, row_group.file.name)
@@ -207,17 +207,17 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
 
 
 class _Group(NamedTuple):
-    """Groups sort by their ids; those of equal ids in the order of reading."""
+    """The rows of a group in one row group; sorts by group_id, then in the order of reading."""
 
     group_id: str
     place: int
     size_bytes: int
-    """In memory: its share, by rows, of what was read with it. To measure it takes 0.1 ms."""
+    """Estimated memory: its share, by rows, of the row group's bytes. Measuring it would take 0.1 ms."""
     rows: pa.Table
 
 
 def _in_order(row_groups: Sequence[_RowGroup], tables: Iterator[pa.Table]) -> Iterator[_Group]:
-    """Groups by group_id; tables: of the row groups, in their order."""
+    """Yield groups sorted by group_id. tables: one for each row group, in order."""
     waiting: list[_Group] = []
     places = itertools.count()
     held_bytes = 0
@@ -232,7 +232,7 @@ def _in_order(row_groups: Sequence[_RowGroup], tables: Iterator[pa.Table]) -> It
 
 
 def _split(table: pa.Table, places: Iterator[int]) -> Iterator[_Group]:
-    """The groups of a row group."""
+    """Yield the groups of a row group."""
     starts, size_bytes = group_starts(table).tolist(), table.nbytes
     are_copied = len(starts) > 1 and size_bytes > _COPY_ABOVE_BYTES
     for start, stop in itertools.pairwise([*starts, table.num_rows]):
@@ -243,7 +243,7 @@ def _split(table: pa.Table, places: Iterator[int]) -> Iterator[_Group]:
 
 
 def _fill_row_groups(groups: Iterable[_Group]) -> Iterator[pa.Table]:
-    """Row groups to write; each group whole, as its source has it."""
+    """Yield tables to write as row groups; a group stays as whole as its source has it."""
     taken: list[pa.Table] = []
     num_rows = num_bytes = 0
     for _, _, size_bytes, rows in groups:
@@ -252,7 +252,7 @@ def _fill_row_groups(groups: Iterable[_Group]) -> Iterator[pa.Table]:
             num_rows = num_bytes = 0
         taken.append(rows)
         num_rows, num_bytes = num_rows + len(rows), num_bytes + size_bytes
-        del rows  # it would be held while more is read, and so would a row group that is full
+        del rows  # else it, or a whole row group that it is a slice of, stays in memory while more is read
         if num_bytes >= ROW_GROUP_BYTES:
             yield _concatenated(taken)
             num_rows = num_bytes = 0
@@ -261,7 +261,7 @@ def _fill_row_groups(groups: Iterable[_Group]) -> Iterator[pa.Table]:
 
 
 def _concatenated(taken: list[pa.Table]) -> pa.Table:
-    """What was taken, which is then let go."""
+    """Concatenate the tables of `taken` and empty that list."""
     table = pa.concat_tables(taken)
     taken.clear()
     return table

@@ -1,6 +1,6 @@
-"""metrics/: one row a gradient step and one a worker's call of its engine, as Parquet.
+"""metrics/: Parquet files with one row per gradient step and one row per worker's call of its engine.
 
-Rows gather for a second and are written by a thread; a killed process loses at most that second.
+Rows gather for at most a second, then a thread writes them; a killed process loses at most that second.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from ludic.store.root import Root
 _FLUSH_AGE_S = 1.0
 _CONCURRENT_READS = 16
 _LISTING_SHARE = 20.0
-"""How many times as long as a listing took there is none."""
+"""Minimum time between listings, as a multiple of the time that the last listing took."""
 _NAME = re.compile(rf"metrics/((?:train|worker)-[^/]+)-{NUMBER}\.parquet")
 
 _Rows = list[dict[str, Any]]
@@ -36,7 +36,7 @@ class MetricsLog:
     """Appends rows of the metrics table (schemas/metrics.v1.json)."""
 
     def __init__(self, root: Root, kind: Literal["train", "worker"], writer_id: str) -> None:
-        """`writer_id` must be unique to one life of one process: it names the files."""
+        """writer_id: part of the files' names; must be unique to one life of one process."""
         self._kind, self._run_id = kind, root.run_id
         self._prefix = f"metrics/{check_worker_id(f'{kind}-{writer_id}')}"
         self._sequence = itertools.count()
@@ -45,14 +45,14 @@ class MetricsLog:
         )
 
     def write(self, **values: Any) -> None:
-        """One row; columns not named are null, and so are numbers that are not finite."""
+        """Append one row; columns that are not given are null, and so are numbers that are not finite."""
         unknown = set(values) - set(arrow_schema("metrics").names)
         assert not unknown, f"no such metrics: {unknown}"
         stamp = {"kind": self._kind, "run_id": self._run_id, "created_at": datetime.now(UTC)}
         self._appender.append({**stamp, **{name: _finite(value) for name, value in values.items()}})
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows and stop the thread."""
         self._appender.close()
 
     def _make_files(self, rows: Sequence[Mapping[str, Any]]) -> list[NamedFile]:
@@ -63,25 +63,25 @@ class MetricsLog:
 
 
 class MetricsTail:
-    """Reads the rows that were written since the last look; for live displays.
+    """Reads the rows that were written since the last poll; for live displays.
 
-    A listing takes the longer the longer the run is. So at most a twentieth of the time goes into listings; in between,
-    the files that follow those of the last listing's news are asked for by their names.
+    A listing gets slower as the run grows, so listings take at most a twentieth of the time. Between listings, files
+    that follow the newest known file of each active writer are requested by name.
     """
 
     def __init__(self, root: Root, *, newest_files: int | None = None) -> None:
-        """newest_files: of each writer, that the first look reads; None reads all."""
+        """newest_files: number of files of each writer that the first poll reads; None reads all."""
         self._root, self._newest_files = root, newest_files
         self._seen: set[_MetricsFile] = set()
         self._next: dict[str, int] = {}
-        """The sequence to come, of each writer of which the last listing showed something new."""
+        """Next sequence of each writer that had new files in the last listing."""
         self._list_at = -math.inf
-        """On the monotonic clock."""
+        """Time of the next listing, on the monotonic clock."""
 
     def poll(self) -> list[dict[str, Any]]:
-        """New rows, in no particular order; a broken file is left out (`ludic verify` lists those).
+        """Return new rows, in no particular order; a broken file is left out (`ludic verify` lists broken files).
 
-        Raises StoreError when the filesystem fails; the next poll reads those rows again.
+        Raises StoreError if the filesystem fails; the next poll reads those rows again.
         """
         is_due = not self._seen or time.monotonic() >= self._list_at
         found = self._read_listed() if is_due else self._read_next()
@@ -111,7 +111,7 @@ class MetricsTail:
         return list(found.values())
 
     def _read(self, file: "_MetricsFile") -> _Rows | None:
-        """None where there is no such file."""
+        """Return the rows of a file, an empty list for a broken file; None if there is no such file."""
         try:
             data = self._root.read(file.name)
         except FileNotFoundError:
@@ -124,7 +124,7 @@ class MetricsTail:
 
 class _MetricsFile(NamedTuple):
     writer: str
-    """train- or worker- and the writer's id."""
+    """train-ID or worker-ID, where ID is the writer's id."""
     sequence: int
 
     @property
@@ -138,7 +138,7 @@ def _parse_name(name: str) -> _MetricsFile | None:
 
 
 def _newest(files: Sequence[_MetricsFile], most: int) -> list[_MetricsFile]:
-    """Of sorted files the last ones of each writer."""
+    """Return the last `most` files of each writer. files: sorted."""
     by_writer = itertools.groupby(files, key=lambda file: file.writer)
     return [file for _, of_writer in by_writer for file in list(of_writer)[-most:]]
 

@@ -1,11 +1,11 @@
-"""model/: what a run's model is, so that the root is enough to go on without the folder that it came from.
+"""model/: configuration, tokenizer and identity of a run's model, so that a run continues without the model's folder.
 
 model/config.json, generation_config.json, tokenizer files   copies, put if absent
-model/*.safetensors                                          the first weights, of a run whose model was made with it
-model/identity.json                                          ModelIdentity; put last, and what makes the others count
+model/*.safetensors                                          the first weights, if the model was made with the run
+model/identity.json                                          ModelIdentity; put last, and completes the folder
 
-run.json keeps the model's name as typed. Any other place may stand in for it once its fingerprints are the same.
-Raises SchemaError for an identity.json that can't be read, ModelError for a folder that holds no model or another one.
+run.json keeps the model's name as typed. Any folder with the same fingerprints may replace it.
+Raises SchemaError if identity.json can't be read, ModelError if a folder holds no model or another model.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ TOKENIZER_FILES = (
     "*.tiktoken",
 )
 WEIGHT_FILES = ("model*.safetensors*", "pytorch_model*")
-"""In the order in which they are looked for; the first kind that is there counts."""
+"""Patterns of weight files, in order of preference; the first pattern with a match is used."""
 
 _CONCURRENT_FILES = 8
 _BLOCK_BYTES = 8 << 20
@@ -43,20 +43,20 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelIdentity:
-    """The fingerprints of a run's first model: SHA-256 of each file, by its name in the model's folder."""
+    """Fingerprints of a run's first model: SHA-256 of each file, by its name in the model's folder."""
 
     source: str
-    """Folder, Hugging Face id or URL, as typed."""
+    """Folder, Hugging Face id or URL of the model, as typed."""
     folder: str | None = None
-    """Where it was, an absolute path; None for a model from elsewhere."""
+    """Absolute path of the model's folder; None for a model from elsewhere."""
     revision: str | None = None
-    """The commit of a model from the Hub."""
+    """Commit of a model from the Hub."""
     config: Mapping[str, str]
     tokenizer: Mapping[str, str]
     weights: Mapping[str, str]
 
     def differences(self, other: "ModelIdentity") -> str:
-        """Which files another model has otherwise, in a sentence; empty for the same model."""
+        """Describe in one sentence which files differ in another model; empty if it is the same model."""
         verbs = {"config": "differs", "tokenizer": "differs", "weights": "differ"}
         named = {kind: _differing(getattr(self, kind), getattr(other, kind)) for kind in verbs}
         return "; ".join(f"{kind} {verbs[kind]} ({', '.join(names)})" for kind, names in named.items() if names)
@@ -67,7 +67,7 @@ def _differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
 
 
 def identify(folder: Path, source: str, *, at: str | None = None, revision: str | None = None) -> ModelIdentity:
-    """The identity of the model in a local folder, whose files are all read once; at: `ModelIdentity.folder`."""
+    """Return the identity of the model in a local folder, reading each file once. at: ModelIdentity.folder."""
     weights = weight_files(folder)
     if not weights or not (folder / "config.json").is_file():
         missing = "weights (model.safetensors)" if (folder / "config.json").is_file() else "config.json"
@@ -83,13 +83,13 @@ def identify(folder: Path, source: str, *, at: str | None = None, revision: str 
 
 
 def matching(folder: Path, patterns: Sequence[str]) -> list[str]:
-    """Names of a folder's files, sorted."""
+    """Return the names of a folder's files that match one of the patterns, sorted."""
     files = (file for pattern in patterns for file in folder.glob(pattern) if file.is_file())
     return sorted({file.relative_to(folder).as_posix() for file in files})
 
 
 def weight_files(folder: Path) -> list[str]:
-    """Those that are loaded: safetensors, or else pickled tensors."""
+    """Return the names of the weight files to load: safetensors if there are any, else pickled tensors."""
     return next((names for pattern in WEIGHT_FILES if (names := matching(folder, [pattern]))), [])
 
 
@@ -99,7 +99,7 @@ def _digests(folder: Path, names: Sequence[str]) -> dict[str, str]:
 
 
 def _digest(file: Path) -> str:
-    """SHA-256, hexadecimal. The Hub's cache has it in the name of a large file, which a snapshot links to."""
+    """Return the SHA-256 in hexadecimal. A snapshot of the Hub's cache links to large files named by their SHA-256."""
     blob = file.resolve()
     if file.is_symlink() and blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name):
         return blob.name
@@ -108,7 +108,7 @@ def _digest(file: Path) -> str:
 
 
 def read_identity(root: Root) -> ModelIdentity | None:
-    """None for a root that keeps no model yet."""
+    """Return model/identity.json; None if the root keeps no model yet. Raises SchemaError if it can't be read."""
     try:
         values = decode_json(root.read(IDENTITY))
         known = {field.name: values[field.name] for field in fields(ModelIdentity) if field.name in values}
@@ -125,12 +125,12 @@ def read_identity(root: Root) -> ModelIdentity | None:
 
 
 def keep_model(root: Root, folder: Path, identity: ModelIdentity, *, with_weights: bool = False) -> None:
-    """Put a model's files, and last its identity, which several starts may do at once.
+    """Put a model's files, and last its identity; several starts may do so at the same time.
 
-    with_weights: also the weights, from a scratch folder of the root, since nobody else keeps them.
-    Raises ModelError where another model is kept.
+    with_weights: also put the weights, since no other folder keeps them; `folder` is then a scratch folder of the root.
+    Raises ModelError if the root keeps another model.
     """
-    # config.json last: a folder that has it is whole.
+    # config.json last: a folder that has it is complete.
     names = [*identity.tokenizer, *(identity.weights if with_weights else ()), *sorted(identity.config, reverse=True)]
     taken = [name for name in names if not _put(root, folder / name, f"{MODEL}/{name}", name in identity.weights)]
     if taken:
@@ -147,7 +147,7 @@ def _put(root: Root, file: Path, name: str, is_large: bool) -> bool:
 
 
 def copy_kept(source: Root, target: Root) -> None:
-    """Put what another root keeps of its model into one that has the same; nothing where it keeps none."""
+    """Copy the kept model of `source` to `target`, which has the same model; does nothing if `source` keeps none."""
     identity = read_identity(source)
     if identity is None:
         return
@@ -157,7 +157,7 @@ def copy_kept(source: Root, target: Root) -> None:
 
 
 def check_same(root: Root, found: ModelIdentity) -> None:
-    """Raises ModelError, naming what differs, for a model that is not the one that the run began with."""
+    """Raises ModelError, naming the differences, if `found` is not the model that the run began with."""
     kept = read_identity(root)
     differences = kept.differences(found) if kept else ""
     if differences:
@@ -169,12 +169,15 @@ def check_same(root: Root, found: ModelIdentity) -> None:
 
 
 def kept_files(root: Root) -> Iterator[str]:
-    """Names of what model/ holds besides its identity, without the folder."""
+    """Return the names of the files in model/ except identity.json, without the folder."""
     return (name.removeprefix(f"{MODEL}/") for name in root.list(MODEL) if name != IDENTITY)
 
 
 def read_kept(root: Root, names: Mapping[str, str]) -> dict[str, bytes]:
-    """The content of some kept files, such as `identity.tokenizer`. Raises ModelError for a damaged one."""
+    """Return the content of kept files by name. Raises ModelError if a file is damaged or missing.
+
+    names: SHA-256 by name, such as `identity.tokenizer`.
+    """
     found = {name: root.read(f"{MODEL}/{name}") for name in kept_files(root) if name in names}
     for name, digest in names.items():
         if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:

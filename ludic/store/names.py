@@ -1,4 +1,4 @@
-"""Names below a root as others may have written them: numbers in them, and whether they stay below the root."""
+"""Check names below a root, which other programs may have written: their numbers, and that they stay in the root."""
 
 import re
 
@@ -11,23 +11,23 @@ _NUMBER = re.compile(NUMBER)
 
 
 def parse_number(text: str) -> int | None:
-    """None for what ludic would write otherwise: a sign, leading zeros, digits of other scripts, over 18 digits."""
+    """Parse a number as ludic writes it; None for a sign, leading zeros, digits of other scripts, over 18 digits."""
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def parse_attempt_id(text: str) -> int | None:
-    """As parse_number, for what fits into int32, as attempts in tables must."""
+    """Parse a number as parse_number does; None if it does not fit into int32, the type of attempt_id in tables."""
     number = parse_number(text)
     return number if number is not None and number < 2**31 else None
 
 
 def parse_numbers(texts: list[str]) -> list[int]:
-    """The numbers among the texts, in order."""
+    """Return the texts that are numbers, as sorted numbers."""
     return sorted(number for number in map(parse_number, texts) if number is not None)
 
 
 def check_inside(name: str, url: str) -> str:
-    """Raises SchemaError for a name that leads out of the root: a damaged or a hostile file named it."""
+    """Return the name. Raises SchemaError if it leads out of the root: a damaged or hostile file holds such a name."""
     if ".." in name.split("/") or "\0" in name:
         raise SchemaError(f"{url}: a file of the run names {name!r}, which leads out of the run; it is not touched")
     return name

@@ -1,4 +1,4 @@
-"""Parquet files of rollouts, read: opened and checked, by row groups, rows or columns; encoding.py makes them."""
+"""Open, check and read Parquet files of rollouts, by row groups, rows or columns; encoding.py writes them."""
 
 import io
 from collections import OrderedDict
@@ -16,16 +16,16 @@ from ludic.store.digests import CheckedFile, Digests, parse_end, read_end
 from ludic.store.root import Root
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError)
-"""What pyarrow raises for a broken file; the last, for example, for names in a damaged footer."""
+"""Errors that pyarrow raises for a broken file; ValueError, for example, for names in a damaged footer."""
 _sound: tuple[dict[bytes, bytes], pq.ParquetSchema] | None = None
-"""Footer entries and schema of a file that check_schema found sound."""
+"""Footer entries and schema of the last file that check_schema found sound."""
 Parse = Callable[[BinaryIO, bytes, str], tuple[pq.FileMetaData, Digests | None]]
-"""Such as parse_end."""
+"""Parses the end of a Parquet file into metadata and digests, for example parse_end."""
 _ends: OrderedDict[bytes, tuple[pq.FileMetaData, Digests | None]] = OrderedDict()
-"""By their bytes, the ends of files that were opened last: a polled file is soon read again, and parsing takes long."""
+"""Parsed ends of recently opened files, by their bytes: a polled file is soon read again, and parsing is slow."""
 _MOST_ENDS, _LARGEST_END = 128, 1 << 16
 _SMALL_BYTES = 1 << 21
-"""A smaller file is read and checked at once: Arrow then reads memory, and calls Python for no column."""
+"""A file up to this size is read and checked at once, so that Arrow reads memory and calls no Python per column."""
 _TEXTS, _DICTIONARY = {pa.string().id, pa.large_string().id}, pa.dictionary(pa.int8(), pa.string()).id
 
 
@@ -40,7 +40,7 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
     """
     with root.explained(name), root.open_file(name) as source:
         try:
-            # From a disk, column by column is quicker than through Arrow's threads; a request to a server is not.
+            # On a disk, reading column by column is faster than Arrow's threads; on a server it is slower.
             where, ahead = f"{root.url}/{name}", not root.is_local
             with open_checked(source, where, pre_buffer=ahead, parse=_parse_known) as (file, checked):
                 _check_schema(file, where)
@@ -57,9 +57,10 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
 def open_checked(
     source: BinaryIO, where: str, *, pre_buffer: bool = False, parse: Parse = parse_end
 ) -> Iterator[tuple[pq.ParquetFile, CheckedFile | None]]:
-    """A Parquet file of any table, and what checks its bytes as they are read; None for a file without digests.
+    """Open a Parquet file of any table, with the CheckedFile that checks its bytes as they are read.
 
-    Raises SchemaError, naming `where`, for bytes that do not match their digest; what pyarrow raises for other damage.
+    The CheckedFile is None if the file has no digests. Raises SchemaError, naming `where`, if bytes do not match their
+    digest, and pyarrow's errors for other damage.
     """
     end = read_end(source)
     metadata, digests = parse(source, end, where) if end else (None, None)
@@ -71,18 +72,21 @@ def open_checked(
 
 
 def _parse_known(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaData, Digests | None]:
-    """As parse_end, which is not called for an end that was parsed lately; so it says nothing of the pages' digests."""
+    """Parse the end of a file with parse_end, unless an equal end was parsed recently.
+
+    In that case this file's block of page digests is not read, and damage to the block is not noticed.
+    """
     found = _ends.get(end) or parse_end(source, end, where)
     if len(end) <= _LARGEST_END:
         _ends[end] = found
     if len(_ends) > _MOST_ENDS:
-        with suppress(KeyError):  # another thread may be quicker
+        with suppress(KeyError):  # another thread may be faster
             _ends.popitem(last=False)
     return found
 
 
 def decode(data: bytes, where: str) -> pa.Table:
-    """All of a small file, of any table. Raises SchemaError, naming `where`, for one that is broken."""
+    """Return all rows of a small file of any table. Raises SchemaError, naming `where`, if the file is broken."""
     try:
         with open_checked(io.BytesIO(data), where) as (file, checked):
             table = file.read(use_threads=False)
@@ -99,7 +103,7 @@ def decode(data: bytes, where: str) -> pa.Table:
 
 
 def check_text(rows: pa.Table | pa.RecordBatch, where: str) -> None:
-    """Raises SchemaError for a column whose text is not UTF-8, which Arrow itself does not look at."""
+    """Raises SchemaError if the text of a column is not UTF-8, which Arrow itself does not check."""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         if not _holds_text(column.type):
             continue
@@ -111,14 +115,14 @@ def check_text(rows: pa.Table | pa.RecordBatch, where: str) -> None:
 
 
 def _holds_text(type_: pa.DataType) -> bool:
-    """Whether there is text in it, however deep. Not cached: to hash a type of Arrow takes longer."""
+    """Return whether a type holds text at any depth. Not cached: hashing an Arrow type takes longer."""
     if type_.id == _DICTIONARY:
         return _holds_text(type_.value_type)
     return type_.id in _TEXTS or any(_holds_text(type_.field(place).type) for place in range(type_.num_fields))
 
 
 def _check_schema(file: pq.ParquetFile, where: str) -> None:
-    """As check_schema; a file like the one before is known to be sound, and Arrow schemas are slow to make and hash."""
+    """Call check_schema, unless the file is like the last sound file: Arrow schemas are slow to make and hash."""
     global _sound
     found = file.metadata.metadata or {}, file.schema
     if not (_sound and _sound[0] == found[0] and _sound[1].equals(found[1])):
@@ -127,7 +131,10 @@ def _check_schema(file: pq.ParquetFile, where: str) -> None:
 
 
 def _why_unreadable(root: Root, name: str, error: Exception) -> LudicError:
-    """A broken file and a broken network raise alike in pyarrow: reading all of it from memory tells them apart."""
+    """Return SchemaError for a broken file, StoreError for a failing network; pyarrow raises the same for both.
+
+    Reading the whole file from memory tells them apart.
+    """
     data = root.read(name)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -142,9 +149,9 @@ def _why_unreadable(root: Root, name: str, error: Exception) -> LudicError:
 
 
 def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
-    """Columns of single rows, in the order of their addresses (row group, row in it); reads those row groups only.
+    """Return columns of single rows, in the order of `addresses`; reads only the row groups that they name.
 
-    Files of an older schema give nulls for what they lack.
+    addresses: row group, and index of the row in it. Columns that a file of an older schema lacks are null.
     """
     row_groups = sorted({row_group for row_group, _ in addresses})
     schema = rollouts_schema(root.run.extra_columns)
@@ -156,21 +163,21 @@ def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], colum
 
 
 def take_rows(table: pa.Table, rows: Sequence[int]) -> pa.Table:
-    """These rows; without a copy where they lie together, as those of a batch's groups do."""
+    """Return these rows, without a copy if they are contiguous, as the rows of a batch's groups are."""
     if rows and list(rows) == list(range(rows[0], rows[0] + len(rows))):
         return table.slice(rows[0], len(rows))
     return table.take(rows)
 
 
 def read_columns(root: Root, name: str, columns: Sequence[str]) -> pa.Table:
-    """Columns of a whole file; nulls for what a file of an older schema lacks."""
+    """Return columns of a whole file; columns that a file of an older schema lacks are null."""
     schema = rollouts_schema(root.run.extra_columns)
     with open_parquet(root, name) as file:
         return read_row_groups(file, range(file.num_row_groups), columns, f"{root.url}/{name}", schema)
 
 
 def row_counts(file: pq.ParquetFile) -> np.ndarray:
-    """(num_row_groups,) int64: rows of each row group."""
+    """Return the number of rows of each row group: (num_row_groups,) int64."""
     metadata = file.metadata
     return np.array([metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)], dtype=np.int64)
 
@@ -182,10 +189,10 @@ def read_row_groups(
     where: str,
     schema: pa.Schema | None = None,
 ) -> pa.Table:
-    """Columns in the order asked for, and in exactly the types of the schema, whoever wrote the file.
+    """Return columns in the requested order, in exactly the types of the schema, whichever program wrote the file.
 
-    schema: of the run, where it has columns of its own (rollouts_schema); else that of the rollouts table.
-    Nulls for what a file of an older schema lacks. Raises SchemaError, naming `where`, for a null that is not allowed.
+    schema: the run's schema if it has extra columns (rollouts_schema); None means that of the rollouts table.
+    Columns that a file of an older schema lacks are null. Raises SchemaError, naming `where`, for a forbidden null.
     """
     table = _read(file, list(row_groups), list(columns))
     check_text(table, where)
@@ -197,11 +204,11 @@ def read_row_groups(
 
 
 def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa.Table:
-    """Names that the file lacks are passed over."""
+    """Return columns of row groups, without the columns that the file lacks."""
     try:
         return file.read_row_groups(row_groups, columns=columns, use_threads=False)
     except pa.ArrowNotImplementedError:
-        # More than 2 GiB of nested text, which pyarrow can't hand out as one array.
+        # More than 2 GiB of nested text, which pyarrow can't return as one array.
         if len(row_groups) == 1:
             raise
     return pa.concat_tables([_read(file, [row_group], columns) for row_group in row_groups])
@@ -214,7 +221,7 @@ def _fit(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, where: 
 
 
 def as_type(column: pa.ChunkedArray | None, type_: pa.DataType, num_rows: int) -> pa.ChunkedArray:
-    """A column in exactly this type; nulls for one that a file lacks."""
+    """Return a column in exactly this type; all nulls if the column is None."""
     if column is None:
         return pa.chunked_array([pa.nulls(num_rows, type_)])
     return column if column.type == type_ else column.cast(type_)

@@ -1,7 +1,7 @@
 """The intent log of compaction: which sources go into which compacted file, decided once for all compactors.
 
-Plan N of a partition is compactions/{partition}/{N}.json, put if absent; whoever would put it has read those before
-it, so no source is planned twice. What is stored decides: a plan that can't be read counts as one without
+Plan N of a partition is compactions/{partition}/{N}.json, put if absent. A compactor reads all earlier plans before it
+puts a new plan, so no source is planned twice. Only the stored file counts: a plan that can't be read is a plan without
 outputs, and its number stays taken. Plans are never deleted, so that no compacted file's name is used again.
 """
 
@@ -21,7 +21,7 @@ _NAME = re.compile(rf"compactions/(.+)/{NUMBER}\.json")
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """A compacted file that is wanted, and what it replaces."""
+    """A planned compacted file, and the sources that it replaces."""
 
     file: RolloutFile
     sources: tuple[Source, ...]
@@ -42,7 +42,7 @@ class Plan:
 
 
 def put_plan(root: Root, partition: str, number: int, sources: Sequence[Sequence[Source]]) -> None:
-    """Store a plan with one output for each of `sources`, unless there is one of this number; read it to see."""
+    """Store a plan with one output for each of `sources`, unless the number is taken; read the plan to find out."""
     outputs = [
         {"name": f"{partition}/{COMPACTED}{number}-{place}.parquet", "sources": list(map(list, of_output))}
         for place, of_output in enumerate(sources)
@@ -51,7 +51,7 @@ def put_plan(root: Root, partition: str, number: int, sources: Sequence[Sequence
 
 
 def read_partition_plans(root: Root, partition: str) -> list[Plan]:
-    """Those of one partition, in order; found by their names, since a listing may lag behind."""
+    """Return the plans of one partition, in order; read by name, since a listing may be delayed."""
     plans: list[Plan] = []
     while (plan := _read_plan(root, partition, len(plans))) is not None:
         plans.append(plan)
@@ -59,14 +59,14 @@ def read_partition_plans(root: Root, partition: str) -> list[Plan]:
 
 
 def read_plans(root: Root) -> list[Plan]:
-    """Those of all partitions that have one."""
+    """Return the plans of all partitions."""
     found = (_NAME.fullmatch(name) for name in root.list(FOLDER))
     partitions = sorted({match[1] for match in found if match})
     return [plan for partition in partitions for plan in read_partition_plans(root, partition)]
 
 
 def find_replacement(root: Root, file: RolloutFile) -> RolloutFile | None:
-    """The compacted file that was planned to hold a worker's file, when that is gone; None when none was."""
+    """Return the compacted file that was planned to replace a worker's file that is gone; None if there is no plan."""
     if file.is_compacted:
         return None
     for plan in reversed(read_partition_plans(root, file.partition)):
@@ -81,7 +81,7 @@ def _plan_name(partition: str, number: int) -> str:
 
 
 def _read_plan(root: Root, partition: str, number: int) -> Plan | None:
-    """None where there is none."""
+    """Return a plan; None if it does not exist. A plan that can't be read has no outputs."""
     try:
         data = root.read(_plan_name(partition, number))
     except FileNotFoundError:

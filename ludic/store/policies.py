@@ -1,9 +1,9 @@
 """policies/: weights that the trainer publishes and the workers pick up.
 
-policies/version=V/policy.json claims a version, put if absent: no version is ever used twice.
-The Hugging Face folder follows beside it, with digests.json of its files, its config.json last, and then
-policies/LATEST, which names the newest version, is replaced. So a version with a config.json is complete, and so is
-what LATEST names.
+A publish claims a version by policies/version=V/policy.json, put if absent, so no version is used twice. Then it puts
+the Hugging Face folder beside that file, with digests.json of its files, config.json last. Then it replaces
+policies/LATEST, which names the newest version. So a version with a config.json is complete, and so is the version
+that LATEST names.
 """
 
 import shutil
@@ -24,11 +24,11 @@ LATEST = "policies/LATEST"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Where a version's weights came from."""
+    """policy.json: the origin of a version's weights."""
 
     version: Count
     step: int
-    """Gradient steps behind these weights."""
+    """Gradient steps that made these weights."""
     attempt_id: int
     parent_version: int | None
     created_at: str
@@ -36,12 +36,12 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestPolicy:
-    """What policies/LATEST says: the version to sample with, and how much of it."""
+    """policies/LATEST: the version to sample with, and how many groups to sample with it."""
 
     version: Count
     groups_per_worker: Count
-    """Groups that each worker may sample with this version. The trainer raises it when that was
-    not enough, because filters dropped much or a worker died; so no run can starve."""
+    """Groups that each worker may sample with this version. The trainer raises the number when it was
+    too low, because filters dropped much or a worker died; so no run can starve."""
 
 
 def policy_folder(version: int) -> str:
@@ -49,7 +49,7 @@ def policy_folder(version: int) -> str:
 
 
 def latest_policy(root: Root) -> LatestPolicy | None:
-    """None before the first publication. Raises SchemaError for a file that is no such pointer."""
+    """Return the content of LATEST; None before the first publish. Raises SchemaError if the file can't be parsed."""
     try:
         return decode_record(root.read(LATEST), LatestPolicy)
     except FileNotFoundError:
@@ -61,7 +61,7 @@ def latest_policy(root: Root) -> LatestPolicy | None:
 
 
 def newest_version(root: Root) -> int | None:
-    """As LATEST says; where it can't be read, the newest version that was claimed. None before the first."""
+    """Return the version that LATEST names, or the newest claimed if LATEST is broken; None before the first."""
     try:
         latest = latest_policy(root)
     except SchemaError:
@@ -70,7 +70,7 @@ def newest_version(root: Root) -> int | None:
 
 
 def read_policy(root: Root, version: int) -> Policy | None:
-    """Where a version came from; None for one that nobody claimed. Raises SchemaError for what is no policy.json."""
+    """Return the policy.json of a version; None if the version is not claimed. Raises SchemaError if it is broken."""
     name = f"{policy_folder(version)}/policy.json"
     try:
         return decode_record(root.read(name), Policy)
@@ -81,7 +81,7 @@ def read_policy(root: Root, version: int) -> Policy | None:
 
 
 def point_latest(root: Root, latest: LatestPolicy) -> None:
-    """Replace LATEST; only the trainer that owns the root does."""
+    """Replace LATEST. Only the trainer that owns the root calls this."""
     root.put(LATEST, encode_json(asdict(latest)))
 
 
@@ -94,10 +94,10 @@ def publish_policy(
     parent_version: int | None,
     groups_per_worker: Callable[[int], int],
 ) -> int:
-    """Claim the next version, write its weights, then point LATEST at it; returns the version.
+    """Claim the next version, write its weights, point LATEST at it, and return the version.
 
-    `save` writes a Hugging Face folder into an empty local one; `groups_per_worker` says, for the
-    version claimed, what LatestPolicy holds. What either raises leaves LATEST as it is.
+    save: writes a Hugging Face folder into an empty local folder. groups_per_worker: maps the claimed
+    version to LatestPolicy.groups_per_worker. If either raises, LATEST is unchanged.
     """
     version = _claim(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
     with root.scratch_folder() as folder:
@@ -125,10 +125,10 @@ def _claim(root: Root, *, step: int, attempt_id: int, parent_version: int | None
 
 
 def fetch_policy(root: Root, version: int, cache: Path) -> str:
-    """A local folder with a version's weights: the root's own where it is local, else a copy below `cache`.
+    """Return a local folder with a version's weights: the root's own folder if it is local, else a copy below `cache`.
 
-    Raises FileNotFoundError for a version that was never complete or is deleted, SchemaError for one whose files are
-    not as they were published.
+    Raises FileNotFoundError if the version was never complete or is deleted, SchemaError if its files differ from the
+    published files.
     """
     name = policy_folder(version)
     if not root.exists(f"{name}/config.json"):
@@ -144,7 +144,7 @@ def fetch_policy(root: Root, version: int, cache: Path) -> str:
 
 
 def _copy(root: Root, name: str, folder: Path) -> None:
-    """Make a local copy that appears whole; several processes may do so at once."""
+    """Make a local copy that appears whole; several processes may copy at the same time."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(dir=folder.parent))
     try:
@@ -159,29 +159,29 @@ def _copy(root: Root, name: str, folder: Path) -> None:
 
 
 def _forget_older(cache: Path, version: int) -> None:
-    """Keep this version and the one before; older ones are never sampled with again."""
+    """Delete local copies older than the version before this one; they are never sampled with again."""
     for folder in cache.glob("version=*"):
         if int(folder.name.removeprefix("version=")) < version - 1:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def policy_versions(root: Root) -> list[int]:
-    """Versions claimed, in order; the newest may not be complete."""
+    """Return the claimed versions, in order; the newest may be incomplete."""
     return parse_numbers([folder.rpartition("version=")[2] for folder in root.folders("policies")])
 
 
 def stored_versions(root: Root) -> list[int]:
-    """Versions whose weights are there, in order; one listing."""
+    """Return the versions whose weights are stored, in order, by one listing."""
     names = [name.split("/") for name in root.list("policies")]
     return parse_numbers([parts[1].removeprefix("version=") for parts in names if parts[2:] == ["config.json"]])
 
 
 def prune_policies(root: Root, keep: int, latest_version: int) -> None:
-    """Delete the weights of versions that fell behind the newest `keep`, and of claims never completed.
+    """Delete the weights of versions older than the newest `keep`, and the files of claims never completed.
 
-    policy.json stays: it is a few bytes, and rollouts refer to it.
+    policy.json is kept: it is a few bytes, and rollouts refer to it.
     """
-    # Some more than one, so that what a killed trainer left is deleted by its successor.
+    # Nine versions, not one, so that a successor deletes the versions that a killed trainer left.
     for version in range(max(0, latest_version - keep - 8), latest_version - keep + 1):
         folder = policy_folder(version)
         # In this order, so that whoever reads meanwhile sees a version that is gone, and none that has lost a file.

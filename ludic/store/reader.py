@@ -1,14 +1,14 @@
 """Deliver every committed group exactly once, and every request as one group, across crashes and restarts.
 
-The reader lists only the versions that it is asked for, reads the scalar columns of files it has not
-seen, and is told which groups were consumed; its cursor goes into the trainer's checkpoint. What counts is the
-source of a row, what its worker committed as one file: compaction may move it to another file at any moment, and
-leave both for a while. Gaps in a worker's sequence are looked at again at every poll, and so is a file that
-vanished under the reader's hands. A broken file is set aside with its reason.
+The reader lists only the requested versions and reads the scalar columns of files that it has not seen. Its caller
+reports which groups were consumed, and the cursor goes into the trainer's checkpoint. The reader counts by source (a
+file as a worker committed it): compaction may move rows to another file at any moment, and leave both files for a
+while. Every poll looks again at gaps in a worker's sequence, and at files that vanished while they were read. A
+broken file is set aside with its reason.
 
-Two workers of one slot sample the same request (ludic.store.slots). The group that is delivered first has it; what
-comes after that is delivered as a duplicate, for the planner to drop. Of groups that come at once, the one sampled
-first has it, whatever the order of the listing.
+Two workers of one slot sample the same request (ludic.store.slots). The group that is delivered first gets the
+request; later groups are delivered as duplicates, for the planner to drop. Of groups in the same poll, the group
+sampled first gets it, whatever the order of the listing.
 """
 
 from collections import defaultdict
@@ -37,33 +37,36 @@ _FORGET_ABOVE = 1000
 
 
 class RolloutReader:
-    """Reads scalars of new groups, and remembers what was consumed."""
+    """Reads the scalar columns of new groups, and remembers which groups were consumed."""
 
     def __init__(self, root: Root, columns: Sequence[str], cursor: Cursor | None = None) -> None:
-        """`columns` are read of every row, with _OWN_COLUMNS in any case."""
+        """columns: read for every row, in addition to _OWN_COLUMNS."""
         self._root = root
         self._columns = list(dict.fromkeys([*columns, *_OWN_COLUMNS]))
         self._schema = rollouts_schema(root.run.extra_columns)
         self.cursor = cursor or Cursor()
         self.set_aside: dict[str, str] = {}
-        """Broken files and why; they never stop a run."""
+        """Reason by name of each broken file; broken files never stop a run."""
         self._groups_left: defaultdict[Source, set[str]] = defaultdict(set)
         self._sources: defaultdict[str, set[Source]] = defaultdict(set)
-        """Of the groups that were delivered and not consumed yet, by group_id."""
+        """Sources by group_id, for groups that were delivered and not consumed yet."""
         self._delivered: set[str] = set()
-        """Names of files that hold nothing new: each is parsed, and a compacted one opened, only once."""
+        """Names of files without new groups, so that each is parsed, and a compacted file opened, only once."""
         self._num_arrivals = 0
         self._group_of = dict(self.cursor.in_use)
-        """By group number of the schedule, who has the request: delivered and not consumed yet, or still to come."""
+        """group_id that has the request, by group number of the schedule.
+
+        The group is delivered and not consumed yet, or still to come.
+        """
         self._number_of: dict[str, int] = {}
-        """The other way round, of those that were delivered."""
+        """Group number by group_id, for groups that were delivered: the reverse of _group_of."""
 
     def poll(self, versions: range | None) -> pa.Table | None:
-        """Rows of groups not yet delivered, of files in these versions (None: in all); None when there is nothing new.
+        """Return rows of groups not yet delivered, from files of these versions (None: all); None if nothing is new.
 
-        Each row has five more columns: file, its path below the root; row_group; row, its place in that; arrival, in
-        which order files were read; is_duplicate, whether its request is another group's.
-        Raises StoreError when the filesystem fails; the next poll goes on from where this one was.
+        Each row has five more columns: file (path below the root), row_group, row (index in the row group), arrival
+        (order in which files were read) and is_duplicate (whether another group has its request).
+        Raises StoreError if the filesystem fails; the next poll reads the same files again.
         """
         new = self._new_files(versions)
         if not new:
@@ -78,13 +81,13 @@ class RolloutReader:
         return rows.append_column("is_duplicate", pc.is_in(rows["group_id"], self._duplicates(rows)))
 
     def use(self, rows: pa.Table) -> None:
-        """Note that a step considered groups: their requests are theirs, even if they come again; as `consume`."""
+        """Note that a step considered these groups: each keeps its request if delivered again. rows: see `consume`."""
         for group_id in rows.column("group_id").unique().to_pylist():
             if group_id in self._number_of:
                 self.cursor.use_request(self._number_of[group_id], group_id)
 
     def consume(self, rows: pa.Table) -> None:
-        """Mark groups as used or dropped for good; `rows` has the column group_id, whole groups only."""
+        """Mark groups as used or dropped for good. rows: has the column group_id; whole groups only."""
         for group_id in rows.column("group_id").unique().to_pylist():
             for source in self._sources.pop(group_id):
                 left = self._groups_left[source]
@@ -105,7 +108,7 @@ class RolloutReader:
         return sorted(file for file in unseen if file is not None and self._is_new(file))
 
     def _is_new(self, file: RolloutFile) -> bool:
-        # A compacted file that was stored broken may be written again; a worker's never is.
+        # A compacted file that was stored broken may be written again; a worker's file never is.
         if file.is_compacted:
             return True
         if self._has_source(file.source):
@@ -114,11 +117,11 @@ class RolloutReader:
         return file.name not in self.set_aside
 
     def _has_source(self, source: Source) -> bool:
-        """Whether a source was delivered to this life, or consumed by an earlier one."""
+        """Return whether a source was delivered in this life, or consumed in an earlier life."""
         return source in self._groups_left or self.cursor.has_source(*source)
 
     def _read(self, file: RolloutFile) -> pa.Table | None:
-        """Scalars with address; None for a file that is broken (set aside) or gone (looked for again)."""
+        """Return scalar columns with addresses; None if the file is broken (set aside) or gone (looked for again)."""
         try:
             where = f"{self._root.url}/{file.name}"
             with open_parquet(self._root, file.name) as parquet:
@@ -136,7 +139,7 @@ class RolloutReader:
         return _with_address(table, file.name, counts)
 
     def _deliver(self, file: RolloutFile, table: pa.Table) -> pa.Table:
-        """The rows of groups that are new, which are then known."""
+        """Return the rows of new groups, and record those groups as delivered."""
         pairs = list(zip(_row_sources(file, table), table.column("group_id").to_pylist(), strict=False))
         new = {
             (source, group_id) for source, group_id in dict.fromkeys(pairs) if self._is_undelivered(source, group_id)
@@ -152,7 +155,7 @@ class RolloutReader:
         return table.append_column("arrival", arrival)
 
     def _duplicates(self, rows: pa.Table) -> pa.Array:
-        """group_ids of new groups whose request is another group's."""
+        """Give requests to new groups; return the group_ids whose request another group has."""
         groups = rows.select(_OWN_COLUMNS).take(pa.array(group_starts(rows)))
         groups = groups.sort_by([(name, "ascending") for name in ("created_at", "worker_id", "sequence", "group_id")])
         numbers, group_ids = group_numbers(groups).tolist(), groups.column("group_id").to_pylist()
@@ -174,14 +177,14 @@ class RolloutReader:
 
 
 def _row_sources(file: RolloutFile, table: pa.Table) -> "repeat[Source] | map[Source]":
-    """Of each row, (num_rows,) or without end."""
+    """Return the source of each row: num_rows sources, or one source repeated without end."""
     if not file.is_compacted:
         return repeat(file.source)
     return map(Source, table.column("worker_id").to_pylist(), table.column("sequence").to_pylist())
 
 
 def _with_address(table: pa.Table, name: str, row_counts: np.ndarray) -> pa.Table:
-    """The rows of a whole file with file, row_group and row. row_counts: (num_row_groups,)."""
+    """Add the columns file, row_group and row to the rows of a whole file. row_counts: (num_row_groups,)."""
     row_groups = np.repeat(np.arange(len(row_counts), dtype=np.int32), row_counts)
     rows = np.concatenate([np.arange(count, dtype=np.int32) for count in (0, *row_counts)])
     table = table.append_column("file", pa.repeat(pa.scalar(name, pa.string()), table.num_rows))

@@ -1,8 +1,8 @@
-"""reference/: logprobs of rollouts under reference models, which a second epoch or an offline run finds.
+"""reference/: cached logprobs of rollouts under reference models, for a second epoch or an offline run.
 
-Writes reference/model=FINGERPRINT/DIGEST.parquet, put if absent; the digest is of what the file is about, so that who
-computes the same again adds nothing. Only a cache: a broken file is passed over with a warning, and what it held is
-computed again. Raises StoreError where the filesystem fails.
+Writes reference/model=FINGERPRINT/DIGEST.parquet, put if absent. The digest covers the rollouts, temperatures and
+lengths, not the logprobs, so computing the same rows again adds no file. Only a cache: a broken file is skipped with
+a warning, and its rows are computed again. Raises StoreError if the filesystem fails.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from ludic.store.root import Root
 logger = logging.getLogger(__name__)
 
 _CONCURRENT_READS = 16
-# A second epoch takes rollouts in another order, so that it reads few rows of many files.
+# A second epoch takes rollouts in another order, so it reads few rows of many files.
 _ROW_GROUP_ROWS = 16
 _INDEX_COLUMNS = ["rollout_id", "temperature", "response_length"]
 _UNREADABLE = (pa.ArrowException, OSError, ValueError)
@@ -31,38 +31,41 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class ReferencePlace:
-    """Where a rollout's logprobs are, and what they are of."""
+    """Address of a rollout's reference logprobs, with the temperature and length that they were computed for."""
 
     temperature: float
     response_length: int
-    """Tokens that are stored."""
+    """Number of stored logprobs, one per response token."""
     file: str
     row: int
 
 
 def write_reference(root: Root, model: str, rows: pa.Table) -> pa.Table:
-    """Keep rows of the reference table, all of this model's fingerprint; returns what `read_reference_index` does."""
+    """Store rows of the reference table, all of one model; return their index, as `read_reference_index` does.
+
+    model: fingerprint of the model.
+    """
     assert rows.schema.equals(arrow_schema("reference"))
     if not rows.num_rows:
         return _index(rows, "")
     rows = rows.sort_by([(name, "ascending") for name in _INDEX_COLUMNS])
     name = f"{_folder(model)}/{_digest(rows)}.parquet"
-    # What is there already is of the same rows in the same order, be it of other last digits.
+    # An existing file has the same rows in the same order; only last digits of its logprobs may differ.
     root.put_if_absent(name, encode_plain(rows, row_group_size=_ROW_GROUP_ROWS))
     return _index(rows, name)
 
 
 def read_reference_index(root: Root, model: str) -> pa.Table:
-    """What there is of a model: rollout_id, and the fields of ReferencePlace."""
+    """Return the index of a model's stored rows: rollout_id, and the fields of ReferencePlace."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         tables = list(pool.map(lambda name: _read_index(root, name), root.list(_folder(model))))
     return pa.concat_tables([_index(arrow_schema("reference").empty_table(), ""), *tables])
 
 
 def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarray]:
-    """reference_logprobs of rows of a file, (response_length,) float32 each; reads their row groups only.
+    """Return reference_logprobs of rows of a file, (response_length,) float32 each; reads only their row groups.
 
-    Raises FileNotFoundError or SchemaError for a file that was deleted or damaged since it was indexed.
+    Raises FileNotFoundError or SchemaError if the file was deleted or damaged since it was indexed.
     """
     try:
         with root.open_file(name) as source, open_checked(source, f"{root.url}/{name}", pre_buffer=True) as (file, _):
@@ -75,7 +78,7 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
     except _UNREADABLE as error:
         raise SchemaError(f"{root.url}/{name}: can't be read any more: {error}; delete it, it is a cache") from error
     sizes = np.diff(ends, prepend=0)
-    # Where each row group that was read begins, in the file and in the table.
+    # First row of each row group that was read, in the file and in the table.
     in_file, in_table = ends - sizes, np.zeros_like(ends)
     in_table[places] = np.cumsum(sizes[places]) - sizes[places]
     column = table.column("reference_logprobs").take(np.asarray(rows) - in_file[groups] + in_table[groups])

@@ -1,7 +1,7 @@
-"""Read rollouts that the ledger names, wherever their rows are now, in this root or in others.
+"""Read rollouts that the ledger names, from this root or others, also after compaction moved their rows.
 
-The ledger's file, row_group and row are where a row was when its step was planned. Compaction may have moved it
-since: then the intent log says where to, and rollout_id finds it there.
+The ledger's file, row_group and row give a row's address when its step was planned. If compaction has moved the row
+since, the intent log names the new file, and the row is found there by rollout_id.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,11 +26,11 @@ _CONCURRENT_READS = 8
 def read_rollouts(
     root: Root, rows: pa.Table, columns: Sequence[str], *, on_broken: Callable[[str, str], object] | None = None
 ) -> pa.Table:
-    """Columns of at least one rollout, in the order of `rows`; files are read concurrently, each opened once.
+    """Return columns of at least one rollout, in the order of `rows`; files are read concurrently, each opened once.
 
-    rows: rollout_id, group_id, file, row_group, row and perhaps root, as the ledger has them. on_broken: is told the
-    name of each file of this root that turns out broken, and why. Raises SchemaError for such a file, StoreError for
-    one that is gone and was not compacted, or when the filesystem fails.
+    rows: rollout_id, group_id, file, row_group, row and optionally root, as in the ledger. on_broken: called with the
+    name of each broken file of this root, and the reason. Raises SchemaError if a file is broken, StoreError if a file
+    is gone and was not compacted, or if the filesystem fails.
     """
     places: dict[tuple[str | None, str], list[int]] = {}
     urls = rows.column("root").to_pylist() if "root" in rows.column_names else [None] * rows.num_rows
@@ -43,7 +43,7 @@ def read_rollouts(
         for (url, name), of_file in places.items()
     ]
     order = np.argsort([place for of_file in places.values() for place in of_file])
-    # As many at once from a disk as there are cores to decode; a server is waited for.
+    # Decoding limits reads from a disk, so one thread per core is enough; reads from a server mostly wait.
     num_threads = min(_CONCURRENT_READS, pa.cpu_count()) if root.is_local else _CONCURRENT_READS
     table = take_rows(pa.concat_tables(_read_all(reads, num_threads)), order.tolist())
     release_memory(table.get_total_buffer_size())
@@ -52,15 +52,15 @@ def read_rollouts(
 
 @lru_cache(maxsize=64)
 def _other_root(url: str) -> Root:
-    """run.json never changes, so it is read once."""
+    """Open another root once: run.json never changes."""
     return Root.open(url)
 
 
 def _read_all(reads: Sequence[Callable[[], pa.Table]], num_threads: int) -> list[pa.Table]:
-    """All of them even if one fails.
+    """Run all reads, even if one fails, then return their tables or raise the first error.
 
-    One at a time in this thread: others cost a core more than they bring, and where they end, they keep memory that a
-    group of gigabytes took.
+    A single read or a single thread runs in this thread: another thread costs one core more than it gains, and after it
+    ends it keeps the memory of a group of gigabytes.
     """
     if min(num_threads, len(reads)) == 1:
         return [future.result() for future in [_run(read) for read in reads]]
@@ -81,7 +81,7 @@ def _run(read: Callable[[], pa.Table]) -> "Future[pa.Table]":
 def _read_file(
     root: Root, name: str, rows: pa.Table, columns: Sequence[str], on_broken: Callable[[str, str], object] | None
 ) -> pa.Table:
-    """Of rows that were planned from one file."""
+    """Return columns of rows that were planned from one file, or from the file that compaction moved them to."""
     try:
         try:
             return _read_planned(root, name, rows, columns)
@@ -112,7 +112,7 @@ def _replacement_of(root: Root, name: str) -> str:
 
 
 def _read_moved(root: Root, name: str, rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Rows by their rollout_id, of the row groups that may hold their groups."""
+    """Return columns of rows found by rollout_id, reading only the row groups that may hold their groups."""
     group_ids = set(rows.column("group_id").to_pylist())
     schema = rollouts_schema(root.run.extra_columns)
     try:

@@ -1,15 +1,15 @@
-"""A file that is read at random by ranged requests."""
+"""Random reads of a remote file by ranged requests."""
 
 import io
 from collections.abc import Callable
 from typing import Any
 
 TAIL_BYTES = 1 << 20
-"""Read first: with it comes the footer of a Parquet file, and most files of rollouts are not larger."""
+"""Bytes of the end of a file, read first: they hold a Parquet file's footer, and all of most rollout files."""
 
 
 class RemoteFile(io.RawIOBase):
-    """Bytes of a file whose end is at hand; each read before that is one request."""
+    """Bytes of a file whose end is already in memory; each read before the end is one request."""
 
     def __init__(self, read_range: Callable[[int, int], bytes], size: int, tail: bytes) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class RemoteFile(io.RawIOBase):
         return len(data)
 
     def readall(self) -> bytes:
-        """The rest, in one request."""
+        """Return the remaining bytes, in one request."""
         data = self._read(self._place, self._size)
         self._place += len(data)
         return data

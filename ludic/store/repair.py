@@ -1,8 +1,8 @@
-"""Set a broken file aside, out of every reader's sight and with the reason beside it; delete what killed writers left.
+"""Move broken files to set_aside/, where no reader looks, with the reason; list temporary files of killed writers.
 
-Moves {root}/NAME to {root}/set_aside/NAME and writes {root}/set_aside/NAME.json. The note comes first, and a
-move that was cut short is finished by setting the same file aside again. Nothing but `ludic verify` and
-`ludic stats` looks into set_aside/. Raises StoreError when the filesystem fails.
+Moves {root}/NAME to {root}/set_aside/NAME and writes {root}/set_aside/NAME.json. The note comes first; setting the
+same file aside again finishes an interrupted move. Only `ludic verify` and `ludic stats` look into set_aside/.
+Raises StoreError if the filesystem fails.
 """
 
 import time
@@ -25,24 +25,25 @@ class SetAside:
     """A file that was set aside."""
 
     name: str
-    """Where it was, below the root."""
+    """Name of the file below the root before it was moved."""
     reason: str
-    """Why; empty where the note is gone."""
+    """Why the file was set aside; empty if the note is gone."""
     found_at: str
-    """ISO 8601, UTC."""
+    """Time in ISO 8601, UTC; empty if the note is gone."""
 
 
 def set_aside(root: Root, name: str, reason: str) -> str:
-    """Move a file below set_aside/, and return where it is now; a file that is there already stays as it is.
+    """Move a file below set_aside/, and return its new name.
 
-    Readers then see a gap in its worker's sequence and go on, and the next worker in that slot makes
-    the requests of the file again. Raises FileNotFoundError for a file that is in neither place.
+    Does nothing if the file was moved before. Readers then see a gap in its worker's sequence and continue, and the
+    next worker in that slot makes the requests of the file again. Raises FileNotFoundError if the file is at neither
+    name.
     """
     assert not name.startswith(f"{SET_ASIDE}/"), f"{name} is set aside"
     assert not name.endswith(_NOTE), f"{name} would be taken for a note"
     target = f"{SET_ASIDE}/{name}"
     try:
-        # Not before the file is known to be there: a note alone would tell of a file that never was.
+        # First check that the file exists: a note alone would describe a file that never existed.
         if root.exists(name):
             note = SetAside(name=name, reason=reason, found_at=datetime.now(UTC).isoformat())
             root.put(f"{target}{_NOTE}", encode_json(asdict(note)))
@@ -63,7 +64,7 @@ def _move(root: Root, name: str, target: str) -> None:
 
 
 def list_set_aside(root: Root) -> list[SetAside]:
-    """The files that were set aside, by name."""
+    """Return the files that were set aside, sorted by name."""
     names = [name.removeprefix(f"{SET_ASIDE}/") for name in root.list(SET_ASIDE)]
     return [_read_note(root, name) for name in names if not name.endswith(_NOTE)]
 
@@ -77,18 +78,18 @@ def _read_note(root: Root, name: str) -> SetAside:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leftover:
-    """A temporary file, or a folder of them, of a writer that was killed, or that still writes."""
+    """A temporary file, or a folder of temporary files, of a writer that was killed or still writes."""
 
     name: str
-    """Below the root."""
+    """Name below the root."""
     age_s: float
-    """Since something in it was last written, by the clocks of this machine and of the disk's."""
+    """Seconds since the last write in it, by the clocks of this machine and of the disk's machine."""
 
 
 def list_leftovers(root: Root) -> Iterator[Leftover]:
-    """What lies in the temporary folder of a local root.
+    """Yield the contents of the temporary folder of a local root.
 
-    Object stores show none: unfinished uploads end by a lifecycle rule of the bucket.
+    Object stores have no such folder: a lifecycle rule of the bucket ends unfinished uploads.
     """
     folder = Path(root.at(SCRATCH))
     if not root.is_local or not folder.exists():

@@ -1,7 +1,7 @@
-"""Requests: the identity of sampled work, whoever did it.
+"""Requests: the identity of sampled work, whichever worker sampled it.
 
-A group of the schedule samples the requests number * group_size, number * group_size + 1, ..., so its number names
-them. Imports, and writers that follow no schedule, have no requests.
+A group of the schedule samples the requests number * group_size, number * group_size + 1, ..., so its number
+identifies them. Imports, and writers that follow no schedule, have no requests.
 """
 
 from collections.abc import Collection
@@ -24,7 +24,7 @@ _CONCURRENT_READS = 8
 
 
 def group_numbers(rows: pa.Table) -> np.ndarray:
-    """(num_rows,) int64: each row's group number in the schedule; -1 for a row that follows none."""
+    """Return each row's group number in the schedule, (num_rows,) int64; -1 for a row that follows no schedule."""
     workers = rows["worker_id"].combine_chunks().dictionary_encode()
     slots = [slot_of(worker_id) for worker_id in workers.dictionary.to_pylist()]
     is_scheduled = np.array([slot is not None for slot in slots], np.bool_)[workers.indices.to_numpy()]
@@ -33,10 +33,10 @@ def group_numbers(rows: pa.Table) -> np.ndarray:
 
 
 def recall_requests(root: Root, cursor: Cursor, in_use: Collection[str]) -> None:
-    """Find the requests of the groups that the cursor of an older ludic holds, and of those that were used before.
+    """Add to the cursor of an older ludic the requests of its consumed groups and of the groups in use.
 
-    in_use: group_ids that steps trained on, and that may come again. Reads ids of all rollouts; what expired counts
-    as consumed. Raises StoreError.
+    in_use: group_ids that steps trained on, and that may be delivered again. Reads ids of all rollouts; expired groups
+    count as consumed. Raises StoreError if the filesystem fails.
     """
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         for rows in pool.map(partial(_read_requests, root), list_files(root)):
@@ -53,7 +53,7 @@ def recall_requests(root: Root, cursor: Cursor, in_use: Collection[str]) -> None
 
 
 def _read_requests(root: Root, file: RolloutFile) -> set[tuple[int, str, int, str]]:
-    """Number, worker_id, sequence and group_id of each group of the schedule; none of a file that is broken."""
+    """Return number, worker_id, sequence and group_id of each scheduled group; an empty set if the file is broken."""
     try:
         rows = read_columns(root, file.name, _COLUMNS)
     except SchemaError:

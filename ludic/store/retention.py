@@ -1,10 +1,10 @@
-"""Delete rollouts that are no longer needed: whole files, and first a tombstone that tells of them.
+"""Delete rollouts that are no longer needed: put a tombstone, then delete whole files.
 
-expired/N.json, put if absent, holds what was deleted and why, so that checks do not miss it, and which groups of
-the schedule it was, so that restarted workers do not make them again. A deletion that was cut short leaves files
-that a tombstone names; they are as good as before, and go with the next expiry that chooses them.
-policies/ and checkpoints/ are the trainer's to prune (keep_policies, keep_checkpoints); policy.json, ledger and
-metrics stay.
+expired/N.json, put if absent, lists the deleted files and the reason, so that checks do not report them as missing. It
+also lists their groups of the schedule, so that restarted workers do not make these groups again. An interrupted
+deletion leaves files that a tombstone names; they stay valid, and the next expiry that chooses them deletes them.
+The trainer prunes policies/ and checkpoints/ (keep_policies, keep_checkpoints); policy.json, ledger and metrics are
+never deleted.
 """
 
 import re
@@ -34,23 +34,23 @@ _NAME = re.compile(rf"expired/{NUMBER}\.json")
 _CONCURRENT_REQUESTS = 8
 
 Spans = Mapping[str, Sequence[tuple[int, int]]]
-"""By worker_id, half-open intervals of sequences."""
+"""Half-open intervals of sequences, by worker_id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredFile:
-    """A file of rollouts, by what it holds."""
+    """A file of rollouts, with its size and the sources of its rows."""
 
     file: RolloutFile
     size_bytes: int
     sources: tuple[Source, ...]
     leftovers: tuple[RolloutFile, ...] = ()
-    """Of a compaction that was cut short: workers' files whose rows it holds, and that still are there."""
+    """Workers' files that an interrupted compaction left behind, though this compacted file holds their rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredPartition:
-    """What is deleted of a partition."""
+    """The files, rows and groups that an expiry deletes from one partition."""
 
     folder: Folder
     version: int
@@ -59,25 +59,25 @@ class ExpiredPartition:
     num_rows: int
     size_bytes: int
     files: Spans
-    """As their names say; a compacted file's worker_id is compacted.N."""
+    """Deleted files, by the worker_id in their names; a compacted file's worker_id is compacted.N."""
     sources: Spans
-    """That their rows came from."""
+    """Sources of the deleted rows."""
     groups: Sequence[tuple[int, int]]
-    """Half-open intervals of group numbers, of workers that follow the schedule."""
+    """Half-open intervals of the group numbers of workers that follow the schedule."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tombstone:
-    """One expiry."""
+    """expired/N.json: the record of one expiry."""
 
     created_at: str
     rule: str
-    """What was asked for, for people."""
+    """The rule that chose the files, as text for people."""
     partitions: tuple[ExpiredPartition, ...]
 
 
 def stored_files(root: Root, folder: Folder = "rollouts") -> list[StoredFile]:
-    """All that holds rows, by version and name, save compacted files that are broken: `ludic verify` lists those."""
+    """Return files that hold rows, sorted; broken compacted files are left out (`ludic verify` lists them)."""
     sizes = root.sizes(folder)
     files = sorted(file for file in map(RolloutFile.parse, sizes) if file is not None)
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
@@ -103,9 +103,9 @@ def _sources(root: Root, file: RolloutFile) -> tuple[Source, ...]:
 
 
 def all_rows_match(files: Iterable[StoredFile], rows: Mapping[Source, tuple[int, int]]) -> tuple[list[StoredFile], int]:
-    """The files whose rows all match, and how many rows match in the others.
+    """Return the files whose rows all match, and the number of matching rows in the other files.
 
-    rows: rows of a source, and how many of those match.
+    rows: number of rows and number of matching rows, by source.
     """
     chosen, num_left = [], 0
     for stored in files:
@@ -118,12 +118,12 @@ def all_rows_match(files: Iterable[StoredFile], rows: Mapping[Source, tuple[int,
 
 
 def is_unconsumed(stored: StoredFile, first_version: int, cursor: Cursor) -> bool:
-    """Whether a trainer that goes on from `cursor`, reading from `first_version` on, would still use some of a file."""
+    """Return whether a trainer that resumes at `cursor`, reading from `first_version` on, would use some of a file."""
     return stored.file.version >= first_version and not all(cursor.has_source(*source) for source in stored.sources)
 
 
 def is_trained_on(stored: StoredFile, names: Collection[str]) -> bool:
-    """Whether one of these files of the ledger is this one, or was compacted into it."""
+    """Return whether one of `names`, files in the ledger, is this file or was compacted into it."""
     return stored.file.name in names or any(_home(stored.file, source).name in names for source in stored.sources)
 
 
@@ -134,9 +134,9 @@ def _home(file: RolloutFile, source: Source) -> RolloutFile:
 def expire(
     root: Root, files: Iterable[StoredFile], *, rule: str, dry_run: bool = False, track: Track = untracked
 ) -> list[ExpiredPartition]:
-    """Delete files, and leave a tombstone; what it says, by version and environment.
+    """Put a tombstone and delete files; return the content of the tombstone, by partition.
 
-    Raises StoreError when the filesystem fails: then call it again.
+    dry_run: delete nothing and put no tombstone. Raises StoreError if the filesystem fails: then call it again.
     """
     chosen = list(files)
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
@@ -144,14 +144,14 @@ def expire(
         partitions = _describe(chosen, read)
         if not dry_run and partitions:
             _put_tombstone(root, Tombstone(created_at=datetime.now(UTC).isoformat(), rule=rule, partitions=partitions))
-            # What a compaction left comes first: without the compacted file it would be as good as new.
+            # Leftovers of a compaction go first: without the compacted file they would count as new rollouts.
             list(pool.map(root.delete, (file.name for stored in chosen for file in stored.leftovers)))
             list(track(pool.map(root.delete, (stored.file.name for stored in chosen)), len(chosen), "files deleted"))
     return list(partitions)
 
 
 def read_tombstones(root: Root) -> list[Tombstone]:
-    """What has expired so far; a tombstone that can't be read was followed by one that can, and is left out."""
+    """Return all tombstones, without broken ones: the writer of a broken tombstone put another one after it."""
     names = (name for name in root.list(FOLDER) if _NAME.fullmatch(name))
     found = (_parse_tombstone(root.read(name)) for name in names)
     return [tombstone for tombstone in found if tombstone is not None]
@@ -165,7 +165,7 @@ def _parse_tombstone(data: bytes) -> Tombstone | None:
 
 
 def _put_tombstone(root: Root, tombstone: Tombstone) -> None:
-    """Under the next number; it is there to be read when this returns."""
+    """Put a tombstone under the next free number, and read it back to make sure that it is stored whole."""
     data = encode_json(asdict(tombstone), indent=None)
     number = len(root.list(FOLDER))
     while not (root.put_if_absent(name := f"{FOLDER}/{number}.json", data) and root.read(name) == data):
@@ -173,7 +173,10 @@ def _put_tombstone(root: Root, tombstone: Tombstone) -> None:
 
 
 def _read_groups(root: Root, stored: StoredFile) -> tuple[int, np.ndarray]:
-    """Rows of a file, and the group numbers, (num_groups,) int64, of those that follow the schedule."""
+    """Return the number of rows of a file, and the group numbers of its scheduled rows, (num_groups,) int64.
+
+    A broken or missing file counts as empty.
+    """
     try:
         table = read_columns(root, stored.file.name, ["worker_id", "request_index", "group_size"])
     except (SchemaError, FileNotFoundError):

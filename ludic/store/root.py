@@ -1,8 +1,8 @@
-"""The root of a run: one folder on any fsspec filesystem, and the few operations the store builds on.
+"""The root of a run: one folder on any fsspec filesystem, with the file operations that the store uses.
 
-A file that is visible is complete: creation is put-if-absent, replacement is atomic. Names
-are relative to the root, with forward slashes. Failures of the filesystem raise StoreError
-naming root, file, cause and what to do, after some 30 s of trying again where that may help.
+A visible file is complete: creation is put-if-absent, replacement is atomic. Names are relative
+to the root, with forward slashes. A filesystem error raises StoreError, which names root, file,
+cause and what to do; errors that may pass are retried for about 30 s first.
 """
 
 import builtins
@@ -31,23 +31,23 @@ class Root:
     """An opened root. Cheap to pass around; holds no open files."""
 
     url: str
-    """As the user gave it, without a trailing slash."""
+    """The URL as the user gave it, without a trailing slash."""
     fs: fsspec.AbstractFileSystem
     path: str
     """The root within `fs`, without protocol."""
     run_id: str
-    """uuid7, drawn when the run was started."""
+    """A uuid7, drawn when the run was started."""
     run: RunConfig
     stop: threading.Event | None = None
-    """Once set, operations that fail are no longer tried again."""
+    """Once set, failed operations are not retried."""
 
     @classmethod
     def open(cls, url: str, *, writable: bool = False, fs: fsspec.AbstractFileSystem | None = None) -> "Root":
-        """Open a run that exists.
+        """Open an existing run.
 
-        `writable` also proves that the filesystem refuses to overwrite, by putting run.json again.
-        `fs` is used in place of the URL's own filesystem.
-        Raises MissingRootError where there is no run.json, StoreError where the filesystem fails.
+        writable: also check that the filesystem refuses to overwrite, by creating run.json a second time.
+        fs: filesystem to use instead of the URL's own.
+        Raises MissingRootError if there is no run.json, StoreError if the filesystem fails.
         """
         storage = Storage.at(url, fs)
         try:
@@ -65,11 +65,11 @@ class Root:
     def create(
         cls, url: str, run: RunConfig, *, like: "Root | None" = None, fs: fsspec.AbstractFileSystem | None = None
     ) -> "Root":
-        """Start a run, or open it when the same settings started it before.
+        """Start a run, or open an existing run that has the same settings.
 
-        The users' files that `run` names are copied into a new root, and whoever creates it consents to run them;
-        like: they are copied from that run, which gave the settings, and consent stays to be given.
-        Raises ConfigError naming each setting that differs from the run that is there, or a file that is missing.
+        A new root gets copies of the users' files that `run` names; creating it is consent to run them.
+        like: the run that the settings come from. The files are copied from it, and consent is still needed.
+        Raises ConfigError naming each setting that differs from the existing run, or a missing file.
         """
         storage = Storage.at(url, fs)
         run_id = new_id()
@@ -98,82 +98,85 @@ class Root:
         return Storage(self.url, self.fs, self.path, self.stop)
 
     def explained(self, name: str) -> AbstractContextManager[None]:
-        """Turn a filesystem's error into a StoreError that names root and file; presence and absence pass through."""
+        """Turn filesystem errors into StoreErrors that name root and file.
+
+        FileExistsError passes through, and so does FileNotFoundError, unless the bucket is missing.
+        """
         return self._storage.explained(name)
 
     def at(self, name: str) -> str:
-        """Path of a file within `fs`."""
+        """Return the path of a file within `fs`."""
         return self._storage.at_path(name)
 
     def read(self, name: str) -> bytes:
-        """Content of a file; FileNotFoundError when there is none."""
+        """Return the content of a file. Raises FileNotFoundError if there is no such file."""
         return self._storage.read(name)
 
     def read_range(self, name: str, start: int, end: int | None = None) -> bytes:
-        """Bytes from `start` to before `end`; a negative start counts from the end."""
+        """Return the bytes from `start` to before `end`; a negative start counts from the end."""
         return self._storage.read_range(name, start, end)
 
     def open_file(self, name: str) -> BinaryIO:
-        """A file to read at random, for the caller to close; FileNotFoundError when there is none."""
+        """Open a file for random reads; the caller closes it. Raises FileNotFoundError if there is no such file."""
         return self._storage.open_file(name)
 
     def exists(self, name: str) -> bool:
         return self._storage.exists(name)
 
     def list(self, name: str) -> builtins.list[str]:
-        """Names of all files below a folder, sorted; empty when there is none."""
+        """Return the names of all files below a folder, sorted; empty if there are none."""
         return self._storage.list(name)
 
     def sizes(self, name: str) -> dict[str, int]:
-        """Names of all files below a folder, sorted, with their bytes; empty when there is none."""
+        """Return the size in bytes of each file below a folder, by name, sorted; empty if there are none."""
         return self._storage.sizes(name)
 
     def folders(self, name: str) -> builtins.list[str]:
-        """Names of the folders directly below a folder, sorted; empty when there is none."""
+        """Return the names of the folders directly below a folder, sorted; empty if there are none."""
         return self._storage.folders(name)
 
     def put_if_absent(self, name: str, data: Content) -> bool:
-        """Create a file. False when it is there with other content.
+        """Create a file. Returns False if it exists with other content.
 
-        A retry after a lost answer finds its own bytes, and is True.
+        A retry after a lost answer finds its own bytes and returns True.
         """
         return self._storage.put_if_absent(name, data)
 
     def put_file_if_absent(self, file: Path, name: str) -> bool:
-        """Create a file from a local one, however large. False when it is there with other content.
+        """Create a file from a local file of any size. Returns False if it exists with other content.
 
-        `file` stays, and must not change any more: on the root's own disk both names are of one file.
-        So write it into `scratch_folder`. A retry after a lost answer finds its own bytes, and is True.
+        `file` is kept and must not change afterwards: on the root's own disk it may be a hard link to the same file.
+        So write it into `scratch_folder`. A retry after a lost answer finds its own bytes and returns True.
         """
         return self._storage.put_file_if_absent(file, name)
 
     def put(self, name: str, data: Content) -> None:
-        """Create or replace a file, atomically. Only for the few pointers that change, such as policies/LATEST."""
+        """Create or replace a file atomically. Only for the few pointers that change, such as policies/LATEST."""
         self._storage.put(name, data)
 
     def delete(self, name: str) -> None:
-        """Delete a file, or a folder with all that is below; nothing happens where there is none."""
+        """Delete a file, or a folder with all files below it; does nothing if it does not exist."""
         self._storage.delete(name)
 
     @contextmanager
     def scratch_folder(self) -> Iterator[Path]:
-        """An empty local folder, gone at the end; where the root is local, on its disk and out of readers' sight."""
+        """Make an empty local folder, deleted at the end; for a local root, on its disk where readers don't look."""
         with self._storage.scratch_folder() as folder:
             yield folder
 
     def upload(self, folder: str | Path, name: str, *, last: str | None = None) -> None:
-        """Move the files of a local folder and of its folders below `name`; each appears whole, one after the other.
+        """Move all files of a local folder, subfolders included, below `name`; each appears whole, one after the other.
 
-        last: the file that tells readers that all are there; without it a marker must follow.
+        last: the file that is moved last and tells readers that all files are there; if None, a marker must follow.
         """
         files = {file.relative_to(folder).as_posix(): file for file in Path(folder).rglob("*") if not file.is_dir()}
         for relative in sorted(files, key=lambda relative: (relative == last, relative)):
             self._storage.move_in(files[relative], f"{name}/{relative}")
 
     def download(self, name: str, folder: str | Path, *, leave_out: Collection[str] = ()) -> None:
-        """Copy the files below `name`, and their folders, into a local folder, without those of some names.
+        """Copy the files below `name`, subfolders included, into a local folder. leave_out: file names to skip.
 
-        Raises StoreError for a name that leads out of the folder, before anything is copied.
+        Raises StoreError if a name leads out of the folder, before anything is copied.
         """
         names = {file: PurePosixPath(file).relative_to(name) for file in self.list(name)}
         self._storage.download({file: path for file, path in names.items() if path.name not in leave_out}, Path(folder))

@@ -1,4 +1,4 @@
-"""run.json: what workers and trainers of one run must agree on. Put once, never changed."""
+"""run.json: the settings that workers and trainers of one run share. Written once, never changed."""
 
 import json
 import re
@@ -11,30 +11,30 @@ from ludic.errors import ConfigError
 from ludic.schema import SCHEMA_VERSION, check_extra_columns
 from ludic.store.json_files import convert, decode_json, encode_json
 
-# It becomes part of paths on this machine: the cache of scalars, logs, TensorBoard's folder.
+# The run_id becomes part of paths on this machine: the cache of scalars, logs, TensorBoard's folder.
 _RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
-    """Shared by every process of a run; `ludic worker ROOT` and `ludic train ROOT` need no more."""
+    """Settings shared by every process of a run; `ludic worker ROOT` and `ludic train ROOT` need no others."""
 
     model: str
     """Folder or Hugging Face id of the first weights."""
     env: tuple[str, ...]
-    """Environments, served in turn: a built-in name, reasoning_gym/NAME, or path/to/file.py:ClassName."""
+    """Environments, used in turn: a built-in name, reasoning_gym/NAME, or path/to/file.py:ClassName."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environments, by environment name."""
     group_size: int = 8
     """Episodes sampled from one example."""
     groups_per_batch: int = 8
-    """Groups that a gradient step trains on, counted after filters."""
+    """Groups in the batch of a gradient step, counted after filters."""
     steps_per_version: int = 1
     """Gradient steps between two published versions."""
     batches_ahead: int = 1
-    """Batches that workers may sample beyond what the current version needs; 0 is nearly on-policy."""
+    """Batches that workers may sample beyond those that the current version needs; 0 is nearly on-policy."""
     num_workers: int = 1
-    """Workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
+    """Number of workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
     temperature: float = 1.0
     """Divides the logits before a token is sampled, and again when the trainer computes its logprob."""
     top_p: float = 1.0
@@ -42,15 +42,15 @@ class RunConfig:
     top_k: int | None = None
     """Sample from so many of the most likely tokens; None samples from all."""
     max_tokens: int = 256
-    """Most tokens in one completion."""
+    """Maximum tokens in one completion."""
     accept_incomplete: bool = False
-    """Hand a completion that hit max_tokens to the environment all the same; else it is refused as a parse failure."""
+    """Pass a completion that hit max_tokens to the environment; without this flag it is refused as a parse failure."""
     float32_head: bool = False
-    """Make logits in float32 where the model computes in bfloat16, alike in workers and trainer (MiniMax-M1)."""
+    """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
     seed: int = 0
     """Decides which examples are served in which order, and seeds the sampling of each answer."""
     extra_columns: Mapping[str, str] = field(default_factory=dict)
-    """The run's own columns of rollouts, type by name, for example {"x_judge": "string"}; Score.extra fills them."""
+    """Extra columns of the run's rollouts, type by name, such as {"x_judge": "string"}; Score.extra fills them."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -62,22 +62,22 @@ class RunConfig:
 
     @property
     def groups_per_version(self) -> int:
-        """Groups that one version's gradient steps train on."""
+        """Groups that the gradient steps of one version train on."""
         return self.groups_per_batch * self.steps_per_version
 
     def differences(self, other: "RunConfig") -> str:
-        """Settings that differ once they are JSON, in a sentence; empty when none does."""
+        """Describe in one sentence the settings that differ, compared as JSON; empty if none differs."""
         mine, theirs = (json.loads(json.dumps(asdict(config))) for config in (self, other))
         names = [name for name in mine if mine[name] != theirs[name]]
         return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)
 
 
 def to_json(config: RunConfig, run_id: str) -> bytes:
-    """Content of run.json. Raises ConfigError for options that JSON can't hold."""
+    """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
     values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, **asdict(config)}
     for name in ("extra_columns", "float32_head"):
         if not values[name]:
-            del values[name]  # a ludic that does not know it opens the run then
+            del values[name]  # so that a ludic that does not know the setting can open the run
     try:
         return encode_json(values, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -85,9 +85,9 @@ def to_json(config: RunConfig, run_id: str) -> bytes:
 
 
 def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
-    """Settings and run_id; what a newer minor version has added is left out.
+    """Return settings and run_id; settings that a newer minor version added are left out.
 
-    Raises ConfigError, naming `where`, for what is no run.json of this major version.
+    Raises ConfigError, naming `where`, if the data is not a run.json of this major version.
     """
     try:
         values = decode_json(data)

@@ -1,8 +1,8 @@
-"""S3 behind fsspec's interface: s3fs with one request a call, and obstore for the calls that the store makes often.
+"""S3 behind fsspec's interface: s3fs with fewer requests, and obstore for the calls that the store makes often.
 
-Credentials, region and endpoint come from where botocore looks: the environment, ~/.aws and the machine's role.
-obstore is used where it is installed, unless fsspec's configuration has settings for s3, which are s3fs' own.
-Raises what s3fs, botocore and obstore raise; FileExistsError where mode="create" finds a file.
+botocore finds credentials, region and endpoint: in the environment, in ~/.aws and in the machine's role.
+obstore is used if it is installed and fsspec's configuration has no settings for s3, since those are meant for s3fs.
+Raises the errors of s3fs, botocore and obstore, and FileExistsError if mode="create" finds a file.
 """
 
 import os
@@ -28,11 +28,11 @@ except ImportError:
     obstore = None
 
 MAX_CONNECTIONS = 32
-"""To one endpoint at a time, of one filesystem."""
+"""Maximum connections of one filesystem to one endpoint at a time."""
 _CONNECT_TIMEOUT_S, _READ_TIMEOUT_S, _REQUEST_TIMEOUT_S = 5, 15, 60
 _ATTEMPTS = 3
-"""Of each request, within a second or two, so that one part of a hundred does not fail an upload.
-What lasts longer is for ludic.store.failures, which tries the whole call again."""
+"""Attempts for each request, within a second or two, so that one failed part of a hundred does not fail an upload.
+If a failure lasts longer, ludic.store.failures retries the whole call."""
 _PART_BYTES = 16 << 20
 
 CLIENT_CONFIG = {
@@ -41,7 +41,7 @@ CLIENT_CONFIG = {
     "max_pool_connections": MAX_CONNECTIONS,
     "retries": {"mode": "standard", "total_max_attempts": _ATTEMPTS},
 }
-"""Of botocore, unless fsspec's configuration says otherwise."""
+"""Settings of botocore, which fsspec's configuration may override."""
 
 _is_forked = False
 
@@ -51,12 +51,12 @@ def _note_fork() -> None:
     _is_forked = True
 
 
-# obstore's threads do not live on in a forked child, where every call would wait for ever.
+# obstore's threads do not exist in a forked child, so every call there would wait for ever.
 os.register_at_fork(after_in_child=_note_fork)
 
 
 def open_s3() -> s3fs.S3FileSystem:
-    """The quickest filesystem for s3:// that honours the user's settings."""
+    """Return the fastest filesystem for s3:// that respects the user's settings."""
     settings = fsspec.config.conf.get("s3", {})
     if obstore is None or settings or _is_forked:
         return S3(config_kwargs=CLIENT_CONFIG | settings.get("config_kwargs", {}), use_listings_cache=False)
@@ -64,19 +64,22 @@ def open_s3() -> s3fs.S3FileSystem:
 
 
 class S3(s3fs.S3FileSystem):
-    """s3fs without the requests that the store has no use for."""
+    """s3fs without the requests that the store does not need."""
 
-    retries = 1  # of s3fs' own loop around botocore's
+    retries = 1  # attempts of s3fs' own loop around botocore's retries
 
     def find(self, path: str, maxdepth: int | None = None, prefix: str = "", **options: Any) -> Any:
-        """One request a thousand files, also where there is none: s3fs would ask twice more whether it is a file."""
+        """List files with one request per thousand, also if there are none, where s3fs would send two more requests."""
         parent, _, name = self._strip_protocol(path).rpartition("/")
         if maxdepth is not None or prefix or not parent:
             return super().find(path, maxdepth=maxdepth, prefix=prefix, **options)
         return super().find(parent, prefix=f"{name}/", **options)
 
     def rm(self, path: str | list[str], recursive: bool = False, maxdepth: int | None = None) -> None:
-        """Two requests a thousand files; s3fs would ask about each, and pass over what the server refuses to delete."""
+        """Delete files with two requests per thousand.
+
+        s3fs would send a request for each file, and ignore files that the server refuses to delete.
+        """
         paths = [path] if isinstance(path, str) else list(path)
         found = [file for folder in paths for file in self.find(folder)] if recursive else []
         self._delete([*found, *paths])
@@ -90,34 +93,34 @@ class S3(s3fs.S3FileSystem):
                 raise botocore.exceptions.ClientError({"Error": answer["Errors"][0]}, "DeleteObjects")
 
     def _split(self, path: str) -> tuple[str, str]:
-        """Bucket and key."""
+        """Return bucket and key of a path."""
         bucket, _, key = self._strip_protocol(path).partition("/")
         return bucket, key
 
     async def _cat_file(self, path: str, start: int | None = None, end: int | None = None, **options: Any) -> bytes:
-        """One request; s3fs would ask for the size first."""
+        """Read a file with one request; s3fs would request its size first."""
         return await super()._cat_file(path, start=start, end=end, **(options | {"max_concurrency": 1}))
 
     async def _put_file(self, lpath: str, rpath: str, **options: Any) -> None:
-        """Holds 8 parts of 16 MB in memory; s3fs' ten of 50 MB would be half of what a worker may use."""
+        """Upload with 8 parts of 16 MB in memory; s3fs' ten parts of 50 MB would be half of what a worker may use."""
         part_bytes = max(_PART_BYTES, -(-Path(lpath).stat().st_size // s3fs.core.MAX_UPLOAD_PARTS))
         await super()._put_file(lpath, rpath, **({"chunksize": part_bytes, "max_concurrency": 8} | options))
 
 
 class ObstoreS3(S3):
-    """The same requests through obstore, for a fraction of the client's CPU time (benchmarks/object_store.py).
+    """The same requests through obstore, with a fraction of the client's CPU time (benchmarks/object_store.py).
 
-    Threads may share it. A process forked from one that used it must open its own.
+    Threads may share an instance. A forked process must open its own.
     """
 
-    cachable = False  # one is made in 20 ms, and the environment may have changed
+    cachable = False  # making an instance takes 20 ms, and the environment may have changed
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._stores: dict[str, Any] = {}
 
     def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
-        """As fsspec has it: negative places count from the end, and what lies behind the end is left out."""
+        """Read a file or a range. As in fsspec, negative offsets count from the end, and a range ends with the file."""
         store, key = self._store(path)
         if end is None:
             place = None if start is None else {"offset": start} if start >= 0 else {"suffix": -start}
@@ -135,10 +138,10 @@ class ObstoreS3(S3):
         except obstore.exceptions.AlreadyExistsError as error:
             if is_refused_overwrite(error):
                 raise FileExistsError(path) from error
-            raise  # another put of this name is under way, and may yet fail
+            raise  # another put of this name is in progress, and may still fail
 
     def get_file(self, rpath: str, lpath: str, **_: Any) -> None:
-        """In parts, several at a time."""
+        """Download a file in parts, several at a time."""
         size = self.size(rpath)
         with Path(lpath).open("wb") as file, ThreadPoolExecutor(8) as pool:
 
@@ -174,10 +177,10 @@ class ObstoreS3(S3):
             answer = self.call_s3("head_bucket", Bucket=bucket)
             return answer["ResponseMetadata"]["HTTPHeaders"]["x-amz-bucket-region"]
         except (OSError, KeyError, botocore.exceptions.BotoCoreError):
-            return "us-east-1"  # the request that follows will say what is wrong
+            return "us-east-1"  # the next request will report the error
 
     def _store(self, path: str) -> tuple[Any, str]:
-        """obstore's client for the bucket, and the key in it."""
+        """Return obstore's client for the bucket, and the key in it."""
         if _is_forked:
             raise StoreError(f"s3://{path}: opened before this process was forked; open the root again in the child")
         bucket, key = self._split(path)
@@ -187,7 +190,7 @@ class ObstoreS3(S3):
 
 
 def _connect(bucket: str, find_region: Callable[[str], str]) -> Any:
-    """obstore's client; `find_region` is asked where neither the environment nor ~/.aws says."""
+    """Make obstore's client. find_region: called if the environment and ~/.aws name no region."""
     session = botocore.session.Session()
     if session.get_credentials() is None:
         raise botocore.exceptions.NoCredentialsError
@@ -216,7 +219,7 @@ def _connect(bucket: str, find_region: Callable[[str], str]) -> Any:
 
 
 def _credentials(session: botocore.session.Session) -> dict[str, Any]:
-    """As botocore has them now; it renews those that expire, so ask again every few minutes."""
+    """Return botocore's current credentials, to be asked for again after 10 minutes: botocore renews expiring ones."""
     keys = session.get_credentials().get_frozen_credentials()
     return {
         "access_key_id": keys.access_key,

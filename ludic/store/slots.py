@@ -1,9 +1,9 @@
-"""workers/slot=S/N.json: one a life of a worker. The newest life holds its slot of the schedule.
+"""workers/slot=S/N.json: one claim for each life of a worker. The newest life holds its slot of the schedule.
 
-A life claims the slot before it reads what earlier lives committed, and looks for a newer claim before it samples
-and before it appends. So a worker that was stopped, or cut off, and replaced ends before it samples what its
-replacement samples. What it committed just before it could look is dropped by the reader, which delivers a
-request once (ludic.store.reader). Claims have no gaps: one look by name tells. None is deleted.
+A life claims the slot before it reads what earlier lives committed, and checks for a newer claim before it samples
+and before it appends. So a worker that was stopped or cut off, and then replaced, ends before it samples the requests
+of its replacement. If it commits a group before it can check, the reader drops the duplicate: it delivers a request
+once (ludic.store.reader). Claims have no gaps, so one read by name finds a newer claim. Claims are never deleted.
 """
 
 import logging
@@ -27,24 +27,24 @@ FOLDER = "workers"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotClaim:
-    """One life of a worker."""
+    """Claim of a slot by one life of a worker."""
 
     slot: int
-    """The part of the schedule that it samples."""
+    """Part of the schedule that the worker samples."""
     life: int
-    """Counts from 1 in each slot."""
+    """Number of the life, from 1 in each slot."""
     worker_id: str
-    """How the files of this life begin."""
+    """Prefix of the names of this life's files."""
     owner: str
     """host-pid, for people."""
     created_at: str
-    """By the owner's clock; for people."""
+    """Time of the claim by the owner's clock; for people."""
     process: str | None = None
-    """The owner's process among all processes of all machines; None where the system doesn't tell."""
+    """Identity of the owner's process among all processes of all machines; None if the system doesn't give it."""
     ended_at: str | None = None
-    """When the worker ended by itself; None while it lives, and for one that was killed."""
+    """Time at which the worker ended on its own; None while it lives, or if it was killed."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """The texts of its environments: each as a ludic.store.code.CodeRecord."""
+    """Source files of its environments, each as a ludic.store.code.CodeRecord."""
 
     @property
     def name(self) -> str:
@@ -52,7 +52,7 @@ class SlotClaim:
 
     @property
     def is_over(self) -> bool:
-        """The worker has ended, or its process is proven dead, which only its own machine can tell."""
+        """True if the worker has ended, or if its process is proven dead, which only its own machine can prove."""
         return self.ended_at is not None or (self.process is not None and is_dead(self.process))
 
     def to_json(self) -> bytes:
@@ -64,7 +64,7 @@ def claim_name(slot: int, life: int) -> str:
 
 
 def read_slot_claim(root: Root, slot: int, life: int) -> SlotClaim | None:
-    """None where there was no such life. Raises SchemaError for a file that is no claim."""
+    """Return the claim of a life; None if there was no such life. Raises SchemaError if the file is broken."""
     name = claim_name(slot, life)
     try:
         return decode_record(root.read(name), SlotClaim)
@@ -77,7 +77,7 @@ def read_slot_claim(root: Root, slot: int, life: int) -> SlotClaim | None:
 
 
 def newest_slot_claim(root: Root, slot: int) -> SlotClaim | None:
-    """None for a slot that no worker ever held."""
+    """Return the newest claim of a slot; None if no worker ever held it. Raises SchemaError if the file is broken."""
     newest = None
     life = max(_listed_lives(root, slot), default=1)
     while (claim := read_slot_claim(root, slot, life)) is not None:
@@ -86,7 +86,7 @@ def newest_slot_claim(root: Root, slot: int) -> SlotClaim | None:
 
 
 def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str, Any]] = ()) -> SlotClaim:
-    """Take a slot, which tells whoever held it to end. code: of this life, for the claim to say."""
+    """Claim a slot, which tells the worker that held it to end. code: SlotClaim.code."""
     claim = SlotClaim(
         slot=slot,
         life=max(_listed_lives(root, slot), default=0) + 1,
@@ -103,7 +103,7 @@ def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str
 
 @contextmanager
 def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str, Any]] = ()) -> Iterator[SlotClaim]:
-    """Claim a slot, as `claim_slot` does, and at the end of the block say that this life has ended."""
+    """Claim a slot as `claim_slot` does, and record the end of this life at the end of the block."""
     claim = claim_slot(root, slot, worker_id, code)
     try:
         yield claim
@@ -115,7 +115,7 @@ def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str,
 
 
 def code_before(root: Root, claim: SlotClaim) -> Sequence[Mapping[str, Any]]:
-    """The texts of the life before, if there was one that says."""
+    """Return SlotClaim.code of the previous life; empty if there is none, or if its claim is broken."""
     with suppress(SchemaError):
         earlier = read_slot_claim(root, claim.slot, claim.life - 1)
         return earlier.code if earlier else []
@@ -123,7 +123,7 @@ def code_before(root: Root, claim: SlotClaim) -> Sequence[Mapping[str, Any]]:
 
 
 def check_holds_slot(root: Root, claim: SlotClaim) -> None:
-    """Raises SlotTakenError when a newer life has claimed the slot."""
+    """Raises SlotTakenError if a newer life has claimed the slot."""
     newer = read_slot_claim(root, claim.slot, claim.life + 1)
     if newer is not None:
         raise SlotTakenError(

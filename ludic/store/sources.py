@@ -1,7 +1,7 @@
-"""The sources of a rollout file: what workers committed, that its rows came from.
+"""The sources of a rollout file: the files, as workers committed them, that its rows came from.
 
-A worker's file is its own source. A compacted file names the sources whose rows it holds, each whole, in the
-entry `ludic.sources` of its footer: a JSON list of [worker_id, sequence].
+A worker's file is its own source. A compacted file holds all rows of its sources, and names the sources in the entry
+`ludic.sources` of its footer: a JSON list of [worker_id, sequence].
 """
 
 import json
@@ -18,12 +18,12 @@ SOURCES_KEY = b"ludic.sources"
 
 
 def to_json(sources: Iterable[Source]) -> bytes:
-    """What a compacted file's footer says under SOURCES_KEY."""
+    """Return the value of SOURCES_KEY in a compacted file's footer."""
     return json.dumps([list(source) for source in sources]).encode()
 
 
 def sources_of(parquet: pq.ParquetFile, file: RolloutFile) -> list[Source]:
-    """Of a file that is open. Raises SchemaError for a compacted one that names none."""
+    """Return the sources of an open file. Raises SchemaError if a compacted file does not name its sources."""
     if not file.is_compacted:
         return [file.source]
     try:
@@ -34,7 +34,7 @@ def sources_of(parquet: pq.ParquetFile, file: RolloutFile) -> list[Source]:
 
 
 def read_sources(root: Root, file: RolloutFile) -> list[Source]:
-    """By its footer; raises what `open_parquet` raises."""
+    """Return the sources of a file, from its name or, if compacted, its footer. Raises the errors of `open_parquet`."""
     if not file.is_compacted:
         return [file.source]
     with open_parquet(root, file.name) as parquet:

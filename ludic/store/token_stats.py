@@ -1,6 +1,6 @@
-"""token_stats/: what gradient steps saw of each token that they trained on, for SQL; nothing reads it to train.
+"""token_stats/: statistics of each token that gradient steps trained on, for SQL; training never reads them.
 
-Writes token_stats/attempt=A/step=S-rank=R.parquet, in a thread, one file a step and rank, so that no rank waits for
+A thread writes token_stats/attempt=A/step=S-rank=R.parquet, one file per step and rank, so that no rank waits for
 another. A file is complete and immutable once listed; a killed trainer loses the files of its last steps.
 """
 
@@ -21,7 +21,7 @@ TOKEN_STATS_NAME = re.compile(rf"token_stats/attempt={NUMBER}/step={NUMBER}-rank
 _LISTS = ("trainer_logprobs", "entropy", "weight")
 _ROUNDED = ("entropy", "weight")
 _DROPPED_BITS = 13
-# A step's rows are read together, and a row group keeps its own dictionaries and statistics.
+# The rows of a step are read together, and each row group adds its own dictionaries and statistics.
 _ROW_GROUP_ROWS = 4096
 
 
@@ -30,7 +30,7 @@ def token_stats_name(attempt_id: int, step: int, rank: int) -> str:
 
 
 def token_stats_step(name: str) -> tuple[int, int] | None:
-    """attempt_id and step of a file of token_stats/; None for any other name."""
+    """Return attempt_id and step of a file of token_stats/; None for any other name."""
     match = TOKEN_STATS_NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -45,14 +45,14 @@ class TokenStatsLog:
         )
 
     def append(self, make_table: Callable[[], pa.Table]) -> None:
-        """Hand over the rows of a step, which the thread makes; none of them makes no file.
+        """Hand over a function that makes the rows of a step, called in the thread; a table without rows makes no file.
 
-        Raises what an earlier write failed with. Waits while 64 steps wait to be written.
+        Raises the error of an earlier failed write. Waits while 64 steps wait to be written.
         """
         self._appender.append(make_table)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining files and stop the thread."""
         self._appender.close()
 
     def _make_files(self, tables: Sequence[Callable[[], pa.Table]]) -> list[NamedFile]:
@@ -64,7 +64,7 @@ class TokenStatsLog:
 
 
 def encode_token_stats(table: pa.Table) -> bytes:
-    """Parquet bytes of a step's rows: floats as byte streams, as those of rollouts are, and compressed."""
+    """Return the Parquet bytes of a step's rows; floats are split into byte streams, as in rollouts, and compressed."""
     schema = arrow_schema("token_stats")
     assert table.schema.equals(schema)
     lists = [f"{name}.list.element" for name in _LISTS]
@@ -80,9 +80,9 @@ def encode_token_stats(table: pa.Table) -> bytes:
 def to_token_stats(
     *, attempt_id: int, step: int, rollout_ids: Sequence[str], lengths: np.ndarray, **lists: np.ndarray
 ) -> pa.Table:
-    """Rows of the token_stats table.
+    """Return rows of the token_stats table.
 
-    lengths: (num_rows,) response tokens of each rollout. lists: each of its columns of lists, end to end.
+    lengths: (num_rows,) response tokens of each rollout. lists: values of each list column, concatenated over rows.
     """
     offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
     values = lists | {name: round_to_11_bits(lists[name]) for name in _ROUNDED}
@@ -99,9 +99,9 @@ def to_token_stats(
 
 
 def round_to_11_bits(values: np.ndarray) -> np.ndarray:
-    """float32 to the nearest with a significand of 11 bits, that of float16, and the range of float32.
+    """Round float32 values to a significand of 11 bits, as in float16, and keep the range of float32.
 
-    The lower bytes are 0 then and compress to nothing; a column of float16 is a type that not every reader knows.
+    The low bits are then 0 and compress to nothing; float16 columns are a type that not every reader supports.
     """
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     half = np.uint32(1 << (_DROPPED_BITS - 1))

@@ -1,6 +1,6 @@
-"""What the newest metrics of a run say is wrong with it: nothing to learn from, and which setting to look at. Pure.
+"""Find troubles of a run in its newest metrics, such as no learning signal, and the setting to look at. Pure.
 
-Workers and trainers log it, and whoever watches the run sees it in the panel.
+Workers and trainers log the troubles, and the panel shows them to users who watch the run.
 """
 
 import logging
@@ -12,12 +12,12 @@ from typing import Any
 from ludic.store.run import RunConfig
 
 Row = Mapping[str, Any]
-"""Of the metrics table."""
+"""A row of the metrics table."""
 
 _MOST = 0.5
-"""Share of rollouts from which on something is wrong with them."""
+"""Share of bad rollouts above which there is trouble."""
 _FEWEST_STEPS = 3
-"""In a row, that are more than bad luck."""
+"""Minimum number of consecutive steps that are more than bad luck."""
 _RECENT_STEPS = 20
 _NEWEST_ROWS = 64
 _WHAT_TO_DO = {
@@ -30,27 +30,27 @@ _WHAT_TO_DO = {
     "max_age": "they are too old; add workers, or raise --max-age-s",
 }
 _ON_PURPOSE = ("where", "drop_not_best_of_group")
-"""Filters that are there to drop most."""
+"""Filters whose purpose is to drop most rollouts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something wrong."""
+    """A problem of a run, with advice."""
 
     kind: str
-    """The same for the same trouble, whatever its numbers."""
+    """Identifies the trouble; does not change with its numbers."""
     text: str
 
 
 class TroubleLog:
-    """Logs each trouble once, and again only after it was gone."""
+    """Logs each trouble once, and again only if it returns after it was gone."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._known: set[str] = set()
 
     def tell(self, troubles: Iterable[Trouble]) -> None:
-        """troubles: all that there are now."""
+        """Log new troubles. troubles: all current troubles."""
         now = {trouble.kind: trouble for trouble in troubles}
         for kind in now.keys() - self._known:
             self._logger.warning(now[kind].text)
@@ -58,7 +58,10 @@ class TroubleLog:
 
 
 def warn_of_rows(logger: logging.Logger, find: Callable[[Sequence[Row]], Iterable[Trouble]]) -> Callable[[Row], None]:
-    """A function that takes a process's metrics rows one by one, and logs what `find` finds in the newest ones."""
+    """Return a function that takes a process's metrics rows one by one, and logs troubles that `find` finds in them.
+
+    find: called with the newest 64 rows.
+    """
     log, newest = TroubleLog(logger), deque[Row](maxlen=_NEWEST_ROWS)
 
     def take(row: Row) -> None:
@@ -69,7 +72,10 @@ def warn_of_rows(logger: logging.Logger, find: Callable[[Sequence[Row]], Iterabl
 
 
 def find_sampling_troubles(calls: Sequence[Row], run: RunConfig) -> Iterator[Trouble]:
-    """At most one for each environment. calls: rows of workers, oldest first; a batch's newest groups are looked at."""
+    """Find at most one trouble for each environment, in the newest rows that hold a batch of groups.
+
+    calls: rows of workers, oldest first.
+    """
     for env_name in sorted({row["env_name"] for row in calls}):
         newest = _newest([row for row in calls if row["env_name"] == env_name], run.groups_per_batch)
         trouble = _find_failures(env_name, newest) or _find_refusals(env_name, newest, run)
@@ -79,7 +85,10 @@ def find_sampling_troubles(calls: Sequence[Row], run: RunConfig) -> Iterator[Tro
 
 
 def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> Iterator[Trouble]:
-    """steps: rows of gradient steps, in order. config: of the trainer, as in attempts/N.json."""
+    """Find steps that learn nothing, and filters that drop most rollouts.
+
+    steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
+    """
     num_still = _count_at_end(_is_still(row, config) for row in steps)
     if num_still >= _FEWEST_STEPS:
         yield Trouble("no gradient", _describe_stillness(steps[-num_still:]))
@@ -91,9 +100,9 @@ def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> I
 def find_shortage(
     steps: Sequence[Row], calls: Sequence[Row], run: RunConfig, config: Mapping[str, Any]
 ) -> Iterator[Trouble]:
-    """Far more was sampled since the newest step than a batch needs, and no batch came of it; both in order.
+    """Find that far more groups were sampled since the newest step than a batch needs, yet they made no batch.
 
-    Calls in which every rollout failed do not count: that is a trouble of its own.
+    steps, calls: rows in order. Calls in which every rollout failed do not count: that is another trouble.
     """
     since = steps[-1]["created_at"] if steps else None
     sampled = (row for row in calls if since is None or row["created_at"] > since)
@@ -105,7 +114,7 @@ def find_shortage(
 
 
 def _newest(calls: Sequence[Row], num_groups: int) -> list[Row]:
-    """The newest calls that make up so many groups, or all."""
+    """Return the newest calls that together have at least num_groups groups, or all calls."""
     found: list[Row] = []
     for row in reversed(calls):
         found.insert(0, row)
@@ -125,7 +134,7 @@ def _find_failures(env_name: str, calls: Sequence[Row]) -> Trouble | None:
 
 
 def _on_one_line(text: str) -> str:
-    """An environment's own words, without what could steer a terminal."""
+    """Return an environment's text without characters that could control a terminal."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
@@ -199,5 +208,5 @@ def _count_at_end(flags: Iterable[bool]) -> int:
 
 
 def _sum(rows: Sequence[Row], column: str) -> int:
-    """Rows of an older version, which lack a column, count as 0."""
+    """Sum a column; a null, as in rows of an older version that lack the column, counts as 0."""
     return sum(row[column] or 0 for row in rows)

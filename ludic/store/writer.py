@@ -23,18 +23,18 @@ from ludic.store.root import Root
 
 @dataclass(frozen=True, slots=True)
 class _Append:
-    """A batch as rows, their sequence not yet known."""
+    """A batch as rows, whose sequence is not known yet."""
 
     num_groups: int
     rows: pa.Table
     size_bytes: int
-    """In memory."""
+    """Arrow memory of the rows."""
 
 
 class RolloutWriter:
-    """One worker's appends. `append` validates and returns; a thread encodes and commits.
+    """Appends the rollouts of one worker. `append` validates and returns; a thread encodes and commits.
 
-    A flush happens by itself after `flush_groups` groups, `flush_bytes` of Arrow memory or
+    The writer flushes automatically after `flush_groups` groups, `flush_bytes` of Arrow memory or
     `flush_age_s` seconds, whichever comes first, and makes one file for each version and environment.
     32 groups of 8 rollouts fill one row group; 8 groups would take 5% more bytes (benchmarks/store_size.py).
     """
@@ -49,7 +49,7 @@ class RolloutWriter:
         flush_age_s: float = 5.0,
         folder: Folder = "rollouts",
     ) -> None:
-        """`worker_id` must be unique to one life of one process: its files count up from 0.
+        """worker_id: must be unique to one life of one process, since the sequence of its files starts at 0.
 
         While four times `flush_bytes` wait to be written, `append` waits too.
         """
@@ -67,10 +67,10 @@ class RolloutWriter:
         )
 
     def append(self, batch: RolloutBatch) -> None:
-        """Take a batch whole, or refuse it whole.
+        """Accept a whole batch, or refuse it whole.
 
-        Raises InvalidBatchError naming every bad row, column and reason; and, once, the error of an
-        earlier write (StoreError, NameTakenError): then this batch was not taken, and that write is tried again.
+        Raises InvalidBatchError naming every bad row, column and reason. Raises, once, the error of an
+        earlier write (StoreError, NameTakenError): then this batch is not accepted, and that write is retried.
         """
         assert batch.metadata.worker_id == self.worker_id, "a batch of another worker"
         self._appender.wait_for_room(_least_bytes(batch))
@@ -80,14 +80,14 @@ class RolloutWriter:
         self._appender.append(_Append(len(batch.groups), rows, rows.get_total_buffer_size()))
 
     def flush(self, *, wait: bool = True) -> None:
-        """Commit what was appended; with `wait`, return when readers can see it.
+        """Commit all appended batches; with `wait`, return when readers can see them.
 
-        Raises, once, the error of a write, which is then tried again.
+        Raises, once, the error of a write, which is then retried.
         """
         self._appender.flush(wait=wait)
 
     def close(self) -> None:
-        """Flush, trying once more what failed before, and stop; raises when something could not be written."""
+        """Flush, retrying writes that failed before, and stop the thread. Raises if a file could not be written."""
         self._appender.close()
 
     def __enter__(self) -> "RolloutWriter":
@@ -112,22 +112,22 @@ class RolloutWriter:
     def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:
         column = rows.schema.get_field_index("sequence")
         sequence = pa.repeat(pa.scalar(file.sequence, pa.int64()), rows.num_rows)
-        release_memory(rows.get_total_buffer_size())  # before as well: encoding is what takes most
+        release_memory(rows.get_total_buffer_size())  # before as well: encoding takes the most memory
         data = encode(rows.set_column(column, rows.schema.field(column), sequence))
         release_memory(rows.get_total_buffer_size())
         return file.name, data
 
 
 def _least_bytes(batch: RolloutBatch) -> int:
-    """Of a batch's token columns as rows; nothing is trusted yet, not even that they are there."""
+    """Return the bytes of a batch's token columns; the batch is not validated, so a column may be missing."""
     rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
     return sum(getattr(getattr(rollout, name), "nbytes", 0) for rollout in rollouts for name in TOKEN_COLUMNS)
 
 
 def _partitions(table: pa.Table) -> dict[tuple[int, str], pa.Table]:
-    """The rows of each version and environment, without a copy.
+    """Return the rows of each version and environment, without a copy.
 
-    A group is of the oldest policy_version in it, so that it is not split between files.
+    A group goes to the oldest policy_version in it, so that it is not split between files.
     """
     starts = group_starts(table)
     versions = np.minimum.reduceat(table.column("policy_version").to_numpy(), starts).tolist()
