@@ -173,7 +173,7 @@ class TrainConfig:
     keep_checkpoints: int | None = 3
     """Number of newest checkpoints to keep; None keeps all."""
     keep_checkpoints_every: int | None = None
-    """Also keep checkpoints whose step is a multiple of this; None keeps only the newest."""
+    """Keep checkpoints whose step is a multiple of this, in addition to the newest; None keeps only the newest."""
     async_checkpoint: bool = True
     """Write checkpoints in the background, from a copy in memory; the run waits for its last one."""
     max_shard_size: str = "5GB"
@@ -210,7 +210,7 @@ class TrainConfig:
 
     @property
     def is_stored(self) -> bool:
-        """Whether training reads stored batches or rollouts instead of waiting for workers."""
+        """Return whether training reads stored batches or rollouts instead of waiting for workers."""
         return self.offline or self.replay_batches is not None
 
     def _check_stored(self) -> None:

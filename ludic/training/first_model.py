@@ -42,7 +42,7 @@ _SMALL_FILES = (*CONFIG_FILES, *TOKENIZER_FILES)
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a text can be a Hugging Face id and is no local folder."""
+    """Return whether a text can be a Hugging Face id and is no local folder."""
     return _HUB_ID.fullmatch(source) is not None and not Path(source).is_dir()
 
 
@@ -252,7 +252,7 @@ def same_model(root: Root, other: Root) -> str:
 
 
 def same_tokenizer(root: Root, other: Root) -> bool:
-    """Whether two runs have the same tokenizer. Compares the models' names if a root has no identity.json."""
+    """Return whether two runs have the same tokenizer. Compares the models' names if a root has no identity.json."""
     mine, theirs = read_identity(root), read_identity(other)
     if mine is not None and theirs is not None:
         return mine.tokenizer == theirs.tokenizer

@@ -44,7 +44,7 @@ class FirstModel:
             yield folder
 
     def is_named(self, source: str) -> bool:
-        """Whether a folder, an id or a URL names this model."""
+        """Return whether a folder, an id or a URL names this model."""
         names = (self.root.run.model, self.given)
         return source in names or any(_is_same_folder(source, name) for name in names if name is not None)
 

@@ -66,7 +66,7 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 
 def is_adapter_weight(name: str) -> bool:
-    """Whether a parameter belongs to an adapter, judged by its name in the model."""
+    """Return whether a parameter belongs to an adapter, judged by its name in the model."""
     return f".{_ADAPTER}." in name and ".lora_" in name
 
 

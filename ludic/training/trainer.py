@@ -336,7 +336,7 @@ class _Trainer:
         return {"model_flops": flops, "mfu": flops / (step_s * num_ranks() * peak) if peak else None}
 
     def _is_publishing(self, step: int) -> bool:
-        """Whether `step` publishes. Offline and in a replay only the last does, since no workers wait for weights."""
+        """Return whether `step` publishes; offline and in a replay only the last step does, as no worker waits."""
         if step == self._config.num_steps:
             return True
         return not self._config.is_stored and step % self._root.run.steps_per_version == 0
