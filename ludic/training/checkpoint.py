@@ -94,7 +94,7 @@ class Snapshot:
 
     info: CheckpointInfo
     model: PreTrainedModel
-    """Model, of which only the configuration and the names of layers are used."""
+    """Model whose configuration is written; its weights are not read."""
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
     random_states: Mapping[str, Tensor]

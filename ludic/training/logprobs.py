@@ -201,7 +201,7 @@ def _chunks(num_rows: int, chunk_tokens: int) -> Iterator[slice]:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
-    """Return (C, V) logits, at least float32; may be overwritten."""
+    """Return (C, V) logits, at least float32, as a new tensor."""
     logits = linear(hidden, weight, bias)
     return _capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), softcap)
 
