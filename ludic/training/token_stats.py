@@ -23,7 +23,7 @@ class _Seen:
     entropy: Tensor
     clipped: Tensor
     weight: Tensor | None = None
-    """None before the backward pass."""
+    """Gradient weight of each token; None before the backward pass."""
 
 
 @dataclass(slots=True)
