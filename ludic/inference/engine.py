@@ -34,7 +34,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One completion to sample."""
+    """Request for one completion."""
 
     prompt_tokens: np.ndarray
     """(prompt_length,) int32, at least one."""

@@ -222,7 +222,7 @@ def _load_model(folder: str, dtype: torch.dtype | None, find_base: Callable[[], 
             base or folder,
             dtype=dtype or "auto",
             use_safetensors=True,
-            trust_remote_code=False,  # None, the default, asks on the terminal
+            trust_remote_code=False,  # the default None asks in the terminal
             ignore_mismatched_sizes=True,  # so that the report has them; refused below, with their names
             output_loading_info=True,
         )

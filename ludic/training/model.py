@@ -56,7 +56,7 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
                 output_loading_info=True,
                 device_map=None,
                 weights_only=True,
-                trust_remote_code=False,  # None, the default, asks on the terminal
+                trust_remote_code=False,  # the default None asks in the terminal
                 ignore_mismatched_sizes=True,  # refused below, with their names
             )
     except LudicError:

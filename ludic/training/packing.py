@@ -29,7 +29,7 @@ class TrainingSequence:
     prompt_tokens: np.ndarray
     """(prompt_length,) int32, at least one."""
     response_tokens: np.ndarray
-    """(response_length,) int32; every list below is as long."""
+    """(response_length,) int32; the arrays below have the same length."""
     sampler_logprobs: np.ndarray
     """(response_length,) float32, nats, under the distribution sampled from."""
     action_mask: np.ndarray | None = None
@@ -37,9 +37,9 @@ class TrainingSequence:
     advantage: float | np.ndarray
     """Advantage of the whole response, or (response_length,) float32 per token."""
     weight: float = 1.0
-    """Multiplies the sequence's loss."""
+    """Factor of the sequence's loss."""
     temperature: float = 1.0
-    """Divides the trainer's logits, as it did the sampler's."""
+    """Divisor of the trainer's logits, the same as the sampler's."""
     pair_id: str | None = None
     """Id shared by both sequences of a pair, which must be packed together; None without a pair."""
 
@@ -205,7 +205,7 @@ class MicroBatch:
     logit_positions: Tensor
     """(A,) int64, indexes into T of the tokens whose logits predict the response tokens."""
     targets: Tensor
-    """(A,) int64, the response tokens."""
+    """(A,) int64, the response tokens to predict."""
     sampler_logprobs: Tensor
     """(A,) float32, nats."""
     advantages: Tensor

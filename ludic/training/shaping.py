@@ -17,7 +17,7 @@ from ludic.training.losses.ratios import KL_ESTIMATORS
 from ludic.training.packing import MicroBatch
 
 _VARIANCE_FLOOR = 1e-8
-"""Added to the variance, as in verl's masked_whiten."""
+"""Constant added to the variance, as in verl's masked_whiten."""
 
 
 def shape_advantages(

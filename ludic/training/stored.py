@@ -22,7 +22,7 @@ class StoredPlans(Protocol):
     """Source of plans over the rollouts and batches that are stored when training begins."""
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int | None:
-        """Return the last step that has a plan, when resuming from a checkpoint; None if plans never end."""
+        """Return num_steps for training, when resuming from a checkpoint; None keeps the setting."""
 
     def code(self) -> list[CodeRecord]:
         """Return a record of each SQL or Python text that plans are made with."""

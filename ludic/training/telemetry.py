@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ludic.errors import ConfigError
 
 Log = Callable[[int, Mapping[str, float]], None]
-"""Takes a step and its metrics."""
+"""Function that logs the metrics of a step."""
 
 
 @contextmanager
