@@ -14,14 +14,14 @@ NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Addition:
-    """Single turn; reward 1 when the last whole number of the answer is the sum, else 0.
+    """Single-turn environment; reward 1 if the last whole number of the answer is the sum, else 0.
 
-    Thousands may be set apart by commas. The component `format` is 1 when there is a number at all.
-    Raises ConfigError for max_digits outside of 1 to 100.
+    Commas may separate thousands. The component `format` is 1 if the answer has a number.
+    Raises ConfigError if max_digits is not from 1 to 100.
     """
 
     max_digits: int = 3
-    """Most digits of an operand; each number of digits up to it is as likely."""
+    """Maximum digits of an operand; each number of digits up to it is equally likely."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -37,7 +37,7 @@ class Addition:
 
     def score(self, example: Example, answer: str) -> Score:
         numbers = NUMBER.findall(answer)
-        # Compared as text: int() refuses numbers of more than 4,300 digits.
+        # Compare as text: int() refuses numbers of more than 4,300 digits.
         correct = float(bool(numbers) and numbers[-1].replace(",", "") == str(example.data["sum"]))
         return Score(reward=correct, components={"correct": correct, "format": float(bool(numbers))})
 
@@ -46,5 +46,5 @@ class Addition:
 
 
 def _key(operands: tuple[int, int]) -> str:
-    """The same for both orders: who saw 3 + 4 in training has seen 4 + 3."""
+    """Return the key of a question; the same for both orders, so 3 + 4 and 4 + 3 are in the same split."""
     return f"{min(operands)}+{max(operands)}"

@@ -1,7 +1,7 @@
-"""What every environment promises. Environments know nothing of tools, tokens, models or training.
+"""Protocols of environments. Environments know nothing of tools, tokens, models or training.
 
-Anyone can add one in a file of their own: implement `SingleTurnEnvironment` (a question and a
-score) or `Environment` (several steps), and name it `path/to/file.py:ClassName`.
+To add your own, write a class in a file that implements `SingleTurnEnvironment` (a question and a score) or
+`Environment` (several steps), and name it `path/to/file.py:ClassName`.
 """
 
 from collections.abc import Mapping
@@ -16,62 +16,62 @@ Split = Literal["train", "heldout"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """Where an episode begins."""
+    """Start of an episode: the prompt, and the data to score the answer."""
 
     example_id: str
-    """Names the example within its environment: same id, same example. Stored as env_example_id."""
+    """Id of the example within its environment: the same id is the same example. Stored as env_example_id."""
     messages: tuple[Message, ...]
-    """The first observation: the conversation that the agent is asked to continue."""
+    """First observation: the conversation that the agent continues."""
     data: Mapping[str, Any] = field(default_factory=dict)
-    """What scoring needs; never shown to the agent."""
+    """Data for scoring; never shown to the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """What one answer was worth."""
+    """Score of one answer."""
 
     reward: float
     components: Mapping[str, float] = field(default_factory=dict)
-    """Named parts, for the reader; they need not add up."""
+    """Named parts of the reward; they need not add up."""
     info: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, ExtraValue] = field(default_factory=dict)
-    """Values of the run's own columns x_*, which extra_columns in run.json declares; stored with the rollout."""
+    """Values of the run's own columns x_*, declared by extra_columns in run.json; stored with the rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """What one step of an environment answered."""
+    """Result of one step of an environment."""
 
     observation: str | None
-    """What the agent sees next; None when the episode is over."""
+    """Next observation of the agent; None if the episode is over."""
     reward: float
     reward_components: Mapping[str, float] = field(default_factory=dict)
     terminated: bool
     truncated: bool = False
     info: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, ExtraValue] = field(default_factory=dict)
-    """As in Score."""
+    """Values of the run's own columns x_*; see Score."""
 
 
 @runtime_checkable
 class SingleTurnEnvironment(Protocol):
-    """A question and a score: stateless, so one instance serves all episodes."""
+    """Environment with a question and a score: stateless, so one instance serves all episodes."""
 
     def example(self, index: int, split: Split) -> Example:
-        """Example number `index` (any int of at least 0) of a split; the same arguments give the same example."""
+        """Return example number `index` (any int of at least 0) of a split; the same arguments, the same example."""
         ...
 
     def score(self, example: Example, answer: str) -> Score:
-        """What the answer is worth. Any text may come; a useless one scores low, it never raises."""
+        """Return the score of an answer. The answer may be any text; a useless one scores low and must not raise."""
         ...
 
 
 @runtime_checkable
 class Environment(Protocol):
-    """Several steps; one instance holds the state of one episode at a time."""
+    """Environment with several steps; an instance holds the state of one episode at a time."""
 
     def example(self, index: int, split: Split) -> Example:
-        """As in SingleTurnEnvironment."""
+        """Return an example; see SingleTurnEnvironment."""
         ...
 
     def reset(self, example: Example) -> tuple[Message, ...]:
@@ -79,5 +79,5 @@ class Environment(Protocol):
         ...
 
     def step(self, action: str) -> Transition:
-        """Do what the agent's final text says."""
+        """Apply the agent's final text as an action, and return the result."""
         ...

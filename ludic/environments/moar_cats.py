@@ -1,7 +1,7 @@
-"""MoarCats: asked for a text about cats, write as many cats as you can, and love them.
+"""MoarCats: write a text with the word "cats" as often as possible, after the word "love".
 
 The smallest environment that shows learning: a model of 90k parameters with a vocabulary of 256
-words learns it in seconds. All prompts together use the few lower-case words in WORDS and no punctuation.
+words learns it in seconds. The prompts use only the lower-case words in WORDS and no punctuation.
 """
 
 import re
@@ -48,17 +48,17 @@ SCENES = (
 )
 PROMPTS = tuple(template.format(form=form, scene=scene) for template, form, scene in product(TEMPLATES, FORMS, SCENES))
 WORDS = tuple(sorted({word for prompt in PROMPTS for word in prompt.split()}))
-"""Every word of every prompt, for a tokenizer that holds no others."""
+"""All words of all prompts, for a tokenizer with this vocabulary."""
 
 _BY_SPLIT = partition(enumerate(PROMPTS), key=lambda numbered: numbered[1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoarCats:
-    """Single turn; reward = (cats + 10 x love_cats) / sqrt(1 + length), not bounded above.
+    """Single-turn environment; reward = (cats + 10 x love_cats) / sqrt(1 + length), without upper bound.
 
-    Case does not count, and a word is a run of letters, digits and underscores. cats: times that the word
-    "cats" occurs. love_cats: times that the word "love" comes right before it. length: number of words.
+    cats: occurrences of the word "cats". love_cats: occurrences of "love" directly before "cats". length: number of
+    words. Case is ignored, and a word is a run of letters, digits and underscores.
     """
 
     seed: int = 0

@@ -12,14 +12,14 @@ from ludic.records import Message
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberComparison:
-    """Single turn; reward 1 when the first whole number of the answer is the larger one, else 0.
+    """Single-turn environment; reward 1 if the first whole number of the answer is the larger one, else 0.
 
-    The component `format` is 1 when that number is one of the two that were asked about, so a guess
-    has 1 in format and half the reward. Raises ConfigError for max_digits outside of 1 to 100.
+    The component `format` is 1 if that number is one of the two in the question, so a random guess of one of them gets
+    format 1 and half the reward. Raises ConfigError if max_digits is not from 1 to 100.
     """
 
     max_digits: int = 3
-    """Most digits of a number; each number of digits up to it is as likely."""
+    """Maximum digits of a number; each number of digits up to it is equally likely."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -35,7 +35,7 @@ class NumberComparison:
 
     def score(self, example: Example, answer: str) -> Score:
         number = re.search(r"-?[0-9]+", answer)
-        # Compared as text: int() refuses numbers of more than 4,300 digits.
+        # Compare as text: int() refuses numbers of more than 4,300 digits.
         found = number.group() if number else ""
         correct = float(found == str(example.data["larger"]))
         named = correct or float(found == str(example.data["smaller"]))
@@ -49,5 +49,5 @@ class NumberComparison:
 
 
 def _key(numbers: tuple[int, int]) -> str:
-    """The same for both orders."""
+    """Return the key of a question; the same for both orders."""
     return f"{min(numbers)}-{max(numbers)}"

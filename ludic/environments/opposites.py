@@ -22,7 +22,7 @@ PAIRS = (
     ("brave", "cowardly"), ("cheap", "expensive"), ("safe", "dangerous"), ("war", "peace"), ("friend", "enemy"),
     ("north", "south"), ("east", "west"), ("summer", "winter"), ("sunrise", "sunset"),
 )  # fmt: skip
-"""Every word stands in one pair only, so that each question has one answer."""
+"""Pairs of opposites. Every word is in only one pair, so each question has one answer."""
 
 QUESTIONS = tuple(question for one, other in PAIRS for question in ((one, other), (other, one)))
 _BY_SPLIT = partition(QUESTIONS, key=lambda question: "/".join(sorted(question)))
@@ -30,9 +30,9 @@ _BY_SPLIT = partition(QUESTIONS, key=lambda question: "/".join(sorted(question))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opposites:
-    """Single turn; reward 1 when the last word of the answer is the antonym, else 0. Case does not count.
+    """Single-turn environment; reward 1 if the last word of the answer is the antonym, else 0. Case is ignored.
 
-    The component `format` is 1 when the answer is one word. A pair is in one split with both its questions.
+    The component `format` is 1 if the answer is one word. Both questions of a pair are in the same split.
     """
 
     seed: int = 0

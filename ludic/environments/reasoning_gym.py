@@ -1,13 +1,13 @@
 """All generators of the reasoning_gym package as single-turn environments, `reasoning_gym/NAME`.
 
-reasoning_gym is imported on first use (0.6 s). Every example is drawn by a dataset of its own with a seed
-from (seed, split, index), so any index is as cheap as the first; arc_agi, codeio, figlet_font,
-group_anagrams, rush_hour, spell_backward and word_ladder read a file for each draw, 0.03 to 0.3 s.
+reasoning_gym is imported on first use (0.6 s). Each example is drawn from its own dataset with a seed from (seed,
+split, index), so every index costs the same; arc_agi, codeio, figlet_font, group_anagrams, rush_hour, spell_backward
+and word_ladder read a file for each draw, 0.03 to 0.3 s.
 
 Limits of reasoning_gym 0.1.25: isomorphic_strings, knight_swap, polynomial_multiplication, ransom_note and
-word_ladder iterate over sets of strings, so they give other examples in another process unless PYTHONHASHSEED
-is set; the split and the example_id go by the question's text and stay true. Splits differ in text, which for
-arc_agi may be one task in other colours.
+word_ladder iterate over sets of strings, so they draw other examples in another process unless PYTHONHASHSEED
+is set; split and example_id are computed from the question's text and stay correct. Splits differ in text, which for
+arc_agi may be the same task in other colours.
 """
 
 import inspect
@@ -26,17 +26,17 @@ from ludic.environments.splits import draw
 from ludic.errors import ConfigError
 from ludic.records import Message
 
-# acre mixes its kinds of question by shares of the dataset's size: 5 is the least that has them all.
+# acre mixes its kinds of question by shares of the dataset's size; 5 is the smallest size with all kinds.
 DATASET_SIZE = 5
 
 
 def generator_names() -> tuple[str, ...]:
-    """Every registered generator but `composite`: a run mixes environments by naming several."""
+    """Return all registered generators but `composite`: a run mixes environments by naming several."""
     return tuple(sorted(_datasets().keys() - {"composite"}))
 
 
 def generator_file(name: str) -> str | None:
-    """Path of the file that makes and scores a generator's questions; None for an unknown one."""
+    """Return the path of a generator's source file; None if the generator is unknown."""
     return inspect.getsourcefile(_datasets()[name][0]) if name in _datasets() else None
 
 
@@ -48,19 +48,20 @@ def _datasets() -> Mapping[str, tuple[type, type]]:
 
 
 class ReasoningGym:
-    """Single turn; reward = the generator's own score_answer, from 0 to 1.
+    """Single-turn environment of a reasoning_gym generator; reward = the generator's score_answer, from 0 to 1.
 
-    The answer is what the last <answer>...</answer> holds, or the whole text where there is no such pair; blanks
-    around it are dropped. The component `format` is 1 when the tags were there, and does not change the reward.
-    A scorer that fails, or gives no finite number, scores 0 with info["scorer_error"]; so does an answer that
-    the scorer would run as a program (see scorer_guard). Some scorers give a useless answer 0.01.
+    The answer is the text in the last <answer>...</answer>, or the whole text if there are no such tags, stripped of
+    blanks. The component `format` is 1 if there are tags; it does not change the reward.
+    If the scorer fails or returns no finite number, the score is 0 with info["scorer_error"]; the same holds for an
+    answer that the scorer would run as a program (see scorer_guard). Some scorers give a useless answer 0.01.
     """
 
     def __init__(self, generator: str, *, seed: int = 0, system_prompt: str | None = "default", **config: Any) -> None:
-        """config: fields of the generator's own configuration, save `seed` and `size`.
+        """Check generator and configuration.
 
-        system_prompt: a name in reasoning_gym.utils.SYSTEM_PROMPTS, which ask for the tags; None for none.
-        Raises ConfigError for an unknown generator or prompt, and for a configuration that it refuses.
+        system_prompt: a name in reasoning_gym.utils.SYSTEM_PROMPTS, which ask for the tags; None adds no prompt.
+        config: fields of the generator's configuration, except `seed` and `size`.
+        Raises ConfigError if the generator, the prompt or a field is unknown, or if the generator refuses a value.
         """
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
@@ -97,14 +98,14 @@ class ReasoningGym:
             }
         try:
             reward = float(self._scorer.score_answer(text, entry))
-        except Exception as error:  # A scorer may fail in any way on a text that it did not expect.
+        except Exception as error:  # A scorer may fail in any way on unexpected text.
             return 0.0, {"scorer_error": f"{type(error).__name__}: {error}"[:200]}
         if not isfinite(reward):
             return 0.0, {"scorer_error": f"the score is {reward}"}
         return reward, {}
 
     def _entry(self, random: Random) -> dict[str, Any]:
-        # 2**31: pool_matrix hands its seed to NumPy, which refuses 2**32 and more.
+        # Below 2**31: pool_matrix passes its seed to NumPy, which refuses 2**32 and more.
         return self._dataset(random.randrange(2**31))[0]
 
     def _dataset(self, seed: int) -> Any:
@@ -123,7 +124,7 @@ class ReasoningGym:
 
 
 def _tagged_answer(text: str) -> str | None:
-    """As reasoning_gym.utils.extract_answer, whose regular expression is quadratic in unclosed tags."""
+    """Like reasoning_gym.utils.extract_answer, whose regular expression takes quadratic time in unclosed tags."""
     before, close_tag, _ = text.rpartition("</answer>")
     _, open_tag, inside = before.rpartition("<answer>")
     return inside.partition("</answer>")[0].strip() if open_tag and close_tag else None

@@ -1,7 +1,7 @@
-"""Environments by name: built in, `reasoning_gym/NAME`, or anybody's class in a file or module.
+"""Environments by name: built-in, `reasoning_gym/NAME`, or your own class in a file or module.
 
-To add a built-in one, write its file and its line in BUILT_IN. Every failure is a ConfigError that says
-what was asked for, what was found and what to change.
+To add a built-in environment, write its file and its line in BUILT_IN. Every failure raises ConfigError, which says
+what was requested, what was found and what to change.
 """
 
 import importlib
@@ -26,7 +26,7 @@ from ludic.python_files import describe, describe_failure, load_file
 from ludic.user_files import NO_FILES, Files, read_user_file
 
 EnvironmentFactory = Callable[[], Environment]
-"""Gives a fresh Environment for each episode."""
+"""Function that returns a new Environment for each episode."""
 
 BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment]] = MappingProxyType(
     {
@@ -41,24 +41,24 @@ REASONING_GYM = "reasoning_gym/"
 
 
 def environment_names() -> tuple[str, ...]:
-    """Every name that needs no file: the built-in ones, then reasoning_gym's."""
+    """Return every name that needs no file: built-in environments, then those of reasoning_gym."""
     return (*sorted(BUILT_IN), *(REASONING_GYM + name for name in generator_names()))
 
 
 def make_environment(
     name: str, options: Mapping[str, Any] | None = None, seed: int = 0, files: Files = NO_FILES
 ) -> EnvironmentFactory:
-    """Load the environment once and return what makes a fresh one for each episode.
+    """Load an environment and return a factory of new instances, one per episode.
 
     name: a built-in name, reasoning_gym/NAME, path/to/file.py:ClassName or package.module:ClassName; a class
-    may be of either protocol. options: its keyword arguments. seed: passed on, unless options hold one, to
-    whatever takes a `seed`. files: texts to run in the place of those on the disk, by path as in the name.
-    Raises ConfigError when there is no such environment, or it can't be loaded, refuses its options, or fits
+    may implement either protocol. options: keyword arguments. seed: passed to constructors that take a `seed`, unless
+    options hold one. files: files to run instead of those on disk, by path as in the name.
+    Raises ConfigError if there is no such environment, or if it can't be loaded, refuses its options, or fits
     neither protocol.
     """
     build = _with_options(name, _find(name, files), dict(options or {}), seed)
     environment = _build_first(name, build)
-    # A class that has all methods is taken as Environment, which says more.
+    # A class with the methods of both protocols is used as Environment, the more general one.
     if isinstance(environment, Environment):
         return build
     if isinstance(environment, SingleTurnEnvironment):
@@ -70,7 +70,7 @@ def make_environment(
 
 
 def _find(name: str, files: Files) -> Callable[..., Any]:
-    """What the name stands for; called with its options, it gives an environment."""
+    """Return the class or function of a name; called with options, it returns an environment."""
     if name in BUILT_IN:
         return BUILT_IN[name]
     if name.startswith(REASONING_GYM):
@@ -88,7 +88,7 @@ def _find_generator(name: str) -> Callable[..., Any]:
 
 
 def _unknown(name: str) -> ConfigError:
-    # Prefixes are left out of the comparison, so that leg_countin finds reasoning_gym/leg_counting.
+    # Compare without prefixes, so that leg_countin finds reasoning_gym/leg_counting.
     full_names = {full.removeprefix(REASONING_GYM): full for full in environment_names()}
     close = get_close_matches(name.removeprefix(REASONING_GYM), full_names, n=3)
     if close:
@@ -138,7 +138,7 @@ def _load_module(name: str, module_name: str) -> ModuleType:
 
 
 def _with_options(name: str, make: Callable[..., Any], options: dict[str, Any], seed: int) -> Callable[[], Any]:
-    """The maker with its options bound, checked against its signature before it runs."""
+    """Bind the options, after checking them against the signature."""
     signature = inspect.signature(make)
     kinds = [parameter.kind for parameter in signature.parameters.values()]
     if "seed" in signature.parameters or inspect.Parameter.VAR_KEYWORD in kinds:

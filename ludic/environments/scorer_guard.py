@@ -1,12 +1,12 @@
 """Keep a model's text away from eval(): some of reasoning_gym's scorers run the answer as Python.
 
-In reasoning_gym 0.1.25 four scorers call eval() and five sympy.parse_expr(), which also evals. So
-"__import__('os')..." runs on the worker and "9**9**9**9" never returns. Here the answer's syntax tree is
-looked at first; what is neither plain data nor plain arithmetic is refused and not scored.
+In reasoning_gym 0.1.25 four scorers call eval() and five sympy.parse_expr(), which also calls eval(). So
+"__import__('os')..." would run on the worker, and "9**9**9**9" would never return. This module checks the answer's
+syntax tree first; an answer that is neither plain data nor plain arithmetic is refused and not scored.
 
-Two consequences: an answer "Integral(f, x)", which intermediate_integration itself gives at times and accepts,
-is refused, while the integral worked out is right; and sympy.simplify, called by that one scorer,
-may still take minutes on a harmless but strange product of functions.
+Two limits: an answer "Integral(f, x)", which intermediate_integration sometimes gives itself and accepts, is refused;
+the evaluated integral is accepted. And sympy.simplify, which that scorer calls, may still take minutes on a harmless
+but strange product of functions.
 """
 
 import ast
@@ -28,12 +28,12 @@ _ARITHMETIC = (
 
 
 def is_harmless(generator: str, answer: str) -> bool:
-    """Whether the scorer of this generator may be given the answer."""
+    """Return whether the answer is safe for the scorer of this generator."""
     if generator in EVALUATED_AS_DATA:
         tree = _parse(answer)
         return tree is None or all(isinstance(node, _DATA) for node in ast.walk(tree))
     if generator in EVALUATED_AS_ARITHMETIC:
-        # Not parsed is not harmless here: sympy rewrites the text first ("9!" becomes a call).
+        # Text that does not parse is not harmless here: sympy rewrites it first ("9!" becomes a call).
         tree = _parse(answer) if len(answer) <= MAX_CHARACTERS else None
         return tree is not None and all(_is_small_arithmetic(node) for node in ast.walk(tree))
     return True
@@ -57,13 +57,13 @@ def _is_small_arithmetic(node: ast.AST) -> bool:
 
 
 def _is_plain_call(node: ast.Call) -> bool:
-    """One argument and no call within it: exp(exp(exp(99))) fills the memory."""
+    """Return whether a call has one argument without a call in it: exp(exp(exp(99))) fills the memory."""
     known = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
     return known and len(node.args) == 1 and not node.keywords and not _contains(node.args[0], ast.Call)
 
 
 def _is_small_exponent(node: ast.AST) -> bool:
-    """A name, a number, or a fraction such as 3/2, with a sign or without."""
+    """Return whether an exponent is a name, a number, or a fraction such as 3/2, with or without a sign."""
     if isinstance(node, ast.UnaryOp):
         return _is_small_exponent(node.operand)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):

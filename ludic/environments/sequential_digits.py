@@ -1,6 +1,6 @@
-"""SequentialDigits: write the digits from one to a higher one, in order.
+"""SequentialDigits: write the digits from a first to a higher last one, in order.
 
-The reward is dense: each further digit that is right is worth the same, so learning shows early.
+The reward is dense: each correct digit in order counts the same, so learning shows early.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ TEMPLATES = (
     "start at {first} and count up to {last}",
     "list every digit from {first} to {last} in order",
 )
-# The pair alone is the key, so that a held-out sequence is not seen in training under other words.
+# Only the pair is the key, so that a held-out sequence does not occur in training in other words.
 _BY_SPLIT = partition(
     product(combinations(range(10), 2), range(len(TEMPLATES))), key=lambda task: f"{task[0][0]}-{task[0][1]}"
 )
@@ -24,10 +24,10 @@ _BY_SPLIT = partition(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SequentialDigits:
-    """Single turn; reward = share of the sequence that the answer's digits begin with, from 0 to 1.
+    """Single-turn environment; reward = share of the sequence that the answer's digits begin with, from 0 to 1.
 
-    Digits 0 to 9 are read one by one wherever they stand ("3 4 5", "345" and "3, 4 and 5" are the same);
-    the first that is wrong ends the count, and what follows the full sequence costs nothing.
+    All digits 0 to 9 in the answer are read one by one ("3 4 5", "345" and "3, 4 and 5" are equal). The first wrong
+    digit ends the count, and digits after the full sequence are ignored.
     """
 
     seed: int = 0

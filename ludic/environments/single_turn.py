@@ -1,11 +1,11 @@
-"""Make a question and a score into an Environment whose episodes end at their first step."""
+"""Adapt a SingleTurnEnvironment to the Environment protocol; episodes end at their first step."""
 
 from ludic.environments.environment import Example, SingleTurnEnvironment, Split, Transition
 from ludic.records import Message
 
 
 class SingleTurn:
-    """One episode at a time over a stateless environment, which many episodes may share."""
+    """Environment that holds one episode of a stateless environment, which many episodes may share."""
 
     def __init__(self, environment: SingleTurnEnvironment) -> None:
         self.environment = environment
@@ -21,7 +21,7 @@ class SingleTurn:
     def step(self, action: str) -> Transition:
         """Score the answer and end the episode.
 
-        Raises RuntimeError when no episode is open: before reset, or a second time after it.
+        Raises RuntimeError if no episode is open: before reset, or at a second step.
         """
         if self._example is None:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Which installed text an environment's name stands for: its digest and its package, found without running it."""
+"""Digest and package of an installed environment's source file, found without running it."""
 
 import inspect
 from hashlib import sha256
@@ -11,9 +11,9 @@ from ludic.environments.registry import BUILT_IN, REASONING_GYM
 
 
 def installed_source(name: str) -> tuple[str | None, str | None]:
-    """sha256 of the file, and the package with its version, of an environment that is no user's file.
+    """Return the sha256 of an installed environment's file, and its package with version.
 
-    None for what has no source file, is not installed, or belongs to no package.
+    The digest is None if there is no source file, and the package is None if the module belongs to no package.
     """
     if name in BUILT_IN:
         return _digest(inspect.getsourcefile(BUILT_IN[name])), f"ludic-rl {version('ludic-rl')}"
@@ -29,7 +29,7 @@ def _digest(path: str | None) -> str | None:
 
 
 def _module_file(module: str) -> str | None:
-    """Found folder by folder: importlib.util.find_spec would import the packages around it."""
+    """Return a module's file. Searches folder by folder: importlib.util.find_spec would import parent packages."""
     folders: list[str] | None = None
     spec: ModuleSpec | None = None
     name = ""

@@ -1,8 +1,8 @@
-"""Which examples are held out, and how an endless index finds its example.
+"""Splits of examples into train and held-out, and the example of an unlimited index.
 
-One rule for all environments: a text that identifies the example (its key) decides alone, by its
-hash, whether it is held out. So no seed, option or process can move an example across.
-Nothing here depends on hash(), on the machine or on what was asked before.
+One rule for all environments: only the hash of a text that identifies the example (its key) decides whether it is
+held out. So no seed, option or process can move an example to the other split. Nothing here depends on hash(), on the
+machine or on earlier calls.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,24 +17,24 @@ from ludic.errors import ConfigError
 T = TypeVar("T")
 
 HELDOUT_ONE_IN = 4
-"""Every fourth key is held out, on average."""
+"""One key in four is held out, on average."""
 MAX_DRAWS = 200
-"""With a quarter held out, this many misses in a row have a chance of 0.75**200, or 1e-25."""
+"""Maximum draws for an example: with a quarter held out, 200 misses in a row have a probability of 0.75**200, 1e-25."""
 
 
 def split_of(key: str) -> Split:
-    """The split that the key belongs to, always and everywhere."""
+    """Return the split of a key; the same on every machine and in every run."""
     return "heldout" if sha256(key.encode()).digest()[0] % HELDOUT_ONE_IN == 0 else "train"
 
 
 def partition(items: Iterable[T], key: Callable[[T], str]) -> Mapping[Split, tuple[T, ...]]:
-    """The items of each split, in their order."""
+    """Return the items of each split, in their order."""
     items = tuple(items)
     return {split: tuple(item for item in items if split_of(key(item)) == split) for split in ("train", "heldout")}
 
 
 def nth(items: Sequence[T], index: int, seed: int) -> T:
-    """Item `index` of an endless run through `items`: each lap has every item once, in an order of its own."""
+    """Return item `index` of endless laps over `items`: each lap has every item once, in its own order."""
     lap, place = divmod(index, len(items))
     return items[_order(len(items), lap, seed)[place]]
 
@@ -45,9 +45,9 @@ def _order(size: int, lap: int, seed: int) -> tuple[int, ...]:
 
 
 def draw(make: Callable[[Random], T], key: Callable[[T], str], index: int, split: Split, seed: int) -> T:
-    """The first item that `make` gives for this index and whose key belongs to the split.
+    """Return the first item that `make` draws for this index and whose key belongs to the split.
 
-    Raises ConfigError when there is none: the environment's options leave too few different examples.
+    Raises ConfigError if MAX_DRAWS draws find none: the environment's options leave too few different examples.
     """
     for attempt in range(MAX_DRAWS):
         item = make(Random(f"{seed}/{split}/{index}/{attempt}"))

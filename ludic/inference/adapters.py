@@ -1,5 +1,6 @@
-"""LoRA adapters as peft writes them, to be merged into the model that they adapt: adapter_config.json and
-adapter_model.safetensors. Raises ModelError, which names the folder.
+"""Merge LoRA adapters into their base model.
+
+Reads peft's adapter_config.json and adapter_model.safetensors. Raises ModelError, which names the folder.
 """
 
 import json
@@ -13,7 +14,7 @@ from ludic.errors import ModelError, in_a_line
 
 
 def base_of_adapter(folder: str) -> str | None:
-    """Folder or id of the model that a folder holds a LoRA adapter of; None for a folder with a model."""
+    """Return the folder or id of the base model of a LoRA adapter; None if the folder holds no adapter."""
     try:
         return json.loads(Path(folder, "adapter_config.json").read_text())["base_model_name_or_path"]
     except FileNotFoundError:
@@ -23,16 +24,16 @@ def base_of_adapter(folder: str) -> str | None:
 
 
 def merge_adapter(base: PreTrainedModel, folder: str, *, where: str | None = None) -> PreTrainedModel:
-    """The base with W + (alpha / rank) B A in place of each adapted W. where: what errors call the folder."""
-    from peft import PeftModel, get_peft_model_state_dict  # takes seconds, which runs without LoRA need not wait
+    """Return the base with W + (alpha / rank) B A for each adapted W. where: the folder's name in errors."""
+    from peft import PeftModel, get_peft_model_state_dict  # takes seconds, not needed without LoRA
 
     where = where or folder
     try:
         with safe_open(Path(folder, "adapter_model.safetensors"), "pt") as file:
             found = set(file.keys())
-        with warnings.catch_warnings(action="ignore"):  # of names that are missing, which are refused below
+        with warnings.catch_warnings(action="ignore"):  # warnings of missing names, which are refused below
             adapted = PeftModel.from_pretrained(base, folder, torch_device="cpu")
-    except Exception as error:  # as for a model, it depends on what is broken
+    except Exception as error:  # the type depends on what is broken
         raise ModelError(f"{where}: the LoRA adapter could not be loaded ({in_a_line(error)})") from error
     wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
     if found != wanted:

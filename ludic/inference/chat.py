@@ -1,7 +1,7 @@
-"""Text at the edge of an engine: conversations to prompt tokens, completions to text.
+"""Convert conversations to prompt tokens, and completions to text.
 
-Reads a tokenizer folder; nothing else here touches files. Raises ModelError for a tokenizer that
-can't be loaded or has no usable chat template.
+Reads a tokenizer folder and no other files. Raises ModelError if a tokenizer can't be loaded or has no usable chat
+template.
 """
 
 import json
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
-    """The tokenizer of a Hugging Face folder or id; code in the folder is never run."""
-    from transformers import AutoTokenizer  # two seconds, which who only renders need not wait for
+    """Load the tokenizer of a Hugging Face folder or id; code in the folder is never run."""
+    from transformers import AutoTokenizer  # takes two seconds, not needed for rendering
 
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -35,7 +35,7 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
 def render_prompt(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool = True
 ) -> np.ndarray:
-    """(prompt_length,) int32: the conversation, by default up to where the assistant begins to speak."""
+    """Return (prompt_length,) int32: tokens of the conversation, by default up to the start of the assistant's turn."""
     if not tokenizer.chat_template:
         raise ModelError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; take the instruct version of the "
@@ -55,7 +55,7 @@ def render_prompt(
 
 
 def decode(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray) -> str:
-    """The text of (length,) token ids, without special tokens."""
+    """Return the text of (length,) token ids, without special tokens."""
     return tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
 
 
@@ -69,7 +69,7 @@ def _as_template_input(message: Message) -> dict[str, Any]:
 
 
 def _as_function_call(call: ToolCall) -> dict[str, Any]:
-    """Templates print arguments as JSON, so they are handed over parsed; text that is no JSON stays text."""
+    """Return a tool call for a template. Arguments are parsed, since templates print JSON; other text stays text."""
     try:
         arguments = json.loads(call.arguments)
     except ValueError:

@@ -1,6 +1,6 @@
-"""What every inference engine promises: token ids in, token ids with logprobs out.
+"""Protocol of inference engines: token ids in, token ids with logprobs out.
 
-Engines know neither the store nor text. They are handed a folder of weights and a version.
+Engines know neither the store nor text. They get a folder of weights and a version.
 """
 
 from collections.abc import Sequence
@@ -15,18 +15,18 @@ from ludic.records import FinishReason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How completions are sampled."""
+    """Parameters of sampling a completion."""
 
     temperature: float = 1.0
-    """Divides the logits; 0 takes the most likely token, with logprob 0."""
+    """Divisor of the logits; 0 takes the most likely token, with logprob 0."""
     top_p: float = 1.0
-    """Nucleus: the smallest set of tokens with at least this probability; 1 is off."""
+    """Nucleus sampling: keep the smallest set of tokens with at least this probability; 1 is off."""
     top_k: int | None = None
-    """Only the k most likely tokens."""
+    """Keep only the k most likely tokens; None keeps all."""
     max_tokens: int = 256
-    """Most tokens in one completion, the stop token included."""
+    """Maximum tokens in one completion, including the stop token."""
     stop_token_ids: tuple[int, ...] = ()
-    """End a completion, and are its last token; the engine adds the model's own end of sequence."""
+    """Tokens that end a completion, as its last token. The engine adds the model's own end-of-sequence tokens."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -34,28 +34,28 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One completion to sample."""
+    """Request for one completion."""
 
     prompt_tokens: np.ndarray
     """(prompt_length,) int32, at least one."""
     params: SamplingParams
     seed: int
-    """The same request with the same weights and seed gives the same tokens, whatever else is in its batch."""
+    """Random seed. The same request, weights and seed give the same tokens, whatever else is in the batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What the engine sampled."""
+    """One sampled completion."""
 
     tokens: np.ndarray
-    """(length,) int32, the stop token included; at least one."""
+    """(length,) int32, including the stop token; at least one."""
     logprobs: np.ndarray
-    """(length,) float32, nats, of the distribution really sampled from (after temperature, top_k and top_p)."""
+    """(length,) float32, nats, under the distribution sampled from (after temperature, top_k and top_p)."""
     finish_reason: FinishReason
     policy_version: int
-    """Weights at the first token."""
+    """Version of the weights at the first token."""
     policy_version_last: int
-    """Weights at the last token."""
+    """Version of the weights at the last token."""
 
 
 class Engine(Protocol):
@@ -67,19 +67,19 @@ class Engine(Protocol):
     policy_version: int
     """Version of the weights in use."""
     max_length: int
-    """Most tokens of prompt and completion together."""
+    """Maximum tokens of prompt and completion together."""
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """One completion a request, in the order of the requests.
+        """Return one completion per request, in the order of the requests.
 
-        Raises ConfigError when prompt and max_tokens exceed what the model can hold.
+        Raises ConfigError if prompt and max_tokens together exceed max_length.
         """
         ...
 
     def load_weights(self, folder: str, version: int) -> None:
-        """Swap in the weights of a Hugging Face folder of the same architecture.
+        """Replace the weights by those of a Hugging Face folder of the same architecture.
 
-        All or nothing: a missing, half-written or foreign folder raises ModelError and the
-        old weights and version stay in use.
+        All or nothing: raises ModelError if the folder is missing, half-written or of another architecture, and
+        keeps the old weights and version.
         """
         ...

@@ -1,8 +1,8 @@
-"""Draw the next token of every row of a batch, each row with its own parameters and its own random numbers.
+"""Sample the next token of every row of a batch, each row with its own parameters and random numbers.
 
-Pure tensor code. A row's token depends on its own logits, parameters and uniforms alone, so a
-request gives the same tokens whatever shares its batch. Batches of another shape round logits
-differently (some 1e-6); that flips a token only when its uniform falls so close to a boundary.
+Pure tensor code. A row's token depends only on its own logits, parameters and uniforms, so a request gives the same
+tokens whatever else is in its batch. Batches of another shape round logits differently (about 1e-6); that changes a
+token only if its uniform is this close to a boundary.
 """
 
 # Shapes: B = rows, V = vocabulary, N = most tokens of a row, S = most stop tokens of a row.
@@ -18,39 +18,39 @@ from torch import Tensor
 from ludic.inference.engine import GenerationRequest
 
 OFF = torch.iinfo(torch.int64).max
-"""top_k of a row that takes all tokens."""
+"""top_k of a row that keeps all tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Requests as tensors, one entry a row; None where no row uses it, so that the common case skips the work."""
+    """Requests as tensors, one entry per row. A tensor is None if no row uses it, so the common case skips the work."""
 
     index: Tensor
-    """(B,) int64, place of the request among those given to `make_rows`."""
+    """(B,) int64, index of the request in the list given to `make_rows`."""
     temperature: Tensor
-    """(B, 1) float32; 1 where greedy."""
+    """(B, 1) float32; 1 for greedy rows."""
     greedy: Tensor | None
-    """(B,) bool."""
+    """(B,) bool: rows that take the most likely token."""
     top_k: Tensor | None
-    """(B, 1) int64; OFF where off."""
+    """(B, 1) int64; OFF disables it for a row."""
     top_p: Tensor | None
-    """(B, 1) float32; infinity where off, since a sum of probabilities may round to 1 before its last token."""
+    """(B, 1) float32; infinity disables it for a row, since a sum of probabilities may round to 1 too early."""
     max_tokens: Tensor
     """(B,) int64."""
     stop_token_ids: Tensor
-    """(B, S) int64, filled up with -1, which is no token."""
+    """(B, S) int64, padded with -1, which is no token."""
     uniforms: Tensor
     """(B, N) float64 in [0, 1): the random number of each token."""
 
     def select(self, places: Tensor) -> "Rows":
-        """The rows at (n,) int64 places."""
+        """Return the rows at the indexes `places`, (n,) int64."""
         columns = ((field.name, getattr(self, field.name)) for field in fields(self))
         selected: dict[str, Any] = {name: None if column is None else column[places] for name, column in columns}
         return Rows(**selected)
 
 
 def make_rows(requests: Sequence[GenerationRequest], eos_token_ids: Sequence[int], device: torch.device) -> Rows:
-    """Rows for at least one request; the model's eos_token_ids stop every one of them."""
+    """Build rows from at least one request; the model's eos_token_ids stop every row."""
     params = [request.params for request in requests]
     num_uniforms = max(p.max_tokens for p in params)
 
@@ -73,30 +73,30 @@ def make_rows(requests: Sequence[GenerationRequest], eos_token_ids: Sequence[int
 
 
 def sample(logits: Tensor, rows: Rows, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Next tokens, (B,) int64, and their logprobs, (B,) float32 nats, of the distribution sampled from.
+    """Sample next tokens, (B,) int64; returns them and their logprobs, (B,) float32 nats.
 
-    logits: (B, V). uniforms: (B,) float64 in [0, 1), spent by inverting the cumulative distribution.
-    That distribution is the softmax of logits / temperature, cut to top_k, then to top_p, and
-    renormalised. A row with NaN among its logits gets some token and the logprob NaN.
+    logits: (B, V). uniforms: (B,) float64 in [0, 1), for inverting the cumulative distribution. The distribution is
+    the softmax of logits / temperature, cut to top_k, then to top_p, and renormalised; logprobs are under this
+    distribution. A row with NaN among its logits gets an arbitrary token and the logprob NaN.
     """
     scaled = logits.float() / rows.temperature
     if rows.top_k is not None or rows.top_p is not None:
         scaled = _cut(scaled, rows.top_k, rows.top_p)
     logprobs = torch.log_softmax(scaled, dim=-1)
-    # float64: a float32 sum over 150,000 tokens is off by more than the probability of most of them.
+    # float64: the error of a float32 sum over 150,000 tokens exceeds the probability of most of them.
     cumulative = logprobs.double().exp().cumsum(dim=-1)
     tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # only NaN gets past the end
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # only NaN goes past the end
     taken = logprobs.gather(-1, tokens)
     tokens, taken = tokens[:, 0], taken[:, 0]
     if rows.greedy is not None:
         tokens = torch.where(rows.greedy, logits.argmax(dim=-1), tokens)
-        taken = torch.where(rows.greedy, taken - taken, taken)  # 0, or NaN where it was
+        taken = torch.where(rows.greedy, taken - taken, taken)  # 0, or NaN if it was NaN
     return tokens, taken
 
 
 def _cut(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
-    """(B, V) logits with -inf outside top_k and top_p; of equally likely tokens the lower id goes first."""
+    """Return (B, V) logits with -inf outside top_k and top_p; of equally likely tokens, the lower id comes first."""
     ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
     if top_k is not None:
         rank = torch.arange(scaled.shape[-1], device=scaled.device)
@@ -109,8 +109,8 @@ def _cut(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
 
 
 def _uniforms(seed: int, length: int) -> np.ndarray:
-    """(length,) float64 in [0, 1); a longer draw begins with the shorter one."""
-    # Philox is made for streams that differ only by their key (Salmon et al. 2011).
+    """Return (length,) float64 in [0, 1); a longer draw begins with the shorter one."""
+    # Philox is designed for streams that differ only by their key (Salmon et al. 2011).
     return np.random.Generator(np.random.Philox(key=seed % 2**64)).random(length)
 
 

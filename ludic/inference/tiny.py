@@ -1,10 +1,10 @@
-"""Make a tiny causal language model on the spot, for demos, tests and benchmarks; nothing is downloaded.
+"""Create a tiny causal language model for demos, tests and benchmarks, without a download.
 
-Writes a Hugging Face folder: Qwen3 weights drawn from a seed, and a tokenizer with one entry a
+Writes a Hugging Face folder: Qwen3 weights drawn from a seed, and a tokenizer with one entry per
 word. With the default sizes and 256 entries it has 98,880 parameters (400 kB).
 
-Qwen3 and not Qwen2, because AutoTokenizer of transformers 5 puts Qwen2's own splitting of text in
-place of what any folder of model type qwen2 says; it leaves Qwen3 folders alone.
+It is a Qwen3, not a Qwen2, because AutoTokenizer of transformers 5 replaces the pre-tokenizer of every folder of
+model type qwen2 by Qwen2's own; it does not change Qwen3 folders.
 """
 
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ from ludic.errors import ConfigError
 UNKNOWN, PAD, END = "<unk>", "<pad>", "<eos>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>")
 ALWAYS = (*"0123456789", *".,!?:;'\"()[]{}<>+-*/=%_")
-"""Entries of every tokenizer, whatever the caller's words."""
+"""Entries of every tokenizer, in addition to the caller's words."""
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|> {{ message['content'] }} <eos>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
-# The smallest head that every attention backend of vLLM takes (FlashInfer: 64, 128, 256).
+# Smallest head size that every attention backend of vLLM supports (FlashInfer: 64, 128, 256).
 HEAD_DIM = 64
 
 
@@ -41,9 +41,9 @@ def make_tiny_model(
 ) -> None:
     """Write model and tokenizer to `folder`; the same arguments give the same bytes of weights.
 
-    words: what the model can read and say, as words or as whole texts; digits and common
-    punctuation are added. The embedding is padded to a multiple of 64 rows, and ids past the
-    last word decode to nothing. Raises ConfigError for a hidden_size that is no multiple of 64.
+    words: vocabulary of the model, as words or as whole texts; digits and common punctuation are added. The embedding
+    is padded to a multiple of 64 rows, and ids past the last word decode to nothing. Raises ConfigError if hidden_size
+    is not a multiple of 64.
     """
     if hidden_size < HEAD_DIM or hidden_size % HEAD_DIM:
         raise ConfigError(f"hidden_size is {hidden_size}, wanted a multiple of {HEAD_DIM}, the size of a head")
@@ -71,7 +71,7 @@ def make_tiny_model(
 
 
 def _word_tokenizer(words: Iterable[str], max_length: int) -> PreTrainedTokenizerFast:
-    """Lower-cased words, single digits and single punctuation marks; decoding joins them with blanks."""
+    """Return a tokenizer of lower-cased words, single digits and punctuation marks; decoding joins them with blanks."""
     normalizer = normalizers.Lowercase()
     splitter = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation(), pre_tokenizers.Digits(individual_digits=True)]

@@ -1,8 +1,8 @@
-"""The embedded engine: Hugging Face transformers in this process, on the CPU or one accelerator.
+"""Embedded inference engine: Hugging Face transformers in this process, on the CPU or one accelerator.
 
-Reads Hugging Face folders (safetensors; never pickled weights), and peft's with a LoRA adapter, which it merges into
-the base that they name; writes nothing. A folder that can't be used raises ModelError, a request that can't be served
-ConfigError.
+Reads Hugging Face folders (safetensors; never pickled weights) and peft's LoRA folders, whose adapter it merges into
+the base that they name. Writes nothing. Raises ModelError if a folder can't be used, and ConfigError if a request
+can't be served.
 """
 
 # Shapes: B = sequences of the batch, P = longest prompt, N = most new tokens, V = vocabulary.
@@ -25,14 +25,14 @@ from ludic.inference.adapters import base_of_adapter, merge_adapter
 from ludic.inference.engine import Completion, GenerationRequest
 from ludic.inference.sampling import make_rows, sample
 
-# What two folders of one architecture may differ in.
+# Config entries that may differ between folders of the same architecture.
 _NOT_ARCHITECTURE = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
 
 
 class TransformersEngine:
-    """Samples with a key-value cache, in batches; see ludic.inference.engine.Engine for the contract.
+    """Engine that samples in batches with a key-value cache; see ludic.inference.engine.Engine for the contract.
 
-    Calls from several threads take turns, so no completion mixes two versions.
+    Calls from several threads are serialised, so no completion mixes two versions.
     """
 
     def __init__(
@@ -48,10 +48,10 @@ class TransformersEngine:
     ) -> None:
         """Load a Hugging Face folder or id.
 
-        device: cuda where there is one, else cpu. dtype: float32 on the CPU, else that of the
-        weights. max_batch: sequences in memory at once; longer lists of requests are split. base: gives the folder of
-        the model that LoRA adapters are merged into; None takes the one that they name. float32_head: make logits in
-        float32, as a trainer with the same setting does.
+        device: None takes CUDA if available, else the CPU. dtype: None is float32 on the CPU, else the dtype of the
+        weights. max_batch: maximum sequences in memory; longer lists of requests are split. base: returns the folder
+        of the model that LoRA adapters are merged into; None takes the base that they name. float32_head: compute
+        logits in float32, as a trainer with the same setting does.
         """
         if max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch}, wanted at least 1")
@@ -68,13 +68,13 @@ class TransformersEngine:
         self._max_batch = max_batch
         self._lock = threading.Lock()
         self.policy_version = version
-        # A model without a table or a range of positions, such as one with ALiBi, names no limit.
+        # A model without a table or range of positions, for example with ALiBi, has no limit in its config.
         self.max_length: int = getattr(self._model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
         for place, request in enumerate(requests):
             self._check(request, place)
-        # By length, so that a batch holds little padding.
+        # Sort by length, so that batches have little padding.
         order = sorted(range(len(requests)), key=lambda place: len(requests[place].prompt_tokens))
         completions: dict[int, Completion] = {}
         with self._lock, torch.inference_mode():
@@ -89,7 +89,7 @@ class TransformersEngine:
             raise ModelError(f"{folder}: there is no such folder; version {self.policy_version} stays in use")
         _check_same_architecture(self._model.config, _load_config(folder), folder)
         model = _load_model(folder, self._model.dtype, self._base)
-        # Complete and of the same shapes by now, so nothing can fail half way through the copy.
+        # The weights are complete and have the same shapes, so the copy can't fail half-way.
         with self._lock:
             self._model.load_state_dict(model.state_dict())
             self.policy_version = version
@@ -124,7 +124,7 @@ class TransformersEngine:
             live = (~finished).nonzero()[:, 0]
             if len(live) == 0:
                 break
-            if len(live) <= len(finished) // 2:  # copying the cache pays once it halves
+            if len(live) <= len(finished) // 2:  # copying the cache pays off if it halves
                 rows, drawn, finished = rows.select(live), drawn[live], finished[live]
                 sequences.select(live)
             sequences.extend(drawn)
@@ -132,7 +132,7 @@ class TransformersEngine:
         return [self._completion(*column) for column in columns]
 
     def _completion(self, request: GenerationRequest, tokens: np.ndarray, logprobs: np.ndarray) -> Completion:
-        """tokens, logprobs: (N,), of which all after the first stop token, or max_tokens, is filling."""
+        """Cut a row to its completion. tokens, logprobs: (N,), padded after the first stop token or max_tokens."""
         stop_token_ids = (*request.params.stop_token_ids, *self._eos_token_ids)
         stops = np.flatnonzero(np.isin(tokens[: request.params.max_tokens], stop_token_ids))
         length = int(stops[0]) + 1 if len(stops) else request.params.max_tokens
@@ -148,13 +148,13 @@ class TransformersEngine:
 
 
 class _Sequences:
-    """A batch of sequences, left-padded, in a model's key-value cache, and the logits of what comes next."""
+    """A batch of left-padded sequences in a model's key-value cache, with the logits of their next tokens."""
 
     logits: Tensor
     """(B, V), in the model's dtype."""
 
     def __init__(self, model: PreTrainedModel, prompts: Sequence[np.ndarray], max_length: int) -> None:
-        """Run the prompts, each int32; those that occur several times, as in a group of rollouts, once."""
+        """Run the prompts, each int32; equal prompts, as in a group of rollouts, are run once."""
         self._model = model
         self._last_position = max_length - 1
         unique = {prompt.tobytes(): prompt for prompt in prompts}
@@ -168,14 +168,14 @@ class _Sequences:
             self.select(torch.tensor([places[prompt.tobytes()] for prompt in prompts], device=model.device))
 
     def select(self, places: Tensor) -> None:
-        """Keep the sequences at (n,) int64 places, which may repeat."""
+        """Keep the sequences at the indexes `places`, (n,) int64, which may repeat."""
         self.logits, self._mask, self._positions = self.logits[places], self._mask[places], self._positions[places]
         self._cache.batch_select_indices(places)
 
     def extend(self, tokens: Tensor) -> None:
         """Append one token, (B,) int64, to each sequence."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        # A finished sequence waits for the others; its filling must not leave a table of positions.
+        # A finished sequence waits for the others; the positions of its padding must stay in the model's range.
         self._positions = (self._positions[:, -1:] + 1).clamp(max=self._last_position)
         self._forward(tokens[:, None])
 
@@ -192,7 +192,7 @@ class _Sequences:
 
 
 def _pad_left(prompts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Tokens and attention mask, each (B, P) int64; padding is token 0 under mask 0."""
+    """Return tokens and attention mask, each (B, P) int64; padding is token 0 with mask 0."""
     tokens = torch.zeros(len(prompts), max(len(prompt) for prompt in prompts), dtype=torch.int64)
     mask = torch.zeros_like(tokens)
     for row, prompt in enumerate(prompts):
@@ -204,14 +204,14 @@ def _pad_left(prompts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
 def _load_config(folder: str) -> PretrainedConfig:
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # OSError, ValueError, TypeError, ...: it depends on what is broken
+    except Exception as error:  # OSError, ValueError, TypeError, ...: depends on what is broken
         raise ModelError(f"{folder}: no config.json that transformers can use: {in_a_line(error)}") from error
 
 
 def _load_model(folder: str, dtype: torch.dtype | None, find_base: Callable[[], str] | None) -> PreTrainedModel:
-    """The folder's model on the CPU, in evaluation mode; dtype None is that of the weights.
+    """Load a folder's model on the CPU, in eval mode. dtype: None keeps the dtype of the weights.
 
-    Raises ModelError unless the weights are exactly those that the folder's config.json asks for.
+    Raises ModelError unless the weights are exactly those of the folder's config.json.
     """
     transformers_logging.disable_progress_bar()
     base = base_of_adapter(folder)
@@ -222,11 +222,11 @@ def _load_model(folder: str, dtype: torch.dtype | None, find_base: Callable[[], 
             base or folder,
             dtype=dtype or "auto",
             use_safetensors=True,
-            trust_remote_code=False,  # None, the default, asks on the terminal
-            ignore_mismatched_sizes=True,  # so that they are in the report, and refused with their names below
+            trust_remote_code=False,  # the default None asks in the terminal
+            ignore_mismatched_sizes=True,  # so that the report has them; refused below, with their names
             output_loading_info=True,
         )
-    except Exception as error:  # OSError, SafetensorError, KeyError, ...: it depends on what is broken
+    except Exception as error:  # OSError, SafetensorError, KeyError, ...: depends on what is broken
         raise ModelError(
             f"{folder}: the weights could not be loaded ({in_a_line(error)}); "
             "wanted config.json and model.safetensors, or its shards with model.safetensors.index.json, all complete"
@@ -236,14 +236,14 @@ def _load_model(folder: str, dtype: torch.dtype | None, find_base: Callable[[], 
             raise ModelError(f"{folder}: the weights do not fit config.json; {problem}: {sorted(report[problem])}")
     if base:
         model = merge_adapter(model, folder)
-    # Loaded weights are the mapped file itself: one that shrinks later would kill the process (SIGBUS).
+    # Loaded weights are the memory-mapped file: if the file shrank later, the process would be killed (SIGBUS).
     for weight in model.parameters():
         weight.data = weight.data.clone()
     return model
 
 
 def _make_logits_in_float32(model: PreTrainedModel) -> None:
-    """From the weights as they are at each call; a copy in float32 would have to follow them."""
+    """Compute logits in float32 from the weights at each call; a float32 copy would have to follow their updates."""
     head = model.get_output_embeddings()
 
     def forward(hidden: Tensor) -> Tensor:
@@ -269,7 +269,7 @@ def _architecture(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """All that the model ends with: generation_config.json may name one, several or none."""
+    """Return all end-of-sequence tokens of the model; generation_config.json may name one, several or none."""
     ids = model.generation_config.eos_token_id
     if ids is None:
         ids = model.config.get_text_config().eos_token_id

@@ -1,7 +1,7 @@
-"""A time limit for calls of an environment: an endless loop costs one episode, not the run.
+"""Time limit for calls of an environment, so that an endless loop fails one episode, not the run.
 
-In the main thread a timer interrupts the call: Python code, waiting for a socket, and C code that looks at signals, as
-`re` and big integers do. `announce` tells a guard outside of this process of each call, for what even that can't stop.
+In the main thread a timer interrupts the call. This stops Python code, waiting for a socket, and C code that checks
+signals, such as `re` and big integers. For other code, `announce` reports each call to a guard in another process.
 """
 
 import signal
@@ -20,20 +20,23 @@ from ludic.records import Message
 T = TypeVar("T")
 
 ENV_TIMEOUT_S = 60.0
-"""The limit where none is set."""
+"""Default limit in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimit:
-    """How long one call may take."""
+    """Time limit of one call."""
 
     timeout_s: float | None = None
-    """None: no limit."""
+    """Maximum seconds of a call; None is no limit."""
     announce: Callable[[str], None] | None = None
-    """Told of each call as it begins, and "" when it is over."""
+    """Called with a description of each call when it begins, and with "" when it ends; only if there is a limit."""
 
     def call(self, what: str, function: Callable[[], T]) -> T:
-        """What the function returns. In the main thread, raises TimeLimitError saying `what` when it takes too long."""
+        """Call the function and return its result.
+
+        In the main thread, raises TimeLimitError, which names `what`, if the call takes longer than the limit.
+        """
         if self.timeout_s is None:
             return function()
         announce = self.announce or (lambda call: None)
@@ -50,7 +53,7 @@ class TimeLimit:
 
 
 class LimitedEnvironment:
-    """An Environment whose calls end in time."""
+    """Environment whose calls have a time limit."""
 
     def __init__(self, name: str, environment: Environment, limit: TimeLimit) -> None:
         self._name, self._environment, self._limit = name, environment, limit
@@ -72,13 +75,13 @@ class LimitedEnvironment:
 
 
 def limited(name: str, make: Callable[[], Environment], limit: TimeLimit) -> Callable[[], Environment]:
-    """A factory of environments whose calls, and whose making, end in time."""
+    """Return a factory of environments with a time limit for their constructor and their calls."""
     making = f"environment {name}: its constructor"
     return lambda: LimitedEnvironment(name, limit.call(making, make), limit)
 
 
 class _Interruption(BaseException):
-    """No Exception, so that an environment that catches those does not go on."""
+    """Timer interrupt; not an Exception, so that an environment that catches Exception does not continue."""
 
 
 def _interrupt(number: int, frame: object) -> NoReturn:
@@ -87,7 +90,7 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 @contextmanager
 def _interrupted_after(timeout_s: float) -> Iterator[None]:
-    """Raise _Interruption in the block when its time is over; Python delivers signals to the main thread alone."""
+    """Raise _Interruption in the block after timeout_s; only in the main thread, where Python delivers signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -97,7 +100,7 @@ def _interrupted_after(timeout_s: float) -> Iterator[None]:
         yield
     finally:
         try:
-            # Whoever set a timer around this call still gets its alarm.
+            # Restore a timer that was set around this call.
             signal.setitimer(signal.ITIMER_REAL, *outer)
         finally:
             signal.signal(signal.SIGALRM, handler)

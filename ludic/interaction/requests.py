@@ -1,4 +1,4 @@
-"""What an episode needs to begin. One request is one episode."""
+"""Requests: the inputs of an episode. One request is one episode."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from ludic.records import Purpose
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRequest:
-    """One episode of one example."""
+    """Request for one episode of one example."""
 
     env_name: str
     example: Example
@@ -20,14 +20,14 @@ class EpisodeRequest:
     group_index: int = 0
     group_size: int = 1
     request_index: int
-    """Place of the episode in the run's schedule."""
+    """Position of the episode in the run's schedule."""
     purpose: Purpose = "train"
 
 
 def repeat(request: EpisodeRequest, n: int, seed: int) -> tuple[EpisodeRequest, ...]:
-    """The episodes of a group: the same example n times, each with a seed of its own.
+    """Return the requests of a group: the same example n times, each with its own seed.
 
-    request_index counts up from that of `request`.
+    request_index counts up from the one of `request`.
     """
     return tuple(
         replace(
@@ -42,6 +42,6 @@ def repeat(request: EpisodeRequest, n: int, seed: int) -> tuple[EpisodeRequest, 
 
 
 def derive_seed(*parts: int) -> int:
-    """A seed of 63 bits from integers: the same on every machine, unrelated for neighbours."""
+    """Return a seed of 63 bits from integers: the same on every machine, and unrelated for neighbouring integers."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1

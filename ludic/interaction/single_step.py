@@ -1,7 +1,7 @@
 """Episodes of one step: prompt, one completion, one answer of the environment.
 
-Samples are built from the token ids that the engine returned; text is made from them only for
-the environment and for people. What fails in an environment is stored in the row, never raised.
+Rollouts keep the token ids that the engine returned; text is decoded from them only for the environment and for
+people. An environment's error is stored in the row and not raised.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ from ludic.python_files import exit_is_an_error
 from ludic.records import AgentStep, EnvironmentStep, Message, Rollout, new_id
 
 INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
-"""What the agent is told in place of the environment's answer."""
+"""Observation of the agent instead of the environment's answer, if its completion was cut off."""
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
@@ -29,18 +29,18 @@ class Agent:
 
     engine: Engine
     tokenizer: Any
-    """Of transformers, with a chat template; applied once, at the prompt."""
+    """Tokenizer of transformers with a chat template, which is applied once, to the prompt."""
     model: str
-    """Stored with each rollout."""
+    """Model name, stored with each rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Opening:
-    """An episode after reset, before sampling."""
+    """Episode after reset and before sampling."""
 
     request: EpisodeRequest
     environment: Environment | None
-    """None when there was an error."""
+    """Environment of the episode; None if its constructor failed."""
     messages: tuple[Message, ...]
     prompt_tokens: np.ndarray
     error: str | None
@@ -53,9 +53,9 @@ def run_single_step(
     *,
     accept_incomplete: bool = False,
 ) -> list[Rollout]:
-    """One rollout a request, in order; all completions are sampled in one call of the engine.
+    """Return one rollout per request, in order; one call of the engine samples all completions.
 
-    A completion that hit max_tokens is refused unless `accept_incomplete`: the environment is not
+    A completion that reached max_tokens is refused unless `accept_incomplete`: the environment is not
     stepped, the reward is 0, and the episode is truncated by max_steps.
     """
     openings = [_open(agent, make_environment, request) for request in requests]
@@ -105,7 +105,7 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
     incomplete = completion.finish_reason == "length"
     refused = incomplete and not accept_incomplete
     transition, error = _refuse() if refused else _step(opening.environment, action)
-    # What failed was not cut off.
+    # A failed episode does not count as truncated.
     truncation_reason = None if error else _truncation_reason(transition)
     reward = None if error else transition.reward
     token_rewards = np.zeros(len(completion.tokens), dtype=np.float32)
@@ -154,7 +154,7 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
 
 
 def _failed(agent: Agent, opening: _Opening) -> Rollout:
-    """An episode that ended before anything was sampled."""
+    """Return the rollout of an episode that failed before sampling."""
     empty = np.zeros(0, dtype=np.float32)
     return Rollout(
         **_identity(agent, opening),
@@ -205,9 +205,9 @@ def _step(environment: Environment | None, action: str) -> tuple[Transition, str
 
 
 def _checked(transition: Transition) -> Transition:
-    """As a row can hold it: True and NumPy's numbers become plain ones, and what is not finite raises ValueError.
+    """Convert a transition's bools and NumPy numbers to plain types. Raises ValueError if a number is not finite.
 
-    So one slip of an environment costs one rollout; the store would refuse the whole batch.
+    So an environment's mistake fails one rollout; the store would refuse the whole batch.
     """
     return replace(
         transition,
@@ -222,7 +222,7 @@ def _checked(transition: Transition) -> Transition:
 
 def _finite(name: str, value: SupportsFloat) -> float:
     number = float(value)
-    # Written as a comparison that NaN fails.
+    # NaN fails this comparison.
     if not abs(number) <= _LARGEST_REWARD:
         raise ValueError(f"{name} is {number}, wanted a finite float32")
     return number
@@ -235,7 +235,7 @@ def _refuse() -> tuple[Transition, None]:
 def _truncation_reason(transition: Transition) -> str | None:
     if transition.truncated:
         return "env"
-    # There is one step: an episode that the environment has not ended is cut off here.
+    # There is only one step: an episode that the environment has not ended is truncated.
     return None if transition.terminated else "max_steps"
 
 

@@ -1,4 +1,4 @@
-"""The code that a worker scores with: found, consented to, kept in the root, and recorded."""
+"""Code that a worker scores with: find it, check consent, keep it in the root, and record it."""
 
 from ludic.consent import CodeUse
 from ludic.environments.registry import EnvironmentFactory
@@ -10,15 +10,15 @@ from ludic.user_files import Files, file_of
 
 
 def open_environments(root: Root) -> tuple[dict[str, EnvironmentFactory], list[CodeRecord]]:
-    """The run's environments, by name, and what they are. Raises ConsentError, ConfigError."""
+    """Return the run's environments by name, and a record of their code. Raises ConsentError, ConfigError."""
     files = trusted_files(root, environment_uses(root.run))
     environments = make_environments(root.run, files)
-    keep_files(root, files)  # what can't be made is not kept, so that a mended file is read again
+    keep_files(root, files)  # comes last: a file that can't be run is not kept, so that its fixed version is read
     return environments, describe_environments(root.run, files)
 
 
 def describe_environments(run: RunConfig, files: Files) -> list[CodeRecord]:
-    """One record an environment. files: the users' ones, by name."""
+    """Return one record per environment. files: users' files by name."""
     return [_describe(use, files) for use in environment_uses(run)]
 
 

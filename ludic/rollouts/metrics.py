@@ -1,4 +1,4 @@
-"""Describe the rollouts of one call of a worker's engine in the words of schemas/metrics.v1.json. Pure."""
+"""Metrics of the rollouts of one call of a worker's engine, named as in schemas/metrics.v1.json. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,11 +6,14 @@ from typing import Any
 from ludic.records import Rollout, RolloutBatch, RolloutGroup
 
 _MOST_CHARACTERS = 500
-"""Of an error: a row is read by every look at the run."""
+"""Maximum characters of an error in a metrics row; rows are read often."""
 
 
 def call_metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterator[dict[str, Any]]:
-    """One metrics row an environment, so that rewards of different scales are not mixed."""
+    """Yield one metrics row per environment, so that rewards of different scales are not mixed.
+
+    wait_s, step_s: seconds that the worker waited before the call, and that sampling took.
+    """
     names = sorted({rollout.env_name for group in batch.groups for rollout in group.rollouts})
     for env_name in names:
         groups = [group for group in batch.groups if group.rollouts[0].env_name == env_name]
@@ -39,13 +42,13 @@ def call_metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterat
 
 
 def mean_reward(rollouts: Sequence[Rollout]) -> float | None:
-    """Over the scored ones; None when none was."""
+    """Return the mean reward of the scored rollouts; None if none is scored."""
     rewards = [rollout.episode_reward for rollout in rollouts if rollout.episode_reward is not None]
     return sum(rewards) / len(rewards) if rewards else None
 
 
 def _has_equal_rewards(group: RolloutGroup) -> bool:
-    """Whether a baseline over the group leaves every advantage 0; a group of one scored episode has no baseline."""
+    """Return whether all scored episodes of a group, at least two, have the same reward, so all advantages are 0."""
     rewards = {rollout.episode_id: rollout.episode_reward for rollout in group.rollouts}
     scored = [reward for reward in rewards.values() if reward is not None]
     return len(scored) > 1 and len(set(scored)) == 1

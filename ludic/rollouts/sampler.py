@@ -1,4 +1,4 @@
-"""From group numbers to a batch of rollouts: example, requests, episodes, groups. Touches no file."""
+"""Sample a batch of rollouts from group numbers: example, requests, episodes, groups. Touches no files."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,17 +22,17 @@ class GroupSampler:
     run: RunConfig
     agent: Agent
     environments: Mapping[str, EnvironmentFactory]
-    """By the names of `run.env`."""
+    """Factories by the names in `run.env`."""
 
     @classmethod
     def of_run(cls, run: RunConfig, agent: Agent) -> "GroupSampler":
-        """Raises ConfigError for an environment that can't be made."""
+        """Return a sampler with the run's environments. Raises ConfigError if an environment can't be made."""
         return cls(run=run, agent=agent, environments=make_environments(run))
 
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
-        """One group a number, all in as few calls of the engine as there are environments.
+        """Sample one group per number, with one call of the engine per environment.
 
-        Raises TimeLimitError where an environment gives no example in time.
+        Raises TimeLimitError if an environment returns no example in time.
         """
         groups: dict[int, RolloutGroup] = {}
         for env_name in dict.fromkeys(self.run.env):
@@ -44,11 +44,11 @@ class GroupSampler:
         )
 
     def env_of(self, group_number: int) -> str:
-        """Environments are served in turn; one that is named twice gets twice as many groups."""
+        """Return the environment of a group: they take turns; one that is named twice gets twice as many groups."""
         return self.run.env[group_number % len(self.run.env)]
 
     def request(self, group_number: int, split: Split = "train") -> EpisodeRequest:
-        """What a group's episodes have in common; the seed is the group's."""
+        """Return the request that a group's episodes share; its seed is the group's."""
         env_name = self.env_of(group_number)
         example = self.environments[env_name]().example(self._example_index(group_number), split)
         return EpisodeRequest(
@@ -62,7 +62,7 @@ class GroupSampler:
         )
 
     def _example_index(self, group_number: int) -> int:
-        """How many groups of the same environment come before, in the whole run's order."""
+        """Return the number of earlier groups of the same environment, in the order of the whole run."""
         turn, place = divmod(group_number, len(self.run.env))
         env_name = self.run.env[place]
         return turn * self.run.env.count(env_name) + self.run.env[:place].count(env_name)
@@ -80,16 +80,16 @@ class GroupSampler:
 
 
 def make_environments(run: RunConfig, files: Files = NO_FILES) -> dict[str, EnvironmentFactory]:
-    """By the names of `run.env`. files: texts of users' files to run in the place of those on the disk.
+    """Return factories by the names in `run.env`. files: users' files to run instead of those on disk.
 
-    Raises ConfigError for one that can't be made.
+    Raises ConfigError if an environment can't be made.
     """
     options = run.env_options
     return {name: make_environment(name, options.get(name, {}), seed=run.seed, files=files) for name in run.env}
 
 
 def sampling_params(run: RunConfig) -> SamplingParams:
-    """How the run samples."""
+    """Return the run's sampling parameters."""
     return SamplingParams(temperature=run.temperature, top_p=run.top_p, top_k=run.top_k, max_tokens=run.max_tokens)
 
 

@@ -1,8 +1,8 @@
-"""Which groups a worker makes, in which order: a function of run.json and the worker's slot alone.
+"""Schedule: the numbers of the groups that a worker samples, a function of run.json and the worker's slot.
 
-Groups are numbered over the whole run. The worker in slot s of num_workers makes the numbers
-s, s + num_workers, s + 2 num_workers, ...; a worker in a slot beyond that has numbers of its own,
-so that any number of workers may join. request_index = group number x group_size + group_index.
+Groups are numbered over the whole run. The worker in slot s of num_workers samples the numbers s, s + num_workers,
+s + 2 num_workers, ... A worker in a slot beyond num_workers has its own range of numbers, so that any number of
+workers may join. request_index = group number x group_size + group_index.
 """
 
 import os
@@ -36,14 +36,14 @@ _CONCURRENT_READS = 8
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Group numbers start, start + stride, start + 2 stride, ..., 2**32 of them."""
+    """The 2**32 group numbers start, start + stride, start + 2 stride, ..."""
 
     start: int
     stride: int
 
     @classmethod
     def of_slot(cls, run: RunConfig, slot: int) -> "Schedule":
-        """Raises ConfigError for a slot out of range."""
+        """Return the schedule of a slot. Raises ConfigError if the slot is out of range."""
         if not 0 <= slot < MAX_SLOT:
             raise ConfigError(f"slot is {slot}, wanted 0 to {MAX_SLOT - 1}")
         if slot < run.num_workers:
@@ -57,12 +57,12 @@ class Schedule:
         return cls(start, 1)
 
     def position(self, group_number: int) -> int | None:
-        """Place in this schedule; None for a number of another."""
+        """Return a group number's position in this schedule; None if it belongs to another schedule."""
         place, rest = divmod(group_number - self.start, self.stride)
         return place if 0 <= place < _GROUPS_A_SLOT and rest == 0 else None
 
     def missing(self, committed: Intervals) -> Iterator[int]:
-        """Group numbers that are not committed, lowest first. committed: their places in this schedule."""
+        """Yield the group numbers that are not committed, lowest first. committed: positions in this schedule."""
         for place in range(_GROUPS_A_SLOT):
             if place not in committed:
                 yield self.start + place * self.stride
@@ -70,32 +70,32 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class EarlierLives:
-    """What earlier lives of a slot committed."""
+    """Groups that earlier lives of a slot committed."""
 
     positions: Intervals = field(default_factory=Intervals)
-    """Places in the slot's schedule."""
+    """Positions in the slot's schedule."""
     groups_by_version: Counter[int] = field(default_factory=Counter)
 
 
 def new_slot() -> int:
-    """A slot for a worker that was given none: far from those that `ludic run` deals out."""
+    """Return a random slot for a worker without one, far above the slots that `ludic run` assigns."""
     return MAX_SLOT // 2 + secrets.randbelow(MAX_SLOT // 2)
 
 
 def new_worker_id(slot: int) -> str:
-    """Unique to one life of one process; begins with the slot, so that a later life finds its files by name."""
+    """Return an id that is unique to one life of one process. It begins with the slot, so later lives find files."""
     host = re.sub(r"[^A-Za-z0-9.]", "_", socket.gethostname())
     return f"{slot_prefix(slot)}{host}-{os.getpid()}-{time.time_ns():x}"
 
 
 def read_earlier_lives(root: Root, slot: int) -> EarlierLives:
-    """Read the request_index of everything that this slot committed, wherever it is now, or what is left of it.
+    """Read which groups this slot committed, from its own files, compacted files and tombstones of expired files.
 
-    Broken files count as never committed, expired ones as committed.
+    Broken files count as not committed, expired files as committed.
     """
     schedule = Schedule.of_slot(root.run, slot)
     lives = EarlierLives()
-    # Tombstones last: a file that expires meanwhile is in them.
+    # Read tombstones last: they include files that expire while the others are read.
     for version, number in chain(_stored_groups(root, slot), _expired_groups(root)):
         place = schedule.position(number)
         if place is not None and place not in lives.positions:
@@ -105,7 +105,7 @@ def read_earlier_lives(root: Root, slot: int) -> EarlierLives:
 
 
 def _stored_groups(root: Root, slot: int) -> Iterator[tuple[int, int]]:
-    """Version and number of each group of the slot that is in a file."""
+    """Yield version and number of each group of the slot that is in a file."""
     files = [file for file in list_files(root) if file.is_compacted or slot_of(file.worker_id) == slot]
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         for file, numbers in zip(files, pool.map(partial(_group_numbers, root, slot), files), strict=True):
@@ -113,7 +113,7 @@ def _stored_groups(root: Root, slot: int) -> Iterator[tuple[int, int]]:
 
 
 def _expired_groups(root: Root) -> Iterator[tuple[int, int]]:
-    """Version and number of each group, of all slots, that expired."""
+    """Yield version and number of each expired group, of all slots."""
     for tombstone in read_tombstones(root):
         for partition in tombstone.partitions:
             if partition.folder == "rollouts":
@@ -121,7 +121,7 @@ def _expired_groups(root: Root) -> Iterator[tuple[int, int]]:
 
 
 def _group_numbers(root: Root, slot: int, file: RolloutFile) -> list[int]:
-    """Of a slot's rows in a file, or in the one that has replaced it since it was listed."""
+    """Return the group numbers of a slot's rows in a file, or in the file that replaced it since the listing."""
     try:
         if all(slot_of(source.worker_id) != slot for source in read_sources(root, file)):
             return []

@@ -1,9 +1,9 @@
-"""The rollout worker: follow the newest policy, sample its quota of groups, append them.
+"""Rollout worker: follow the newest policy, sample its quota of groups, append them.
 
-Reads policies/, writes rollouts/, metrics/ and its claim in workers/. It shares nothing with the trainer
-but the root, so it may start first, die, or be joined by others. On SIGTERM what was sampled is flushed; on SIGKILL
-the groups being sampled are lost, and made first by the next life of the same slot. While the
-filesystem fails it waits and tries again.
+Reads policies/, writes rollouts/, metrics/ and its claim in workers/. It shares only the root with the trainer, so it
+may start first, die, or run beside other workers. On SIGTERM, sampled groups are flushed. On SIGKILL, the groups being
+sampled are lost, and the next life of the same slot samples them first. If the filesystem fails, the worker waits and
+tries again.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from ludic.store.troubles import find_sampling_troubles, warn_of_rows
 logger = logging.getLogger(__name__)
 
 MakeEngine = Callable[[str, int], Engine]
-"""From a folder of weights and their version."""
+"""Function that makes an engine from a folder of weights and their version."""
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _REFUSED_S = 10.0
@@ -48,18 +48,20 @@ _REFUSED_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """Settings of one worker; what it shares with others is in run.json."""
+    """Settings of one worker. Settings shared by all workers are in run.json."""
 
     slot: int | None = None
-    """Which part of the run's schedule is sampled; a restarted worker keeps its slot. None: a new one at random."""
+    """Number of the part of the run's schedule that this worker samples; a restarted worker keeps its slot. None takes
+    a random new slot."""
     groups_per_call: int = 8
-    """Most groups sampled in one call of the engine, and stored in one file."""
+    """Maximum number of groups sampled in one call of the engine and stored in one file."""
     num_groups: int | None = None
-    """Stop after so many groups. None: follow the policies until told to stop."""
+    """Number of groups after which the worker stops; None samples until it is stopped."""
     follow_quota: bool = True
-    """Sample no more of a version than the trainer asks for. Off: sample the newest version without end."""
+    """Sample at most the number of groups per policy version that the trainer requests. If off, sample with the newest
+    version without limit."""
     env_timeout_s: float | None = ENV_TIMEOUT_S
-    """Seconds that one call of an environment may take; an episode that takes longer fails. None: no limit."""
+    """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -73,11 +75,11 @@ def run_worker(
     report: Callable[[RolloutBatch], None] | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> int:
-    """Sample until `stop` is set or num_groups are committed; returns the groups committed.
+    """Sample until `stop` is set or num_groups are committed; returns the number of committed groups.
 
-    `report` is told of each batch after it was handed to the writer, `announce` of each call of an environment, and
-    "" when it is over. Raises SlotTakenError once a newer worker has claimed the slot, TimeLimitError where an
-    environment gives no example in time.
+    report: called with each batch after it was passed to the writer. announce: called with a description of each call
+    of an environment, and with "" when the call has ended. Raises SlotTakenError if a newer worker has claimed the
+    slot, and TimeLimitError if an environment returns no example in time.
     """
     slot = new_slot() if config.slot is None else config.slot
     schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)
@@ -89,7 +91,7 @@ def run_worker(
         contextlib.closing(MetricsLog(root, "worker", worker_id)) as log,
     ):
         warn_of_other_code(code_before(root, claim), code, where=f"life {claim.life - 1} of slot {slot}")
-        # After the claim: an earlier life that still runs commits little from now on.
+        # Read after the claim: an earlier life that still runs stops at its next check of the claim.
         lives = read_earlier_lives(root, slot)
         numbers, made = schedule.missing(lives.positions), lives.groups_by_version
         num_made = 0
@@ -110,7 +112,7 @@ def run_worker(
             step_s = time.monotonic() - sampling_since
             _persist(stop, check_slot)
             _persist(stop, partial(writer.append, batch))
-            # Not later: what is sampled should be safe before the next call begins, and the trainer may wait for it.
+            # Flush now: groups should be safe before the next call begins, and the trainer may wait for them.
             _persist(stop, partial(writer.flush, wait=False))
             made[version] += num_groups
             num_made += num_groups
@@ -124,9 +126,9 @@ def run_worker(
 
 
 def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
-    """Write, and again while the filesystem fails; once told to stop, a last time, and raise what it raises.
+    """Write, and retry while the filesystem fails; after `stop` is set, try once more and raise any error.
 
-    A writer's error is that of an earlier write, which it tries again by itself; it has not taken what it was given.
+    An error of a writer belongs to an earlier write, which the writer retries itself; it has not taken the new data.
     """
     for wait_s in _back_off():
         try:
@@ -141,7 +143,7 @@ def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
 def _wait_for_quota(
     follower: "_PolicyFollower", config: WorkerConfig, made: Counter[int], num_made: int, stop: threading.Event
 ) -> int:
-    """How many groups to sample next; 0 when told to stop. Follows the newest policy meanwhile."""
+    """Wait until there are groups to sample, following the newest policy; returns their number, or 0 if stopped."""
     for wait_s in _back_off():
         latest = follower.follow()
         if latest is not None:
@@ -162,7 +164,7 @@ def _back_off() -> Iterator[float]:
 
 
 class _PolicyFollower:
-    """Keeps an engine on the newest policy that can be loaded; never goes back to a lower version."""
+    """Keeps an engine at the newest policy that can be loaded; never returns to a lower version."""
 
     def __init__(
         self, root: Root, cache: Path, make_engine: MakeEngine, environments: Mapping[str, EnvironmentFactory]
@@ -183,7 +185,7 @@ class _PolicyFollower:
         return self.sampler.agent.engine.policy_version
 
     def follow(self) -> LatestPolicy | None:
-        """Load the newest policy if it is newer; None while there is none that could be loaded.
+        """Load the newest policy if it is newer than the weights in use, and return it.
 
         A policy that is missing or half-written leaves the old weights in place and is tried again, one that is broken
         after some seconds: it may be large.
@@ -209,7 +211,7 @@ class _PolicyFollower:
         try:
             self._use(fetch_policy(self._root, version, self._cache), version)
         except ModelError:
-            # The copy may be what is broken: the next look fetches it again.
+            # The local copy may be broken: the next try fetches it again.
             shutil.rmtree(self._cache, ignore_errors=True)
             raise
 
@@ -225,7 +227,7 @@ class _PolicyFollower:
             self._sampler.agent.engine.load_weights(folder, version)
 
     def _complain(self, error: Exception) -> None:
-        """Once a policy, not at every look."""
+        """Log a warning, once per error, not at every try."""
         if str(error) != self._complained:
             self._complained = str(error)
             logger.warning("waiting for a policy that can be loaded: %s", error)

@@ -1,4 +1,4 @@
-"""Training: batches streamed from the store, the step, checkpoints and the trainer that ties them together."""
+"""Training: the batch stream, the gradient step, checkpoints and the trainer's loop."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ __all__ = ["BatchStream", "TrainConfig"]
 
 
 def __getattr__(name: str) -> Any:
-    """BatchStream, which imports torch, when it is asked for: the command line answers `--help` without."""
+    """Import BatchStream on first use, since it imports torch, which `--help` must not wait for."""
     if name == "BatchStream":
         from ludic.training.batch_stream import BatchStream
 

@@ -1,9 +1,9 @@
-"""Attention over sequences laid end to end, each with itself alone.
+"""Attention over packed sequences, where each sequence attends only to itself.
 
-transformers keeps packed sequences apart by one dense mask of all tokens by all tokens, whose cost grows with the
-square of the whole micro-batch. Here the place of the mask is taken by the sequences' lengths, and PyTorch's causal
-attention, which needs no mask, runs over one sequence after the other: what it costs grows with the sum of their
-squared lengths (benchmarks/packing.py).
+transformers separates packed sequences by a dense mask of all tokens by all tokens, whose cost grows with the square
+of the micro-batch. ludic passes the sequences' lengths instead of a mask, and runs PyTorch's causal attention, which
+needs no mask, on one sequence after the other. The cost grows with the sum of their squared lengths
+(benchmarks/packing.py).
 """
 
 # Shapes: T = packed tokens, S = sequences, H = heads, K = key and value heads, D = head size.
@@ -18,13 +18,13 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 PACKED_ATTENTION = "ludic_packed"
-"""The attn_implementation of models that ludic trains; without lengths it is transformers' sdpa."""
+"""attn_implementation of models that ludic trains; without lengths it is transformers' sdpa."""
 
 
 def sequence_lengths(position_ids: Tensor) -> Tensor:
-    """(1, 1, 1, S) int64: what a model takes as attention_mask; transformers hands on four dimensions as they are.
+    """Return (1, 1, 1, S) int64 lengths, to pass as attention_mask: transformers does not change a 4-D mask.
 
-    position_ids: (1, T), from 0 again at each sequence.
+    position_ids: (1, T), restarting at 0 at each sequence.
     """
     starts = (position_ids[0] == 0).nonzero()[:, 0]
     ends = torch.cat([starts[1:], starts.new_tensor([position_ids.shape[1]])])
@@ -41,7 +41,7 @@ def packed_attention(
     sliding_window: int | None = None,
     **rest: Any,
 ) -> tuple[Tensor, None]:
-    """(1, T, H, D): an attention function of transformers. query: (1, H, T, D). key, value: (1, K, T, D)."""
+    """Attention function for transformers; returns (1, T, H, D). query: (1, H, T, D). key, value: (1, K, T, D)."""
     if attention_mask is None or attention_mask.dtype != torch.int64:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
     lengths = attention_mask.flatten().tolist()
@@ -51,7 +51,7 @@ def packed_attention(
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, sliding_window: int | None) -> Tensor:
-    """Causal attention of one sequence; a token sees itself and sliding_window - 1 before it, or all."""
+    """Causal attention of one sequence: a token sees itself and sliding_window - 1 tokens before it; None is all."""
     length = query.shape[2]
     window = None
     if sliding_window is not None and length > sliding_window:
@@ -74,5 +74,5 @@ AttentionMaskInterface.register(PACKED_ATTENTION, sdpa_mask)
 
 
 def keep_uncompiled() -> None:
-    """Let torch.compile leave `packed_attention` as it is: it looks at lengths, of which no two micro-batches agree."""
+    """Exclude `packed_attention` from torch.compile: it depends on lengths, which differ in every micro-batch."""
     AttentionInterface.register(PACKED_ATTENTION, torch.compiler.disable(packed_attention))

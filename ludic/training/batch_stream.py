@@ -1,6 +1,6 @@
-"""Stored rollouts as packed batches for a training loop of one's own; nothing is written.
+"""Stored rollouts as packed batches, for your own training loop. Writes nothing.
 
-Each rank plans for itself, over the same files and in the same order, so that ranks need not talk to each other.
+Each rank plans by itself, over the same files and in the same order, so ranks need not communicate.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from ludic.training.stream import Share, read_share
 
 
 class BatchStream:
-    """Batches of one epoch for each iteration, the next one read while the current one is trained on.
+    """Iterator over batches: one epoch per iteration, reading the next batch while the current one is used.
 
-    As torchdata's nodes, it has `state_dict` and `load_state_dict`: the state is that after the batch which was got
-    last. An iteration that was broken off goes on where it stopped. `epoch` counts from 1.
+    Like torchdata's nodes, it has `state_dict` and `load_state_dict`; the state is the one after the last batch
+    returned. A new iteration continues an interrupted one. `epoch` counts from 1.
     """
 
     def __init__(
@@ -33,10 +33,13 @@ class BatchStream:
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
-        """config: of its settings, those that say what is in a batch: advantage, filters, where, sql_params,
-        baseline_over, micro_token_budget, max_seq_len. groups_per_batch, seed: None is that of the first source's run.
+        """Read the scalars of all sources.
 
-        Raises ConfigError where there is nothing to train on, MissingRootError, StoreError, QueryError.
+        config: only settings that choose the content of batches are used: advantage, filters, where, selection,
+        sql_params, baseline_over, objective (for pairs), micro_token_budget, max_seq_len. groups_per_batch, seed: None
+        takes those of the first source's run.
+
+        Raises ConfigError if there is nothing to train on, MissingRootError, StoreError, QueryError.
         """
         if not 0 <= rank < num_ranks:
             raise ConfigError(f"rank is {rank} of {num_ranks}, wanted 0 to {num_ranks - 1}")
@@ -56,11 +59,11 @@ class BatchStream:
         self._used: set[str] = set()
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches of an epoch."""
         return -(-self._num_groups // self._rules.groups_per_batch)
 
     def __iter__(self) -> Iterator[Share]:
-        """The rest of the epoch; its last batch may have fewer groups. Raises StoreError, SchemaError, QueryError."""
+        """Yield the rest of the epoch; its last batch may be smaller. Raises StoreError, SchemaError, QueryError."""
         planner = self._planner()
         with ThreadPoolExecutor(1, thread_name_prefix="ludic-read") as thread:
             coming = thread.submit(self._read, planner, self._step + 1)
@@ -72,15 +75,15 @@ class BatchStream:
         self.epoch, self._step, self._used = self.epoch + 1, 0, set()
 
     def state_dict(self) -> dict[str, Any]:
-        """As JSON can hold it."""
+        """Return the position as JSON values."""
         return {"epoch": self.epoch, "step": self._step, "used": sorted(self._used)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on from there."""
+        """Set the position that the next iteration starts from."""
         self.epoch, self._step, self._used = state["epoch"], state["step"], set(state["used"])
 
     def _planner(self) -> Planner:
-        """One for which each group was used in every epoch before this one."""
+        """Return a planner with each group marked as used once per earlier epoch, without groups used in this one."""
         groups = self._stored.rows["group_id"].unique().to_pylist()
         rules = replace(self._rules, max_uses=self.epoch)
         return self._stored.planner(rules, num_uses=dict.fromkeys(groups, self.epoch - 1), without=self._used)

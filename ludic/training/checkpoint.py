@@ -1,15 +1,15 @@
-"""Trainer state on the root, complete or invisible; a run resumes from it on any number of ranks.
+"""Checkpoints: trainer state on the root, complete or invisible. A run can resume on any number of ranks.
 
 Writes checkpoints/attempt=A/step=S/:
-    config.json, model*.safetensors*   the weights, a Hugging Face folder; with LoRA peft's adapter_config.json and
+    config.json, model*.safetensors*   weights, as a Hugging Face folder; with LoRA peft's adapter_config.json and
                                        adapter_model.safetensors, whose base is the run's model
-    optimizer.safetensors              moments of each parameter; settings come from the config of whoever resumes
+    optimizer.safetensors              moments of each parameter; settings come from the config at resume
     random.safetensors                 generator states of each rank
     digests.json                       digests of these files
-    checkpoint.json                    CheckpointInfo; put last, and what makes the others count
+    checkpoint.json                    CheckpointInfo; put last, as the marker of a complete checkpoint
 
-Copying the state (`take_snapshot`) is the trainer's, writing it (`write_checkpoint`) any thread's.
-A checkpoint that doesn't fit the model raises ModelError naming the tensor, before anything is changed.
+The trainer copies the state (`take_snapshot`); any thread of rank 0 writes it (`write_checkpoint`). Raises ModelError,
+which names the tensor, if a checkpoint doesn't fit the model, before anything is changed.
 """
 
 import logging
@@ -50,25 +50,25 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointInfo:
-    """What checkpoint.json says."""
+    """Content of checkpoint.json."""
 
     attempt_id: int
-    """The trainer start that wrote it."""
+    """Attempt (trainer start) that wrote the checkpoint."""
     step: int
-    """The last gradient step that is in the weights."""
+    """Last gradient step in the weights."""
     policy_version: int
-    """The newest version that the trainer had published."""
+    """Newest version that the trainer had published."""
     cursor: Mapping[str, Any]
-    """The reader's position, as JSON: what steps up to this one trained on."""
+    """The reader's position after this step, as JSON values."""
     config: Mapping[str, Any]
-    """The trainer's settings, as JSON."""
+    """The trainer's settings, as JSON values."""
     num_ranks: int
-    """Ranks that wrote it."""
+    """Number of ranks that wrote the checkpoint."""
     format_version: int = FORMAT_VERSION
 
     @property
     def name(self) -> str:
-        """Folder below the root."""
+        """Folder of the checkpoint, relative to the root."""
         return checkpoint_folder((self.attempt_id, self.step))
 
     def to_json(self) -> bytes:
@@ -76,7 +76,7 @@ class CheckpointInfo:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> Self:
-        """Raises SchemaError naming `where` for anything that is not a checkpoint.json of this version."""
+        """Parse checkpoint.json. Raises SchemaError, which names `where`, if it is not one of this format version."""
         try:
             info = decode_record(data, cls)
         except ValueError as error:
@@ -90,11 +90,11 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """Trainer state in this process's memory, apart from what the next step changes; rank 0's is whole."""
+    """Copy of the trainer's state that later steps do not change; complete on rank 0 only."""
 
     info: CheckpointInfo
     model: PreTrainedModel
-    """Only its configuration is looked at."""
+    """Model whose configuration is written; its weights are not read."""
     weights: Mapping[str, Tensor]
     moments: Mapping[str, Tensor]
     random_states: Mapping[str, Tensor]
@@ -110,7 +110,7 @@ def take_snapshot(
     cursor: Mapping[str, Any],
     config: Mapping[str, Any],
 ) -> Snapshot:
-    """Copy what a checkpoint holds to rank 0's CPU; every rank must call it."""
+    """Copy the state of a checkpoint to the CPU of rank 0; every rank must call it."""
     info = CheckpointInfo(
         attempt_id=attempt_id,
         step=step,
@@ -130,9 +130,9 @@ def take_snapshot(
 
 
 def write_checkpoint(root: Root, snapshot: Snapshot, *, max_shard_size: str = "5GB") -> None:
-    """Write a snapshot, its marker last, in any thread of rank 0. Raises StoreError or NameTakenError.
+    """Write a snapshot, its marker last; call it in any thread of rank 0. Raises StoreError or NameTakenError.
 
-    max_shard_size: as `save_weights` takes it.
+    max_shard_size: see `save_weights`.
     """
     info = snapshot.info
     with root.scratch_folder() as folder:
@@ -150,9 +150,9 @@ def write_checkpoint(root: Root, snapshot: Snapshot, *, max_shard_size: str = "5
 def last_checkpoint(
     root: Root, attempt: Attempt | None, is_sound: Callable[[CheckpointInfo], bool] = lambda info: True
 ) -> CheckpointInfo | None:
-    """The newest complete checkpoint on the chain of parents from an attempt; None where it stands on none.
+    """Return the newest complete checkpoint on the chain of parents of an attempt; None if there is none.
 
-    is_sound: False passes one over. By default no file is read but the marker.
+    is_sound: checkpoints for which it is false are skipped. By default only markers are read.
     """
     if attempt is None:
         return None
@@ -167,10 +167,10 @@ def last_checkpoint(
 def checkpoint_to_resume(
     root: Root, attempt: Attempt | None, *, known: CheckpointInfo | None = None
 ) -> CheckpointInfo | None:
-    """The last checkpoint whose files match their digests; None to start anew.
+    """Return the last checkpoint whose files match their digests; None if there is none.
 
-    One that does not match is passed over with a warning. All of the chosen one is read, unless it is `known`, the
-    answer of an earlier call.
+    Checkpoints that do not match are skipped with a warning. All files of the result are read, unless it is `known`,
+    the result of an earlier call.
     """
     return last_checkpoint(root, attempt, lambda info: info == known or _is_sound(root, info))
 
@@ -178,7 +178,7 @@ def checkpoint_to_resume(
 def _is_sound(root: Root, info: CheckpointInfo) -> bool:
     try:
         check_folder(root, info.name)
-    except FileNotFoundError:  # another trainer has pruned it meanwhile
+    except FileNotFoundError:  # another trainer has pruned it in between
         return False
     except SchemaError as error:
         logger.warning("%s; the checkpoint is passed over", error)
@@ -187,12 +187,12 @@ def _is_sound(root: Root, info: CheckpointInfo) -> bool:
 
 
 def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
-    """Bring a sharded model, its optimizer and the random generators to the state of a checkpoint.
+    """Load a checkpoint into a sharded model, its optimizer and the random generators.
 
-    Every rank must call it; there may be more or fewer ranks than wrote it. A rank that the
-    checkpoint knows nothing of keeps its generators. Raises ModelError on every rank.
+    Every rank must call it; the number of ranks may differ from the one that wrote it. A rank without a state in the
+    checkpoint keeps its generators. Raises ModelError on every rank.
     """
-    # An optimizer that never stepped makes its moments when it is asked for them, unless it holds gradients.
+    # An optimizer that never stepped creates its moments when they are read, but only if there are no gradients.
     optimizer.zero_grad()
     wanted_moments = _shapes(_moments(model, optimizer, StateDictOptions()))
     wanted_weights = _shapes(_saved(model))
@@ -213,7 +213,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
             return (folder / "random.safetensors").read_bytes()
 
     random_states = run_on_main(read)
-    # Of a model with adapters, all else is the run's model, and was loaded with it.
+    # With adapters, the other weights are those of the run's first model and are already loaded.
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not has_adapters(model))
     set_model_state_dict(model, weights, options=options)
     _set_moments(model, optimizer, moments)
@@ -221,13 +221,13 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
 
 
 def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
-    """Checkpoints whose marker was put, oldest first by attempt and step. Raises SchemaError for a foreign marker."""
+    """Return checkpoints that have a marker, ordered by attempt and step. Raises SchemaError for a foreign marker."""
     found = [_read_marker(root, f"{checkpoint_folder(place)}/{MARKER}") for place in checkpoint_places(root)]
     return [info for info in found if info]
 
 
 def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
-    """None for one that was deleted meanwhile, and for one that a copying tool left half-written."""
+    """Read a marker; returns None if it was deleted since listing or is half-written, for example by a copying tool."""
     try:
         data = root.read(name)
         decode_json(data)
@@ -237,16 +237,17 @@ def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
 
 
 def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | None = None) -> list[str]:
-    """Delete all complete checkpoints but the newest `keep`, and what earlier attempts left incomplete; their names.
+    """Delete old and incomplete checkpoints; returns their names.
 
-    Those of steps that `every` divides are kept as well.
+    Keeps the newest `keep` complete checkpoints, those whose step is a multiple of `every`, and incomplete ones of
+    this attempt and later ones.
 
-    Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError when a newer attempt owns the root:
-    the look comes after that checkpoint is complete and before the first deletion, see ludic.store.attempts.
+    Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError if a newer attempt owns the root:
+    claims are read after that checkpoint is complete and before the first deletion, see ludic.store.attempts.
     """
     folders = {name.rpartition("/")[0] for name in root.list("checkpoints")}
     complete = {(info.attempt_id, info.step): info.name for info in complete_checkpoints(root)}
-    # Should a fenced trainer complete a torso, it lies off the chain.
+    # A fenced trainer may still complete such a checkpoint; then it is not on the chain.
     left_incomplete = {name for name in folders - set(complete.values()) if _attempt_of(name) < attempt.attempt_id}
     old = [complete[place] for place in outdated(complete, keep) if every is None or place[1] % every]
     old += sorted(left_incomplete)
@@ -259,9 +260,9 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
 
 
 def _detached(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Tensors that the next step leaves as they are: off-loading copies nothing that is on the CPU already.
+    """Return tensors that the next step does not change: clones those that off-loading did not copy.
 
-    There AdamW keeps its counts of steps, scalars, wherever the weights are.
+    These are all tensors of a model on the CPU, and AdamW's step counts, scalars that are always on the CPU.
     """
     return {
         name: tensor.clone() if device.type == "cpu" or tensor.ndim == 0 else tensor for name, tensor in tensors.items()
@@ -269,19 +270,19 @@ def _detached(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, 
 
 
 def _sync(folder: Path) -> None:
-    """The marker is synced when it is put, and must not survive a power cut that its files do not."""
+    """Sync the files to disk: the marker is synced when put, and must not survive a power cut without its files."""
     for file in folder.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
 
 
 def _attempt_of(folder: str) -> int:
-    """From the name of a checkpoint's folder."""
+    """Return the attempt id in the name of a checkpoint's folder."""
     return int(folder.split("/")[1].removeprefix("attempt="))
 
 
 def _moments(model: PreTrainedModel, optimizer: Optimizer, options: StateDictOptions) -> dict[str, Tensor]:
-    """The optimizer's tensors by name, such as state.model.norm.weight.exp_avg; sharded unless options say full."""
+    """Return the optimizer's tensors by name, such as state.model.norm.weight.exp_avg; whole if options say so."""
     return {k: v for k, v in _flat_state(model, optimizer, options).items() if k.startswith("state.")}
 
 
@@ -291,7 +292,7 @@ def _flat_state(model: PreTrainedModel, optimizer: Optimizer, options: StateDict
 
 
 def _set_moments(model: PreTrainedModel, optimizer: Optimizer, moments: Mapping[str, Tensor]) -> None:
-    """Give every rank its shards of the whole tensors that rank 0 holds. The optimizer keeps its own settings."""
+    """Send every rank its shards of rank 0's whole tensors. The optimizer keeps its settings."""
     state = _flat_state(model, optimizer, StateDictOptions())
     names = sorted(name for name in state if name.startswith("state."))
     loaded: dict[str, Any] = {name: from_main(moments.get(name), like=state[name]) for name in names}
@@ -300,13 +301,16 @@ def _set_moments(model: PreTrainedModel, optimizer: Optimizer, moments: Mapping[
 
 
 def _saved(model: PreTrainedModel) -> dict[str, Tensor]:
-    """What of the model's tensors a checkpoint holds."""
+    """Return the model's tensors that a checkpoint holds: all, or only those of adapters."""
     state, adapters_only = model.state_dict(), has_adapters(model)
     return {name: tensor for name, tensor in state.items() if is_adapter_weight(name) or not adapters_only}
 
 
 def _read_weights(folder: Path, model: PreTrainedModel, where: str) -> dict[str, Tensor]:
-    """Whole tensors by their names in the model, which either has adapters, as the checkpoint must, or has none."""
+    """Return whole tensors by their names in the model.
+
+    Raises ModelError if only one of model and checkpoint has adapters, or if the files can't be read.
+    """
     holds_adapter = (folder / ADAPTER_CONFIG).exists()
     if holds_adapter != has_adapters(model):
         found, wanted = ("an adapter", "whole weights") if holds_adapter else ("whole weights", "an adapter")
@@ -320,7 +324,7 @@ def _read_weights(folder: Path, model: PreTrainedModel, where: str) -> dict[str,
 
 
 def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Whole shapes, also of sharded tensors."""
+    """Return the whole shapes, also for sharded tensors."""
     return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
 
 
@@ -343,7 +347,7 @@ def _read_tensors(path: Path, where: str) -> dict[str, Tensor]:
 
 
 def _gather_random_states() -> dict[str, Tensor]:
-    """Generator states of all ranks, uint8, as cpu.RANK and cuda.RANK."""
+    """Return the generator states of all ranks, uint8, as cpu.RANK and cuda.RANK."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

@@ -1,4 +1,4 @@
-"""The texts that a trainer plans with: found, consented to, kept in the root."""
+"""SQL and Python files that a trainer plans with: find them, check consent, keep them in the root."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,25 +14,26 @@ from ludic.training.feed import batch_rules
 
 
 def own_rules(root: Root, config: TrainConfig) -> BatchRules:
-    """What makes a batch, with the texts of users' files as the root has them.
+    """Return the batch rules, with users' files as the root has them.
 
-    Raises ConsentError for a text that came with the root and that the user has not agreed to, ConfigError, QueryError.
+    Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError, QueryError.
     """
     rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
     rules = replace(rules, files=trusted_files(root, rule_uses(rules, names_in_root(root))))
     if rules.files:
-        Planner(rules, root.run.extra_columns)  # what can't run is not kept, so that a mended file is read again
+        # Raises before keep_files: a file that can't run is not kept, so that its fixed version is read next time.
+        Planner(rules, root.run.extra_columns)
         keep_files(root, rules.files)
     return rules
 
 
 def names_in_root(root: Root) -> frozenset[str]:
-    """The advantage, filters and selection of the newest attempt, which a trainer takes over unless told otherwise."""
+    """Return the newest attempt's advantage, filters and selection, which are the defaults of the next trainer."""
     attempt = newest_attempt(root)
     return frozenset() if attempt is None else names_in(attempt.config)
 
 
 def names_in(config: Mapping[str, Any]) -> frozenset[str]:
-    """The advantage, filters and selection of stored settings."""
+    """Return the names of advantage, filters and selection in stored settings."""
     names = [config.get("advantage"), config.get("selection"), *(config.get("filters") or ())]
     return frozenset(name for name in names if isinstance(name, str))

@@ -1,6 +1,6 @@
-"""The settings of one trainer process; what workers must agree with it on is in run.json.
+"""Settings of one trainer process. Settings shared with workers are in run.json.
 
-Imports no torch, so that the command line answers `--help` at once.
+Imports no torch, so that `--help` answers at once.
 """
 
 import re
@@ -14,166 +14,180 @@ from ludic.store.lease import LEASE_S
 from ludic.training.objective_settings import Objective, check_objective
 
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
-"""Those that choose to train on what is stored."""
+"""Settings that select training on stored rollouts."""
 _SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """How a trainer learns from a root; None is off. Raises ConfigError for a value out of range."""
+    """Settings of a trainer. None means off, unless the field says otherwise.
+
+    Raises ConfigError if a value is out of range or contradicts another setting.
+    """
 
     num_steps: int = 100
-    """Gradient steps in all, those before a resume included."""
+    """Total number of gradient steps, including those before a resume."""
 
     advantage: str = "rloo"
     """Advantage estimator: a name in ludic/sql/advantages, path/to/file.sql, or path/to/file.py:function."""
     filters: tuple[str, ...] = ()
-    """Filters that drop rollouts: names in ludic/sql/filters, or paths of files."""
+    """Filters that drop rollouts: names in ludic/sql/filters, or paths of .sql files."""
     where: str | None = None
-    """Train only on rollouts that this SQL predicate is true of; advantages are still those of whole groups."""
+    """Train only on rollouts for which this SQL predicate is true; None trains on all. Advantages still use the whole
+    group, unless baseline_over is kept."""
     selection: str | None = None
-    """Which groups make the next batch: a name in ludic/sql/selections, or path/to/file.sql; None is fifo, offline
-    epochs."""
+    """Order in which groups are put into batches: a name in ludic/sql/selections, or path/to/file.sql. None uses fifo
+    online and epochs offline."""
     sql_params: Mapping[str, float | int | str] = field(default_factory=dict)
     """Values of the $parameters of advantage, filters and selection; docs/algorithms.md lists them."""
     max_uses: int = 1
-    """Steps that may train on one group."""
+    """Maximum number of steps that train on one group, online."""
     max_off_policy_steps: int | None = 8
-    """Drop rollouts whose weights are more versions old than this."""
+    """Drop rollouts sampled more than this many policy versions before the trainer's version; None keeps all. Not used
+    offline."""
     max_age_s: float | None = None
-    """Drop rollouts that were written more seconds ago than this."""
+    """Drop rollouts written more than this many seconds ago; None keeps all. Not used offline."""
     baseline_over: Literal["group", "kept"] = "group"
-    """Take the baseline over the whole group, or over what the filters kept of it."""
+    """Rollouts that the baseline is computed from: the whole group, or only those that the filters keep."""
 
     offline: bool = False
     """Train on the rollouts that are stored now, not on those that workers deliver."""
     sources: tuple[str, ...] = ()
-    """Runs whose rollouts to train on offline; none is the root's own."""
+    """Roots whose rollouts to train on offline; if empty, the run's own root."""
     epochs: int | None = None
-    """Passes over the stored rollouts, which num_steps then follows from; None goes on until num_steps."""
+    """Offline passes over the stored rollouts; num_steps is computed from it. None trains until num_steps."""
     replay_batches: str | None = None
-    """Run whose batches to train on again, step by step, with its settings."""
+    """Root of another run whose batches to repeat, step by step, with its settings; None is off."""
 
     objective: Objective = "reinforce"
-    """What is maximised at each token; a function in ludic.training.losses, docs/algorithms.md has the formulas."""
+    """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""
     clip_low: float | None = None
-    """Importance ratios below 1 - clip_low are clipped (ppo_clip, cispo, gspo, gmpo)."""
+    """Clip importance ratios below 1 - clip_low (ppo_clip, cispo, gspo, gmpo); None sets no lower bound."""
     clip_high: float | None = None
-    """Importance ratios above 1 + clip_high are clipped (ppo_clip, cispo, gspo, gmpo)."""
+    """Clip importance ratios above 1 + clip_high (ppo_clip, cispo, gspo, gmpo); None sets no upper bound."""
     dual_clip: float | None = None
-    """A negative advantage costs at most so many times itself (ppo_clip, gspo); above 1."""
+    """Lower bound of the objective at a negative advantage, as a multiple of that advantage (ppo_clip, gspo); above 1.
+    None sets no bound."""
     truncate_ratio: float | None = None
-    """Truncated importance sampling: the largest importance weight (reinforce)."""
+    """Truncated importance sampling: largest importance weight (reinforce); None is off."""
     mask_ratio: tuple[float, float] | None = None
-    """Leave out tokens whose importance ratio is outside of these two bounds (IcePop); not for sft and pairs."""
+    """Mask tokens whose importance ratio is outside these two bounds (IcePop); None is off. Not for sft and pairs."""
     mask_sequence_ratio: tuple[float, float] | None = None
-    """Leave out sequences whose geometric mean of ratios is outside of these two bounds; not for sft and pairs."""
+    """Mask sequences whose geometric mean of importance ratios is outside these two bounds; None is off. Not for sft
+    and pairs."""
     mask_sequence_kl: float | None = None
-    """Leave out sequences of a negative advantage whose mean log(sampler / trainer) is above this (DeepSeek-V3.2)."""
+    """Mask sequences with a negative advantage whose mean log(sampler / trainer) is above this (DeepSeek-V3.2); None
+    is off. Not for sft and pairs."""
     log_ratio_weight: float | None = None
-    """Weight of the squared log ratio, added to the loss: holds the policy to the sampler; not for sft and pairs."""
+    """Weight of the squared log ratio in the loss, which keeps the policy close to the sampler; None is off. Not for
+    sft and pairs."""
     ratio_level: Literal["token", "sequence"] = "token"
-    """Weigh a token by its own ratio, or by that of its whole sequence (reinforce)."""
+    """Importance weight of a token: its own ratio, or the product of the ratios of its sequence (reinforce)."""
     sapo_tau_positive: float = 1.0
     """Temperature of the SAPO gate for positive advantages (sapo)."""
     sapo_tau_negative: float = 1.05
-    """Temperature of the SAPO gate for the other advantages (sapo)."""
+    """Temperature of the SAPO gate for negative advantages (sapo)."""
     dppo_low: float = 0.2
-    """Leave out tokens that a negative advantage made less probable by more than this (dppo)."""
+    """Mask tokens with a negative advantage whose probability has fallen by more than this (dppo)."""
     dppo_high: float = 0.2
-    """Leave out tokens that a positive advantage made more probable by more than this (dppo)."""
+    """Mask tokens with a positive advantage whose probability has risen by more than this (dppo)."""
     vespo_k: tuple[float, float] = (2.0, 3.0)
-    """Power of the sequence's ratio, for positive and for negative advantages (vespo)."""
+    """Exponent of the sequence's ratio, for positive and for negative advantages (vespo)."""
     vespo_lambda: tuple[float, float] = (3.0, 2.0)
-    """Decay in the sequence's ratio, for positive and for negative advantages (vespo)."""
+    """Decay rate in the sequence's ratio, for positive and for negative advantages (vespo)."""
     dpo_beta: float = 0.1
-    """How strongly the policy is held to the reference (dpo, ipo)."""
+    """Strength of the pull towards the reference (dpo, ipo)."""
     orpo_weight: float = 0.1
-    """Weight of the odds ratio beside the likelihood of the chosen side (orpo)."""
+    """Weight of the odds-ratio term, added to the likelihood of the chosen side (orpo)."""
     whiten_advantages: bool = False
-    """Give advantages mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
+    """Scale advantages to mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
     normalize_over: Literal["tokens", "sequences", "constant"] = "tokens"
-    """The mean is over the batch's tokens (DAPO), over its sequences' means (GRPO), or over a constant (Dr. GRPO).
+    """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), or divide each sequence's sum
+    by a constant (Dr. GRPO).
 
-    For pairs (dpo, ipo, orpo), sequences is over pairs.
+    For dpo, ipo and orpo, sequences means pairs.
     """
     constant_tokens: int | None = None
-    """Tokens that stand for a sequence's length where normalize_over is constant; usually max_tokens."""
+    """Tokens that replace each sequence's length if normalize_over is constant; usually max_tokens."""
     entropy_weight: float | None = None
-    """Weight of the policy's entropy, subtracted from the loss; its mean is over what normalize_over says."""
+    """Weight of the policy's entropy, which is subtracted from the loss and averaged as normalize_over says; None is
+    off."""
     reference: str | None = None
-    """Folder or Hugging Face id of a model that reference_kl, dpo and ipo are measured against, or of a teacher; with
-    LoRA the run's own is shared."""
+    """Folder, URL or Hugging Face id of the reference model or teacher, for reference_kl, dpo and ipo; None is off.
+    With LoRA, the run's own model takes no extra memory."""
     reference_offload: bool = False
-    """Keep the reference in the CPU's memory between uses, and bring it to the device layer by layer."""
+    """Keep the reference in CPU memory and move it to the device one layer at a time."""
     reference_cache: bool = False
-    """Keep the reference's logprobs under the root, and use those that are there."""
+    """Store the reference's logprobs under the root and reuse stored ones."""
     kl_weight: float | None = None
-    """Weight of reference_kl; None only measures it."""
+    """Weight of the KL to the reference; None only measures it."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL that kl_weight multiplies; see ludic.training.losses."""
     kl_in: Literal["loss", "reward", "return"] = "loss"
-    """Add the KL to the loss, or take it from each token's advantage: the token's own, or all from the token on."""
+    """Add the KL to the loss, or subtract it from each token's advantage: the token's own KL (reward), or the sum from
+    the token to the end (return)."""
 
     learning_rate: float = 1e-6
-    """Largest learning rate of AdamW."""
+    """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rate does after its warm-up, until num_steps."""
+    """Learning rate schedule from the end of the warm-up to num_steps; linear and cosine fall towards 0."""
     warmup_steps: int = 0
-    """Steps over which the learning rate rises linearly."""
+    """Steps over which the learning rate rises linearly; 0 is no warm-up."""
     weight_decay: float = 0.0
-    """Of AdamW, on matrices only."""
+    """AdamW weight decay of matrices; biases and norms do not decay."""
     betas: tuple[float, float] = (0.9, 0.999)
-    """Of AdamW."""
+    """AdamW beta1 and beta2."""
     max_grad_norm: float | None = 1.0
-    """L2 norm that gradients are scaled down to."""
+    """Clip gradients to this L2 norm; None does not clip."""
 
     micro_token_budget: int = 16384
-    """Most tokens in one forward pass of a rank; a longer sequence gets a pass of its own."""
+    """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass."""
     logprob_chunk_tokens: int = 1024
-    """Tokens whose logits are in memory at once, in training and for the reference: 4 bytes times the vocabulary."""
+    """Tokens whose logits are in memory at once, in training and for the reference; each takes 4 bytes times the
+    vocabulary."""
     max_seq_len: int | None = None
-    """Most tokens of a sequence; longer ones lose the end of their response."""
+    """Maximum tokens of a sequence; longer ones lose the end of their response. None does not cut."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of forward and backward, and of weights that don't train; those that do, and the optimizer, stay float32."""
+    """Dtype of forward and backward passes and of frozen weights; trained weights and the optimizer stay float32."""
     activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them."""
+    """Recompute activations in the backward pass instead of keeping them."""
     compile: bool = False
-    """Compile each decoder layer with torch.compile, its attention aside; the first steps take longer."""
+    """Compile each decoder layer, except its attention, with torch.compile; the first steps take longer."""
     lora_rank: int | None = None
-    """Train low-rank adapters of this rank, with the model's own weights left as they are; None trains all weights."""
+    """Rank of LoRA adapters; the model's own weights are frozen. None trains all weights."""
     lora_alpha: int = 32
-    """Adapters are scaled by lora_alpha / lora_rank."""
+    """LoRA alpha: adapters are scaled by lora_alpha / lora_rank."""
     lora_targets: tuple[str, ...] = ()
-    """Layers that get an adapter, such as q_proj v_proj; none named: all linear ones but the head."""
+    """Linear layers that get an adapter, such as q_proj v_proj; if empty, all but the head."""
     publish_lora: Literal["merged", "adapter"] = "merged"
-    """Publish whole weights with the adapters merged, or adapters alone, for workers that see the run's model."""
+    """Publish whole weights with the adapters merged, or only the adapters, for workers that can read the run's
+    model."""
     device: Literal["cpu", "cuda"] | None = None
-    """Where to train; None takes CUDA when there is one."""
+    """Device to train on; None takes CUDA if available."""
     num_threads: int | None = None
-    """CPU threads of each rank; None keeps those of the attempt that is resumed or replayed, else OMP_NUM_THREADS or
-    all cores."""
+    """CPU threads of each rank; None keeps those of the resumed or replayed attempt, else OMP_NUM_THREADS or all
+    cores."""
 
     checkpoint_every: int | None = 20
-    """Steps between two checkpoints; None writes one at the end only."""
+    """Steps between checkpoints; None writes one at the end only."""
     keep_checkpoints: int | None = 3
-    """Newest checkpoints to keep; None keeps all."""
+    """Number of newest checkpoints to keep; None keeps all."""
     keep_checkpoints_every: int | None = None
-    """Also keep the checkpoints of steps that this number divides; None keeps no others."""
+    """Keep checkpoints whose step is a multiple of this, in addition to the newest; None keeps only the newest."""
     async_checkpoint: bool = True
-    """Write checkpoints while training goes on, from a copy in memory; a run's last one is waited for."""
+    """Write checkpoints in the background, from a copy in memory; the run waits for its last one."""
     max_shard_size: str = "5GB"
-    """Most bytes of a file of saved weights, such as 500MB; larger ones are split, and an index names the parts."""
+    """Maximum size of a file of saved weights, such as 500MB; larger weights are split into shards with an index."""
     keep_policies: int | None = 4
-    """Newest published versions whose weights to keep; None keeps all."""
+    """Number of newest published versions whose weights to keep; None keeps all."""
     stall_limit_s: float | None = 1800.0
-    """Give up when no rollouts arrive for so many seconds; None waits for ever."""
+    """Seconds without new rollouts before the trainer stops with an error; None waits forever."""
     lease_s: float = LEASE_S
-    """Seconds without a sign of life after which another trainer may take over; thrice as many signs are given."""
+    """Seconds without a renewal of the lease after which another trainer may take over; renewed every third of it."""
     keep_token_stats: bool = False
-    """Write the trainer's logprob, entropy, clipping and gradient weight of each token trained on to token_stats/."""
+    """Write logprob, entropy, clipping and gradient weight of each trained token to token_stats/."""
     log_to: Literal["none", "tensorboard", "wandb"] = "none"
-    """Where metrics go besides the root."""
+    """Metrics logger, in addition to the root's metrics table."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -196,7 +210,7 @@ class TrainConfig:
 
     @property
     def is_stored(self) -> bool:
-        """Whether what is trained on is there before training begins."""
+        """Return whether training reads stored batches or rollouts instead of waiting for workers."""
         return self.offline or self.replay_batches is not None
 
     def _check_stored(self) -> None:

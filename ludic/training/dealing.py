@@ -1,7 +1,7 @@
-"""Which rank trains on which sequence: even in tokens, and few row groups read by several ranks. Pure NumPy.
+"""Assign sequences to ranks: even in tokens, with few row groups read by several ranks. Pure NumPy.
 
-A rank reads every row group that holds a sequence of its own, and Parquet has none smaller to read. So whole row groups
-are dealt, and one is split only where the ranks would else be uneven.
+A rank reads each row group that holds one of its sequences; a row group is the smallest unit to read in Parquet. So
+whole row groups are assigned, and a row group is split only if the ranks would otherwise be uneven.
 """
 
 # Shapes: S = sequences, R = ranks, G = row groups.
@@ -11,21 +11,21 @@ import heapq
 import numpy as np
 
 EVEN = 1.02
-"""The fullest rank's tokens over the mean of all ranks; up to here nothing is split."""
+"""Tokens of the fullest rank over the mean of all ranks up to which nothing is split."""
 UNEVEN = 1.1
-"""Above it row groups are split whatever is read twice: a rank that waits for another costs more than reading."""
+"""Imbalance above which row groups are split whatever is read twice: waiting for a rank costs more than reading."""
 MOST_READ = 1.2
-"""Tokens of the row groups that all ranks read over those of all row groups, while the ranks are not UNEVEN."""
+"""Maximum tokens read by all ranks together over the tokens of all row groups, while the ranks are not UNEVEN."""
 
 
 def deal(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray:
-    """(S,) int64: the rank of each sequence; a function of the arguments alone.
+    """Return (S,) int64: the rank of each sequence. Deterministic.
 
-    lengths: (S,) int64 tokens of each sequence. row_groups: (S,) int64, the number, from 0, of what is read to get it.
+    lengths: (S,) int64 tokens of each sequence. row_groups: (S,) int64, number of the sequence's row group, from 0.
 
-    Whole row groups go, longest first, to the rank with the fewest tokens (Graham 1969, LPT). Then sequences move from
-    the fullest rank to the emptiest until the ranks are EVEN, or until more than MOST_READ would be read and they
-    are not UNEVEN, or until every sequence of the fullest is as long as the difference.
+    Whole row groups are assigned, longest first, to the rank with the fewest tokens (Graham 1969, LPT). Then sequences
+    move from the fullest rank to the emptiest until the ranks are EVEN, or until more than MOST_READ would be read and
+    they are not UNEVEN, or until every sequence of the fullest rank is at least as long as the difference.
     """
     ranks = _deal_whole(lengths, num_ranks, row_groups)
     while (moved := _even_out(ranks, lengths, num_ranks, row_groups)) is not None:
@@ -34,12 +34,12 @@ def deal(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndar
 
 
 def imbalance(loads: np.ndarray) -> float:
-    """The fullest rank over the mean of all; 1 where all have the same, or nothing. loads: (R,) tokens of each rank."""
+    """Return tokens of the fullest rank over the mean; 1 if all are equal or 0. loads: (R,) tokens of each rank."""
     return float(loads.max() / loads.mean()) if loads.any() else 1.0
 
 
 def tokens_read(lengths: np.ndarray, ranks: np.ndarray, row_groups: np.ndarray) -> int:
-    """Of the row groups that each rank reads, all ranks together; one rank alone reads lengths.sum()."""
+    """Return the tokens of the row groups that each rank reads, summed over ranks; one rank reads lengths.sum()."""
     sizes = np.bincount(row_groups, lengths)
     pairs = np.unique(ranks * len(sizes) + row_groups)
     return int(sizes[pairs % len(sizes)].sum())
@@ -57,9 +57,9 @@ def _deal_whole(lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> 
 
 
 def _even_out(ranks: np.ndarray, lengths: np.ndarray, num_ranks: int, row_groups: np.ndarray) -> np.ndarray | None:
-    """The ranks after the move that makes the least to read; None where none is needed, or none is worth it.
+    """Return the ranks after the move that adds the least to read; None if no move is needed or worthwhile.
 
-    The sum of the squared loads falls with every move, so moves come to an end.
+    Every move lowers the sum of squared loads, so moves end.
     """
     loads = np.bincount(ranks, lengths, num_ranks)
     if imbalance(loads) <= EVEN:
@@ -80,7 +80,7 @@ def _even_out(ranks: np.ndarray, lengths: np.ndarray, num_ranks: int, row_groups
 
 
 def _fitting(indexes: np.ndarray, lengths: np.ndarray, wanted: float) -> list[int]:
-    """Of these sequences, longest first, those that fit into the wanted tokens; the shortest where none does."""
+    """Return those of these sequences, longest first, that fit into the wanted tokens; if none fits, the shortest."""
     by_length = indexes[np.argsort(-lengths[indexes], kind="stable")].tolist()
     fitting = []
     for index in by_length:

@@ -1,7 +1,7 @@
-"""How many groups each worker should sample with a version: enough for the next steps, and never a deadlock.
+"""Number of groups that each worker should sample with a version: enough for the next steps, without deadlock.
 
-Pure. The first answer follows from run.json; later ones from what arrived. Filters may drop most
-groups and workers may die or join: then what was asked for is not what came, and the trainer asks for more.
+Pure. The first number follows from run.json, later ones from arrivals. Filters may drop most groups, and workers may
+die or join. Then fewer usable groups arrive than requested, and the trainer requests more.
 """
 
 import math
@@ -12,12 +12,12 @@ import pyarrow as pa
 from ludic.store import RunConfig
 
 PATIENCE_S = 10.0
-"""After so long without an arrival, a worker that still owes groups is taken for dead; after twice as long, again."""
+"""Seconds without arrivals before the quota is raised although workers still owe groups; doubles each time."""
 _MOST_EAGER = 16
 
 
 class Demand:
-    """Arrivals and what was asked for, of one trainer start."""
+    """Requested and delivered groups since the trainer started."""
 
     def __init__(self, run: RunConfig) -> None:
         self._run = run
@@ -32,7 +32,7 @@ class Demand:
         self.groups_per_worker = 0
 
     def note_arrivals(self, rows: pa.Table) -> None:
-        """Count new groups; `rows` has policy_version, worker_id, sequence and group_id."""
+        """Count new groups. rows: columns policy_version, worker_id, sequence and group_id."""
         self._slowest_answer_s = max(self._slowest_answer_s, self._idle_s - self._raised_at_s)
         self._idle_s, self._raised_at_s, self._patience_s = 0.0, 0.0, self._first_patience_s
         file = ["policy_version", "worker_id", "sequence"]
@@ -43,7 +43,7 @@ class Demand:
             self._largest_call = max(self._largest_call, num_groups)
 
     def on_publish(self, version: int, num_ready_groups: int) -> int:
-        """Groups a worker for a new version, given the groups that wait to be trained on."""
+        """Return the groups per worker for a new version, given the number of groups ready to train on."""
         if self._first_version is None:
             self._first_version = version
         batches = self._run.steps_per_version + self._run.batches_ahead
@@ -53,15 +53,16 @@ class Demand:
         return self.groups_per_worker
 
     def on_shortage(self, num_missing_groups: int, idle_s: float) -> int | None:
-        """A higher number of groups a worker when too few came; None while they are still being sampled."""
+        """Return a higher number of groups per worker if too few arrived; None while they are still being sampled."""
         if self._groups[self.version] >= self._num_asked:
-            # All is here, and filters dropped too much of it: ask for more each time.
+            # All requested groups have arrived, and filters dropped too many: request more each time.
             self.groups_per_worker += math.ceil(num_missing_groups * self._eagerness / self.num_workers)
             self._eagerness = min(2 * self._eagerness, _MOST_EAGER)
             return self.groups_per_worker
         self._idle_s = idle_s
         if idle_s >= self._patience_s:
-            # Any one worker that lives must be able to end the wait. One that is only slow is not to run away.
+            # One live worker alone must be able to end the wait. Patience doubles, so that a slow worker's quota does
+            # not grow without bound.
             self._raised_at_s, self._patience_s = idle_s, 2 * idle_s
             self.groups_per_worker += num_missing_groups
             return self.groups_per_worker
@@ -69,15 +70,15 @@ class Demand:
 
     @property
     def _num_in_flight(self) -> int:
-        """What workers still owe of this version, as far as it fits into one call of each: at a new version they
-        finish their call and drop the rest. Should it not come, on_shortage asks again."""
+        """Groups that workers still owe of this version, at most one call per worker: at a new version they finish
+        their call and drop the rest. If these groups do not arrive, on_shortage requests more."""
         owed = max(0, self._num_asked - self._groups[self.version])
         return min(owed, self._largest_call * self.num_workers)
 
     @property
     def _first_patience_s(self) -> float:
-        """Thrice the longest that an answer took, since the last arrival or the last raise: a call of a large
-        model may take minutes."""
+        """Seconds: three times the longest wait for an arrival, measured from the last arrival or raise, but at least
+        PATIENCE_S. A call of a large model may take minutes."""
         return max(PATIENCE_S, 3 * self._slowest_answer_s)
 
     @property
@@ -86,12 +87,12 @@ class Demand:
 
     @property
     def num_workers(self) -> int:
-        """Workers that delivered lately; those of run.json until there is a history."""
+        """Number of workers that delivered in the two versions before; until there is a history, run.json's number."""
         recent = set().union(*(self._workers[version] for version in range(self.version - 2, self.version)))
         has_history = self._first_version is not None and self.version >= self._first_version + 3
         return len(recent) if recent and has_history else self._run.num_workers
 
 
 def _slot(worker_id: str) -> str:
-    """Lives of one slot count as one worker: w3-host-pid-start."""
+    """Return the slot of a worker_id such as w3-host-pid-start; all lives of a slot count as one worker."""
     return worker_id.partition("-")[0]

@@ -1,8 +1,7 @@
-"""The process group of a trainer: started by torchrun, or one rank on its own.
+"""The process group of a trainer: started by torchrun, or a single rank.
 
-What rank 0 decides reaches the others as bytes. Bytes travel as uint8 tensors, never pickled.
-An error that one rank explains is raised on every rank, because a rank that waits for a
-collective alone hangs.
+Rank 0's decisions are sent to other ranks as bytes in uint8 tensors, never pickled. A LudicError of one rank is raised
+on every rank, because a rank that waits for a collective alone hangs.
 """
 
 import os
@@ -22,11 +21,11 @@ T = TypeVar("T")
 
 
 def init_distributed(device: str | None = None) -> DeviceMesh:
-    """Join the group that torchrun describes in the environment, or start one of a single rank.
+    """Join the group that torchrun describes in the environment, or start a group of one rank.
 
     device: "cpu" (gloo) or "cuda" (nccl for CUDA tensors, gloo for the others; this process
-    takes the device numbered LOCAL_RANK); None takes CUDA when there is one.
-    Returns the one-dimensional mesh to shard over; a second call returns one over the same group.
+    takes the device numbered LOCAL_RANK); None takes CUDA if available.
+    Returns the one-dimensional mesh to shard over; a second call returns a mesh over the same group.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda":
@@ -41,7 +40,7 @@ def init_distributed(device: str | None = None) -> DeviceMesh:
 
 
 def shut_down() -> None:
-    """Leave the group, if there is one."""
+    """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -59,7 +58,7 @@ def is_main() -> bool:
 
 
 def broadcast_bytes(data: bytes | None, source: int = 0, group: dist.ProcessGroup | None = None) -> bytes:
-    """What the rank `source` passed, on every rank of a group; what the other ranks pass is ignored."""
+    """Return the data of rank `source` on every rank of a group; data of other ranks is ignored."""
     is_source = rank() == source
     size = torch.tensor([len(data) if is_source and data is not None else 0])
     dist.broadcast(size, src=source, group=group)
@@ -72,7 +71,7 @@ def broadcast_bytes(data: bytes | None, source: int = 0, group: dist.ProcessGrou
 
 
 def from_main(whole: Tensor | None, *, like: Tensor) -> Tensor:
-    """Rank 0's tensor on every rank, sharded as `like` is; what the other ranks pass is ignored."""
+    """Return rank 0's tensor on every rank, sharded like `like`; tensors of other ranks are ignored."""
     if whole is None:
         whole = torch.empty(like.shape, dtype=like.dtype)
     whole = whole.to(like.device)
@@ -83,10 +82,10 @@ def from_main(whole: Tensor | None, *, like: Tensor) -> Tensor:
 
 
 def run_on_main(function: Callable[[], bytes], group: dist.ProcessGroup | None = None) -> bytes:
-    """Call `function` on rank 0 only; its answer, or the LudicError that it raised, reaches every rank.
+    """Call `function` on rank 0 only, and return its result, or raise its LudicError, on every rank.
 
-    group: of all ranks, for a thread beside one that uses the default group. Any other exception ends rank 0, and
-    torchrun then ends the rest.
+    group: a group of all ranks, for a thread that runs while another one uses the default group. Any other exception
+    ends rank 0, and torchrun then ends the other ranks.
     """
     failure, answer = None, b""
     if is_main():
@@ -101,9 +100,10 @@ def run_on_main(function: Callable[[], bytes], group: dist.ProcessGroup | None =
 
 
 def run_on_all(function: Callable[[], T]) -> T:
-    """Call `function` on every rank; each gets its own answer, or all get the LudicError of the lowest that raised one.
+    """Call `function` on every rank, and return each rank's own result.
 
-    Any other exception ends the rank that raises it, and torchrun then ends the rest.
+    If ranks raise a LudicError, the error of the lowest such rank is raised on every rank. Any other exception ends
+    the rank that raises it, and torchrun then ends the other ranks.
     """
     failure, answers = None, []
     try:

@@ -1,8 +1,8 @@
-"""Rank 0's side of the batch stream, online: poll the store, plan by SQL, write the ledger, one step ahead.
+"""Online plans of batches, on rank 0: poll the store, plan by SQL, write the ledger one step ahead.
 
-Reads rollouts/, writes batches/. A step's ledger file is there before its gradient step begins. A store that can't
-be listed or read is asked again until the stall limit; one that can't be written ends the trainer.
-Runs in a thread, so that the next plan is made while the current step trains.
+Reads rollouts/, writes batches/. The ledger file of a step is written before its gradient step begins. If the store
+can't be listed or read, polling is retried until the stall limit; if it can't be written, the trainer ends.
+Plans are made in a thread while the previous step trains.
 """
 
 import logging
@@ -31,7 +31,7 @@ _FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_
 
 
 class PlanFeed:
-    """Plans over what workers deliver; a Feed."""
+    """Feed of plans over the rollouts that workers deliver."""
 
     def __init__(
         self,
@@ -43,32 +43,32 @@ class PlanFeed:
         cursor: Cursor,
         stop: threading.Event,
     ) -> None:
-        """`planner` has no rows yet; `stop` ends the wait of a plan in the making."""
+        """planner: has no rows yet. stop: ends the wait for a plan."""
         self._root, self._attempt, self._config = root, attempt, config
         self._planner, self._publisher = planner, publisher
         self._reader = RolloutReader(replace(root, stop=stop), planner.columns, cursor)
         self._thread = PlanThread()
         self._num_ready_groups = 0
         self._failure: StoreError | None = None
-        """Of the last poll."""
+        """Error of the last poll; None if it succeeded."""
         self._is_fresh = True
         self._is_closed = False
         self._stop = stop
 
     def start(self, step: int, trainer_version: int) -> None:
-        """As Feed has it."""
+        """Begin to plan a step; see Feed."""
         self._is_fresh = False
         self._num_ready_groups = self._planner.num_pending_groups
         self._thread.start(partial(self._plan, step, trainer_version))
 
     def take(self) -> Plan | None:
-        """Wait for the plan; None when told to stop. Raises StalledError, FencedError, StoreError, QueryError."""
+        """Wait for the plan; returns None if stopped. Raises StalledError, FencedError, StoreError, QueryError."""
         return self._thread.take()
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Groups that wait to be trained on: read and pending, or planned by the last `start`.
+        """Return the number of groups ready to train on: pending, or in the plan of the last `start`.
 
-        Before the first plan it looks at what an earlier trainer left in the store.
+        Before the first plan, polls the store for groups that an earlier trainer left.
         """
         if self._is_fresh and latest_version is not None:
             self._poll(latest_version)
@@ -93,7 +93,7 @@ class PlanFeed:
         return None
 
     def _poll(self, trainer_version: int) -> bool:
-        """Whether there are new groups; a store that fails has none, and is looked at again later."""
+        """Add new groups to the planner; returns whether there are any. A failing store counts as having none."""
         try:
             rows = self._reader.poll(self._window(trainer_version))
         except StoreError as error:
@@ -111,7 +111,7 @@ class PlanFeed:
         return rows is not None
 
     def _window(self, trainer_version: int) -> range | None:
-        """Versions that may still be trained on; workers may already have the next one."""
+        """Return the policy versions that may be trained on, with the next one, which workers may already use."""
         most = self._config.max_off_policy_steps
         return None if most is None else range(max(0, trainer_version - most), trainer_version + 2)
 
@@ -147,10 +147,10 @@ class PlanFeed:
 
 
 def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> BatchRules:
-    """What the planner needs of the settings; max_off_policy_steps and max_age_s are filters like any other.
+    """Return the planner's rules from the settings; max_off_policy_steps and max_age_s become filters.
 
-    Offline neither is looked at: there is no newer weight to wait for. seed: of the run. Raises ConfigError where
-    sql_params hold what has a setting of its own.
+    Offline these two are ignored, since no newer rollouts would come. seed: of the run. Raises ConfigError if
+    sql_params holds a name that is a setting itself.
     """
     limits = {"max_off_policy_steps": config.max_off_policy_steps, "max_age_s": config.max_age_s}
     limits = {name: value for name, value in limits.items() if value is not None and not config.offline}
@@ -172,7 +172,7 @@ def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> Ba
 
 
 class _Wait:
-    """Pauses that grow while nothing comes, and the time since something did."""
+    """Growing pauses between polls, and the time since the last arrival."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s

@@ -1,9 +1,9 @@
-"""Find models: folders, Hugging Face ids, URLs; and the model that a run began with, wherever it is now.
+"""Find models by folder, Hugging Face id or URL, and find a run's first model.
 
-The first weights are looked for under the root's model/, where run.json says, where they were when the run began, and
-in a policy of step 0; --model names another place. What is found counts only with the fingerprints of
-model/identity.json, so that no other model takes its place. Imports no torch. Raises ModelError, which names the
-places that were tried.
+The first weights are searched for under the root's model/, at the location in run.json, where they were when the run
+began, and in a policy of step 0; --model names another location. Except for that policy, a folder is used only if its
+fingerprints equal those of model/identity.json, so that no other model is taken. Imports no torch. Raises ModelError,
+which names the locations that were tried.
 """
 
 import logging
@@ -42,15 +42,16 @@ _SMALL_FILES = (*CONFIG_FILES, *TOKENIZER_FILES)
 
 
 def is_hub_id(source: str) -> bool:
-    """Whether a text can be a Hugging Face id; a folder of that name comes first."""
+    """Return whether a text can be a Hugging Face id and is no local folder."""
     return _HUB_ID.fullmatch(source) is not None and not Path(source).is_dir()
 
 
 @contextmanager
 def local_folder(source: str, *, revision: str | None = None, with_weights: bool = True) -> Iterator[Path]:
-    """A local folder with the model of a folder, a Hugging Face id or a URL; a copy of the last is gone at the end.
+    """Yield a local folder with a model, given by folder, Hugging Face id or URL.
 
-    revision: of a model from the Hub. with_weights: whether to download them.
+    A copy from a URL is deleted at the end. revision: of a model from the Hub. with_weights: whether to download the
+    weights. Raises ModelError if there is no such model.
     """
     patterns = (*_SMALL_FILES, *WEIGHT_FILES) if with_weights else _SMALL_FILES
     if is_url(source):
@@ -76,13 +77,13 @@ def _fetch(url: str, folder: Path, patterns: Sequence[str]) -> None:
 
 
 def _matches(path: PurePosixPath, pattern: str) -> bool:
-    """As Path.glob has it: a pattern says how deep a file lies."""
+    """Match as Path.glob does: path and pattern must have the same depth."""
     return path.match(pattern) and len(path.parts) == len(PurePosixPath(pattern).parts)
 
 
 def _snapshot(model_id: str, revision: str | None, with_weights: bool) -> Path:
-    """The Hub's files in its cache on this machine; pickled weights only where there are no others."""
-    from huggingface_hub import snapshot_download  # half a second, which folders need not wait for
+    """Download a model into the Hub's cache and return its folder; pickled weights only if there are no others."""
+    from huggingface_hub import snapshot_download  # takes half a second, not needed for folders
 
     try:
         folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=list(_SMALL_FILES)))
@@ -91,7 +92,7 @@ def _snapshot(model_id: str, revision: str | None, with_weights: bool) -> Path:
             if any(folder.glob(pattern)):
                 break
         return folder
-    except (OSError, ValueError) as error:  # what the Hub's client raises derives from one of them
+    except (OSError, ValueError) as error:  # all errors of the Hub's client derive from these
         raise ModelError(f"{_absent(model_id)}, nor such a model on the Hub ({in_a_line(error)}); {_ADVICE}") from error
 
 
@@ -100,16 +101,16 @@ def _absent(source: str) -> str:
 
 
 def identify_at(folder: Path, source: str) -> ModelIdentity:
-    """The identity of a model that `local_folder` found."""
+    """Return the identity of a model that `local_folder` found."""
     is_own = not is_url(source) and Path(source).expanduser().is_dir()
     revision = folder.name if folder.parent.name == "snapshots" and not is_own else None
     return identify(folder, source, at=str(folder.resolve()) if is_own else None, revision=revision)
 
 
 def remember_model(root: Root, given: str | None = None) -> None:
-    """Put model/ under a root that has none, if its model is found; and check `given`, another place of the same.
+    """Write model/ if the root has none and its model is found, and check `given`, another location of the model.
 
-    Raises ModelError for a `given` that is another model, or that can't be compared.
+    Raises ModelError if `given` is another model or can't be compared.
     """
     identity = read_identity(root)
     if identity is None:
@@ -131,12 +132,12 @@ def remember_model(root: Root, given: str | None = None) -> None:
 
 @contextmanager
 def first_model(root: Root, given: str | None = None) -> Iterator[Path]:
-    """A local folder with the first weights of a run, the same as they were when it began.
+    """Yield a local folder with the first weights of a run, unchanged since the run began.
 
-    given: a place of the same model, which is looked at alone.
+    given: the only location to search, instead of all. Raises ModelError if the weights are not found.
     """
     identity = read_identity(root)
-    if identity is None:  # a root of an older ludic, whose model was not found since
+    if identity is None:  # written by an older ludic, and its model was not found since then
         with local_folder(given or root.run.model) as folder:
             yield folder
         return
@@ -172,7 +173,7 @@ def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitSta
 def _places(
     root: Root, identity: ModelIdentity, given: str | None
 ) -> Mapping[str, Callable[[], AbstractContextManager[Path]]]:
-    """Where the first weights may be, each once, in the order in which they are looked for."""
+    """Return the locations of the first weights, without duplicates, in the order of the search."""
     if given is not None:
         return {given: partial(local_folder, given)}
     kept = (
@@ -185,7 +186,7 @@ def _places(
 
 
 def _version_of_step_0(root: Root) -> int | None:
-    """A stored policy that is the first model, with its own weights: what a trainer publishes before it trains."""
+    """Return the version of a policy with whole weights that was published before training; None if there is none."""
     for version in stored_versions(root):
         policy = read_policy(root, version)
         if policy and policy.step == 0 and not root.exists(f"{policy_folder(version)}/adapter_config.json"):
@@ -195,7 +196,7 @@ def _version_of_step_0(root: Root) -> int | None:
 
 @contextmanager
 def _folder_of(root: Root, name: str) -> Iterator[Path]:
-    """A folder of the root: itself where the root is local, else a copy."""
+    """Yield a local path of a folder of the root: the folder itself if the root is local, else a copy."""
     if root.is_local:
         yield Path(root.at(name))
         return
@@ -206,7 +207,7 @@ def _folder_of(root: Root, name: str) -> Iterator[Path]:
 
 @contextmanager
 def first_config(root: Root) -> Iterator[Path]:
-    """A local folder with the configuration of a run's first model; weights may be absent."""
+    """Yield a local folder with the configuration of a run's first model; weights may be absent."""
     identity = read_identity(root)
     if identity is None:
         with local_folder(root.run.model, with_weights=False) as folder:
@@ -218,7 +219,7 @@ def first_config(root: Root) -> Iterator[Path]:
 
 
 def first_tokenizer(root: Root) -> dict[str, bytes]:
-    """The tokenizer files of a run's first model, chat templates included, by name; none of a model without one."""
+    """Return the tokenizer files of a run's first model by name, with chat templates; empty if it has no tokenizer."""
     identity = read_identity(root)
     if identity is not None:
         return read_kept(root, identity.tokenizer)
@@ -231,7 +232,7 @@ def tokenizer_files(folder: Path) -> dict[str, bytes]:
 
 
 def write_files(files: Mapping[str, bytes], folder: Path) -> None:
-    """Write files that were read into a local folder, byte for byte."""
+    """Write files, given as bytes by name, into a local folder."""
     for name, data in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -239,7 +240,10 @@ def write_files(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 def same_model(root: Root, other: Root) -> str:
-    """How two runs' first models differ, in a sentence; empty for the same. Compares names where one keeps none."""
+    """Return how two runs' first models differ, in a sentence; empty if equal.
+
+    Compares the models' names if a root has no identity.json.
+    """
     mine, theirs = read_identity(root), read_identity(other)
     if mine is not None and theirs is not None:
         return theirs.differences(mine)
@@ -248,7 +252,7 @@ def same_model(root: Root, other: Root) -> str:
 
 
 def same_tokenizer(root: Root, other: Root) -> bool:
-    """Whether tokens of two runs mean the same. Compares names of models where a root keeps none."""
+    """Return whether two runs have the same tokenizer. Compares the models' names if a root has no identity.json."""
     mine, theirs = read_identity(root), read_identity(other)
     if mine is not None and theirs is not None:
         return mine.tokenizer == theirs.tokenizer

@@ -1,10 +1,11 @@
-"""Floating-point operations of a training step, and the part of a device's peak that they are.
+"""Floating-point operations of a training step, and peak FLOPs of devices.
 
-Model FLOPs of PaLM (Chowdhery et al. 2022, appendix B): 6 a token for each weight that multiplies it (2 forward, 2 for
-the gradient of its input, 2 for its own) and 12 x layers x heads x head size for each pair of tokens of a sequence
-(attention's two products). As in other published figures, what is computed twice counts once (activation checkpoints,
-the logits of the backward pass), and the masked half of causal attention counts. Because steps are packed, a sequence
-attends to its own length, and the head counts for the tokens that have logits. A reference's forward is left out.
+Model FLOPs of PaLM (Chowdhery et al. 2022, appendix B): 6 per token and weight that multiplies it (2 for the forward
+pass, 2 for the gradient of the input, 2 for the gradient of the weight), and 12 x layers x heads x head size per pair
+of tokens of a sequence (attention's two products). As in other published figures, recomputation (activation
+checkpoints, the logits of the backward pass) is not counted, and the masked half of causal attention is. In a packed
+step a sequence attends only to itself, and the head counts only for tokens that have logits. The forward pass of a
+reference is not counted.
 """
 
 # Shapes: S = sequences of a step, of all ranks.
@@ -17,11 +18,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-# Of which each token meets only some: config fields of mixtures of experts.
+# Config fields of mixtures of experts, where a token uses only some of the weights.
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 
-# Dense, without sparsity, by vendors' data sheets: TFLOPS in bfloat16 (summed in float32), and in float32 without TF32.
-# The first name that is a word of the device's name counts.
+# Dense TFLOPS from vendors' data sheets, without sparsity: bfloat16 (accumulated in float32), and float32 without TF32.
+# The first entry whose name occurs as whole words in the device's name is used.
 _PEAK_TFLOPS: tuple[tuple[str, float, float], ...] = (
     ("B200", 2250, 75),
     ("H200 NVL", 835, 60),
@@ -44,15 +45,18 @@ class ModelCost:
     """FLOPs of a model's forward and backward pass."""
 
     token: int
-    """For each token that goes in, without attention and head."""
+    """FLOPs per input token, without attention and head."""
     logit: int
-    """Of the head, for each token that has logits."""
+    """FLOPs of the head per token that has logits."""
     pair: int
-    """Of attention, for each pair of tokens of a sequence."""
+    """FLOPs of attention per pair of tokens of a sequence."""
 
 
 def model_cost(model: PreTrainedModel) -> ModelCost | None:
-    """From its weights, sharded or not, and its configuration; None for a mixture of experts."""
+    """Return a model's cost from its weights, sharded or not, and its configuration.
+
+    Returns None for a mixture of experts and for a model without a head.
+    """
     config = model.config.get_text_config(decoder=True)
     head = model.get_output_embeddings()
     if head is None or any(getattr(config, name, None) for name in _EXPERTS):
@@ -72,19 +76,20 @@ def model_cost(model: PreTrainedModel) -> ModelCost | None:
 
 
 def step_flops(cost: ModelCost, prompt_lengths: np.ndarray, response_lengths: np.ndarray) -> float:
-    """Of a step over sequences of these lengths, both (S,); one without a response is not trained on."""
-    lengths = np.where(response_lengths > 0, prompt_lengths + response_lengths - 1, 0)  # the last one predicts nothing
+    """Return the FLOPs of a step over sequences of these lengths, both (S,); empty responses are not trained on."""
+    # The last token of a sequence is never an input.
+    lengths = np.where(response_lengths > 0, prompt_lengths + response_lengths - 1, 0)
     num_pairs = np.square(lengths, dtype=np.float64).sum()
     return float(cost.token * lengths.sum() + cost.logit * response_lengths.sum() + cost.pair * num_pairs)
 
 
 def device_peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """FLOPs a second of one device, as `peak_flops` knows them; None for a CPU."""
+    """Return the peak FLOPs per second of a device, see `peak_flops`; None for a CPU."""
     return peak_flops(torch.cuda.get_device_name(device), dtype) if device.type == "cuda" else None
 
 
 def peak_flops(device_name: str, dtype: torch.dtype) -> float | None:
-    """FLOPs a second of a CUDA device; None for one that is not in the table, and for a slice of one (MIG)."""
+    """Return the peak FLOPs per second of a CUDA device; None for a MIG slice or a device that is not in the table."""
     if "MIG" in device_name.split():
         return None
     for name, bfloat16, float32 in _PEAK_TFLOPS:

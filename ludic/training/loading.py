@@ -1,4 +1,4 @@
-"""The model that a run trains, with its optimizer, and the reference that it is measured against. Collective."""
+"""Load the trained model with its optimizer, and the reference model. Collective."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -25,26 +25,26 @@ from ludic.training.reference import CachedReference, Reference, base_reference,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstModel:
-    """The model that a run began with, for all ranks."""
+    """The run's first model, for all ranks."""
 
     root: Root
     given: str | None = None
-    """Another place of it than run.json says."""
+    """Another location of the model than the one in run.json."""
 
     @contextmanager
     def weights(self) -> Iterator[str]:
-        """A folder that only rank 0 reads, with the first weights. Raises ModelError on every rank."""
+        """Yield a folder with the first weights, which only rank 0 reads. Raises ModelError on every rank."""
         with _on_main(partial(first_model, self.root, self.given)) as folder:
             yield folder
 
     @contextmanager
     def config(self) -> Iterator[str]:
-        """A folder that only rank 0 reads, with the configuration alone."""
+        """Yield a folder with the configuration, which only rank 0 reads."""
         with _on_main(partial(first_config, self.root)) as folder:
             yield folder
 
     def is_named(self, source: str) -> bool:
-        """Whether a folder, an id or a URL is this model's."""
+        """Return whether a folder, an id or a URL names this model."""
         names = (self.root.run.model, self.given)
         return source in names or any(_is_same_folder(source, name) for name in names if name is not None)
 
@@ -58,8 +58,11 @@ def _on_main(find: Callable[[], AbstractContextManager[Path]]) -> Iterator[str]:
 def load_trained(
     first: FirstModel, config: TrainConfig, mesh: DeviceMesh, *, with_weights: bool = True
 ) -> tuple[PreTrainedModel, Optimizer]:
-    """with_weights: without them a checkpoint's must be loaded next. Adapters always need those of their model."""
-    # What does not train need not be more exact than what it computes in.
+    """Load, shard and prepare the trained model, and build its optimizer.
+
+    with_weights: if false, the caller must load a checkpoint's weights next. With LoRA, weights are always loaded.
+    """
+    # Frozen weights need no more precision than the dtype that they are computed in.
     dtype = None if config.lora_rank is None else compute_dtype(config)
     with_weights = with_weights or config.lora_rank is not None
     with first.weights() if with_weights else first.config() as folder:
@@ -94,7 +97,11 @@ def _prepare(model: PreTrainedModel, source: str, seed: int, config: TrainConfig
 def load_reference(
     first: FirstModel, config: TrainConfig, mesh: DeviceMesh, model: PreTrainedModel
 ) -> Reference | None:
-    """model: the one that trains, which is the reference as well where adapters come off."""
+    """Load the reference; returns None if there is none in the settings.
+
+    model: the trained model; with its adapters off it can be the reference. Raises ConfigError if that model
+    is to be off-loaded.
+    """
     if config.reference is None:
         return None
     device, dtype = torch.device(mesh.device_type), compute_dtype(config)

@@ -1,9 +1,9 @@
-"""Logprobs and entropies of a model on packed tokens, in chunks of rows: no (A, V) tensor is ever made.
+"""Logprobs and entropies of a model on packed tokens, in chunks of rows, without an (A, V) tensor.
 
 A causal model's head turns hidden states into logits, which at a vocabulary of 150,000 are a hundred times as large.
-Here a chunk of them is made, reduced to a number a row, and dropped; the backward pass makes each chunk again. So peak
-memory grows with the chunk, not with the micro-batch (benchmarks/logprobs_memory.py). Pure tensor code. A model whose
-head does more than this module knows raises ModelError.
+Here a chunk of logits is computed, reduced to one number per row, and dropped; the backward pass computes each chunk
+again. So peak memory grows with the chunk, not with the micro-batch (benchmarks/logprobs_memory.py). Pure tensor code.
+Raises ModelError if a model's head is of a kind that this module does not support.
 """
 
 # Shapes: A = response tokens of a micro-batch, C = rows of a chunk, H = hidden size, V = vocabulary. Nats.
@@ -25,7 +25,7 @@ from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
 from ludic.training.packing import MicroBatch
 
 CHUNK_TOKENS = 1024
-"""Rows of logits at once: 0.6 GB of float32 at a vocabulary of 150,000, and enough for a GPU to be busy."""
+"""Rows of logits in memory at once: 0.6 GB of float32 at a vocabulary of 150,000, and enough to keep a GPU busy."""
 
 _METHOD = "ludic_token_logprobs"
 
@@ -37,28 +37,28 @@ def token_logprobs(
     chunk_tokens: int = CHUNK_TOKENS,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprob of each response token at its row's temperature, and entropy there: both (A,), at least float32.
+    """Return logprob and entropy at each response token, at its row's temperature: both (A,), at least float32.
 
-    Works on a plain model, and on a sharded one that went through `register_token_logprobs`. The entropy has a
-    gradient only if asked.
+    Works on a plain model, and on a sharded model after `register_token_logprobs`. entropy_gradient: whether the
+    entropy has a gradient.
     """
     run = getattr(model, _METHOD) if isinstance(model, FSDPModule) else partial(_token_logprobs, model)
     return run(batch, chunk_tokens, entropy_gradient)
 
 
 def register_token_logprobs(model: PreTrainedModel, *, float32_head: bool = False) -> None:
-    """Let FSDP2 gather the root's unit, to which the head belongs, for `token_logprobs` as it does for forward.
+    """Let FSDP2 gather the root unit, which has the head, for `token_logprobs` as for forward.
 
-    float32_head: make logits in float32, whatever the model computes in.
+    float32_head: compute logits in float32, whatever the model's dtype.
     """
     setattr(model, _METHOD, MethodType(partial(_token_logprobs, float32_head=float32_head), model))
     register_fsdp_forward_method(model, _METHOD)
 
 
 def check_head(model: PreTrainedModel, source: str) -> None:
-    """Raise ModelError unless this module's logits are the model's own, for one token.
+    """Raise ModelError unless this module's logits of one token equal the model's.
 
-    Some models scale their logits in a way of their own. Comparing finds all of them, where a list of names could not.
+    Some models scale their logits in their own way. A comparison finds all of them; a list of names could not.
     """
     head = model.get_output_embeddings()
     if type(head) is nn.Linear:
@@ -67,7 +67,7 @@ def check_head(model: PreTrainedModel, source: str) -> None:
             wanted = model(input_ids=token, use_cache=False).logits[0]
             hidden = model.get_decoder()(input_ids=token, use_cache=False).last_hidden_state[0]
             found = _capped(linear(hidden, head.weight, head.bias), _softcap(model))
-        # bfloat16 has 8 bits
+        # Tolerance: bfloat16 has 8 bits of precision.
         if (found - wanted).abs().max() <= 2**-7 * wanted.abs().max():
             return
     raise ModelError(
@@ -88,7 +88,7 @@ def _token_logprobs(
     output = model.get_decoder()(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
-        # Without a mask, transformers makes a dense one from where positions restart.
+        # Without a mask, transformers builds a dense mask from the restarts of positions.
         attention_mask=sequence_lengths(batch.position_ids) if is_ours else None,
         use_cache=False,
     )
@@ -108,7 +108,7 @@ def _token_logprobs(
 
 
 def _softcap(model: PreTrainedModel) -> float | None:
-    """Of Gemma 2 (arXiv 2408.00118, section 2) and some later ones."""
+    """Return final_logit_softcapping of Gemma 2 (arXiv 2408.00118, section 2) and some later models; None if absent."""
     return getattr(model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
 
 
@@ -123,11 +123,11 @@ def linear_logprobs(
     chunk_tokens: int = CHUNK_TOKENS,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs of targets and entropies under softmax(logits / temperature), logits = hidden weight^T + bias.
+    """Return logprobs of targets, and entropies, under softmax(logits / temperature), logits = hidden weight^T + bias.
 
     hidden: (A, H) and weight: (V, H), of one float dtype; bias: (V,) or None. targets: (A,) int64. temperatures: (A,)
-    above 0. softcap: a bound c that logits approach, as c tanh(logits / c). Both results are (A,), float32 or float64.
-    Logits are made in the dtype of hidden, and all that follows in that of the results.
+    above 0. softcap: bound c of the logits, as c tanh(logits / c). Both results are (A,), float32 or float64.
+    Logits are computed in the dtype of hidden, and everything after them in the dtype of the results.
     """
     return _LinearLogprobs.apply(
         hidden, weight, bias, targets, temperatures, softcap, max(1, chunk_tokens), entropy_gradient
@@ -135,10 +135,10 @@ def linear_logprobs(
 
 
 class _LinearLogprobs(torch.autograd.Function):
-    """Keeps hidden states and a normalizer a row for the backward pass, which makes the logits again.
+    """Keeps hidden states and one normalizer per row for the backward pass, which computes the logits again.
 
-    A function of its own, since checkpointing each chunk would add up the head's gradient in its own dtype, which in
-    bfloat16 loses what each further chunk adds.
+    Activation checkpointing of each chunk would sum the head's gradient in the head's dtype; in bfloat16, the
+    contributions of later chunks would be lost. So this is a separate autograd function.
     """
 
     @staticmethod
@@ -201,7 +201,7 @@ def _chunks(num_rows: int, chunk_tokens: int) -> Iterator[slice]:
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float | None) -> Tensor:
-    """(C, V), at least float32; a tensor of its own."""
+    """Return (C, V) logits, at least float32, as a new tensor."""
     logits = linear(hidden, weight, bias)
     return _capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), softcap)
 
@@ -217,7 +217,7 @@ def _grad_scaled(
     grad_logprobs: Tensor,
     grad_entropies: Tensor | None,
 ) -> Tensor:
-    """(C, V): the gradient by the logits that the softmax is taken of. log_probabilities, (C, V), is overwritten.
+    """Return (C, V): gradient with respect to the scaled logits. Overwrites log_probabilities, (C, V).
 
     With p the softmax and H its entropy: d log p_t / d s_i = [i = t] - p_i, and d H / d s_i = -p_i (log p_i + H).
     """

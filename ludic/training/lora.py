@@ -1,9 +1,9 @@
-"""LoRA through peft: adapters on linear layers, which train while the model's own weights stay as they are.
+"""LoRA through peft: train adapters on linear layers while the model's own weights are frozen.
 
 An adapted layer computes W x + (alpha / rank) B A x, with A random and B zero at first (Hu et al. 2021, arXiv
-2106.09685, section 4.1). Adapters are put in before a model is sharded. Writes and reads peft's folders:
-adapter_config.json and adapter_model.safetensors. Layers that can't be adapted, and folders that don't fit, raise
-ModelError.
+2106.09685, section 4.1). Add adapters before sharding the model. Reads and writes peft's folders:
+adapter_config.json and adapter_model.safetensors. Raises ModelError if a layer can't be adapted or a folder does not
+fit.
 """
 
 import re
@@ -27,18 +27,18 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 _ADAPTER = "default"
 _PREFIX = "base_model.model."
-"""Of names in peft's files, where the model is wrapped twice."""
+"""Prefix of weight names in peft's files, where the model is wrapped twice."""
 
 
 def add_adapters(
     model: PreTrainedModel, *, source: str, rank: int, alpha: int, targets: Sequence[str] = (), seed: int = 0
 ) -> None:
-    """Freeze a model that is not sharded yet, and adapt its layers in place; its outputs stay the same for now.
+    """Freeze an unsharded model and add adapters to its layers in place; its outputs do not change yet.
 
-    Adapters are float32, whatever the model is in. source: the model's folder or id, which adapter_config.json names as
-    the base. targets: names of linear layers, or the ends of their names, such as q_proj; none: all but the head. The
-    same seed makes the same adapters. Raises ModelError for a name that no layer has, and for a layer that can't be
-    adapted, as embeddings and the head.
+    Adapters are float32, whatever the model's dtype. source: the model's folder or id, named as the base in
+    adapter_config.json. targets: names of linear layers, or the ends of their names, such as q_proj; if empty, all but
+    the head. The same seed makes the same adapters. Raises ModelError if no layer has a name, or if a layer can't be
+    adapted, such as the embeddings and the head.
     """
     _check_targets(model, targets, source)
     config = LoraConfig(
@@ -66,18 +66,18 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 
 def is_adapter_weight(name: str) -> bool:
-    """Whether a parameter, by its name in the model, is one of an adapter's."""
+    """Return whether a parameter belongs to an adapter, judged by its name in the model."""
     return f".{_ADAPTER}." in name and ".lora_" in name
 
 
 def base_weights(state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The model's own weights under their own names, without those of adapters."""
+    """Return the model's own weights, without adapters, under the names that they have without adapters."""
     own = {name: tensor for name, tensor in state_dict.items() if not is_adapter_weight(name)}
     return {name.replace(".base_layer.", "."): tensor for name, tensor in own.items()}
 
 
 def merged_weights(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """W + (alpha / rank) B A in place of each adapted W, under the names of the model without adapters.
+    """Return the weights with W + (alpha / rank) B A for each adapted W, under the names without adapters.
 
     state_dict: whole tensors of all weights, by their names in the model.
     """
@@ -92,8 +92,8 @@ def merged_weights(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> 
 
 @contextmanager
 def adapters_off(model: PreTrainedModel) -> Iterator[None]:
-    """Let the model compute what it did without adapters."""
-    # By a factor of 0: peft's own switch also turns gradients off, which FSDP2 would have to see twice a step.
+    """Disable the adapters inside the block."""
+    # Scale 0 instead of peft's own switch, which also turns gradients off; FSDP2 would see that twice a step.
     layers = _adapted_layers(model).values()
     for layer in layers:
         layer.set_scale(_ADAPTER, 0)
@@ -105,9 +105,9 @@ def adapters_off(model: PreTrainedModel) -> Iterator[None]:
 
 
 def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: str | Path) -> None:
-    """Write what `peft.PeftModel.from_pretrained(base, folder)` loads.
+    """Write the adapter as a folder that `peft.PeftModel.from_pretrained(base, folder)` loads.
 
-    weights: the adapters' whole tensors by their names in the model.
+    weights: whole tensors of the adapters, by their names in the model.
     """
     model.peft_config[_ADAPTER].save_pretrained(str(folder))
     tensors = {_name_in_file(name): tensor.contiguous() for name, tensor in weights.items()}
@@ -115,9 +115,9 @@ def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: 
 
 
 def load_adapter(model: PreTrainedModel, folder: str | Path, where: str) -> dict[str, Tensor]:
-    """The adapters' tensors that `save_adapter` wrote, by their names in the model.
+    """Return the adapter tensors that `save_adapter` wrote, by their names in the model.
 
-    Raises ModelError, naming `where`, for a file that can't be read, and for adapters of another scale.
+    Raises ModelError, which names `where`, if a file can't be read or the adapters have another scale.
     """
     wanted = model.peft_config[_ADAPTER]
     try:
@@ -137,7 +137,7 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str], source: str) 
     names = dict(model.named_modules())
     ends = (model.get_input_embeddings(), model.get_output_embeddings())
     for target in targets:
-        # Lists of names are compared so by peft as well.
+        # peft compares lists of names in the same way.
         found = [module for name, module in names.items() if f".{name}".endswith(f".{target}")]
         if not found:
             raise ModelError(f"{source}: lora_targets has {target!r}, but no layer's name ends so")

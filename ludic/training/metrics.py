@@ -1,4 +1,4 @@
-"""What a step's plan says about its data, in the words of schemas/metrics.v1.json. Pure."""
+"""Metrics of a step's data, computed from its plan and named as in schemas/metrics.v1.json. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,9 +12,9 @@ from ludic.training.plans import Plan
 
 
 def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:
-    """Numbers of the training step joined with those of its rollouts, used and dropped."""
+    """Return the metrics of a training step together with those of its used and dropped rollouts."""
     used = plan.rows.filter(plan.rows.column("used"))
-    # Versions of another run are no measure of how old its rollouts are.
+    # Policy versions of another run can't be compared with this run's.
     own = used.filter(pc.is_null(used.column("root")))
     dropped = plan.rows.filter(pc.invert(plan.rows.column("used")))
     return {
@@ -37,7 +37,7 @@ def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, n
 
 
 def trained_lengths(plan: Plan, max_seq_len: int | None) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of the prompts and of the responses that a step trains on, on all ranks; a response may be cut to 0."""
+    """Return prompt and response lengths, in tokens, of a step's used rollouts; max_seq_len may cut a response to 0."""
     used = plan.rows.filter(plan.rows.column("used"))
     prompts, responses = (used.column(name).to_numpy() for name in ("prompt_length", "response_length"))
     if max_seq_len is not None:

@@ -1,9 +1,9 @@
 """Hugging Face causal language models: load, shard with FSDP2, run on packed tokens, save.
 
-Reads and writes local folders in Hugging Face form. A model that is missing, incomplete or of
-another shape raises ModelError naming the folder and what is wrong with it.
+Reads and writes local folders in Hugging Face form. Raises ModelError, which names the folder and the problem, if a
+model is missing, incomplete or of another shape.
 
-Models stay in eval mode, so that no dropout comes between the trainer's logprobs and the sampler's.
+Models stay in eval mode, so that dropout does not change the trainer's logprobs against the sampler's.
 """
 
 import json
@@ -39,13 +39,13 @@ _PT_NAMES = ("pytorch_model.pt", "pytorch_model.pt.index.json")
 
 
 def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool = False) -> PreTrainedModel:
-    """Load a causal language model into the CPU's memory, in eval mode, with attention that keeps sequences apart.
+    """Load a causal language model into CPU memory, in eval mode, with attention that keeps packed sequences apart.
 
     source: a folder or URL with weights in model.safetensors, pytorch_model.bin or pytorch_model.pt, whole or in
-    shards with an index, or a Hugging Face id. Nothing is unpickled but tensors.
-    Raises ModelError when it can't be read, when a weight is missing or has another shape than config.json says,
-    when a layer carries state across packed sequences, or when the head is of an unknown kind; if strict, also when
-    there is a weight that the model has no use for.
+    shards with an index, or a Hugging Face id. Only tensors are unpickled.
+    Raises ModelError if it can't be read, if a weight is missing or has another shape than config.json says,
+    if a layer carries state across packed sequences or caps its attention scores, or if the kind of head is unknown.
+    If strict, also raises ModelError if there is a weight that the model does not use.
     """
     try:
         with _without_progress_bars(), local_folder(source) as found, _known_names(found) as folder:
@@ -56,12 +56,12 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
                 output_loading_info=True,
                 device_map=None,
                 weights_only=True,
-                trust_remote_code=False,  # None, the default, asks on the terminal
-                ignore_mismatched_sizes=True,  # they are named below
+                trust_remote_code=False,  # the default None asks in the terminal
+                ignore_mismatched_sizes=True,  # refused below, with their names
             )
     except LudicError:
         raise
-    except Exception as error:  # what a broken file raises depends on who parses it: OSError, SafetensorError, ...
+    except Exception as error:  # the type depends on the parser of the broken file: OSError, SafetensorError, ...
         raise ModelError(f"{source}: not a model that transformers can load: {error}") from error
     _check_loaded(source, report, strict=strict)
     if model._is_stateful:
@@ -80,7 +80,7 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
 
 
 def _check_loaded(source: str, report: Mapping[str, Any], *, strict: bool) -> None:
-    """Name what did not fit; `report` is what from_pretrained says with output_loading_info."""
+    """Raise ModelError for weights that do not fit. report: from from_pretrained with output_loading_info."""
     if report["mismatched_keys"]:
         shapes = {
             f"{name} {tuple(found)}, the model's is {tuple(wanted)}"
@@ -97,7 +97,7 @@ def _check_loaded(source: str, report: Mapping[str, Any], *, strict: bool) -> No
 
 @contextmanager
 def _known_names(folder: Path) -> Iterator[str]:
-    """A folder where the weights are called as transformers wants them; it knows .bin, and not .pt."""
+    """Yield a folder with file names that transformers knows: links to .pt files are named .bin."""
     renamed = {name: name.replace(".pt", ".bin", 1) for name in _PT_NAMES if (folder / name).is_file()}
     if not renamed or any((folder / name).is_file() for name in _WEIGHT_NAMES):
         yield str(folder)
@@ -117,13 +117,13 @@ def load_sharded(
     with_weights: bool = True,
     **options: Any,
 ) -> PreTrainedModel:
-    """`load_model`, `prepare` and `shard` for a model that may not fit into a rank; every rank must call it.
+    """`load_model`, `prepare` and `shard` for a model that may not fit into one rank; every rank must call it.
 
-    Only rank 0 reads the source. The whole model is in its CPU's memory alone, and it sends each rank its shards, a
-    tensor at a time; a rank's device never holds more than its shards and one layer. dtype: of the shards. prepare:
-    changes the whole model in place, alike on every rank, such as by adding adapters. with_weights: without them the
-    source needs no more than config.json, and all weights are whatever their memory held, to be loaded next. options:
-    those of `shard`. Raises what `load_model` and `prepare` do, on every rank.
+    Only rank 0 reads the source. Only its CPU memory holds the whole model; it sends each rank its shards, one tensor
+    at a time. A rank's device never holds more than its shards and one layer. dtype: of the shards. prepare:
+    changes the whole model in place, in the same way on every rank, for example adds adapters. with_weights: if false,
+    the source needs only config.json, and the weights are uninitialised until the caller loads them. options:
+    those of `shard`. Raises the errors of `load_model` and `prepare` on every rank.
     """
     loaded: list[PreTrainedModel] = []
 
@@ -140,7 +140,7 @@ def load_sharded(
     else:
         model = _without_weights(_parse_config(config), dtype)
         prepare(model)
-    # Sharding replaces the parameters; these are the whole ones.
+    # Sharding replaces the parameters, so keep the whole tensors.
     weights = dict(model.state_dict()) if is_main() and with_weights else {}
     shard(model, mesh, **options)
     for name, tensor in model.state_dict().items() if with_weights else ():
@@ -149,12 +149,12 @@ def load_sharded(
 
 
 def _configured(folder: str, dtype: torch.dtype) -> PreTrainedModel:
-    """The model of a folder's config.json and generation_config.json, without weights."""
+    """Return the model of a folder's config.json and generation_config.json, with uninitialised weights."""
     try:
         model = _without_weights(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype)
         if Path(folder, "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
-    except Exception as error:  # as for a model, it depends on what is broken
+    except Exception as error:  # the type depends on the parser, as in load_model
         raise ModelError(f"{folder}: not a configuration that transformers can use: {in_a_line(error)}") from error
     return model
 
@@ -165,7 +165,7 @@ def _parse_config(data: bytes) -> PreTrainedConfig:
 
 
 def _without_weights(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    """A model with whatever its parameters' memory held: untouched, it takes none."""
+    """Return a model with uninitialised parameters; memory that is never touched is not allocated."""
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=PACKED_ATTENTION)
     model.tie_weights()
@@ -182,14 +182,14 @@ def shard(
     offload: bool = False,
     float32_head: bool = False,
 ) -> None:
-    """Shard the parameters over the mesh in place, one FSDP2 unit a decoder layer and one for the rest.
+    """Shard the parameters over the mesh in place: one FSDP2 unit per decoder layer and one for the rest.
 
-    compute_dtype: of parameters and activations in forward and backward; gradients are reduced
-    in float32 and the optimizer keeps the parameters' own dtype. None computes in the latter.
-    activation_checkpointing: keep a layer's input only, and compute the rest again in the backward pass.
-    compile_layers: run each layer through torch.compile, save for its attention.
-    offload: keep the shards in the CPU's memory, and bring one unit at a time to the mesh's device.
-    float32_head: make the logits of `token_logprobs` in float32, whatever the compute_dtype.
+    compute_dtype: dtype of parameters and activations in forward and backward; None computes in the parameters' dtype.
+    Gradients are reduced in float32, and the optimizer keeps the parameters' dtype.
+    activation_checkpointing: keep only a layer's input, and recompute the rest in the backward pass.
+    compile_layers: run each layer, except its attention, through torch.compile.
+    offload: keep the shards in CPU memory, and move one unit at a time to the mesh's device.
+    float32_head: compute the logits of `token_logprobs` in float32, whatever the compute_dtype.
     """
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:
@@ -199,26 +199,26 @@ def shard(
     if compile_layers:
         keep_uncompiled()
     for layer in decoder_layers(model):
-        # Both inside of FSDP's hooks, and under the names that the parameters have. Every micro-batch has a length of
-        # its own, so that shapes are dynamic from the start.
+        # Wrapping forward keeps both inside FSDP's hooks and leaves the parameters' names as they are. Shapes are
+        # dynamic from the start, since every micro-batch has another length.
         if compile_layers:
             layer.forward = torch.compile(layer.forward, dynamic=True)
         if activation_checkpointing:
-            # For eval mode too, where Hugging Face's own switch does nothing.
+            # Hugging Face's own switch does nothing in eval mode.
             layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         make_unit(layer)
-    # Tied embeddings live in the root's unit together, so FSDP2 shards them as one parameter.
+    # Tied embeddings are in the root unit together, so FSDP2 shards them as one parameter.
     make_unit(model)
     register_token_logprobs(model, float32_head=float32_head)
 
 
 def compute_dtype(config: TrainConfig) -> torch.dtype | None:
-    """What `shard` and `save_weights` are told; None leaves the float32 of the weights."""
+    """Return the dtype for `shard` and `save_weights`; None keeps the weights' float32."""
     return torch.bfloat16 if config.dtype == "bfloat16" else None
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
-    """The model's stack of layers: the first ModuleList that is as long as its config says."""
+    """Return the decoder layers: the first ModuleList whose length is the config's num_hidden_layers."""
     wanted = model.config.get_text_config(decoder=True).num_hidden_layers
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == wanted:
@@ -230,10 +230,10 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 
 
 def full_state_dict(model: PreTrainedModel, *, adapters_only: bool = False) -> dict[str, Tensor]:
-    """Whole tensors on the CPU of rank 0, and nothing elsewhere; every rank must call it.
+    """Return whole tensors on the CPU of rank 0, and nothing on other ranks; every rank must call it.
 
-    Of tied weights only the one that Hugging Face saves is kept. adapters_only: leave out what does not train, which
-    is then not gathered either.
+    Of tied weights, only the tensor that Hugging Face saves is kept. adapters_only: return only adapters, and do not
+    gather frozen weights.
     """
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapters_only)
     state = get_model_state_dict(model, options=options)
@@ -252,9 +252,9 @@ def save_weights(
 ) -> None:
     """Write config.json, generation_config.json and safetensors; on rank 0 only.
 
-    state_dict: as from `full_state_dict`; of a model with adapters they are merged, and adapters alone become peft's
-    files. dtype: of floating-point weights in the files; None keeps theirs, as adapters always do.
-    max_shard_size: of a file, such as 500MB; what is larger becomes shards with an index.
+    state_dict: from `full_state_dict`. Adapters in it are merged into the weights; if it has only adapters, peft's
+    files are written. dtype: of floating-point weights in the files; None keeps their dtype, as adapters always do.
+    max_shard_size: maximum size of a file, such as 500MB; larger weights are split into shards with an index.
     """
     if state_dict and all(map(is_adapter_weight, state_dict)):
         model.config.save_pretrained(folder)
@@ -271,16 +271,16 @@ def save_weights(
 
 
 def copy_tokenizer(source: str, folder: str | Path) -> None:
-    """Copy a model's tokenizer and chat template, byte for byte; a model without one leaves nothing.
+    """Copy a model's tokenizer and chat template byte for byte; copies nothing if the model has none.
 
-    Raises ModelError where there is neither such a folder nor such a model on the Hub.
+    Raises ModelError if there is neither such a folder nor such a model on the Hub.
     """
     with local_folder(source, with_weights=False) as origin:
         write_files(tokenizer_files(origin), Path(folder))
 
 
 def _set_config_dtype(path: Path, dtype: torch.dtype) -> None:
-    """save_pretrained writes the dtype of the model in memory; engines read that of the files."""
+    """Write the dtype of the saved weights to config.json: save_pretrained writes the dtype of the model in memory."""
     config = json.loads(path.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
     path.write_text(json.dumps(config, indent=2) + "\n")
@@ -288,7 +288,7 @@ def _set_config_dtype(path: Path, dtype: torch.dtype) -> None:
 
 @contextmanager
 def _without_progress_bars() -> Iterator[None]:
-    """A trainer saves at every version; a bar each time would bury its own lines."""
+    """Hide transformers' progress bars, which a trainer would show at every published version."""
     logging = transformers.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
@@ -300,6 +300,6 @@ def _without_progress_bars() -> Iterator[None]:
 
 
 def _some(names: set[str]) -> str:
-    """The first names of a set, and how many more there are."""
+    """Return the first three names of a set, and the number of further names."""
     first, more = sorted(names)[:3], len(names) - 3
     return ", ".join(first) + (f" and {more} more" if more > 0 else "")

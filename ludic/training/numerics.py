@@ -1,7 +1,7 @@
-"""What the last bits of weights depend on besides settings and batches: threads, versions, processors.
+"""Numerics of an attempt: threads, versions and processors, which change the last bits of weights.
 
-Reads attempts/. Each attempt records its numerics. A resume computes with the threads of the attempt that wrote its
-checkpoint, a replay with those of the run that it repeats; a warning names whatever else differs.
+Reads attempts/. Each attempt records its numerics. A resume uses the number of threads of the attempt that wrote its
+checkpoint, a replay that of the run that it repeats. A warning names all other differences.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from ludic.training.replay import attempts_to_replay
 
 logger = logging.getLogger(__name__)
 
-# Each was seen to change weights on a CPU, or is documented to choose another kernel.
+# Each variable was seen to change weights on a CPU, or is documented to choose another kernel.
 _VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA"),
     *("CUBLAS_WORKSPACE_CONFIG", "NVIDIA_TF32_OVERRIDE", "NCCL_ALGO", "NCCL_PROTO"),
@@ -37,9 +37,9 @@ _MOST_THREADS = 1024
 
 
 def agree_on_numerics(root: Root, config: TrainConfig, resumed: CheckpointInfo | None) -> dict[str, Any]:
-    """Set the threads of every rank, warn of what differs from the attempts before, and return what is so here.
+    """Set each rank's threads, warn of differences to earlier attempts, and return this attempt's numerics.
 
-    Collective; before anything is computed.
+    Collective; call it before anything is computed.
     """
     earlier = json.loads(run_on_main(lambda: json.dumps(_earlier_numerics(root, config, resumed)).encode()))
     _set_threads(config, earlier)
@@ -51,7 +51,7 @@ def agree_on_numerics(root: Root, config: TrainConfig, resumed: CheckpointInfo |
 
 
 def gather_numerics(config: TrainConfig) -> dict[str, Any]:
-    """The numerics of all ranks, as JSON: num_threads of each rank, other values once where they are equal."""
+    """Return the numerics of all ranks as JSON values: num_threads per rank, other values once if all are equal."""
     mine = json.dumps(_numerics_of_rank(config)).encode()
     ranks = [json.loads(broadcast_bytes(mine, source=source)) for source in range(num_ranks())]
     gathered = {name: [values[name] for values in ranks] for name in ranks[0]}
@@ -60,7 +60,7 @@ def gather_numerics(config: TrainConfig) -> dict[str, Any]:
 
 
 def warn_of_differences(name: str, here: Mapping[str, Any], there: Mapping[str, Any] | None) -> None:
-    """One line that names each item that differs from those of an attempt. there: None where nothing was recorded."""
+    """Log one line that names each difference to another attempt. there: None if that attempt recorded nothing."""
     if there is None:
         found = "its threads, versions and processor are unknown, since an older ludic wrote it"
     else:
@@ -73,7 +73,7 @@ def warn_of_differences(name: str, here: Mapping[str, Any], there: Mapping[str, 
 def _earlier_numerics(
     root: Root, config: TrainConfig, resumed: CheckpointInfo | None
 ) -> dict[str, Mapping[str, Any] | None]:
-    """By the name of an attempt, the newest first."""
+    """Return the numerics of attempts to compare with, by name, newest first."""
     url, attempts = root.url, []
     if config.replay_batches is not None:
         url, attempts = config.replay_batches, list(attempts_to_replay(config.replay_batches))
@@ -94,7 +94,7 @@ def _set_threads(config: TrainConfig, earlier: Mapping[str, Mapping[str, Any] | 
 
 
 def recorded_threads(there: Mapping[str, Any], rank: int) -> int | None:
-    """CPU threads of a rank; None where nothing usable is recorded: the file may be anybody's."""
+    """Return a rank's recorded CPU threads; None if they are not usable, since any program may have written them."""
     recorded = there.get("num_threads")
     if not isinstance(recorded, list) or not recorded:
         return None
@@ -124,14 +124,14 @@ def _numerics_of_rank(config: TrainConfig) -> dict[str, Any]:
 
 
 def _ludic_version() -> str | None:
-    """None where it runs from a folder of sources that is not installed."""
+    """Return the version of ludic; None if it runs from a source folder that is not installed."""
     with contextlib.suppress(PackageNotFoundError):
         return version("ludic")
     return None
 
 
 def _cpu_model() -> str:
-    """As Linux names it, else what the platform says."""
+    """Return the CPU's name from /proc/cpuinfo on Linux, else from the platform module."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

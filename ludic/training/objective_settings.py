@@ -1,4 +1,4 @@
-"""Table of the settings that each objective reads; a setting that it would ignore is refused. Imports no torch.
+"""Table of the settings that each objective reads; settings that it would ignore are refused. Imports no torch.
 
 Raises ConfigError, which names the setting and what to do.
 """
@@ -16,7 +16,7 @@ Objective = Literal[
 PAIRED: tuple[Objective, ...] = ("dpo", "ipo", "orpo")
 """Objectives that compare the two sides of a pair."""
 _OFF_POLICY: tuple[Objective, ...] = ("reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo")
-"""Objectives of advantages and importance ratios."""
+"""Objectives that use advantages and importance ratios."""
 
 READ_BY: Mapping[str, tuple[Objective, ...]] = {
     "clip_low": ("ppo_clip", "cispo", "gspo", "gmpo"),
@@ -39,7 +39,7 @@ READ_BY: Mapping[str, tuple[Objective, ...]] = {
     "dpo_beta": ("dpo", "ipo"),
     "orpo_weight": ("orpo",),
 }
-"""Settings that only some objectives read; all objectives read the others."""
+"""Settings that only some objectives read; settings that are not listed are read by all."""
 BOUNDS: Mapping[Objective, tuple[str, ...]] = {
     "reinforce": ("truncate_ratio", "mask_ratio"),
     "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
@@ -51,11 +51,14 @@ BOUNDS: Mapping[Objective, tuple[str, ...]] = {
 _WANT_A_BOUND: tuple[Objective, ...] = ("ppo_clip", "cispo", "gspo", "gmpo")
 _WANT_A_REFERENCE: tuple[Objective, ...] = ("dpo", "ipo")
 _OF_KL = ("kl_estimator", "kl_in")
-"""Settings that say how kl_weight is used."""
+"""Settings that are used only with kl_weight."""
 
 
 def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """settings, defaults: those of TrainConfig by name. A setting that has its default was not given."""
+    """Raise ConfigError for settings that the objective ignores, lacks or can't use.
+
+    settings, defaults: TrainConfig's values and defaults by name. A setting equal to its default counts as not given.
+    """
     given = [name for name in settings if name in defaults and settings[name] != defaults[name]]
     for name in given:
         if name in _ignored(settings):
@@ -67,7 +70,7 @@ def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def without_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an earlier trainer without those that its objective ignored; once they were accepted."""
+    """Return an earlier trainer's settings without those that its objective ignored; older versions accepted these."""
     if "objective" not in settings:
         return dict(settings)
     return {name: value for name, value in settings.items() if name not in _ignored(settings)}

@@ -1,8 +1,8 @@
-"""Offline plans: the rollouts that one or several roots hold now, in epochs, through the planner that is online's too.
+"""Offline plans: epochs over the rollouts that one or several roots hold now, through the planner of online training.
 
-Reads the scalars of all sources once, at the start, and with them the token columns that the advantage SQL mentions;
-what arrives later is for the next start. The position is not kept apart: it follows from the ledger since the step
-that the pass began with, which the checkpoint's cursor holds as "offline".
+Reads the scalars of all sources once, at the start, and token columns that the advantage SQL mentions. Rollouts that
+arrive later are used after the next start. The position is not stored: it follows from the ledger since the first step
+of the pass, which the checkpoint's cursor holds as "offline".
 """
 
 import logging
@@ -30,24 +30,24 @@ from ludic.training.plans import Plan
 logger = logging.getLogger(__name__)
 
 _KEY = "offline"
-"""Of the pass, in a cursor."""
+"""Key of the pass in a cursor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredRollouts:
-    """What roots hold."""
+    """Rollouts of one or several roots, read into memory."""
 
     sources: tuple[str, ...]
     extra_columns: Mapping[str, str]
     rows: pa.Table
-    """Scalars with ADDED and root, whole groups; a group that several roots hold is that of the first."""
+    """Scalars with the columns ADDED and root, in whole groups. A group in several roots is taken from the first."""
     num_unreadable_files: int
 
     @classmethod
     def read(cls, sources: Sequence[Root], rules: BatchRules, *, own: Root | None = None) -> Self:
-        """own: the root that is trained, whose rows have no URL in `root`.
+        """Read all sources. own: the root that is trained; its rows have NULL in column `root`.
 
-        Raises ConfigError where there are no rollouts, or where two runs have a column of one name and two types.
+        Raises ConfigError if there are no rollouts, or if two runs have columns of the same name and different types.
         """
         extra_columns = _join_extra_columns(sources)
         schema = rollouts_schema(extra_columns)
@@ -77,7 +77,7 @@ class StoredRollouts:
     def planner(
         self, rules: BatchRules, *, num_uses: Mapping[str, int] | None = None, without: Collection[str] = ()
     ) -> Planner:
-        """One that has the rows of all groups, save of some."""
+        """Return a planner with the rows of all groups except those in `without`."""
         planner = Planner(rules, self.extra_columns)
         planner.recall_uses(num_uses or {})
         left_out = pc.is_in(self.rows["group_id"], pa.array(without, pa.string()))
@@ -87,7 +87,7 @@ class StoredRollouts:
     def plan(
         self, planner: Planner, step: int, *, attempt_id: int, trainer_version: int, cursor: Mapping[str, Any]
     ) -> Plan | None:
-        """The next plan of one of these planners, with fewer groups than a batch at the end; None behind it."""
+        """Return a planner's next plan; the last one may have fewer groups than a batch. None after the last."""
         rows = planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version, at_least=1)
         if rows is None:
             return None
@@ -100,12 +100,12 @@ class StoredRollouts:
         )
 
     def _with_root(self, ledger: pa.Table) -> pa.Table:
-        """The ledger rows, with the root that each lies in."""
+        """Return the ledger rows with column `root` filled in."""
         places = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
         return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(places))
 
     def count_groups(self, rules: BatchRules) -> int:
-        """Groups that can be trained on. Raises ConfigError when there is none."""
+        """Return the number of groups that can be trained on. Raises ConfigError if there is none."""
         shortage = self.planner(rules).shortage(1, 0)
         if shortage.ready_groups == 0:
             where = "" if rules.where is None else f" where {rules.where}"
@@ -114,7 +114,7 @@ class StoredRollouts:
 
 
 class OfflinePlans:
-    """StoredPlans over epochs of stored rollouts. An epoch's last groups share a batch with the next one's first."""
+    """StoredPlans over epochs of stored rollouts. The last groups of an epoch share a batch with the next epoch's."""
 
     def __init__(self, root: Root, config: TrainConfig) -> None:
         sources = [Root.open(url) for url in config.sources] or [root]
@@ -150,7 +150,7 @@ class OfflinePlans:
         )
 
     def _first_step(self, resumed: CheckpointInfo | None) -> int:
-        """That of the pass which a checkpoint was in, if it was over the same choice; else the next one."""
+        """Return the first step of the checkpoint's pass if sources and where are the same, else the next step."""
         if resumed is None:
             return 1
         begun = dict(resumed.cursor.get(_KEY, {}))
@@ -168,7 +168,7 @@ def _join_extra_columns(sources: Sequence[Root]) -> dict[str, str]:
 
 
 def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """What a reader delivered, with nulls for columns that its run does not have."""
+    """Return a reader's rows with nulls for columns that its run does not have."""
     columns = {
         field.name: rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
         for field in (*schema, *ADDED)
@@ -177,7 +177,7 @@ def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _new_groups(rows: pa.Table, url: str | None, before: Sequence[pa.Table]) -> pa.Table:
-    """The rows of groups that no table before has, arrived after those, with the root that they lie in."""
+    """Return rows of groups that no earlier table has, with later arrival numbers and the root that holds them."""
     for table in before:
         rows = rows.filter(pc.invert(pc.is_in(rows["group_id"], table["group_id"].combine_chunks())))
     num_arrivals = sum(pc.max(table["arrival"]).as_py() + 1 for table in before[-1:] if table.num_rows)

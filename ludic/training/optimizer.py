@@ -1,4 +1,4 @@
-"""AdamW and the learning rate, which is a pure function of the step: nothing of it is stored."""
+"""AdamW and its learning rate, which is a pure function of the step and is not stored."""
 
 import math
 
@@ -9,24 +9,24 @@ from ludic.training.config import TrainConfig
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
-    """AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); norms and biases, the 1-D parameters, do not decay.
+    """Return AdamW (Loshchilov & Hutter 2019, arXiv 1711.05101); 1-D parameters (norms, biases) do not decay.
 
-    The learning rate is set at each step by `train_step`.
+    `train_step` sets the learning rate at each step.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
-    # Adapters have matrices only, and a group of nothing can't be checkpointed.
+    # Adapters have only matrices, and an empty group can't be checkpointed.
     groups = [group for group in groups if group["params"]]
     return AdamW(groups, lr=config.learning_rate, betas=config.betas)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Learning rate of a gradient step; steps count from 1 to num_steps.
+    """Return the learning rate of a gradient step; steps count from 1 to num_steps.
 
-    Rises linearly to config.learning_rate at step warmup_steps, then stays, or falls towards 0,
+    It rises linearly to config.learning_rate at step warmup_steps. Then it stays constant or falls towards 0,
     which it would reach one step after the last.
     """
     if step <= config.warmup_steps:

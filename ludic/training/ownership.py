@@ -1,7 +1,8 @@
-"""How a trainer comes to own a root: agree on where to go on from, claim, resume, and open what only rank 0 has.
+"""Take ownership of a root: agree on the checkpoint, claim the root, resume, and open the state of rank 0.
 
-Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` are collective, the rest is rank 0's. While this
-trainer renews its lease, another that starts on the same root is refused (OwnedError); one that takes over fences it.
+Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` are collective; the other functions run on rank 0.
+While this trainer renews its lease, another one that starts on the same root is refused (OwnedError); one that takes
+over fences it.
 """
 
 import contextlib
@@ -36,7 +37,7 @@ from ludic.training.telemetry import open_log
 logger = logging.getLogger(__name__)
 
 Report = Callable[[int, Mapping[str, Any]], None]
-"""Called on rank 0 after each step, with the row of the metrics table."""
+"""Function called on rank 0 after each step, with the step and its row of the metrics table."""
 
 
 def agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
@@ -46,7 +47,7 @@ def agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
 
 
 def agree_on_model(root: Root, given: str | None) -> None:
-    """Keep what the run's model is in the root. Raises ModelError, on every rank, where `given` is another model."""
+    """Record the run's model in the root. Raises ModelError on every rank if `given` is another model."""
 
     def remember() -> bytes:
         remember_model(root, given)
@@ -58,7 +59,7 @@ def agree_on_model(root: Root, given: str | None) -> None:
 def agree_on_stored(
     root: Root, config: TrainConfig, resumed: CheckpointInfo | None
 ) -> tuple[StoredPlans | None, TrainConfig]:
-    """On rank 0 the plans that follow from what is stored, if any; and the settings, with the steps they are for."""
+    """Open the plans of offline training or a replay; returns them on rank 0, and settings with their num_steps."""
     opened: list[StoredPlans] = []
 
     def open_() -> bytes:
@@ -82,7 +83,7 @@ def checkpoint_from_bytes(data: bytes, root: Root) -> CheckpointInfo | None:
 
 
 def agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | None) -> int | None:
-    """The claim to follow; None when told to stop while watching it."""
+    """Return the number of the claim to follow; None if stopped while its lease was watched."""
 
     def find() -> bytes:
         if replaces is not None and replaces == newest_claim(root):
@@ -96,7 +97,7 @@ def agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Main:
-    """What only rank 0 has."""
+    """State held only by rank 0."""
 
     attempt: Attempt
     resumed: CheckpointInfo | None
@@ -104,7 +105,7 @@ class Main:
     publisher: Publisher
     write_metrics: Callable[[int, Mapping[str, Any]], None]
     tokenizer: Mapping[str, bytes]
-    """Files by name, which every published version gets."""
+    """Tokenizer files by name; every published version gets them."""
 
 
 @contextmanager
@@ -118,19 +119,19 @@ def open_main(
     stop: threading.Event,
     report: Report | None,
 ) -> Iterator[Main]:
-    """Take ownership of the root, and hold it; on rank 0.
+    """Take ownership of the root and hold it until the end of the block; on rank 0.
 
-    predecessor: the claim to follow. found: the answer of `agree_on_checkpoint`.
+    predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
     with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
-        # What can fail without the root comes before ownership is taken, so that it fences nobody.
+        # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         plans, code = (stored, stored.code()) if stored else _planner(root, config)
         _warn_of_bias(root.run)
         tokenizer = first_tokenizer(root)
         lease, attempt, resumed = _take(root, config, predecessor, found, numerics, code)
         publisher = Publisher(root, attempt, config.keep_policies)
-        # From here on the lease is renewed: to recall what an old and large root has used may take longer than a lease.
+        # Renew the lease from here on: reading the used groups of an old, large root may take longer than a lease.
         with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest):
             feed = _open_feed(root, config, plans, attempt, resumed, publisher, stop)
             log = MetricsLog(root, "train", str(attempt.attempt_id))
@@ -163,7 +164,7 @@ def _open_feed(
     publisher: Publisher,
     stop: threading.Event,
 ) -> Feed:
-    """The source of plans, as it was at the checkpoint that training goes on from."""
+    """Open the source of plans in its state at the resumed checkpoint."""
     if not isinstance(plans, Planner):
         plans.resume(resumed)
         return StoredFeed(root, attempt, plans, stop)
@@ -188,7 +189,7 @@ def _take(
     numerics: Mapping[str, Any],
     code: Sequence[CodeRecord],
 ) -> tuple[Lease, Attempt, CheckpointInfo | None]:
-    """Claim the root, and only then choose the checkpoint to go on from; see ludic.store.attempts."""
+    """Claim the root, and only then choose the checkpoint to resume from; see ludic.store.attempts."""
     lease = claim(root, predecessor, lease_s=config.lease_s)
     previous = newest_attempt(root, before=lease.attempt_id)
     resumed = checkpoint_to_resume(root, previous, known=found)
@@ -206,7 +207,7 @@ def _take(
 
 
 def _warn_of_bias(run: RunConfig) -> None:
-    """The trainer divides by the temperature, but cannot know what top_p and top_k cut away."""
+    """Warn of top_p and top_k: the trainer divides by the temperature, but can't know the tokens that they cut."""
     for name, value in (("top_p", run.top_p if run.top_p < 1 else None), ("top_k", run.top_k)):
         if value is not None:
             logger.warning(

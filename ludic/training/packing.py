@@ -1,7 +1,7 @@
-"""Rollouts to micro-batches: balanced over ranks, laid end to end without padding.
+"""Pack rollouts into micro-batches: balanced over ranks, laid end to end without padding.
 
-Pure NumPy and CPU tensors; no I/O. A sequence that cannot be trained on raises InvalidBatchError
-naming its rollout.
+Pure NumPy and CPU tensors; no I/O. Raises InvalidBatchError, which names the rollout, if a sequence can't be trained
+on.
 """
 
 # Shapes: S = sequences, T = packed tokens of a micro-batch, A = response tokens among them.
@@ -23,43 +23,43 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingSequence:
-    """What the loss needs of one rollout."""
+    """Fields of one rollout that the loss needs."""
 
     rollout_id: str
     prompt_tokens: np.ndarray
     """(prompt_length,) int32, at least one."""
     response_tokens: np.ndarray
-    """(response_length,) int32; every list below is as long."""
+    """(response_length,) int32; the arrays below have the same length."""
     sampler_logprobs: np.ndarray
-    """(response_length,) float32, nats, of the distribution sampled from."""
+    """(response_length,) float32, nats, under the distribution sampled from."""
     action_mask: np.ndarray | None = None
-    """(response_length,) bool, 1 for sampled tokens; None when all are."""
+    """(response_length,) bool, 1 for sampled tokens; None if all tokens are sampled."""
     advantage: float | np.ndarray
-    """Of the whole response, or (response_length,) float32 for each token."""
+    """Advantage of the whole response, or (response_length,) float32 per token."""
     weight: float = 1.0
-    """Multiplies the sequence's loss."""
+    """Factor of the sequence's loss."""
     temperature: float = 1.0
-    """Divides the trainer's logits, as it did the sampler's."""
+    """Divisor of the trainer's logits, the same as the sampler's."""
     pair_id: str | None = None
-    """That of the other side too, where sequences are compared in pairs; both must be packed together."""
+    """Id shared by both sequences of a pair, which must be packed together; None without a pair."""
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and response; 0 without a response, since nothing is left to predict and `pack` leaves it out."""
+        """Tokens of prompt and response; 0 if the response is empty, since `pack` leaves such a sequence out."""
         return _num_tokens(self.prompt_tokens, self.response_tokens)
 
     @property
     def num_action_tokens(self) -> int:
-        """Tokens that the loss is taken over."""
+        """Tokens that the loss is computed over."""
         return _num_action_tokens(self.action_mask, self.response_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sequences:
-    """S training sequences, column by column as files have them: no object a sequence, and no copy of a token.
+    """S training sequences as columns, like in the files: no object per sequence, and no copy of tokens.
 
-    Each column has what TrainingSequence has under its name. Raises InvalidBatchError where a list is not as long as
-    its response, a prompt is empty or a temperature is not above 0.
+    Columns are named like the fields of TrainingSequence. Raises InvalidBatchError if a list is not as long as its
+    response, a prompt is empty, or a temperature is not finite and above 0.
     """
 
     rollout_id: Sequence[str]
@@ -96,7 +96,7 @@ class Sequences:
 
     @classmethod
     def of(cls, sequences: Iterable[TrainingSequence]) -> Self:
-        """The columns of single sequences."""
+        """Build the columns from single sequences."""
         rows = list(sequences)
         return cls(**{column.name: [getattr(row, column.name) for row in rows] for column in fields(cls)})
 
@@ -105,12 +105,12 @@ class Sequences:
 
     @property
     def num_tokens(self) -> int:
-        """As of a TrainingSequence, of all together."""
+        """Sum of TrainingSequence.num_tokens over the sequences."""
         return sum(map(_num_tokens, self.prompt_tokens, self.response_tokens))
 
     @property
     def num_action_tokens(self) -> int:
-        """As of a TrainingSequence, of all together."""
+        """Sum of TrainingSequence.num_action_tokens over the sequences."""
         return sum(map(_num_action_tokens, self.action_mask, self.response_tokens))
 
 
@@ -123,9 +123,9 @@ def _num_action_tokens(action_mask: np.ndarray | None, response_tokens: np.ndarr
 
 
 def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
-    """The sequences with at most max_seq_len tokens, cut from the end of their responses; and how many were cut.
+    """Cut responses at the end to at most max_seq_len tokens per sequence; returns the sequences and how many were cut.
 
-    A prompt that alone is as long leaves an empty response.
+    A prompt of max_seq_len tokens or more leaves an empty response.
     """
     room = [max(0, max_seq_len - len(prompt)) for prompt in sequences.prompt_tokens]
     num_cut = sum(len(tokens) > most for tokens, most in zip(sequences.response_tokens, room, strict=True))
@@ -142,12 +142,11 @@ def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
 def assign(
     lengths: np.ndarray, num_ranks: int, micro_token_budget: int, row_groups: np.ndarray | None = None
 ) -> list[list[list[int]]]:
-    """Which sequences each rank takes in each of its micro-batches: [rank][micro_batch] -> indexes.
+    """Assign sequences to the ranks' micro-batches: [rank][micro_batch] -> indexes. Deterministic.
 
-    lengths: (S,) tokens of each sequence. row_groups: (S,) int64, see `deal`; by default each sequence is read for
-    itself. A micro-batch holds at most micro_token_budget tokens, save that a longer sequence gets one of its own.
-    Every rank gets the same number of micro-batches, some of them empty: FSDP's collectives need every rank in
-    each. Deterministic.
+    lengths: (S,) tokens of each sequence. row_groups: (S,) int64, see `deal`; by default each sequence is a row group.
+    A micro-batch holds at most micro_token_budget tokens; a longer sequence gets its own micro-batch. Every rank gets
+    the same number of micro-batches, some of them empty, since FSDP's collectives need every rank in each.
     """
     ranks = deal(lengths, num_ranks, np.arange(len(lengths)) if row_groups is None else row_groups)
     longest_first = np.argsort(-lengths, kind="stable")
@@ -164,7 +163,7 @@ def assign_pairs(
     micro_token_budget: int,
     row_groups: np.ndarray | None = None,
 ) -> list[list[list[int]]]:
-    """`assign`, with both sequences of a pair_id in one micro-batch: dealt out like one that is as long as both."""
+    """Like `assign`, with both sequences of a pair_id in one micro-batch: a pair counts as one long sequence."""
     if not any(pair_ids):
         return assign(lengths, num_ranks, micro_token_budget, row_groups)
     members: dict[str | int, list[int]] = {}
@@ -178,7 +177,7 @@ def assign_pairs(
 
 
 def _fill(share: list[int], lengths: np.ndarray, budget: int) -> list[list[int]]:
-    """First fit: each sequence, longest first, into the first micro-batch that has room."""
+    """First fit: put each sequence, longest first, into the first micro-batch that has room."""
     micro_batches: list[list[int]] = []
     room: list[int] = []
     for index in share:
@@ -202,37 +201,37 @@ class MicroBatch:
     input_ids: Tensor
     """(1, T) int64."""
     position_ids: Tensor
-    """(1, T) int64, from 0 again at each sequence; that is what isolates sequences."""
+    """(1, T) int64, restarting at 0 at each sequence, which isolates sequences."""
     logit_positions: Tensor
-    """(A,) int64, indexes into T: the token whose logits predict the response token."""
+    """(A,) int64, indexes into T of the tokens whose logits predict the response tokens."""
     targets: Tensor
-    """(A,) int64, the response tokens."""
+    """(A,) int64, the response tokens to predict."""
     sampler_logprobs: Tensor
     """(A,) float32, nats."""
     advantages: Tensor
     """(A,) float32."""
     action_mask: Tensor
-    """(A,) bool: the loss is taken here."""
+    """(A,) bool: tokens that the loss is computed over."""
     weights: Tensor
     """(A,) float32."""
     temperatures: Tensor
     """(A,) float32."""
     sequence_ids: Tensor
-    """(A,) int64, counts the sequences that were packed, from 0."""
+    """(A,) int64, number of the packed sequence, from 0."""
     pair_ids: Tensor
-    """(A,) int64, the first sequence_id of the pair; without a pair, its own."""
+    """(A,) int64, first sequence_id of the pair; without a pair, the token's own sequence_id."""
     rollout_ids: tuple[str, ...]
-    """Of each sequence_id; none in a rank's empty micro-batch."""
+    """rollout_id of each sequence_id; empty in a rank's empty micro-batch."""
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device."""
+        """Return a copy on another device."""
         tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
         moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
         return replace(self, **moved)
 
 
-# A rank without sequences still takes part in the collectives of forward and backward. Its one
-# token has action_mask 0, so that its loss and its gradient are zero.
+# A rank without sequences still takes part in the collectives of forward and backward. Its single
+# token has action_mask 0, so its loss and gradient are zero.
 _NOTHING = TrainingSequence(
     rollout_id="(none)",
     prompt_tokens=np.zeros(1, np.int32),
@@ -244,20 +243,20 @@ _NOTHING = TrainingSequence(
 
 
 def pack(sequences: Sequences | Sequence[TrainingSequence]) -> MicroBatch:
-    """Lay sequences end to end. Those with an empty response are left out; nothing at all becomes a masked dummy."""
+    """Lay sequences end to end, without those whose response is empty; if none is left, return a masked dummy."""
     columns = sequences if isinstance(sequences, Sequences) else Sequences.of(sequences)
     return pack_each(columns, [range(len(columns))])[0]
 
 
 def pack_each(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
-    """For each plan, the micro-batch that `pack` would make of the sequences at its places; they share their memory."""
+    """Return the micro-batch of each plan, a list of indexes, as `pack` would make it; all share one memory block."""
     kept = [[place for place in plan if len(sequences.response_tokens[place])] for plan in plans]
     packed = iter(_pack_full(sequences, [places for places in kept if places]))
     return [next(packed) if places else replace(pack([_NOTHING]), rollout_ids=()) for places in kept]
 
 
 def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
-    """plans: of each micro-batch, the places of its sequences, at least one; none without a response."""
+    """Pack micro-batches. plans: indexes of each one's sequences, at least one, none with an empty response."""
     if not plans:
         return []
     places = list(chain.from_iterable(plans))
@@ -297,13 +296,13 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
 
 
 def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
-    """Of each sequence of a micro-batch, the number of its pair's first; its own without a pair."""
+    """Return for each sequence of a micro-batch the number of its pair's first sequence, or its own if unpaired."""
     firsts: dict[str, int] = {}
     pair_ids = [sequences.pair_id[place] for place in plan]
     return [i if pair_id is None else firsts.setdefault(pair_id, i) for i, pair_id in enumerate(pair_ids)]
 
 
-# Wide numbers first, so that each field is aligned.
+# Wide types first, so that each field is aligned.
 _FIELDS = {
     **dict.fromkeys(("input_ids", "position_ids", "logit_positions", "targets", "sequence_ids"), np.int64),
     **dict.fromkeys(("sampler_logprobs", "advantages", "weights", "temperatures"), np.float32),
@@ -313,10 +312,10 @@ _OF_INPUTS = ("input_ids", "position_ids")
 
 
 def _allocate(num_inputs: int, num_targets: int) -> dict[str, np.ndarray]:
-    """Room for each field of all micro-batches, in one piece.
+    """Allocate each field of all micro-batches, in one memory block.
 
-    New pages cost more than what is written to them, and a piece of this size has large pages, or is used again for
-    the next batch.
+    Mapping new pages costs more than writing to them. A block of this size gets large pages, or is reused for the
+    next batch.
     """
     counts = {name: num_inputs if name in _OF_INPUTS else num_targets for name in _FIELDS}
     sizes = [counts[name] * np.dtype(dtype).itemsize for name, dtype in _FIELDS.items()]
@@ -325,11 +324,11 @@ def _allocate(num_inputs: int, num_targets: int) -> dict[str, np.ndarray]:
 
 
 def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None:
-    """Lists with a value a response token, end to end, and values that hold for a whole response repeated."""
+    """Write values end to end into `out`: arrays have one value per response token, scalars are repeated."""
     if any(isinstance(value, np.ndarray) for value in values):
         lists = [np.broadcast_to(value, length) for value, length in zip(values, lengths.tolist(), strict=True)]
         np.concatenate(lists, out=out)
-    elif all(value == values[0] for value in values):  # as masks, weights and temperatures mostly are
+    elif all(value == values[0] for value in values):  # usual for masks, weights and temperatures
         out.fill(values[0])
     else:
         out[:] = np.repeat(np.array(values, out.dtype), lengths)
@@ -338,7 +337,7 @@ def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None
 def _split(
     arrays: Mapping[str, np.ndarray], sizes: Sequence[tuple[int, int]], rollout_ids: Sequence[tuple[str, ...]]
 ) -> list[MicroBatch]:
-    """sizes: packed and response tokens of each micro-batch."""
+    """Split the arrays into micro-batches. sizes: packed and response tokens of each."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
     num_inputs, num_targets = (list(column) for column in zip(*sizes, strict=True))
     pieces = {

@@ -1,7 +1,7 @@
-"""What a gradient step trains on, as rank 0 decides it and the other ranks are told; and the protocol of who decides.
+"""Plan: the rollouts that a gradient step trains on, made on rank 0 and sent to all ranks. Feed: a source of plans.
 
-ludic.training.feed plans from what workers deliver, stored from what is there: offline in epochs, or as another run
-did. Plans are made in a thread, so that the next one is there when the current step ends.
+ludic.training.feed plans from the rollouts that workers deliver; ludic.training.stored from stored rollouts, in epochs
+or as another run did. A thread makes plans, so that the next plan is ready when the current step ends.
 """
 
 import json
@@ -15,19 +15,19 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What one gradient step trains on and drops."""
+    """Rollouts that one gradient step trains on or drops."""
 
     step: int
     rows: pa.Table
     """Ledger rows (schemas/batches.v1.json): used ones in training order, then dropped ones."""
     cursor: Mapping[str, Any]
-    """The reader's position after this step; a checkpoint of this step holds it."""
+    """The reader's position after this step, for the checkpoint of this step."""
     num_pending_groups: int
-    """Groups read and left for later steps."""
+    """Groups that were read and remain for later steps."""
     num_unreadable_files: int
 
     def to_bytes(self) -> bytes:
-        """Arrow IPC, for other ranks."""
+        """Return the plan as Arrow IPC, for other ranks."""
         facts = {name: getattr(self, name) for name in ("step", "cursor", "num_pending_groups", "num_unreadable_files")}
         table = self.rows.replace_schema_metadata({b"plan": json.dumps(facts).encode()})
         sink = pa.BufferOutputStream()
@@ -42,23 +42,23 @@ class Plan:
 
 
 class Feed(Protocol):
-    """Plans in order of steps, on rank 0; each is asked for with `start` and got with `take`, one at a time."""
+    """Source of plans in order of steps, on rank 0: `start` begins a plan and `take` returns it, one at a time."""
 
     def start(self, step: int, trainer_version: int) -> None:
-        """Begin to plan a step that will start from the weights of `trainer_version`; never waits."""
+        """Begin to plan a step that will start from the weights of `trainer_version`; returns at once."""
 
     def take(self) -> Plan | None:
-        """Wait for the plan; None when told to stop, or when there is no further one. Raises what planning raised."""
+        """Wait for the plan and return it; None if stopped or if there are no more plans. Raises errors of planning."""
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Groups that wait to be trained on, so that workers need not sample them."""
+        """Return the number of groups that are ready to train on, which workers need not sample."""
 
     def close(self) -> None:
-        """End the thread; a plan in the making is given up or finished."""
+        """End the thread; an unfinished plan is given up or finished."""
 
 
 class PlanThread:
-    """Makes plans, one at a time."""
+    """Makes plans in a thread, one at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-plan")

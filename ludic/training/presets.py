@@ -1,7 +1,7 @@
-"""Algorithms by their papers' names: what TrainConfig holds of an advantage, filters and a loss.
+"""Algorithms by the names of their papers: TrainConfig's settings of advantage, filters and loss.
 
 Reads ludic/training/algorithms/NAME.toml; docs/algorithms.md lists them. Imports no torch. Raises ConfigError
-for an unknown name.
+if a name is unknown.
 """
 
 import tomllib
@@ -43,8 +43,8 @@ DIALS = (
     "constant_tokens",
     "entropy_weight",
 )
-"""The settings that an algorithm decides; those that its file leaves out have TrainConfig's defaults. A file may hold
-others too, such as kl_weight where the algorithm is nothing without a reference."""
+"""Settings that an algorithm decides; those missing in its file get TrainConfig's defaults. A file may also hold
+other settings, such as kl_weight if the algorithm needs a reference."""
 
 
 def algorithm_names() -> list[str]:
@@ -53,7 +53,7 @@ def algorithm_names() -> list[str]:
 
 
 def load_algorithm(name: str) -> dict[str, Any]:
-    """Values of all DIALS, and of what else the file holds: `TrainConfig(**load_algorithm("grpo"))`."""
+    """Return the values of all DIALS and of the file's other settings: `TrainConfig(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
         close = get_close_matches(name, names) or names

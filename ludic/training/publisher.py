@@ -1,7 +1,7 @@
-"""Publishing weights, and telling the workers how much to sample with them. On rank 0 only.
+"""Publish weights and the number of groups that workers sample with them. On rank 0 only.
 
-A trainer that was fenced may still pass its last check, sleep, and then point LATEST at what it published
-before. All versions of its successor are higher, so the successor knows, and points LATEST back.
+A fenced trainer may pass its last check, sleep, and then point LATEST at an older version. All versions of its
+successor are higher, so the successor notices this and points LATEST back.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from ludic.training.demand import Demand
 
 
 class Publisher:
-    """The only writer of policies/ in this attempt; the training thread and the planning thread share it."""
+    """The only writer of policies/ in this attempt, shared by the training and the planning thread."""
 
     def __init__(self, root: Root, attempt: Attempt, keep: int | None) -> None:
         self._root, self._attempt, self._keep = root, attempt, keep
         self._demand = Demand(root.run)
         self._lock = threading.Lock()
         self.version = newest_version(root)
-        """The newest version, by whichever attempt; None before the first."""
+        """Newest version of any attempt; None before the first."""
 
     def publish(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:
-        """Publish what `save` writes into a folder, as the next version; returns the version.
+        """Publish the files that `save` writes into a folder as the next version; returns the version.
 
-        Raises FencedError when a newer attempt owns the root.
+        Raises FencedError if a newer attempt owns the root.
         """
         check_not_fenced(self._root, self._attempt)
         with self._lock:
@@ -57,7 +57,7 @@ class Publisher:
         return version
 
     def mend_latest(self) -> None:
-        """Put LATEST again where another trainer's put has replaced it; the next publication does that by itself."""
+        """Write LATEST again if another trainer replaced it; skipped during a publish, which writes it anyway."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -67,14 +67,14 @@ class Publisher:
             self._lock.release()
 
     def note_arrivals(self, rows: pa.Table) -> None:
-        """Count what workers delivered; see Demand."""
+        """Count the groups that workers delivered; see Demand."""
         with self._lock:
             self._demand.note_arrivals(rows)
 
     def ask_for_more(self, num_missing_groups: int, idle_s: float, *, version: int) -> None:
-        """Raise what LATEST asks of each worker, if nothing else would end the wait.
+        """Raise the groups per worker in LATEST if too few groups arrive.
 
-        Something else does while `version` is not yet published: it will ask for what it needs.
+        Does nothing until `version` is published, since that publish sets its own number.
         """
         with self._lock:
             if self.version is None or self.version < version:
@@ -84,7 +84,10 @@ class Publisher:
                 point_latest(self._root, self._wanted)
 
     def _ask_for(self, version: int, num_ready_groups: int) -> int:
-        """Weights may take minutes to write, so that ownership is looked at again before LATEST names them."""
+        """Return the groups per worker of a new version.
+
+        Checks ownership again before LATEST names the version, since writing weights may take minutes.
+        """
         check_not_fenced(self._root, self._attempt)
         return self._demand.on_publish(version, num_ready_groups)
 

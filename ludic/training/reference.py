@@ -1,7 +1,7 @@
-"""Logprobs under a reference model, which the KL of a loss is measured against. Collective: all ranks call it alike.
+"""Logprobs under a reference model, for the KL in the loss. Collective.
 
-With a cache, reads and writes reference/ below the root, see ludic.store.reference; what can't be read is computed
-again. Raises StoreError, on every rank, where the filesystem fails.
+With a cache, reads and writes reference/ under the root, see ludic.store.reference; files that can't be read are
+computed again. Raises StoreError on every rank if the filesystem fails.
 """
 
 # Shapes: A = response tokens of a micro-batch.
@@ -38,20 +38,20 @@ from ludic.training.packing import MicroBatch
 logger = logging.getLogger(__name__)
 
 Reference = Callable[[Sequence[MicroBatch]], list[Tensor]]
-"""From the micro-batches of a step, as many on every rank, to (A,) float32 nats each, without a gradient."""
+"""Function from a step's micro-batches, the same number on every rank, to (A,) float32 nats each, without gradient."""
 
 _CONCURRENT_READS = 16
-# What transformers writes into a configuration besides the model's own settings.
+# Entries that transformers adds to a configuration and that are no settings of the model.
 _NO_SETTINGS = ("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype")
 
 
 def model_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens: int = CHUNK_TOKENS) -> Reference:
-    """The reference that runs a model. device: where it computes, which is not where an offloaded one rests."""
+    """Return a Reference that runs a model. device: device to compute on; the weights may be offloaded to the CPU."""
     return lambda batches: [reference_logprobs(model, batch.to(device), chunk_tokens=chunk_tokens) for batch in batches]
 
 
 def base_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens: int = CHUNK_TOKENS) -> Reference:
-    """The reference that is the model being trained with its adapters off, so that it takes no memory of its own."""
+    """Return a Reference that runs the trained model with its adapters off, so it needs no extra memory."""
     run = model_reference(model, device, chunk_tokens=chunk_tokens)
 
     def run_base(batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -63,18 +63,18 @@ def base_reference(model: PreTrainedModel, device: torch.device, *, chunk_tokens
 
 @torch.no_grad()
 def reference_logprobs(model: PreTrainedModel, batch: MicroBatch, *, chunk_tokens: int = CHUNK_TOKENS) -> Tensor:
-    """(A,) float32 logprobs of the response tokens under a model, at the rows' temperatures."""
+    """Return (A,) float32 logprobs of the response tokens under a model, at the rows' temperatures."""
     logprobs, _ = token_logprobs(model, batch, chunk_tokens=chunk_tokens)
     if isinstance(model, FSDPModule):
-        # The root's unit, embeddings included, stays whole until a backward pass, which won't come.
+        # FSDP2 keeps the root unit with the embeddings unsharded until a backward pass, and none follows.
         model.reshard()
     return logprobs
 
 
 def fingerprint(model: PreTrainedModel, dtype: torch.dtype, *, float32_head: bool = False) -> str:
-    """32 hexadecimal digits of a model's weights and settings, and of the dtype that they, and logits, are computed in.
+    """Return 32 hexadecimal digits that identify a model: weights, settings, and the dtypes of weights and logits.
 
-    Adapters don't count. Every rank must call it, and gets the same.
+    Adapters are ignored. Every rank must call it; all get the same result.
     """
     weights = {name: tensor.to(dtype) for name, tensor in base_weights(full_state_dict(model)).items()}
     settings = {name: value for name, value in model.config.to_dict().items() if name not in _NO_SETTINGS}
@@ -94,7 +94,7 @@ def _digest(weights: Mapping[str, Tensor], facts: Mapping[str, object]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """A sequence of a micro-batch."""
+    """One sequence of a micro-batch."""
 
     rollout_id: str
     response_length: int
@@ -102,12 +102,12 @@ class _Packed:
 
 
 class CachedReference:
-    """A Reference that looks into the root and its sources first, and keeps in the root what it had to compute."""
+    """A Reference that reads stored logprobs of the root and its sources, and stores new ones in the root."""
 
     def __init__(
         self, reference: Reference, root: Root, model: str, device: torch.device, sources: Sequence[Root] = ()
     ) -> None:
-        """model: the fingerprint. device: of the results. Every rank must call it."""
+        """Read the index of stored logprobs; collective. model: the fingerprint. device: of the results."""
         self._reference, self._root, self._model, self._device = reference, root, model, device
         self._roots = {holder.url: holder for holder in (*sources, root)}
         self._index: dict[str, tuple[str, ReferencePlace]] = {}
@@ -119,7 +119,7 @@ class CachedReference:
         packed = [list(_sequences(batch)) for batch in micro_batches]
         stored = run_on_all(lambda: self._read(chain.from_iterable(packed)))
         is_missing = _on_any_rank([any(s.rollout_id not in stored for s in sequences) for sequences in packed])
-        # A forward pass needs every rank, so that a micro-batch is computed where one of any rank's is missing.
+        # A forward pass needs every rank: a micro-batch is computed if any rank lacks a sequence of its own.
         missing = [batch for batch, is_ in zip(micro_batches, is_missing, strict=True) if is_]
         computed = iter(self._reference(missing) if missing else [])
         results = [
@@ -132,9 +132,9 @@ class CachedReference:
         return results
 
     def _read(self, sequences: Iterable[_Packed]) -> dict[str, np.ndarray]:
-        """Of sequences that are stored: their logprobs by rollout_id, (response_length,) float32.
+        """Return the stored logprobs by rollout_id, each (response_length,) float32.
 
-        The model is causal, so that the beginning of a longer response will do.
+        The model is causal, so the beginning of a longer stored response can be used.
         """
         fitting = {s.rollout_id: s.response_length for s in sequences if self._has(s)}
         by_file: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
@@ -160,7 +160,7 @@ class CachedReference:
             return []
 
     def _keep(self, rows: pa.Table) -> None:
-        """Rank 0 writes what all ranks computed as one file, and every rank notes where it is."""
+        """Write the logprobs of all ranks as one file, on rank 0, and add it to every rank's index."""
         of_ranks = [_from_bytes(broadcast_bytes(_to_bytes(rows), source)) for source in range(num_ranks())]
         table = pa.concat_tables(of_ranks)
         index = run_on_main(lambda: _to_bytes(write_reference(self._root, self._model, table)))
@@ -174,7 +174,7 @@ class CachedReference:
 
 
 def _sequences(batch: MicroBatch) -> Iterator[_Packed]:
-    """Those of a micro-batch, as they lie; nothing of a rank's empty one."""
+    """Yield the sequences of a micro-batch in their order; nothing for a rank's empty micro-batch."""
     lengths = batch.sequence_ids.bincount(minlength=len(batch.rollout_ids))
     start = 0
     for rollout_id, length in zip(batch.rollout_ids, lengths.tolist(), strict=False):
@@ -190,7 +190,7 @@ def _on_any_rank(flags: Sequence[bool]) -> list[bool]:
 
 
 def _split(results: Sequence[Tensor], packed: Sequence[Sequence[_Packed]]) -> Iterator[tuple[_Packed, np.ndarray]]:
-    """Each sequence with its logprobs."""
+    """Yield each sequence with its logprobs."""
     for result, sequences in zip(results, packed, strict=True):
         if sequences:
             parts = result.cpu().split([sequence.response_length for sequence in sequences])
@@ -198,7 +198,7 @@ def _split(results: Sequence[Tensor], packed: Sequence[Sequence[_Packed]]) -> It
 
 
 def _to_tensor(parts: Sequence[np.ndarray], batch: MicroBatch) -> Tensor:
-    """(A,) float32; zeros for a rank's empty micro-batch, whose tokens count nowhere."""
+    """Return (A,) float32; zeros for a rank's empty micro-batch, whose tokens are masked."""
     return torch.from_numpy(np.concatenate(parts)) if parts else torch.zeros(len(batch.targets))
 
 

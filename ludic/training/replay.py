@@ -1,7 +1,7 @@
-"""Replay: the batches of another run, step by step, from its ledger; from the same weights come the same weights.
+"""Replay: train on the batches of another run, step by step, from its ledger.
 
-Reads attempts/, checkpoints/ and batches/ of that run up to its newest checkpoint, and its rollouts, which must not
-have expired. On one rank the weights are the same bit for bit.
+Reads that run's attempts/, checkpoints/ and batches/ up to its newest checkpoint, and its rollouts, which must not
+have expired. On one rank, the same first weights give bit for bit the same weights.
 """
 
 import contextlib
@@ -27,30 +27,30 @@ from ludic.training.plans import Plan
 
 _FREE = frozenset(
     [
-        # Which batches; they are given here.
+        # Choice of batches; the ledger decides it here.
         *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
         *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
-        # Where it runs, and what is kept of it.
+        # Machine, files and logs.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
         *("async_checkpoint", "keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
         *("reference_offload", "reference_cache"),
     ]
 )
-"""Settings that weights do not depend on, once the batches are given."""
+"""Settings that do not change the weights once the batches are given."""
 
 
 def replay_settings(url: str) -> dict[str, Any]:
-    """The settings that a run trained with and that a replay shares; raises ConfigError where nothing was trained."""
+    """Return the settings of a run that its replay must share. Raises ConfigError if the run has no checkpoint."""
     other = Root.open(url)
     last = _last_checkpoint(other)
-    # A run that was trained on a CPU is repeated on one, also where there is CUDA.
+    # A run that was trained on a CPU is replayed on a CPU, even if there is CUDA.
     numerics = read_attempt(other, last.attempt_id).numerics
     on_cpu = numerics is not None and numerics.get("device") == "cpu"
     return _settings_of(other, last) | ({"device": "cpu"} if on_cpu else {})
 
 
 def attempts_to_replay(url: str) -> Iterator[Attempt]:
-    """Those that a run's newest checkpoint stands on, the newest first. Raises ConfigError where there is none."""
+    """Yield the attempts behind a run's newest checkpoint, newest first. Raises ConfigError if it has no checkpoint."""
     other = Root.open(url)
     last = _last_checkpoint(other)
     for link in chain(last.attempt_id, partial(read_parent, other)):
@@ -59,10 +59,14 @@ def attempts_to_replay(url: str) -> Iterator[Attempt]:
 
 
 class ReplayPlans:
-    """StoredPlans that are those of another run."""
+    """StoredPlans that repeat the plans of another run."""
 
     def __init__(self, root: Root, config: TrainConfig) -> None:
-        """Raises ConfigError where the other run began from other weights, or trained with other settings."""
+        """Read the other run's ledger steps.
+
+        Raises ConfigError if that run began with another model, trained with other settings, has no checkpoint, or
+        lacks a step of its ledger.
+        """
         assert config.replay_batches is not None
         self._other = other = Root.open(config.replay_batches)
         if other.run_id == root.run_id:
@@ -78,15 +82,15 @@ class ReplayPlans:
             raise ConfigError(f"{other.url}: batches/ lacks step {min(missing)}; a replay wants each from the first on")
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int:
-        """Those that the run was to take, which learning rates depend on; it may have been stopped before."""
+        """Return the run's num_steps, which learning rates depend on; the run may have stopped earlier."""
         return self._num_steps
 
     def code(self) -> list[CodeRecord]:
-        """None: what the other run's code decided is in its ledger."""
+        """Return no records: the other run's ledger already holds the decisions of its code."""
         return []
 
     def resume(self, resumed: CheckpointInfo | None) -> None:
-        """The position is the step."""
+        """Do nothing: the step alone gives the position."""
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
         if step not in self._attempt_of:
@@ -103,7 +107,7 @@ class ReplayPlans:
 
 
 def _last_checkpoint(other: Root) -> CheckpointInfo:
-    last = last_checkpoint(other, newest_attempt(other))  # whose weights a replay does not need
+    last = last_checkpoint(other, newest_attempt(other))  # its weights are not read
     if last is None:
         raise ConfigError(f"{other.url} has no complete checkpoint, so there is nothing to replay")
     return last
@@ -115,7 +119,10 @@ def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
 
 
 def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], models: str) -> None:
-    """Settings are compared as JSON has them. models: how the first models differ, in a sentence."""
+    """Raise ConfigError if settings or models differ. Settings are compared as JSON values.
+
+    models: how the first models differ, in a sentence; empty if they are equal.
+    """
     mine = json.loads(json.dumps(mine))
     differing = [name for name in theirs if name in mine and theirs[name] != mine[name] and name != "num_steps"]
     found = ", ".join(f"{name} is {theirs[name]!r} there and {mine[name]!r} here" for name in differing)
@@ -125,7 +132,7 @@ def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], mo
 
 
 def _restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> pa.Table:
-    """Another run's ledger rows as this run's own, which say where the rollouts are."""
+    """Return another run's ledger rows as rows of this run, with the root of each rollout."""
     values = {
         "attempt_id": pa.repeat(pa.scalar(attempt_id, pa.int32()), rows.num_rows),
         "trainer_version": pa.repeat(pa.scalar(trainer_version, pa.int64()), rows.num_rows),

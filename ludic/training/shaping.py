@@ -1,6 +1,6 @@
-"""Advantages that depend on the whole batch of a step: returns of a KL, and whitening. Collective.
+"""Advantages that depend on the whole batch of a step: KL in returns, and whitening. Collective.
 
-Pure but for the sums over ranks. Changes nothing where the settings ask for neither.
+Pure, except for sums over ranks. Changes nothing if the settings ask for neither.
 """
 
 # Shapes: A = response tokens of a micro-batch. Sums are float64, so that no split of the batch changes them.
@@ -17,15 +17,15 @@ from ludic.training.losses.ratios import KL_ESTIMATORS
 from ludic.training.packing import MicroBatch
 
 _VARIANCE_FLOOR = 1e-8
-"""Added to the variance, as in verl's masked_whiten."""
+"""Constant added to the variance, as in verl's masked_whiten."""
 
 
 def shape_advantages(
     batches: Sequence[MicroBatch], references: Sequence[Tensor | None], config: TrainConfig, device: torch.device
 ) -> Sequence[MicroBatch]:
-    """The micro-batches with the advantages that the loss takes.
+    """Return the micro-batches with the advantages that the loss uses. Every rank must call it.
 
-    references: (A,) logprobs for each. device: where sums over ranks are made. Every rank must call it.
+    references: (A,) logprobs of each micro-batch. device: device of the sums over ranks.
     """
     if config.kl_weight is not None and config.kl_in == "return":
         estimate = KL_ESTIMATORS[config.kl_estimator]
@@ -41,9 +41,9 @@ def shape_advantages(
 
 
 def _kl_to_go(batch: MicroBatch, reference: Tensor | None, estimate: Callable[[Tensor], Tensor]) -> Tensor:
-    """(A,) float64: the KL of each token and of all that follow it (REINFORCE++, Hu 2025, arXiv 2501.03262).
+    """Return (A,) float64: KL of each token plus all later ones (REINFORCE++, Hu 2025, arXiv 2501.03262).
 
-    It is that of the sampler, which is the paper's old policy, to the reference.
+    The KL is from the sampler, which is the paper's old policy, to the reference.
     """
     assert reference is not None, "kl_weight needs reference_logprobs"
     log_ratio = (reference.to(batch.sampler_logprobs.device) - batch.sampler_logprobs).double()
@@ -51,7 +51,7 @@ def _kl_to_go(batch: MicroBatch, reference: Tensor | None, estimate: Callable[[T
 
 
 def _sum_to_go(values: Tensor, sequence_ids: Tensor) -> Tensor:
-    """(A,): at each token, the sum from there to the end of its sequence; sequences lie end to end."""
+    """Return (A,): at each token, the sum from there to the end of its sequence; sequences lie end to end."""
     totals = torch.zeros_like(values).index_add(0, sequence_ids, values)
     before = values.cumsum(0) - values
     start = (totals.cumsum(0) - totals)[sequence_ids]
@@ -59,7 +59,7 @@ def _sum_to_go(values: Tensor, sequence_ids: Tensor) -> Tensor:
 
 
 def _whiten(batches: Sequence[MicroBatch], device: torch.device) -> list[MicroBatch]:
-    """Mean 0 and variance 1, with n - 1, over the sampled tokens of all micro-batches of all ranks."""
+    """Scale advantages to mean 0 and variance 1 (with n - 1) over the sampled tokens of all ranks' micro-batches."""
     sampled = [batch.advantages[batch.action_mask].double() for batch in batches]
     count, total = _sum_over_ranks(sum(map(len, sampled)), sum(float(each.sum()) for each in sampled), device=device)
     mean = total / max(1, count)

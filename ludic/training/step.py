@@ -1,4 +1,4 @@
-"""One gradient step over the micro-batches of every rank. Collective: all ranks call it alike."""
+"""One gradient step over the micro-batches of all ranks. Collective."""
 
 from collections.abc import Mapping, Sequence
 
@@ -34,14 +34,13 @@ def train_step(
     timer: StepTimer | None = None,
     token_stats: TokenStats | None = None,
 ) -> dict[str, float]:
-    """Change the weights once, and say what was seen, in the words of schemas/metrics.v1.json.
+    """Update the weights once and return metrics, named as in schemas/metrics.v1.json; equal on all ranks.
 
-    micro_batches: this rank's, as many as on any other rank. num_action_tokens: of all ranks
-    together; the loss is a mean over the global batch, however it was split. reference: runs over
-    all of them first. timer: is told of the phases reference, forward, backward, collectives and optimizer.
-    token_stats: sees every micro-batch of this rank.
-    The same metrics are returned on every rank. Raises TrainingError on every rank, before the weights change,
-    when the loss or the gradient is not finite.
+    micro_batches: those of this rank; every rank must have the same number. num_action_tokens: of all ranks
+    together; the loss is a mean over the global batch, independent of how it is split. reference: is called once with
+    all micro_batches before the first forward pass. timer: measures the phases reference, forward, backward,
+    collectives and optimizer. token_stats: records every micro-batch of this rank.
+    Raises TrainingError on every rank, before the weights change, if the loss or the gradient is not finite.
     """
     timer = timer or StepTimer(model.device)
     totals: dict[str, Tensor] = {}
@@ -56,8 +55,8 @@ def train_step(
         with timer.device("forward"):
             loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference, token_stats)
         with timer.device("backward"):
-            # FSDP2 averages gradients over ranks; the loss is a sum over them. It reduces at each
-            # micro-batch: waiting for the last would hold the gradients unsharded.
+            # FSDP2 averages gradients over ranks, but the loss is a sum over ranks. Gradients are reduced after each
+            # micro-batch: reducing only after the last would keep them unsharded in memory.
             (loss * num_ranks).backward()
         totals = _accumulate(totals, sums)
     with timer.device("collectives"):
@@ -81,7 +80,7 @@ def _micro_batch_loss(
     reference: Tensor | None,
     token_stats: TokenStats | None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The micro-batch's share of the loss, and detached sums of what is to be averaged over action tokens."""
+    """Return the micro-batch's share of the loss, and detached sums of the metrics to average over action tokens."""
     logprobs, entropies = token_logprobs(
         model, batch, chunk_tokens=config.logprob_chunk_tokens, entropy_gradient=config.entropy_weight is not None
     )
@@ -93,7 +92,7 @@ def _micro_batch_loss(
 
 
 def _count_sequences(micro_batches: Sequence[MicroBatch], config: TrainConfig, device: torch.device) -> int:
-    """Sequences, or pairs, with sampled tokens on all ranks; at least 1."""
+    """Return the number of sequences, or pairs, with sampled tokens on all ranks; at least 1."""
     num_sequences = sum(loss_units(batch, config)[batch.action_mask].unique().numel() for batch in micro_batches)
     total = torch.tensor(num_sequences, device=device)
     dist.all_reduce(total)
@@ -107,7 +106,7 @@ def _accumulate(totals: dict[str, Tensor], sums: dict[str, Tensor]) -> dict[str,
 
 
 def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, float]:
-    """Means over the action tokens of all ranks."""
+    """Return means over the action tokens of all ranks, and the maximum ratio."""
     ratio_max = totals.pop("ratio_max")
     dist.all_reduce(ratio_max, op=dist.ReduceOp.MAX)
     sums = torch.stack([value.double() for value in totals.values()])
@@ -118,14 +117,14 @@ def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, floa
 
 
 def _clip_gradients(model: PreTrainedModel, max_grad_norm: float | None) -> float:
-    """Scale all gradients so that their L2 norm is at most max_grad_norm; the norm before, over all ranks."""
+    """Scale gradients to an L2 norm of at most max_grad_norm; returns the norm before scaling, over all ranks."""
     limit = float("inf") if max_grad_norm is None else max_grad_norm
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
 def _check_finite(optimizer: Optimizer, metrics: dict[str, float], config: TrainConfig) -> None:
-    # Both numbers are reduced over ranks, so that all of them raise or none.
+    # Both numbers are reduced over ranks, so either all ranks raise or none.
     bad = [name for name in ("loss", "grad_norm") if not torch.isfinite(torch.tensor(metrics[name]))]
     if bad:
         optimizer.zero_grad()
@@ -137,11 +136,11 @@ def _check_finite(optimizer: Optimizer, metrics: dict[str, float], config: Train
 
 
 def _remedies(config: TrainConfig) -> list[str]:
-    """Settings that could help and are not in use."""
+    """Return settings that could keep loss and gradient finite and are not in use."""
     bounds = [name for name in BOUNDS.get(config.objective, ()) if name != "clip_low"]
     unused = [name for name in bounds if getattr(config, name) is None]
     if config.objective == "reinforce" and len(unused) < len(bounds):
-        unused = []  # either bounds the ratio
+        unused = []  # truncate_ratio or mask_ratio alone bounds the ratio
     return [
         f"a learning_rate below {config.learning_rate:g}",
         *unused,

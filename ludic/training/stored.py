@@ -1,6 +1,6 @@
-"""Training on what is stored: a feed whose plans nobody waits for, offline (epochs) or as another run did (replay).
+"""Feed of plans over stored rollouts: offline in epochs, or the batches of another run (replay).
 
-Writes batches/ of its own root, as the online feed does; reads rollouts/ and batches/ of any.
+Writes batches/ of its own root, as the online feed does; reads rollouts/ and batches/ of any root.
 """
 
 import threading
@@ -19,26 +19,26 @@ _MORE_THAN_ANY_BATCH = 2**31
 
 
 class StoredPlans(Protocol):
-    """Plans that follow from what is stored when training begins."""
+    """Source of plans over the rollouts and batches that are stored when training begins."""
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int | None:
-        """The last step that there is a plan for, going on from a checkpoint; None where there is no last one."""
+        """Return num_steps for training, when resuming from a checkpoint; None keeps the setting."""
 
     def code(self) -> list[CodeRecord]:
-        """The texts that plans are made with."""
+        """Return a record of each SQL or Python text that plans are made with."""
 
     def resume(self, resumed: CheckpointInfo | None) -> None:
-        """Go on from a checkpoint, None from the start; called once, before the first plan."""
+        """Resume from a checkpoint, or begin at the start if it is None; called once, before the first plan."""
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
-        """The next plan, in order of steps; None behind the last."""
+        """Return the next plan, in order of steps; None after the last."""
 
 
 def open_stored(root: Root, config: TrainConfig) -> StoredPlans | None:
-    """What the settings ask for; None is online. Reads the scalars of all sources.
+    """Return the plans for offline training or a replay; None online. Offline reads the scalars of all sources.
 
-    Raises ConfigError for a source that is no root or has nothing to train on, or that another model's weights wrote
-    what is to be replayed.
+    Raises ConfigError if a source has no rollouts to train on, or if the run to replay began with another model or
+    other settings; MissingRootError if a source is no root.
     """
     if config.offline:
         return OfflinePlans(root, config)
@@ -48,22 +48,22 @@ def open_stored(root: Root, config: TrainConfig) -> StoredPlans | None:
 
 
 class StoredFeed:
-    """Plans over what is stored; a Feed."""
+    """Feed of plans over stored rollouts."""
 
     def __init__(self, root: Root, attempt: Attempt, plans: StoredPlans, stop: threading.Event) -> None:
         self._root, self._attempt, self._plans, self._stop = root, attempt, plans, stop
         self._thread = PlanThread()
 
     def start(self, step: int, trainer_version: int) -> None:
-        """As Feed has it."""
+        """Begin to plan a step; see Feed."""
         self._thread.start(partial(self._plan, step, trainer_version))
 
     def take(self) -> Plan | None:
-        """As Feed has it. Raises FencedError, StoreError, QueryError."""
+        """Wait for the plan and return it; see Feed. Raises FencedError, StoreError, QueryError."""
         return self._thread.take()
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """More than any batch takes: no worker is asked for anything."""
+        """Return more groups than any batch takes, so that workers are asked for none."""
         return _MORE_THAN_ANY_BATCH
 
     def close(self) -> None:

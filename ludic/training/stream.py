@@ -1,8 +1,8 @@
-"""The batch stream: from rollouts in the store to packed micro-batches, on every rank.
+"""Batch stream: from rollouts in the store to packed micro-batches, on every rank.
 
-Rank 0 plans (ludic.training.plans) and the plan reaches the other ranks as Arrow IPC; each rank reads the row groups
-of its own sequences and packs them. All of it in threads, while the step before trains. At no time are more tokens in
-memory than two batches hold.
+Rank 0 plans (ludic.training.plans) and sends the plan to the other ranks as Arrow IPC. Each rank reads the row groups
+of its own sequences and packs them. Threads do all of this while the previous step trains. Memory holds the tokens of
+at most two batches.
 """
 
 import time
@@ -37,9 +37,9 @@ TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "actio
 _COLUMNS = ["temperature", *TOKEN_COLUMNS]
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
 _PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
-"""Columns of the ledger that say what to read, and how it is trained on."""
+"""Ledger columns that locate a rollout and say how it is trained on."""
 _UNLIMITED = timedelta(days=365)
-"""Of a wait for the plan, which ends by the feed's stall limit or with rank 0's process."""
+"""Timeout of waiting for a plan; the feed's stall limit or the end of rank 0's process ends the wait."""
 _CLOSE_S = 30.0
 
 Result = TypeVar("Result")
@@ -47,49 +47,49 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one rank trains on at one step."""
+    """One rank's part of a step's batch."""
 
     plan: Plan
-    """Of all ranks."""
+    """Plan of the step, for all ranks."""
     micro_batches: list[MicroBatch]
-    """Of this rank; as many on every rank."""
+    """Micro-batches of this rank; the same number on every rank."""
     num_action_tokens: int
-    """Of this rank, as all counts are; `PlannedStream.next_batch` gives those of all ranks."""
+    """Action tokens of this rank. All three counts are of this rank; `PlannedStream.next_batch` returns sums over
+    ranks."""
     num_tokens: int
-    """Prompts included."""
+    """Tokens of prompts and responses."""
     num_truncated: int
     """Sequences that were cut to max_seq_len."""
     token_imbalance: float
-    """Of the whole batch: tokens of the rank that has most over the mean of all ranks."""
+    """Tokens of the fullest rank over the mean of all ranks, for the whole batch."""
     read_s: float
-    """Seconds in which this rank read its sequences, in the background."""
+    """Seconds this rank spent reading its sequences, in the background."""
     pack_s: float
-    """And packed them."""
+    """Seconds this rank spent packing its sequences, in the background."""
 
 
 class PlannedStream:
-    """Batches in order of steps, each prepared in the background. Collective: every rank calls every method alike."""
+    """Batches in order of steps, each prepared in the background. Collective: every rank must call every method."""
 
     def __init__(self, root: Root, config: TrainConfig, feed: Feed | None) -> None:
-        """`feed` on rank 0, None elsewhere."""
+        """feed: the source of plans on rank 0, None on other ranks."""
         self._root, self._config, self._feed = root, config, feed
         self._next: Future[Share | None] | None = None
-        # Of its own: plans travel while the step's collectives use the default group.
+        # A separate group: plans are sent while the step's collectives use the default group.
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=_UNLIMITED)
 
     def start_plan(self, step: int, trainer_version: int) -> None:
-        """Begin to plan a step that will start from the weights of `trainer_version`, and then to read and pack it."""
+        """Begin to plan, read and pack a step that will start from the weights of `trainer_version`."""
         assert self._next is None, "the batch before was not taken"
         if self._feed is not None:
             self._feed.start(step, trainer_version)
         self._next = _in_background(self._prepare)
 
     def next_batch(self) -> Share | None:
-        """This rank's share of the plan that was started, with the counts of all, as soon as there are groups enough
-        and this rank's are read.
+        """Wait for the batch that was started, and return this rank's share, with counts summed over all ranks.
 
-        None when rank 0 was told to stop. Raises, on every rank, what the feed raises on rank 0, and StoreError,
-        SchemaError or InvalidBatchError for rollouts that one of the ranks can't read or train on.
+        Returns None if rank 0 was told to stop or there are no more plans. Raises, on every rank, the feed's errors,
+        and StoreError, SchemaError or InvalidBatchError if a rank can't read or train on a rollout.
         """
         assert self._next is not None, "no plan was started"
         coming, self._next = self._next, None
@@ -102,7 +102,7 @@ class PlannedStream:
         return replace(share, num_action_tokens=num_action_tokens, num_tokens=num_tokens, num_truncated=num_truncated)
 
     def close(self) -> None:
-        """Give up a batch in the making; a rank that fails alone does not wait for rank 0, which waits for it."""
+        """Give up an unfinished batch. Waits for it at most 30 s: a rank that fails alone must not wait for rank 0."""
         if self._feed is not None:
             self._feed.close()
         if self._next is not None:
@@ -124,7 +124,7 @@ class PlannedStream:
 
 
 def _in_background(function: Callable[[], Result]) -> "Future[Result]":
-    """In a thread that, unlike a pool's, does not keep a process alive that is over."""
+    """Run the function in a daemon thread, which, unlike a pool's thread, does not keep the process alive."""
     future: Future[Result] = Future()
 
     def run() -> None:
@@ -138,9 +138,9 @@ def _in_background(function: Callable[[], Result]) -> "Future[Result]":
 
 
 def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks: int) -> Share:
-    """Read and pack one rank's sequences of a plan; the same on any machine.
+    """Read and pack one rank's sequences of a plan; the result is the same on any machine.
 
-    Raises StoreError, SchemaError or InvalidBatchError for rollouts that can't be read or trained on.
+    Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
     """
     used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
     lengths = _sum_columns(used, "prompt_length", "response_length")
@@ -168,13 +168,13 @@ def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks
 
 
 def read_sequences(root: Root, rows: pa.Table) -> Sequences:
-    """The tokens of ledger rows, in their order, wherever compaction has moved them.
+    """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
-    Raises StoreError for a file that is broken, which is set aside, or gone: the next trainer plans without it.
+    Raises StoreError if a file is missing or broken. A broken file is set aside, so the next trainer plans without it.
     """
     if rows.num_rows == 0:
         return Sequences.of([])
-    # As they lie in the files: then whole row groups are not copied.
+    # Read in the order of the files, so that whole row groups are not copied.
     order = pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]).to_numpy()
     try:
         table = read_rollouts(root, take_rows(rows, order.tolist()), _COLUMNS, on_broken=partial(set_aside, root))
@@ -194,20 +194,20 @@ def read_sequences(root: Root, rows: pa.Table) -> Sequences:
 
 
 def _advantages(rows: pa.Table) -> list[float | np.ndarray]:
-    """Of each ledger row: one for each token, (response_length,) float32, where the advantage SQL gave those."""
+    """Return each row's advantage: a number, or (response_length,) float32 if the advantage SQL gives one per token."""
     pairs = zip(_values(rows["token_advantages"]), rows["advantage"].to_pylist(), strict=True)
     return [one if per_token is None else per_token for per_token, one in pairs]
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Of each row; lists as arrays, by chunk, since to join chunks would copy them."""
+    """Return the value of each row, lists as arrays; goes by chunk, since joining chunks would copy them."""
     if not pa.types.is_list(column.type):
         return column.to_pylist()
     return [values for chunk in column.chunks for values in token_arrays(chunk)]
 
 
 def _row_groups(rows: pa.Table) -> np.ndarray:
-    """(num_rows,) int64: the number, from 0, of the row group that each row was planned from."""
+    """Return (num_rows,) int64: number, from 0, of the row group that each row was planned from."""
     keys = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group")), strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], np.int64)

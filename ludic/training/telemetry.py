@@ -1,6 +1,6 @@
-"""Metrics to TensorBoard or Weights & Biases, besides the metrics table, which is the record.
+"""Log metrics to TensorBoard or Weights & Biases, in addition to the metrics table.
 
-Raises ConfigError naming the extra to install when the library is missing.
+Raises ConfigError, which names the extra to install, if the library is missing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,17 +10,17 @@ from typing import Any, Literal
 from ludic.errors import ConfigError
 
 Log = Callable[[int, Mapping[str, float]], None]
-"""Takes a step and its metrics."""
+"""Function that logs the metrics of a step."""
 
 
 @contextmanager
 def open_log(
     log_to: Literal["none", "tensorboard", "wandb"], *, folder: str, run_id: str, settings: Mapping[str, Any]
 ) -> Iterator[Log]:
-    """A log that is flushed and closed at the end of the block; open it on rank 0 only.
+    """Yield a log that is flushed and closed at the end of the block; open it on rank 0 only.
 
-    folder: local, for the library's files. run_id: a resumed trainer continues its curves.
-    settings: shown beside the curves.
+    folder: local folder for the library's files. run_id: with the same id, a resumed trainer continues its W&B
+    curves. settings: logged with the curves.
     """
     if log_to == "tensorboard":
         with _tensorboard(folder, settings) as log:

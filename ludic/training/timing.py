@@ -1,7 +1,7 @@
-"""Where a step's time goes: the seconds of its phases, without a wait for the device inside of them.
+"""Seconds of a step's phases, measured without waiting for the device inside a step.
 
-Kernels run after the call that asked for them has returned. So phases within a step are measured on CUDA by events in
-the device's stream, which are looked at once, at the end; phases of the loop by this process's clock.
+CUDA kernels run after their call has returned. So phases inside a step are measured on CUDA by events in the device's
+stream, which are read once at the end. Phases of the loop are measured by this process's clock.
 """
 
 import time
@@ -13,7 +13,7 @@ import torch
 
 
 class StepTimer:
-    """Seconds by phase of one step. A phase may hold others; one that is entered again adds up."""
+    """Seconds of one step by phase. Phases may be nested; the times of a repeated phase add up."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
@@ -22,7 +22,7 @@ class StepTimer:
 
     @contextmanager
     def host(self, phase: str) -> Iterator[None]:
-        """Until the device has done what was asked of it in here."""
+        """Measure the block by the clock, until the device has finished its work."""
         started = time.perf_counter()
         yield
         if self._is_cuda:
@@ -31,7 +31,7 @@ class StepTimer:
 
     @contextmanager
     def device(self, phase: str) -> Iterator[None]:
-        """On CUDA from when the device begins with what is asked of it in here; nobody waits for it."""
+        """Measure the device's work in the block, on CUDA by events without waiting, elsewhere like `host`."""
         if not self._is_cuda:
             with self.host(phase):
                 yield
@@ -43,7 +43,7 @@ class StepTimer:
         self._events.append((phase, start, end))
 
     def seconds(self) -> dict[str, float]:
-        """By phase; waits for the device."""
+        """Return the seconds of each phase; waits for the device."""
         for phase, start, end in self._events:
             end.synchronize()
             self._seconds[phase] += start.elapsed_time(end) / 1000

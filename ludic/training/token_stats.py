@@ -1,4 +1,4 @@
-"""What a gradient step saw of each token, kept while it runs, for the table token_stats. No file is touched here."""
+"""Collect per-token values of a gradient step for the table token_stats. Touches no files."""
 
 # Shapes: A = response tokens of a micro-batch.
 
@@ -15,7 +15,7 @@ from ludic.training.packing import MicroBatch
 
 @dataclass(slots=True)
 class _Seen:
-    """One micro-batch; tensors are (A,), where the model computes."""
+    """Values of one micro-batch; tensors are (A,), on the model's device."""
 
     rollout_ids: tuple[str, ...]
     sequence_ids: Tensor
@@ -23,19 +23,19 @@ class _Seen:
     entropy: Tensor
     clipped: Tensor
     weight: Tensor | None = None
-    """None before the backward pass."""
+    """Gradient weight of each token; None before the backward pass."""
 
 
 @dataclass(slots=True)
 class TokenStats:
-    """Of one rank and step: `see` each micro-batch between its forward and its backward pass."""
+    """Token statistics of one rank and step: call `see` for each micro-batch between its forward and backward pass."""
 
     weight_scale: float
-    """Brings a derivative of what goes backward to the table's unit: the sampled tokens of the batch over the ranks."""
+    """Factor from a gradient of the backward pass to the table's unit: sampled tokens of the batch / ranks."""
     _seen: list[_Seen] = field(default_factory=list)
 
     def see(self, batch: MicroBatch, logprobs: Tensor, entropies: Tensor, clipped: Tensor) -> None:
-        """logprobs: (A,) with the gradient that is to come; entropies: (A,); clipped: (A,) bool."""
+        """Record a micro-batch. logprobs: (A,), before the backward pass; entropies: (A,); clipped: (A,) bool."""
         seen = _Seen(
             rollout_ids=batch.rollout_ids,
             sequence_ids=batch.sequence_ids,
@@ -50,7 +50,7 @@ class TokenStats:
         seen.weight = -gradient.detach() * self.weight_scale
 
     def to_table(self, attempt_id: int, step: int) -> pa.Table:
-        """Rows of the token_stats table; a rollout without a response token, all cut by max_seq_len, has none."""
+        """Return rows of the token_stats table; a rollout whose response max_seq_len cuts to 0 tokens has no row."""
         full = [seen for seen in self._seen if seen.rollout_ids]
         lengths = [seen.sequence_ids.bincount(minlength=len(seen.rollout_ids)).numpy() for seen in full]
         return to_token_stats(
@@ -65,7 +65,7 @@ class TokenStats:
         )
 
     def to_cpu(self) -> None:
-        """Copy everything to the CPU's memory, once the step is over."""
+        """Copy all tensors to CPU memory; call it after the step."""
         for seen in self._seen:
             assert seen.weight is not None, "a micro-batch without a backward pass"
             for name in ("sequence_ids", "trainer_logprobs", "entropy", "clipped", "weight"):

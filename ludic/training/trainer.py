@@ -1,10 +1,9 @@
-"""The trainer: stream batches from a root, step, publish weights back to it, checkpoint.
+"""The trainer: stream batches from a root, take gradient steps, publish weights to the root, checkpoint.
 
-Runs on every rank alike; rank 0 alone talks to the store, save that each rank reads its own rows and
-writes what it saw of their tokens (keep_token_stats).
-A killed trainer goes on from its last checkpoint: no group is used twice or skipped. While this one renews
-its lease, another that starts on the same root is refused; one that takes over fences this one, which then
-raises FencedError at its next write.
+Runs on every rank. Each rank reads the rows that it trains on and writes its token_stats (keep_token_stats); rank 0
+does the rest of the work on the store. A restarted trainer resumes from the last checkpoint: no group is used twice
+or skipped. While a trainer renews its lease, another one that starts on the same root is refused. A trainer that takes
+over fences this one, which then raises FencedError at its next write.
 """
 
 import logging
@@ -78,15 +77,16 @@ def train(
 ) -> int:
     """Train up to step num_steps, or until `stop` is set on rank 0; returns the last step trained.
 
-    Goes on from the newest checkpoint of the chain of attempts; a run that was trained so far already
-    is left as it is. The last step is checkpointed, also when the rollouts stop coming.
+    Resumes from the newest checkpoint of the chain of attempts; a run that already reached num_steps is not changed.
+    The last step is always checkpointed, also if no more rollouts arrive.
 
-    Where the newest attempt has not ended by itself, its lease is watched, for at most its length, before
-    anything but model/ is written; not if it is `replaces`, which is known to be over, or is to be fenced. `stop` is
-    set here too, once another trainer fences this one. `model` is another place of the model that the run began with;
-    another model is refused.
+    If the newest attempt has not released its lease, the lease is watched, for at most its length, before
+    anything but model/ is written. `replaces` skips this for one attempt, which is known to have ended or is to be
+    fenced. `stop` is also set here when another trainer fences this one. `model`: another location of the run's first
+    model; a different model is refused.
 
-    Raises, on every rank, OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or TrainingError.
+    Raises OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or TrainingError on every rank,
+    and ConfigError for settings that can't be used here.
     """
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
@@ -112,7 +112,7 @@ def train(
 
 
 def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
-    """The main loop; returns the last step trained."""
+    """Run the main loop; returns the last step trained."""
     step = trainer.first_step - 1
     while step < num_steps:
         timer = StepTimer(trainer.device)
@@ -135,7 +135,7 @@ def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
 
 @contextmanager
 def _process_group(device: str) -> Iterator[DeviceMesh]:
-    """The ranks that train together; a group that the caller had joined stays."""
+    """Join the process group of the ranks, and leave it at the end unless the caller had joined it before."""
     was_there = dist.is_initialized()
     try:
         yield init_distributed(device)
@@ -156,10 +156,13 @@ def _open_trainer(
     report: Report | None,
     found: CheckpointInfo | None,
 ) -> Iterator["_Trainer"]:
-    """Load, take ownership, resume, publish; and let go of everything at the end. found: the checkpoint so far."""
+    """Load the model, take ownership, resume, publish, and release everything at the end.
+
+    found: the checkpoint that was found before ownership was taken.
+    """
     root = first.root
     with ExitStack() as stack:
-        # What can fail without the root comes before ownership is taken, so that it fences nobody.
+        # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         model, optimizer = load_trained(first, config, mesh, with_weights=found is None)
         reference = load_reference(first, config, mesh, model)
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
@@ -170,7 +173,7 @@ def _open_trainer(
             return checkpoint_to_bytes(trainer.main.resumed)
 
         resumed = checkpoint_from_bytes(run_on_main(take_ownership), root)
-        # Before the lease is let go: its successor must see what is still being written.
+        # Runs before the lease is released: a successor must see the checkpoint that is still being written.
         stack.callback(trainer.close)
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
@@ -186,12 +189,12 @@ def _open_trainer(
 
 
 class _Trainer:
-    """The steps of the main loop; every method is collective."""
+    """Methods of the main loop; every method is collective."""
 
     first_step: int
     stream: PlannedStream
     version = -1
-    """The newest version published."""
+    """Newest version published; -1 before the first."""
     main: Main | None = None
 
     def __init__(
@@ -214,7 +217,7 @@ class _Trainer:
         self._token_stats_log = TokenStatsLog(root, rank()) if config.keep_token_stats else None
 
     def start_next_plan(self, step: int) -> None:
-        """While `step` trains, plan the step after it, which starts from the version published in between."""
+        """Plan the step after `step` while `step` trains; it starts from the version published in between."""
         if step < self._config.num_steps:
             self.stream.start_plan(step + 1, self.version + 1 if self._is_publishing(step) else self.version)
 
@@ -245,7 +248,7 @@ class _Trainer:
             self.publish(step)
 
     def publish(self, step: int) -> None:
-        """Make these weights the next version."""
+        """Publish the current weights as the next version."""
         weights = full_state_dict(self._model, adapters_only=self._config.publish_lora == "adapter")
         tokenizer = self.main.tokenizer if self.main else {}
 
@@ -262,7 +265,7 @@ class _Trainer:
         self.version = int(run_on_main(publish))
 
     def checkpoint_if_due(self, step: int, cursor: Mapping[str, Any]) -> None:
-        """Also raises, on every rank, what the checkpoint before failed with, if that is known by now."""
+        """Checkpoint `step` if it is due. Raises, on every rank, the error of the previous checkpoint if it failed."""
         every = self._config.checkpoint_every
         self._unsaved = (step, cursor)
         run_on_main(partial(self._finish_writing, wait=False))
@@ -270,21 +273,21 @@ class _Trainer:
             self._checkpoint()
 
     def checkpoint_last(self) -> None:
-        """Checkpoint the last step, unless that is done, and wait until it is complete.
+        """Checkpoint the last step if that is not done yet, and wait until it is complete.
 
-        Raises FencedError when a newer attempt owns the root.
+        Raises FencedError if a newer attempt owns the root.
         """
         self._checkpoint()
         run_on_main(partial(self._finish_writing, wait=True))
 
     def close(self) -> None:
-        """Let a checkpoint in the making come to its end; it is complete or invisible, and nobody asks any more."""
+        """Wait for a checkpoint that is being written and ignore its error; it is complete or invisible."""
         self._writer.shutdown(wait=True)
         if self._token_stats_log is not None:
             self._token_stats_log.close()
 
     def _checkpoint(self) -> None:
-        """Copy the state and begin to write it, once the checkpoint before is complete."""
+        """Copy the state and start to write it, after the previous checkpoint is complete."""
         attempt_id = int(run_on_main(self._own_attempt))
         if self._unsaved is None:
             return
@@ -305,7 +308,7 @@ class _Trainer:
             run_on_main(partial(self._finish_writing, wait=True))
 
     def _write(self, main: Main, snapshot: Snapshot) -> None:
-        """In the writing thread: the look at the claims in `prune_checkpoints` must follow the marker."""
+        """Write and prune, in the writing thread: `prune_checkpoints` must read the claims after the marker is put."""
         write_checkpoint(self._root, snapshot, max_shard_size=self._config.max_shard_size)
         if self._config.keep_checkpoints is not None:
             every = self._config.keep_checkpoints_every
@@ -333,7 +336,7 @@ class _Trainer:
         return {"model_flops": flops, "mfu": flops / (step_s * num_ranks() * peak) if peak else None}
 
     def _is_publishing(self, step: int) -> bool:
-        """What is trained from what is stored has no workers that wait for weights."""
+        """Return whether `step` publishes; offline and in a replay only the last step does, as no worker waits."""
         if step == self._config.num_steps:
             return True
         return not self._config.is_stored and step % self._root.run.steps_per_version == 0

@@ -1,9 +1,9 @@
-"""Objectives over the response tokens of a micro-batch, and what turns them into a loss. Pure tensor code.
+"""Loss of a micro-batch from an objective over its response tokens. Pure tensor code.
 
-The importance ratio is trainer over sampler, token by token, with the logprobs that the rollouts were
-sampled with: no second forward pass stands in for the sampler. docs/algorithms.md has papers and formulas.
+The importance ratio is trainer over sampler, per token. It uses the logprobs stored by the sampler, not a second
+forward pass. docs/algorithms.md has papers and formulas.
 
-ratios: log ratios and KL estimators; terms: what objectives are made of; policy, pairs: the objectives.
+ratios: log ratios and KL estimators; terms: inputs of objectives; policy, pairs: the objectives.
 """
 
 # Shapes: A = response tokens of a micro-batch. Logprobs and KLs are in nats.
@@ -38,7 +38,8 @@ OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, TrainConfig], tuple[Tensor,
     "ipo": ipo,
     "orpo": orpo,
 }
-"""Each returns what to maximise at each token, and where the ratio was clipped, capped or gated off; both (A,)."""
+"""Objectives by name. Each returns the objective at each token, and where the ratio was clipped, capped or gated off;
+both (A,)."""
 
 
 def rl_loss(
@@ -51,16 +52,16 @@ def rl_loss(
     entropies: Tensor | None = None,
     reference_logprobs: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """This micro-batch's share of the loss: a scalar, nats per action token or sequence of the global batch.
+    """Return the micro-batch's share of the loss, a scalar in nats per action token or sequence of the global batch.
 
-    trainer_logprobs: (A,) float32 with gradient; entropies: (A,), with gradient where entropy_weight is set;
-    reference_logprobs: (A,) float32 without. num_action_tokens, num_sequences: of all micro-batches of all
-    ranks, `loss_units` at each token; shares add up to the step's loss. An empty mask gives a zero that still has a
-    gradient: a rank that raised alone would hang the others.
+    trainer_logprobs: (A,) float32 with gradient; entropies: (A,), with gradient if entropy_weight is set;
+    reference_logprobs: (A,) float32 without gradient. num_action_tokens, num_sequences: counts over all micro-batches
+    of all ranks, where a sequence is one of `loss_units`; the shares add up to the step's loss. An empty mask gives a
+    zero that still has a gradient: a rank that raised alone would hang the others.
 
     Also returns detached sums over action tokens, to be divided by num_action_tokens: ratio, clipped (a
-    count), sampler_kl, and reference_kl where there is a reference; and ratio_max. These KLs are k3 estimates. Of pairs
-    also preference_margin and preference_accuracy, which then are means over pairs.
+    count), sampler_kl, and reference_kl if there is a reference; and ratio_max, a maximum. These KLs are k3 estimates.
+    For pairs it also returns preference_margin and preference_accuracy, which become means over pairs.
     """
     assert num_action_tokens > 0, "a step without action tokens has no loss"
     assert num_sequences > 0, "a step without sequences has no loss"
@@ -89,20 +90,20 @@ def rl_loss(
 def clipped_tokens(
     trainer_logprobs: Tensor, batch: MicroBatch, config: TrainConfig, reference_logprobs: Tensor | None = None
 ) -> Tensor:
-    """(A,) bool: the sampled tokens whose importance ratio is clipped, capped or masked; arguments as of `rl_loss`."""
+    """Return (A,) bool: tokens whose importance ratio is clipped, capped or masked. Arguments: see `rl_loss`."""
     terms = make_terms(trainer_logprobs, batch, reference_logprobs, config)
     return _apply_objective(terms, config)[1] & terms.mask
 
 
 def _apply_objective(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """What to maximise at each token, and where the ratio was clipped, capped or masked; both (A,)."""
+    """Return the objective at each token, and where the ratio was clipped, capped or masked; both (A,)."""
     objective, clipped = OBJECTIVES[config.objective](_with_kl_reward(terms, config), config)
     out = masked_out(terms, config)
     return torch.where(out, 0, objective), clipped | out
 
 
 def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
-    """Terms whose advantage pays for the KL at the token, without a gradient through it, if the settings say so."""
+    """Subtract each token's weighted KL from its advantage, without gradient, if kl_in is reward."""
     if config.kl_weight is None or config.kl_in != "reward":
         return terms
     assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
@@ -111,13 +112,13 @@ def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
 
 
 def token_shares(terms: TokenTerms, config: TrainConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
-    """(A,): what each token's loss is multiplied by, so that the shares of a global batch add up to its mean."""
+    """Return (A,): the factor of each token's loss, so that the shares of a global batch add up to its mean."""
     match config.normalize_over:
-        case "tokens":  # DAPO (arXiv 2503.14476), eq. 8: every token of the batch alike
+        case "tokens":  # DAPO (arXiv 2503.14476), eq. 8: equal weight per token
             return torch.full_like(terms.log_ratio, 1 / num_action_tokens)
-        case "sequences":  # GRPO (arXiv 2402.03300), eq. 3: every sequence alike
+        case "sequences":  # GRPO (arXiv 2402.03300), eq. 3: equal weight per sequence
             return 1 / (terms.sequence_lengths * num_sequences)
-        case "constant":  # Dr. GRPO (arXiv 2503.20783), section 3.2: a length that no sequence can change
+        case "constant":  # Dr. GRPO (arXiv 2503.20783), section 3.2: a constant length
             assert config.constant_tokens is not None
             return torch.full_like(terms.log_ratio, 1 / (config.constant_tokens * num_sequences))
 

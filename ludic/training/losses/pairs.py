@@ -1,7 +1,7 @@
-"""Objectives over pairs of a chosen and a rejected side: what is to be maximised at each token. Pure tensor code.
+"""Objectives over pairs of a chosen and a rejected side, to maximise at each token. Pure tensor code.
 
-A positive advantage marks the chosen side. sequence_ids number pairs (`loss_units`), so that the mean over sequences is
-one over pairs; each objective has one value a pair, at each of its tokens.
+A positive advantage marks the chosen side. sequence_ids number pairs (`loss_units`), so a mean over sequences is
+a mean over pairs. Each objective has one value per pair, repeated at each of its tokens.
 """
 
 # Shapes: A = response tokens of a micro-batch. Logprobs are in nats.
@@ -14,11 +14,11 @@ from ludic.training.config import TrainConfig
 from ludic.training.losses.terms import TokenTerms
 
 _LEAST_SURPRISE = 1e-6
-"""Nats a token below which a side counts as no surer: the odds of a certain one are infinite."""
+"""Lower bound of a side's -logprob, in nats per token: the odds of a probability of 1 are infinite."""
 
 
 def dpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """Log-likelihood of the choice: Rafailov et al. 2023 (arXiv 2305.18290), eq. 7."""
+    """Log-likelihood of choosing the chosen side: Rafailov et al. 2023 (arXiv 2305.18290), eq. 7."""
     return logsigmoid(config.dpo_beta * _gain(terms)), torch.zeros_like(terms.mask)
 
 
@@ -28,9 +28,9 @@ def ipo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
 
 
 def orpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """Likelihood of the chosen side, and its odds over the rejected one: Hong et al. 2024 (arXiv 2403.07691), eq. 6, 7.
+    """Likelihood of the chosen side and odds ratio of both sides: Hong et al. 2024 (arXiv 2403.07691), eq. 6, 7.
 
-    Without a reference. Likelihoods are geometric means over a side's tokens (eq. 3).
+    Uses no reference. Likelihoods are geometric means over a side's tokens (eq. 3).
     """
     chosen, rejected = _mean_logprob(terms, terms.advantages > 0), _mean_logprob(terms, terms.advantages < 0)
     likelier = logsigmoid(_log_odds(chosen) - _log_odds(rejected))
@@ -38,7 +38,7 @@ def orpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
 
 
 def preferences(terms: TokenTerms, config: TrainConfig, tokens_per_pair: float) -> dict[str, Tensor]:
-    """Sums that are means over pairs once they are divided by the number of tokens."""
+    """Return preference metrics as sums; divided by the number of action tokens they are means over pairs."""
     margins = margin(terms, config).detach()
     share = tokens_per_pair / terms.sequence_lengths
     values = {"preference_margin": margins, "preference_accuracy": (margins > 0).to(margins)}
@@ -46,7 +46,7 @@ def preferences(terms: TokenTerms, config: TrainConfig, tokens_per_pair: float) 
 
 
 def margin(terms: TokenTerms, config: TrainConfig) -> Tensor:
-    """(A,): how much the chosen side of a token's pair is preferred: beta times the gain, or for orpo log odds."""
+    """Return (A,): preference margin of each token's pair: dpo_beta times the gain, or the log odds ratio for orpo."""
     if config.objective == "orpo":
         sides = (_log_odds(_mean_logprob(terms, side)) for side in (terms.advantages > 0, terms.advantages < 0))
         return next(sides) - next(sides)
@@ -54,18 +54,18 @@ def margin(terms: TokenTerms, config: TrainConfig) -> Tensor:
 
 
 def _gain(terms: TokenTerms) -> Tensor:
-    """(A,): the log ratio to the reference of the pair's chosen side less that of the rejected one."""
+    """Return (A,): log ratio to the reference of the pair's chosen side minus that of its rejected side."""
     assert terms.log_reference is not None, "dpo and ipo need reference_logprobs"
     return terms.sequence_sum(-terms.log_reference * terms.advantages.sign())
 
 
 def _mean_logprob(terms: TokenTerms, side: Tensor) -> Tensor:
-    """(A,): at each token of a pair, the mean logprob of one side's tokens."""
+    """Return (A,): at each token of a pair, the mean logprob of one side's tokens."""
     length = terms.sequence_sum(side.to(terms.logprobs)).clamp(min=1)
     return terms.sequence_sum(torch.where(side, terms.logprobs, 0)) / length
 
 
 def _log_odds(logprob: Tensor) -> Tensor:
-    """log p - log(1 - p)."""
+    """Return log p - log(1 - p)."""
     logprob = logprob.clamp(max=-_LEAST_SURPRISE)
     return logprob - torch.log(-torch.expm1(logprob))

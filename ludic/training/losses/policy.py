@@ -1,6 +1,7 @@
-"""Objectives of policy gradients, and sft: what is to be maximised at each token. Pure tensor code.
+"""Policy-gradient objectives and sft, to maximise at each token. Pure tensor code.
 
-Each returns that and where the ratio was clipped, capped or gated off; both (A,). docs/algorithms.md has the formulas.
+Each returns the objective, and where the ratio was clipped, capped or gated off; both (A,). docs/algorithms.md has
+the formulas.
 """
 
 # Shapes: A = response tokens of a micro-batch. Logprobs are in nats.
@@ -16,10 +17,10 @@ from ludic.training.losses.terms import TokenTerms
 
 
 def reinforce(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """Advantage times logprob, weighed by the importance ratio without a gradient through it (Williams 1992).
+    """Advantage times logprob, weighted by the importance ratio without gradient through it (Williams 1992).
 
-    Capped at truncate_ratio it is truncated importance sampling (Ionides 2008). It is also decoupled PPO (Hilton et al.
-    2021, arXiv 2110.00641) where, as here, a batch makes one step: the proximal policy is the trainer's at that step.
+    With truncate_ratio it is truncated importance sampling (Ionides 2008). It also equals decoupled PPO (Hilton et al.
+    2021, arXiv 2110.00641) if, as here, a batch makes one step: the proximal policy is the trainer's at that step.
     """
     ratio = level_ratio(terms, config)
     weight = ratio if config.truncate_ratio is None else ratio.clamp(max=config.truncate_ratio)
@@ -27,15 +28,16 @@ def reinforce(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
 
 
 def level_ratio(terms: TokenTerms, config: TrainConfig) -> Tensor:
-    """The token's ratio, or with ratio_level sequence the product over its sequence; without a gradient."""
+    """Return the token's ratio, or with ratio_level sequence the product over its sequence; without gradient."""
     log_ratio = terms.log_ratio if config.ratio_level == "token" else terms.sequence_sum(terms.log_ratio)
     return bounded(log_ratio.detach()).exp()
 
 
 def ppo_clip(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """Schulman et al. 2017 (arXiv 1707.06347), eq. 7; with two bounds as in DAPO (arXiv 2503.14476), eq. 10.
+    """PPO's clipped ratio: Schulman et al. 2017 (arXiv 1707.06347), eq. 7; two bounds as in DAPO (2503.14476), eq. 10.
 
-    With dual_clip, a negative advantage costs at most dual_clip times itself (Ye et al. 2020, arXiv 1912.09729, eq. 5).
+    dual_clip bounds the objective at a negative advantage by dual_clip times the advantage (Ye et al. 2020, arXiv
+    1912.09729, eq. 5).
     """
     return _clipped(terms.ratio, terms.advantages, config)
 
@@ -56,23 +58,23 @@ def _clamp(ratio: Tensor, config: TrainConfig) -> Tensor:
 
 
 def cispo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """Clipped importance weights that leave every token its gradient: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5."""
+    """Clipped importance weights that keep every token's gradient: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5."""
     ratio = terms.ratio.detach()
     weight = _clamp(ratio, config)
     return weight * terms.logprobs * terms.advantages, weight != ratio
 
 
 def gspo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """Clips the geometric mean of a sequence's ratios: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 and 7.
+    """Clipped geometric mean of a sequence's ratios: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 and 7.
 
-    In the paper's token form (eq. 14), whose value and gradient are the same for one advantage a sequence.
+    Uses the paper's token form (eq. 14), which has the same value and gradient if a sequence has one advantage.
     """
     of_sequence = terms.sequence_mean(terms.log_ratio).detach().exp()
     return _clipped(of_sequence * (terms.logprobs - terms.logprobs.detach()).exp(), terms.advantages, config)
 
 
 def gmpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """Geometric mean of ratios that are clipped token by token: Zhao et al. 2025 (arXiv 2507.20673), eq. 4."""
+    """Geometric mean of ratios clipped per token: Zhao et al. 2025 (arXiv 2507.20673), eq. 4."""
     log_ratio = terms.log_ratio
     low = -math.inf if config.clip_low in (None, 1) else math.log(1 - config.clip_low)
     high = math.inf if config.clip_high is None else math.log1p(config.clip_high)
@@ -83,17 +85,17 @@ def gmpo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
 
 
 def sapo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """A soft gate in the place of the clip: Gao et al. 2025 (arXiv 2511.20347), eq. 5 and 6."""
+    """Soft gate instead of a clip: Gao et al. 2025 (arXiv 2511.20347), eq. 5 and 6."""
     tau = torch.where(terms.advantages > 0, config.sapo_tau_positive, config.sapo_tau_negative).to(terms.log_ratio)
     gate = torch.sigmoid(tau * (terms.ratio - 1)) * 4 / tau
     return gate * terms.advantages, torch.zeros_like(terms.mask)
 
 
 def dppo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """The ratio where the token's probability moved little: Qi et al. 2026 (DPPO, arXiv 2602.04879), binary TV.
+    """Ratio of tokens whose probability moved little: Qi et al. 2026 (DPPO, arXiv 2602.04879), binary TV.
 
-    A token counts no more once the update has raised its probability by dppo_high, or lowered it by dppo_low, in the
-    direction that its advantage asks for.
+    A token is masked if its probability has risen by more than dppo_high at a positive advantage, or fallen by more
+    than dppo_low otherwise.
     """
     moved = terms.logprobs.detach().exp() - terms.sampler_logprobs.exp()
     too_far = torch.where(terms.advantages > 0, moved > config.dppo_high, moved < -config.dppo_low)
@@ -101,9 +103,9 @@ def dppo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
 
 
 def vespo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
-    """Weights that fade smoothly as a sequence's ratio W leaves 1: W^k exp(lambda (1 - W)), without a gradient.
+    """Weights that decay smoothly as a sequence's ratio W moves away from 1: W^k exp(lambda (1 - W)), without gradient.
 
-    Shen et al. 2026 (arXiv 2602.10693), section 3.4; k and lambda go by the sign of the advantage.
+    Shen et al. 2026 (arXiv 2602.10693), section 3.4; k and lambda depend on the sign of the advantage.
     """
     log_ratio = bounded(terms.sequence_sum(terms.log_ratio.detach()))
     gains = terms.advantages >= 0
@@ -114,10 +116,10 @@ def vespo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
 
 
 def masked_out(terms: TokenTerms, config: TrainConfig) -> Tensor:
-    """(A,) bool: tokens whose objective counts as 0, since their policy has moved too far from the sampler's.
+    """Return (A,) bool: tokens whose objective is set to 0, because the policy moved too far from the sampler there.
 
-    mask_ratio: IcePop (arXiv 2510.18855). mask_sequence_ratio: the geometric mean over the sequence, as in verl's
-    seq_mean_k1. mask_sequence_kl: sequences of a negative advantage, DeepSeek-V3.2 (arXiv 2512.02556).
+    mask_ratio: IcePop (arXiv 2510.18855). mask_sequence_ratio: geometric mean over the sequence, as in verl's
+    seq_mean_k1. mask_sequence_kl: sequences with a negative advantage, DeepSeek-V3.2 (arXiv 2512.02556).
     """
     out = torch.zeros_like(terms.mask)
     mean_log_ratio = terms.sequence_mean(terms.log_ratio.detach())

@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Bound of every log ratio that goes through exp, in nats and on both sides, as in verl (core_algos.py,
-rollout_corr_helper.py): exp(20) is 4.9e8, while exp(89) is infinite in float32 and makes the gradient NaN even where
-the term is clipped. Beyond the bound a token has no gradient through its ratio."""
+"""Bound, on both sides and in nats, of every log ratio that goes through exp, as in verl (core_algos.py,
+rollout_corr_helper.py). exp(20) is 4.9e8; exp(89) is infinite in float32 and makes the gradient NaN even if the term
+is clipped. Beyond the bound a token has no gradient through its ratio."""
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """The log ratio within MAX_LOG_RATIO."""
+    """Return the log ratio clamped to MAX_LOG_RATIO."""
     return log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-# KL(policy || reference) at samples of the policy, from log(reference / policy); Schulman 2020,
-# "Approximating KL divergence". As a loss, k1 has a gradient that is 0 on average, k2 the right one on-policy.
+# Estimators of KL(policy || reference) at samples of the policy, from log(reference / policy); Schulman 2020,
+# "Approximating KL divergence". As a loss on-policy, k1 has an expected gradient of 0, and k2 the right gradient.
 
 
 def k1(log_ratio: Tensor) -> Tensor:

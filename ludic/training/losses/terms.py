@@ -1,4 +1,4 @@
-"""Inputs of objectives: a micro-batch and the trainer's logprobs, masked. Pure tensor code."""
+"""Inputs of objectives: masked terms of a micro-batch and the trainer's logprobs. Pure tensor code."""
 
 # Shapes: A = response tokens of a micro-batch. Logprobs are in nats.
 
@@ -15,49 +15,49 @@ from ludic.training.packing import MicroBatch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTerms:
-    """Inputs of an objective; all (A,), and 0 where nothing was sampled."""
+    """Inputs of an objective; all (A,), and 0 at tokens that were not sampled."""
 
     logprobs: Tensor
-    """Logprobs of the trainer, with gradient."""
+    """The trainer's logprobs, with gradient."""
     sampler_logprobs: Tensor
     log_ratio: Tensor
-    """Trainer over sampler, with gradient, within MAX_LOG_RATIO."""
+    """log(trainer / sampler), with gradient, clamped to MAX_LOG_RATIO."""
     advantages: Tensor
     mask: Tensor
     """bool: sampled tokens."""
     sequence_ids: Tensor
-    """int64, below A: `loss_units`."""
+    """int64, below A; see `loss_units`."""
     log_reference: Tensor | None = None
-    """Reference over trainer, with gradient; None without a reference."""
+    """log(reference / trainer), with gradient; None without a reference."""
 
     @property
     def ratio(self) -> Tensor:
         return self.log_ratio.exp()
 
     def sequence_sum(self, values: Tensor) -> Tensor:
-        """At each token, the sum over the sampled tokens of its sequence."""
+        """Return, at each token, the sum over the sampled tokens of its sequence."""
         sums = torch.zeros_like(values).index_add(0, self.sequence_ids, torch.where(self.mask, values, 0))
         return sums[self.sequence_ids]
 
     def sequence_mean(self, values: Tensor) -> Tensor:
-        """At each token, the mean over the sampled tokens of its sequence."""
+        """Return, at each token, the mean over the sampled tokens of its sequence."""
         return self.sequence_sum(values) / self.sequence_lengths
 
     @property
     def sequence_lengths(self) -> Tensor:
-        """Sampled tokens of the token's sequence, at least 1."""
+        """Number of sampled tokens of each token's sequence, at least 1."""
         return self.sequence_sum(torch.ones_like(self.log_ratio)).clamp(min=1)
 
 
 def loss_units(batch: MicroBatch, config: TrainConfig) -> Tensor:
-    """(A,) int64: what the loss takes for one sequence at each token; where pairs are compared, both sides of one."""
+    """Return (A,) int64: the number of each token's sequence in the loss; for pairs, the number of its pair."""
     return batch.pair_ids if config.objective in PAIRED else batch.sequence_ids
 
 
 def make_terms(
     trainer_logprobs: Tensor, batch: MicroBatch, reference_logprobs: Tensor | None, config: TrainConfig
 ) -> TokenTerms:
-    """Masked before anything is computed from it, so that no inf or nan reaches the gradient."""
+    """Build the terms. Inputs are masked first, so that no inf or nan reaches the gradient."""
     mask = batch.action_mask
     logprobs, sampler_logprobs = (torch.where(mask, each, 0) for each in (trainer_logprobs, batch.sampler_logprobs))
     return TokenTerms(
