@@ -86,7 +86,7 @@ class Child:
         return self.is_free()
 
     def restart(self, environment: dict[str, str]) -> None:
-        """Restart it. Raises ChildError after 3 deaths in a row, each soon after the start or with the same last words."""
+        """Restart it. Raises ChildError after 3 deaths in a row, soon after the start or with the same last words."""
         code = self.process.returncode
         self._count_death()
         if self._quick_deaths >= _MOST_DEATHS:
