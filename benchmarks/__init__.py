@@ -1,1 +1,1 @@
-"""ludic side by side with what a user would pick instead; every figure is a ratio of calls that took turns."""
+"""Benchmarks of ludic against the alternatives; every ratio compares calls that took turns."""

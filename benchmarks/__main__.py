@@ -1,4 +1,4 @@
-"""Run all benchmarks: `python -m benchmarks`, or with --quick only to see that they work."""
+"""Run all benchmarks: `python -m benchmarks`; with --quick, only check that they work."""
 
 import tyro
 
@@ -45,7 +45,7 @@ def main(quick: bool = False) -> None:
     """Print every table.
 
     Args:
-        quick: Tiny sizes; the figures mean nothing.
+        quick: Use tiny sizes, to check that the benchmarks work; the figures mean nothing.
     """
     for benchmark in BENCHMARKS:
         benchmark.main(quick)

@@ -1,10 +1,10 @@
-"""What compaction costs and gains, how many rows should share a row group, and what indexes would add.
+"""Measure the cost and gain of compaction, of the number of rows in a row group, and of indexes.
 
     python -m benchmarks.compaction
 
-A version of a run of 64 workers, a file of 8 groups of 8 rollouts each time. Rows are those of a few batches of real
-shape (benchmarks.rollouts) under ids of their own. Each figure is taken in turns; reads find their file in the
-page cache, and open it anew.
+Measures one version of a run with 64 workers, in files of 8 groups of 8 rollouts. Rows repeat a few batches of
+realistic shape (benchmarks.rollouts) under new ids. Contestants take turns; each read opens its file again, which is
+in the page cache.
 """
 
 import itertools
@@ -52,7 +52,7 @@ def main(quick: bool = False) -> None:
     """Print three tables.
 
     Args:
-        quick: A few small files, once, to see that all works.
+        quick: Use a few small files and one round, to check that the benchmark works.
     """
     num_files, mean_length, rounds = (8, 20, 1) if quick else (512, 1000, 7)
     folder = Path(tempfile.mkdtemp())
@@ -69,7 +69,7 @@ def main(quick: bool = False) -> None:
 
 
 def make_tables(root: Root, num_files: int, mean_length: int) -> Iterator[pa.Table]:
-    """The rows of each file, in the order of time."""
+    """Yield the rows of each file, in order of time."""
     pool = [
         to_table(make_batch(8, mean_length=mean_length, seed=seed), run_id=root.run_id, sequence=0) for seed in range(4)
     ]
@@ -106,7 +106,7 @@ def print_compaction(root: Root, rounds: int) -> None:
 
 
 def print_row_groups(root: Root, folder: Path, rounds: int) -> None:
-    """The same rows, rewritten with more and more of them in a row group."""
+    """Rewrite the same rows with row groups of increasing size, and print their size and read times."""
     table = pq.read_table(files_of(root)[0])
     rows = []
     for num_rows in ROWS:
@@ -120,7 +120,7 @@ def print_row_groups(root: Root, folder: Path, rounds: int) -> None:
 
 
 def print_indexes(root: Root, folder: Path, rounds: int) -> None:
-    """What Parquet has to find a row by, over row groups as compaction makes them; DuckDB uses all of it."""
+    """Print the time to find a row with each of Parquet's indexes, which DuckDB uses, on compaction's row groups."""
     table = pq.read_table(files_of(root)[0])
     mixed = table.take(np.random.default_rng(0).permutation(table.num_rows))
     filters = {name: {"ndv": ROW_GROUP_ROWS, "fpp": 0.01} for name in ("group_id", "rollout_id")}
@@ -166,7 +166,7 @@ READS = ("scan, ms", "RLOO, ms", "one group, ms", "one rollout, ms")
 
 
 def measure_reads(files: Sequence[str], rounds: int) -> list[str]:
-    """The median time of each of READS; a group's file is known, as the ledger knows it."""
+    """Return the median time of each of READS; the file of the group is known, as from the ledger."""
     file = files[len(files) // 2]
     ids = pq.read_table(file, columns=["group_id", "rollout_id"])
     wanted = ids.slice(ids.num_rows // 2, 1).to_pylist()[0]
@@ -181,7 +181,7 @@ def measure_reads(files: Sequence[str], rounds: int) -> list[str]:
 
 
 def read_rows_of(file: str, group_id: str, columns: list[str] | None) -> pa.Table:
-    """Of the row groups that may hold a group."""
+    """Read the row groups that may hold a group."""
     with pq.ParquetFile(file, pre_buffer=True) as parquet:
         ranges = group_ranges(parquet)
         row_groups = [

@@ -1,12 +1,12 @@
-"""Commits a second of many writers at once, one group a commit: ludic against Delta Lake, Iceberg and Lance.
+"""Measure commits per second of concurrent writers, one group per commit: ludic, Delta Lake, Iceberg and Lance.
 
     python -m benchmarks.contention
 
-Each writer is a process, and commits once off the clock. Then all begin together and append groups of 8 rollouts of
-about 1,000 tokens to one table on the local disk until the time is up; what is refused is tried again. All start from
-records, which only ludic validates, and only ludic syncs its files to the disk. Then every row is looked for. What is
-measured is that no coordinator is needed: one committer that gathers the files of all writers takes the contention off
-table formats too.
+Each writer is a process, and makes one untimed commit. Then all writers start together and append groups of 8 rollouts
+of about 1,000 tokens to one table on the local disk until the time is up; refused commits are repeated. All start from
+records, which only ludic validates, and only ludic syncs its files to the disk. At the end every row is checked. The
+benchmark measures the gain of writing without a coordinator: with one committer for the files of all writers, table
+formats have no contention either.
 """
 
 import math
@@ -28,14 +28,14 @@ from benchmarks.tables import TABLES
 from ludic.schema import to_table
 
 GROUP_SIZE = 8
-# A writer then starts in some ms: what it imports is there already.
+# The fork server imports modules first, so that a writer starts in some ms.
 _processes = multiprocessing.get_context("forkserver")
 _processes.set_forkserver_preload(["benchmarks.tables"])
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of all writers of one run together."""
+    """Result of all writers of one run."""
 
     commits: int
     refused: int
@@ -53,7 +53,7 @@ def main(quick: bool = False) -> None:
     """Print a table.
 
     Args:
-        quick: One and two writers, for a moment, to see that all works.
+        quick: Use one and two writers for 0.2 s, to check that the benchmark works.
     """
     numbers, seconds, rounds = ((1, 2), 0.2, 1) if quick else ((1, 8, 32, 64), 5.0, 3)
     rows = []
@@ -114,7 +114,7 @@ class _Report:
     start: float
     end: float
     done: dict[int, float]
-    """Seconds by the number of the commit."""
+    """Seconds of each acknowledged commit, by its number."""
     refused: int
 
 
@@ -131,7 +131,7 @@ def _write(name: str, folder: str, worker_id: str, start: Barrier, seconds: floa
 
 
 class _Writer:
-    """Commits groups one after the other."""
+    """Commits groups one by one."""
 
     def __init__(self, name: str, folder: str, worker_id: str) -> None:
         self.done: dict[int, float] = {}
@@ -140,7 +140,7 @@ class _Writer:
         self._append, self._refusals = TABLES[name].open(folder, worker_id), TABLES[name].refusals
 
     def commit(self, until: float) -> None:
-        """Commit a new group, however often it is refused, or give up at a time."""
+        """Commit a new group; repeat refused commits until time `until`."""
         number, self._number = self._number, self._number + 1
         batch = make_like(self._like, self._worker_id, _group_id(self._worker_id, number))
         since = time.monotonic()

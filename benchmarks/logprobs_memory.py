@@ -1,9 +1,9 @@
-"""Peak memory of logprobs at a vocabulary of 150,000: in chunks of tokens, and through all logits at once.
+"""Measure peak memory of logprobs at a vocabulary of 150,000: in chunks of tokens, and from all logits at once.
 
-Each figure is of a process of its own, and its peak is what Linux says (VmHWM) above what the process held when model
-and batch were there, in two cases: `reference`, a forward pass without gradients, and `training`, a forward and a
-backward pass after a first one has made the gradients' buffers. `all logits` is the usual way: the model's own forward
-pass, log_softmax in float32, gather.
+Each figure comes from a separate process. The peak is Linux's VmHWM minus the memory that the process held after
+loading model and batch. There are two cases: `reference`, a forward pass without gradients, and `training`, a forward
+and a backward pass after a first one has allocated the gradients. `all logits` is the usual computation: the model's
+own forward pass, log_softmax in float32, gather.
 """
 
 import json
@@ -25,7 +25,7 @@ from ludic.training.logprobs import token_logprobs
 from ludic.training.packing import MicroBatch, TrainingSequence, pack
 
 ALL_LOGITS = 0
-"""As a chunk size: no chunks."""
+"""Chunk size that means no chunks."""
 _CLEAR_PEAK = "5"
 
 
@@ -33,7 +33,7 @@ def main(quick: bool = False) -> None:
     """Print a table for the reference and one for training.
 
     Args:
-        quick: Tiny sizes; the figures mean nothing.
+        quick: Use tiny sizes, to check that the benchmark works; the figures mean nothing.
     """
     vocab_size = 1_500 if quick else 150_000
     batches = (64, 128) if quick else (1_024, 2_048, 4_096, 8_192)
@@ -55,15 +55,15 @@ def _in_a_process(case: str, vocab_size: int, num_tokens: int, chunk_tokens: int
 
 
 def measure(case: str, vocab_size: int, num_tokens: int, chunk_tokens: int) -> int:
-    """Bytes at the peak above those before."""
+    """Return the peak memory of a pass minus the memory before it, in bytes."""
     model, training = _model(vocab_size), case == "training"
     first, batch = _batch(8, vocab_size), _batch(num_tokens, vocab_size)
     _run(model, first, chunk_tokens, training)
-    # The kernel's own reset: later peaks are counted from here.
+    # Reset the kernel's peak counter.
     Path("/proc/self/clear_refs").write_text(_CLEAR_PEAK)
     before = _memory("VmRSS")
     _run(model, batch, chunk_tokens, training)
-    return max(_memory("VmHWM") - before, 1)  # a tiny run may fit into what the first one left
+    return max(_memory("VmHWM") - before, 1)  # a tiny pass may fit into memory that the first pass left
 
 
 def _run(model: PreTrainedModel, batch: MicroBatch, chunk_tokens: int, training: bool) -> None:
@@ -77,7 +77,7 @@ def _run(model: PreTrainedModel, batch: MicroBatch, chunk_tokens: int, training:
 
 
 def by_all_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-    """(A,) float32 nats: the usual way."""
+    """Return logprobs, (A,) float32 nats, from all logits at once."""
     output = model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
@@ -90,7 +90,7 @@ def by_all_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
 
 
 def _model(vocab_size: int) -> PreTrainedModel:
-    """Of one thin layer, so that the head is what counts."""
+    """Return a model with one thin layer, so that the head dominates."""
     return make_model(
         vocab_size=vocab_size,
         hidden_size=64,
@@ -104,7 +104,7 @@ def _model(vocab_size: int) -> PreTrainedModel:
 
 
 def _batch(num_tokens: int, vocab_size: int) -> MicroBatch:
-    """Sequences of at most 512 tokens, all but the first of each sampled."""
+    """Return sequences of at most 512 response tokens after a prompt of one token."""
     rng = np.random.default_rng(0)
     lengths = [512] * (num_tokens // 512) or [num_tokens]
     return pack(
@@ -122,7 +122,7 @@ def _batch(num_tokens: int, vocab_size: int) -> MicroBatch:
 
 
 def _memory(name: str) -> int:
-    """Bytes, by a line of /proc/self/status."""
+    """Return the bytes in a line of /proc/self/status."""
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{name}:"))
     return int(line.split()[1]) * 1024
 

@@ -1,9 +1,9 @@
-"""Steps a second of pipelines/minimal.py, whose data and weights go through the store, against the same ring in memory.
+"""Measure steps per second of pipelines/minimal.py, which works through the store, and of the same loop in memory.
 
     python -m benchmarks.loop
 
-In memory, rollouts are handed over as Python objects, and weights are copied from model to model: what trainers do that
-sample in their own process. Both rings begin with the same weights and seeds, so they sample and learn the same.
+In memory, rollouts are passed as Python objects and weights are copied from model to model, as in trainers that sample
+in their own process. Both loops start with the same weights and seeds, so they sample and learn the same.
 """
 
 import tempfile
@@ -35,7 +35,7 @@ def main(quick: bool = False) -> None:
     """Print a table with a row for each size of model.
 
     Args:
-        quick: One small model and two steps, to see that all works.
+        quick: Use one small model and two steps, to check that the benchmark works.
     """
     rows = [_measure(hidden_size, num_steps=2 if quick else 20) for hidden_size in ((64,) if quick else (64, 256))]
     columns = ["width", "steps/s in memory", "steps/s through the store", "of those in memory", "the store takes"]
@@ -47,7 +47,7 @@ def _measure(hidden_size: int, num_steps: int) -> list[str]:
         model = f"{folder}/model"
         make_tiny_model(model, WORDS, hidden_size=hidden_size)
         run = RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
-        # One more than is timed: the first warms up.
+        # One step more than is timed: the first warms up.
         config = TrainConfig(num_steps=num_steps + 1, learning_rate=1e-3)
         stored = minimal.learn(Root.create(f"{folder}/run", run), config, Path(folder))
         passed = learn_in_memory(run, config)
@@ -68,7 +68,7 @@ def _measure(hidden_size: int, num_steps: int) -> list[str]:
 
 
 def learn_in_memory(run: RunConfig, config: TrainConfig) -> Iterator[dict[str, float]]:
-    """As minimal.learn, without a store; needs the process group that minimal.learn opens."""
+    """Learn as minimal.learn does, without a store; needs the process group that minimal.learn opens."""
     model = load_model(run.model)
     optimizer = build_optimizer(model, config)
     engine = TransformersEngine(run.model, device="cpu")

@@ -1,4 +1,4 @@
-"""Time contestants in turns, so that a neighbour's load hits all alike, and print tables."""
+"""Time contestants in turns, so that other load on the machine affects all of them equally, and print tables."""
 
 import gc
 import time
@@ -12,10 +12,10 @@ from rich.table import Table
 def take_turns(
     contestants: Mapping[str, Callable[[], object]], rounds: int, *, twice: bool = False
 ) -> dict[str, list[float]]:
-    """Seconds of each call by contestant, (rounds,) each; a first round warms up and does not count.
+    """Return the seconds of each call by contestant, (rounds,) each, after an untimed round that warms up.
 
-    twice: each calls once more, off the clock, before a call that counts. For calls of some milliseconds, which
-    would else pay for what the one before put into the processor's caches.
+    twice: make an untimed call before each timed call. For calls of some milliseconds, which would otherwise pay for
+    processor caches that the contestant before has filled.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
@@ -29,7 +29,7 @@ def take_turns(
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """Of one call; as in timeit, no collection of garbage, which would look through everybody's objects."""
+    """Time one call. As in timeit, garbage collection is off, since it would scan the objects of all contestants."""
     gc.disable()
     try:
         start = time.perf_counter()
@@ -40,7 +40,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:
-    """Median over rounds of the ratio within a round."""
+    """Return the median over rounds of the ratio within a round."""
     return median(top / bottom for top, bottom in zip(numerators, denominators, strict=True))
 
 
@@ -50,5 +50,5 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
         table.add_column(column, justify="left" if place == 0 else "right")
     for row in rows:
         table.add_row(*row)
-    # Wider than the 80 columns that a file or a pipe would get.
+    # A file or a pipe would get 80 columns only.
     Console(width=120).print(table)

@@ -1,11 +1,11 @@
-"""Peak resident memory of a writer, a reader and a compaction, by the size of a store of long rollouts.
+"""Measure peak resident memory of a writer, a reader and a compaction, by the size of a store of long rollouts.
 
     python -m benchmarks.memory                   # 1, 4 and 16 GB in the temporary folder, which takes a while
     python -m benchmarks.memory --sizes-gb 1 4
 
-Each is a process of its own, and its peak is what Linux says of it (VmHWM), Python and its libraries included. The
-writer appends groups of rollouts of about 150,000 tokens; a reader polls, and reads tokens and logprobs group by group,
-as a trainer's rank does; a compaction rewrites everything, which lies in one partition; a reader goes through that too.
+Each is a separate process. Its peak is Linux's VmHWM, which includes Python and its libraries. The writer appends
+groups of rollouts of about 150,000 tokens. The reader polls, and reads tokens and logprobs group by group, as a
+trainer's rank does. The compaction rewrites all files, which are in one partition. Then a reader reads the result.
 """
 
 import multiprocessing
@@ -27,7 +27,7 @@ from ludic.store.relocated import read_rollouts
 
 Role = Callable[..., None]
 COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "token_rewards"]
-# A fork would begin with the memory of its parent.
+# A forked process would start with the memory of its parent.
 _processes = multiprocessing.get_context("spawn")
 
 
@@ -35,8 +35,8 @@ def main(quick: bool = False, sizes_gb: tuple[float, ...] = (1, 4, 16)) -> None:
     """Print a table.
 
     Args:
-        quick: Little stores of short rollouts, to see that all works.
-        sizes_gb: Of the stores, in 10^9 bytes.
+        quick: Use small stores of short rollouts, to check that the benchmark works.
+        sizes_gb: Sizes of the stores, in 10^9 bytes.
     """
     mean_length = 1_000 if quick else 150_000
     sizes = (0.0005, 0.001) if quick else sizes_gb
@@ -52,7 +52,7 @@ def main(quick: bool = False, sizes_gb: tuple[float, ...] = (1, 4, 16)) -> None:
 
 
 def _measure(group_size: int, mean_length: int, size_gb: float) -> dict[str, int]:
-    """Peak bytes by role, one after the other on one store."""
+    """Return the peak bytes of each role; the roles run one after the other on one store."""
     with tempfile.TemporaryDirectory() as folder:
         root = Root.create(f"{folder}/run", RunConfig(model="none", env=("moar_cats",), group_size=group_size))
         args = (root.url, group_size, mean_length, int(size_gb * 1e9))
@@ -76,7 +76,7 @@ def _play(says: Connection, function: Role, *args: Any) -> None:
 
 
 def write(url: str, group_size: int, mean_length: int, size_bytes: int) -> None:
-    """Append groups until the store has its size."""
+    """Append groups until the store has at least size_bytes."""
     root = Root.open(url, writable=True)
     group = make_batch(1, mean_length=mean_length, group_size=group_size)
     with RolloutWriter(root, "w0-long") as writer:
@@ -87,7 +87,7 @@ def write(url: str, group_size: int, mean_length: int, size_bytes: int) -> None:
 
 
 def read(url: str, group_size: int, mean_length: int, size_bytes: int) -> None:
-    """Poll, and read the tokens of a group, or of as many as have a million tokens."""
+    """Poll, and read the tokens of a group at a time, or of enough rollouts for about a million tokens."""
     root = Root.open(url)
     reader = RolloutReader(root, ["rollout_id"])
     rows = reader.poll(None)

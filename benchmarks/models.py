@@ -1,4 +1,4 @@
-"""Models of random weights, small enough for a step to be timed."""
+"""Models with random weights for benchmarks of training steps."""
 
 from typing import Any
 
@@ -9,6 +9,6 @@ from ludic.training.attention import PACKED_ATTENTION
 
 
 def make_model(*, attention: str = PACKED_ATTENTION, **sizes: Any) -> PreTrainedModel:
-    """The same for the same sizes, which are those of a Qwen3Config."""
+    """Return a model with fixed random weights. sizes: arguments of Qwen3Config."""
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(Qwen3Config(**sizes), attn_implementation=attention).eval()

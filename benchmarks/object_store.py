@@ -1,10 +1,10 @@
-"""What S3 costs the client: wall and CPU time of each call, through plain s3fs and through ludic's two ways.
+"""Measure wall and CPU time of S3 calls on the client, through plain s3fs and through ludic's two filesystems.
 
     python -m benchmarks.object_store
 
-The server is moto, a real HTTP server in a process of its own, so the CPU time is the client's alone. Much of the wall
-time is the server's, which is Python too. Fetches of many files are measured with 20 ms added to each answer, which is
-near what S3 itself takes.
+The server is moto, an HTTP server in another process, so the CPU time is the client's. Much of the wall time is the
+server's, which is also Python. Fetches of many files are measured with 20 ms added to each response, close to the
+latency of S3.
 """
 
 import os
@@ -22,10 +22,10 @@ from benchmarks.s3_server import BUCKET, s3_server
 from ludic.store.s3 import CLIENT_CONFIG, S3, ObstoreS3
 
 FILE_BYTES = 300_000
-"""A flush of 8 groups of 8 rollouts."""
+"""Size of a file with 8 groups of 8 rollouts."""
 FILES = 200
 S3_LATENCY_S = 0.02
-"""Added to each answer for the table of fetches."""
+"""Seconds added to each response for the table of fetches."""
 
 FileSystems = Mapping[str, fsspec.AbstractFileSystem]
 
@@ -34,7 +34,7 @@ def main(quick: bool = False) -> None:
     """Print two tables: calls, and fetches of many files.
 
     Args:
-        quick: A few calls, to see that all works.
+        quick: Make a few calls, to check that the benchmark works.
     """
     num_files, rounds = (20, 1) if quick else (FILES, 3)
     with s3_server(0.0):
@@ -73,7 +73,7 @@ def _print_calls(filesystems: FileSystems, num_files: int) -> None:
 def _times(
     filesystems: FileSystems, call: Callable[[fsspec.AbstractFileSystem, str, int], object], num_calls: int
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Median seconds of a call, wall and CPU, by filesystem; they take turns, call by call."""
+    """Return the median wall and CPU seconds of a call by filesystem; filesystems take turns, call by call."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in filesystems}
     for number in range(num_calls):
         for name, fs in filesystems.items():
@@ -85,7 +85,7 @@ def _times(
 
 
 def _timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of wall and of CPU, of all threads of this process."""
+    """Return the wall seconds of a call, and the CPU seconds of all threads of this process."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     call()
     return time.perf_counter() - wall_s, time.process_time() - cpu_s

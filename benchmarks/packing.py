@@ -1,10 +1,10 @@
-"""Packed against padded: tokens/s and peak memory of real training steps on lengths as skewed as rollouts are.
+"""Compare packed with padded training steps: tokens/s and peak memory, on sequences of skewed lengths.
 
-A step takes 8 groups of 8 rollouts, log-normal with sigma 1 and about 1,000 tokens, with the budget that ludic has by
-default. `packed` is what ludic does; `packed, dense mask` the same with the mask that
-transformers makes from positions; `padded` lays rows side by side, padded to the longest of a micro-batch, as many
-tokens at once with their padding; `padded, sorted` puts rows of like length together first, as a careful user would.
-Each contestant runs in a process of its own, in turns.
+A step trains on 8 groups of 8 rollouts, with log-normal lengths (sigma 1, about 1,000 tokens) and ludic's default token
+budget. `packed` is ludic's step. `packed, dense mask` is the same with the mask that transformers makes from positions.
+`padded` pads rows to the longest of a micro-batch, with the same number of tokens including padding. `padded, sorted`
+first puts rows of similar length together, as a careful user would. Each contestant runs in a separate process, in
+turns.
 """
 
 import json
@@ -36,7 +36,7 @@ def main(quick: bool = False) -> None:
     """Print the table.
 
     Args:
-        quick: Tiny sizes; the figures mean nothing.
+        quick: Use tiny sizes, to check that the benchmark works; the figures mean nothing.
     """
     sizes = (8, 16, 256) if quick else (64, 1000, TrainConfig().micro_token_budget)
     rounds = 1 if quick else 3
@@ -69,7 +69,7 @@ def _in_a_process(name: str, num_sequences: int, mean_length: int, budget: int) 
 
 
 def measure(name: str, num_sequences: int, mean_length: int, budget: int) -> dict[str, float]:
-    """Tokens/s, without padding, of a gradient step over all; peak memory above the model's."""
+    """Return tokens/s, without padding, of one gradient step, its peak memory above the model's, and its padding."""
     sequences, model = skewed_sequences(num_sequences, mean_length, budget), _model(name)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
     lengths = np.array([sequence.num_tokens for sequence in sequences])
@@ -86,7 +86,7 @@ def measure(name: str, num_sequences: int, mean_length: int, budget: int) -> dic
     seconds = time.perf_counter() - started
     return {
         "tokens_per_s": lengths.sum() / seconds,
-        "peak_mb": max(_peak_mb() - before, 1.0),  # a tiny step may stay below what imports took
+        "peak_mb": max(_peak_mb() - before, 1.0),  # a tiny step may stay below the peak of the imports
         "padding": max(0.0, 1 - lengths.sum() / num_places),  # the last token is no input
     }
 
@@ -94,7 +94,7 @@ def measure(name: str, num_sequences: int, mean_length: int, budget: int) -> dic
 def skewed_sequences(
     num_sequences: int, mean_length: int, budget: int, *, vocab_size: int = 1024
 ) -> list[TrainingSequence]:
-    """Of 16 tokens of prompt and log-normal lengths, at most the budget."""
+    """Return sequences with 16 prompt tokens and a log-normal response length, at most `budget` tokens in all."""
     rng = np.random.default_rng(0)
     # The mean of a log-normal is exp(sigma^2 / 2) times its median.
     lengths = rng.lognormal(mean=np.log(mean_length) - 0.5, sigma=1.0, size=num_sequences).clip(4, budget - 16)
@@ -131,7 +131,7 @@ def _step_packed(model: PreTrainedModel, sequences: list[TrainingSequence], plan
 
 
 def _step_padded(model: PreTrainedModel, sequences: list[TrainingSequence]) -> int:
-    """The usual way, rows and a mask, and then only the hidden states of the responses, as the packed ones have it."""
+    """Step over padded rows with a mask; logits only for the response tokens, as in the packed step."""
     batch = pack(sequences)
     _backward(padded_logprobs(model, sequences, batch), batch)
     return len(sequences) * max(sequence.num_tokens for sequence in sequences)

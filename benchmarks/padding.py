@@ -1,4 +1,4 @@
-"""What peers do in the place of packing: rows side by side, padded to the longest of a micro-batch."""
+"""Padding, which other trainers use instead of packing: rows are padded to the longest of a micro-batch."""
 
 # Shapes: B = rows, L = the longest of them, H = hidden size, A = response tokens of all.
 
@@ -14,7 +14,7 @@ from ludic.training.packing import MicroBatch, TrainingSequence
 
 
 def fill_padded(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Indexes of rows, in order, as many at once as fit into the budget with their padding."""
+    """Yield micro-batches, as indexes of rows in order; each has as many rows as fit in the budget with padding."""
     taken: list[int] = []
     longest = 0
     for index, length in enumerate(lengths):
@@ -27,7 +27,7 @@ def fill_padded(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 
 def pad_tokens(sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:
-    """Prompt and response of each row, and where they are: (B, L) int64 both."""
+    """Return the padded tokens of prompt and response of each row, and their mask, both (B, L) int64."""
     input_ids = torch.zeros(len(sequences), max(sequence.num_tokens for sequence in sequences), dtype=torch.int64)
     mask = torch.zeros_like(input_ids)
     for row, sequence in enumerate(sequences):
@@ -38,7 +38,7 @@ def pad_tokens(sequences: Sequence[TrainingSequence]) -> tuple[Tensor, Tensor]:
 
 
 def response_states(states: Tensor, sequences: Sequence[TrainingSequence]) -> Tensor:
-    """(B, L, H) to (A, H): those that predict the response tokens, row by row."""
+    """Select the states that predict response tokens, row by row: (B, L, H) to (A, H)."""
     return torch.cat(
         [
             states[row, len(sequence.prompt_tokens) - 1 : sequence.num_tokens - 1]
@@ -48,7 +48,7 @@ def response_states(states: Tensor, sequences: Sequence[TrainingSequence]) -> Te
 
 
 def padded_logprobs(model: PreTrainedModel, sequences: Sequence[TrainingSequence], batch: MicroBatch) -> Tensor:
-    """(A,) float32 nats, from rows and a mask; logits of the responses only, in chunks, as `token_logprobs` has them.
+    """Return logprobs, (A,) float32 nats, from padded rows; logits of response tokens only, in chunks.
 
     batch: the same sequences, packed.
     """

@@ -1,9 +1,9 @@
-"""Time to plan a batch of 8 groups by SQL, against the number of groups that wait, and against plain Python.
+"""Measure the time to plan a batch of 8 groups by SQL, by the number of pending groups, and against plain Python.
 
     python -m benchmarks.planner
 
-Plain Python does the same over dicts of scalars: judge all rows by one filter, queue the groups, take the leave-one-out
-baseline of the batch. It has no ledger, and its filter and estimator can't be replaced by a file.
+Plain Python does the same over dicts of scalars: apply one filter to all rows, queue the groups, compute the
+leave-one-out baseline of the batch. It has no ledger, and its filter and advantage can't be replaced by a file.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ def main(quick: bool = False) -> None:
     """Print a table.
 
     Args:
-        quick: Few groups, once, to see that all works.
+        quick: Use few groups and one round, to check that the benchmark works.
     """
     sizes, rounds = ((16, 32), 1) if quick else ((64, 256, 1024, 4096), 9)
     seconds = {size: _measure(size, rounds) for size in sizes}
@@ -45,7 +45,7 @@ def main(quick: bool = False) -> None:
 
 def _measure(num_groups: int, rounds: int) -> dict[str, list[float]]:
     planner = Planner(RULES)
-    # Each plan takes its groups away, so num_groups wait at the round in the middle.
+    # Each plan removes its groups, so num_groups are pending in the middle round.
     rows = pending_rows(num_groups + (rounds // 2 + 1) * GROUPS_PER_BATCH)
     planner.add(rows)
     by_python = rows.to_pylist()
@@ -59,7 +59,7 @@ def _measure(num_groups: int, rounds: int) -> dict[str, list[float]]:
 
 
 def pending_rows(num_groups: int) -> pa.Table:
-    """Scalars of rollouts, with the addresses that a reader adds."""
+    """Return scalars of rollouts, with the addresses that a reader adds."""
     table = to_table(make_batch(num_groups, mean_length=2), run_id="benchmark", sequence=0)
     table = table.select(Planner(RULES).columns)
     places = pa.array(range(table.num_rows))
@@ -76,7 +76,7 @@ def pending_rows(num_groups: int) -> pa.Table:
 
 
 def plan_in_python(rows: list[dict[str, Any]], trainer_version: int) -> list[Mapping[str, Any]]:
-    """Rows of the next batch with their advantages; takes nothing away."""
+    """Return the rows of the next batch with their advantages; removes no rows."""
     groups = defaultdict(list)
     for row in rows:
         if trainer_version - row["policy_version"] <= 8 and row["error"] is None:

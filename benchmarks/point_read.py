@@ -1,10 +1,10 @@
-"""One full rollout by its id, out of 100,000, in a process that has read nothing yet; next to DuckDB and Lance.
+"""Measure reading one full rollout by its id, out of 100,000, in a new process: ludic, DuckDB and Lance.
 
     python -m benchmarks.point_read
 
-Rollouts of about 1,000 response tokens with all columns, in files as workers write them (8 groups of 8 each, 20
-versions), in the same after `ludic compact`, and in a Lance dataset. Each read is a process of its own, which imports
-first and is timed from opening to a dict. Files are in the page cache.
+Rollouts have about 1,000 response tokens and all columns. They are in files as workers write them (8 groups of 8 each,
+20 versions), in the same files after `ludic compact`, and in a Lance dataset. Each read is a separate process, which
+imports first and is timed from opening to a dict. Files are in the page cache.
 """
 
 import shutil
@@ -34,7 +34,7 @@ from ludic.store.lookup import find_rows, read_addresses
 
 Row = Mapping[str, Any]
 Read = Callable[[str, int], Row]
-"""A rollout by its id; its version is known too."""
+"""Reads a rollout by its id and version."""
 
 _NUM_VERSIONS = 20
 _FILES_AN_APPEND = 64
@@ -44,7 +44,7 @@ def main(quick: bool = False) -> None:
     """Print two tables.
 
     Args:
-        quick: A small store, once, to see that all works.
+        quick: Use a small store and one round, to check that the benchmark works.
     """
     num_files, mean_length, rounds = (40, 20, 1) if quick else (1563, 1000, 15)
     folder = Path(tempfile.mkdtemp())
@@ -70,7 +70,7 @@ def main(quick: bool = False) -> None:
 
 
 def make_lance(root: Root, path: str) -> lance.LanceDataset:
-    """The same rows, in the order of the files."""
+    """Write the same rows to a Lance dataset, in the order of the files."""
     names, files = arrow_schema("rollouts").names, list_files(root)
     for start in range(0, len(files), _FILES_AN_APPEND):
         tables = [read_columns(root, file.name, names) for file in files[start : start + _FILES_AN_APPEND]]
@@ -80,7 +80,7 @@ def make_lance(root: Root, path: str) -> lance.LanceDataset:
 
 
 def some_ids(root: Root, count: int) -> list[tuple[str, int]]:
-    """Ids of rollouts from all over the store, with their versions."""
+    """Return ids of rollouts from random files of the store, with their versions."""
     files = list_files(root)
     rng = np.random.default_rng(0)
     chosen = [files[place] for place in rng.integers(0, len(files), count)]
@@ -94,7 +94,7 @@ def print_reads(reads: Mapping[str, Read], ids: list[tuple[str, int]], title: st
     ms: dict[str, list[float]] = {name: [] for name in reads}
     for rollout_id, version in ids:
         for name, read in reads.items():
-            # One task a child: each finds nothing open and nothing parsed.
+            # One read per process, which has opened and parsed no file before.
             with get_context("spawn").Pool(1) as pool:
                 ms[name].append(pool.apply(timed_ms, (read, rollout_id, version)))
     ours = median(next(iter(ms.values())))
@@ -103,8 +103,8 @@ def print_reads(reads: Mapping[str, Read], ids: list[tuple[str, int]], title: st
 
 
 def timed_ms(read: Read, rollout_id: str, version: int) -> float:
-    """In a fresh process, whose imports are done."""
-    # pyarrow imports pandas, where it is installed, when it first makes a datetime.
+    """Return the milliseconds of a read in this process, after its imports."""
+    # pyarrow imports pandas, if installed, when it first makes a datetime.
     pa.array([datetime.now(UTC)]).to_pylist()
     start = time.perf_counter()
     row = read(rollout_id, version)
@@ -129,7 +129,7 @@ def by_lance(path: str, rollout_id: str, version: int) -> Row:
 
 
 def print_commands(roots: Mapping[str, Root], ids: list[tuple[str, int]]) -> None:
-    """The whole of `ludic show`, from the start of Python to its end."""
+    """Print the time of `ludic show`, from the start of Python to its end."""
     rows = []
     for name, root in roots.items():
         seconds = []

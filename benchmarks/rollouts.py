@@ -1,9 +1,9 @@
-"""Rollouts as real models make them, in size and in how well they compress.
+"""Make rollouts that resemble those of real models in size and in compressibility.
 
-Two sources of tokens. `zipf`: ids by Zipf's law over 150,000, frequent ones first, as tokenizers number them, drawn
-independently; nothing repeats, so it is the harder one to compress. `python`: real text that repeats as text does, the
-sources of Python's standard library under a byte-level BPE that is trained on them. Logprobs are those of a confident
-model, most near 0, with all bits of their mantissas in use.
+There are two sources of tokens. `zipf`: ids drawn independently by Zipf's law over 150,000, low ids most frequent, as
+in tokenizers; nothing repeats, so this source is harder to compress. `python`: text with natural repetition, the source
+files of Python's standard library under a byte-level BPE that is trained on them. Logprobs resemble those of a
+confident model: most are near 0, and all bits of their mantissas vary.
 """
 
 import sysconfig
@@ -42,14 +42,14 @@ _PROMPT_LENGTH = 120
 def make_batch(
     num_groups: int, *, mean_length: int = 1000, group_size: int = 8, seed: int = 0, source: Source = "zipf"
 ) -> RolloutBatch:
-    """Groups of one environment and version; the same but for the ids for the same arguments."""
+    """Return groups of one environment and version; the same arguments give the same data, except for ids."""
     rng = np.random.default_rng(seed)
     groups = tuple(_make_group(rng, number, group_size, mean_length, source) for number in range(num_groups))
     return RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id="w0-benchmark", timestamp=datetime.now(UTC)))
 
 
 def make_like(batch: RolloutBatch, worker_id: str, group_id: str, *, policy_version: int = 7) -> RolloutBatch:
-    """The only group of a batch once more, under other ids: much quicker than a new one."""
+    """Copy the only group of a batch under other ids, much faster than making a new group."""
     (group,) = batch.groups
     rollouts = tuple(
         replace(
@@ -68,7 +68,7 @@ def make_like(batch: RolloutBatch, worker_id: str, group_id: str, *, policy_vers
 
 
 def with_own_requests(table: pa.Table, file_number: int) -> pa.Table:
-    """The rollouts of a file as answers to requests that no other file has: a trainer takes each request once."""
+    """Give the rollouts of a file request numbers that no other file has: a trainer uses each request once."""
     first = file_number * 1_000_000
     requests = pa.array(range(first, first + table.num_rows), pa.int64())
     index = table.schema.get_field_index("request_index")
@@ -158,7 +158,7 @@ def _zipf_passage(rng: np.random.Generator, length: int) -> Passage:
 
 
 def _word(token: int) -> str:
-    """A word that stands for a token: frequent ones are short, as in real text."""
+    """Return a word for a token; frequent tokens get short words, as in real text."""
     letters = ""
     while token >= 0:
         token, letter = divmod(token, len(_LETTERS))
@@ -168,7 +168,7 @@ def _word(token: int) -> str:
 
 
 def _python_passage(rng: np.random.Generator, length: int) -> Passage:
-    """From a random place in the standard library."""
+    """Return a passage from a random position in the standard library."""
     texts, tokenizer = _python_library()
     text = texts[rng.integers(len(texts))]
     begin = int(rng.integers(max(1, len(text) - 8 * length)))
@@ -178,7 +178,7 @@ def _python_passage(rng: np.random.Generator, length: int) -> Passage:
 
 @cache
 def _python_library() -> tuple[list[str], Tokenizer]:
-    """Modules of at least 10,000 letters, and a tokenizer that is trained on them; takes some 5 s."""
+    """Return modules of at least 10,000 characters, and a tokenizer trained on them; takes about 5 s."""
     folder = Path(sysconfig.get_path("stdlib"))
     texts = [file.read_text(encoding="utf-8", errors="replace") for file in sorted(folder.glob("*.py"))]
     texts = [text for text in texts if len(text) >= 10_000]

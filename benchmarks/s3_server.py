@@ -1,4 +1,4 @@
-"""An S3 server on this machine (moto): real HTTP, in a process of its own, with latency added to each answer."""
+"""An S3 server on this machine (moto): real HTTP, in a separate process, with latency added to each response."""
 
 import logging
 import multiprocessing
@@ -18,7 +18,7 @@ BUCKET = "ludic-benchmark"
 
 @contextmanager
 def s3_server(latency_s: float) -> Iterator[None]:
-    """An S3 server with an empty bucket; this process's environment leads there."""
+    """Run an S3 server with an empty bucket, and point this process's environment to it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -1,11 +1,11 @@
-"""RLOO advantages of a million rollouts with all filters: SQL over files, against what a user would write instead.
+"""Measure RLOO advantages of a million rollouts with all filters: SQL over files, Polars and plain Python.
 
     python -m benchmarks.sql
 
-From files to a table of rollout_id and advantage. The files' rows have all columns, but some 20 response tokens in
-place of 1,000, to spare the disk: none of those who read them reads token lists. JSONL and MessagePack must decode
-these on the way to a reward; they get rows of 1,000 tokens, a part of them in memory, and their times are extrapolated
-to all. Files are in the page cache.
+Timed from files to a table of rollout_id and advantage. The rows have all columns, but about 20 response tokens instead
+of 1,000, to save disk space: the readers of Parquet do not read token lists. JSONL and MessagePack must decode token
+lists to reach a reward; they get rows of 1,000 tokens, a part of all rows, in memory, and their times are extrapolated.
+Files are in the page cache.
 """
 
 import json
@@ -58,7 +58,7 @@ def main(quick: bool = False) -> None:
     """Print two tables.
 
     Args:
-        quick: Few files, once, to see that all works.
+        quick: Use few files and one round, to check that the benchmark works.
     """
     num_files, rounds = (70, 1) if quick else (15_000, 7)
     folder = Path(tempfile.mkdtemp())
@@ -100,7 +100,7 @@ def print_contestants(root: Root, num_rows: int, rounds: int) -> None:
 
 
 def print_many_files(small: Root, compacted: Root, rounds: int) -> None:
-    """What small files cost: without a cache, with an empty one, and from then on."""
+    """Print the cost of small files: with an empty cache, with a full cache, and without ludic."""
     first = _seconds(lambda: by_sql(connect(small)))
     seconds = take_turns(
         {
@@ -124,7 +124,7 @@ def connect(root: Root) -> duckdb.DuckDBPyConnection:
 
 
 def plain_duckdb(root: Root) -> duckdb.DuckDBPyConnection:
-    """A view over all files, as a user would make it who has no ludic."""
+    """Return a connection with a view over all files, as a user without ludic would create it."""
     con = duckdb.connect()
     files = "/rollouts/version=*/env=*/*.parquet"
     con.sql(f"from read_parquet('{root.path}{files}', hive_partitioning = true)").create_view("rollouts")
@@ -160,7 +160,7 @@ def by_polars(rollouts: pl.LazyFrame, *, rows_are_episodes: bool = False) -> pl.
 
 
 def by_python(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """Advantage by rollout_id; the filters that these rows can meet."""
+    """Return the advantage by rollout_id; applies the filters that can drop rows of these data."""
     groups: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["group_id"]].append(row)

@@ -1,11 +1,11 @@
-"""Bytes a response token, and speed on one core: ludic's Parquet against other ways to keep the same rollouts.
+"""Measure bytes per response token, and speed on one core, of ludic's Parquet and of other formats.
 
     python -m benchmarks.store_size
 
-Writing starts from what a worker has in memory: records for Parquet and Arrow IPC, converted on the clock (and for
-Parquet validated); dicts of lists, arrays or bytes, ready made off the clock, for the others. Reading starts from a
-file with all columns and ends with each rollout's tokens, logprobs and token rewards as NumPy arrays, which is what a
-trainer wants of it. All formats hold the same rows, in which an answer's text occurs once (schema 1.1).
+Writing starts from a worker's data in memory: records for Parquet and Arrow IPC, whose conversion is timed (and for
+Parquet validation); dicts of lists, arrays or bytes for the other formats, prepared untimed. Reading starts from a file
+with all columns and ends with each rollout's tokens, logprobs and token rewards as NumPy arrays, as a trainer needs
+them. All formats hold the same rows, in which an answer's text occurs once (schema 1.1).
 """
 
 import io
@@ -33,37 +33,37 @@ from ludic.store.encoding import encode
 from ludic.store.local import Content
 
 COLUMNS = {"response_tokens": np.int32, "response_logprobs": np.float32, "token_rewards": np.float32}
-"""What is read, and as what."""
+"""Columns that are read, with their dtypes."""
 SIZED = ("response_tokens", "response_logprobs")
-"""Columns whose bytes are told apart."""
+"""Columns whose bytes are reported separately."""
 FLUSH_GROUPS = 32
-"""Of 8 rollouts: what RolloutWriter writes as one file, and one row group, by default."""
+"""Groups of 8 rollouts that RolloutWriter writes as one file, and one row group, by default."""
 ENCODING = "Parquet (ludic), encoding alone"
 _CALLS = 7
 CALL_GROUPS = 8
-"""What a worker writes as one file by default, since it flushes after each call of its engine."""
+"""Groups that a worker writes as one file by default, since it flushes after each engine call."""
 Rows = list[dict[str, Any]]
 Arrays = list[list[np.ndarray]]
-"""For each of COLUMNS, one array a rollout."""
+"""For each of COLUMNS, one array per rollout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
-    """A way to keep a batch."""
+    """A format of a batch."""
 
     write: Callable[[], Content]
-    """All columns."""
+    """Writes all columns."""
     read: Callable[[bytes], Arrays]
-    """COLUMNS, out of what `write` gave."""
+    """Reads COLUMNS from the result of `write`."""
     num_token_bytes: int
-    """That SIZED alone take."""
+    """Bytes of the columns SIZED."""
 
 
 def main(quick: bool = False) -> None:
     """Print three tables.
 
     Args:
-        quick: A small batch, once, to see that all works.
+        quick: Use a small batch and one round, to check that the benchmark works.
     """
     mean_length, num_groups = (50, 2) if quick else (1000, FLUSH_GROUPS)
     batch = make_batch(num_groups, mean_length=mean_length)
@@ -74,12 +74,12 @@ def main(quick: bool = False) -> None:
 
 
 def flushes(quick: bool) -> tuple[int, ...]:
-    """Groups in a file."""
+    """Return the numbers of groups in a file to measure."""
     return (2,) if quick else (CALL_GROUPS, FLUSH_GROUPS)
 
 
 def print_parts(batches: Mapping[tuple[Source, int], RolloutBatch]) -> None:
-    """Where ludic's bytes go. The last two columns are what a file grows by."""
+    """Print ludic's bytes per part. "messages add" and "steps add" are the growth of a file with these columns."""
     texts = ["messages", "agent_steps", "environment_steps"]
     rows = []
     for (source, num_groups), batch in batches.items():
@@ -92,7 +92,7 @@ def print_parts(batches: Mapping[tuple[Source, int], RolloutBatch]) -> None:
 
 
 def all_formats(batch: RolloutBatch) -> dict[str, Format]:
-    """ludic's first."""
+    """Return all formats, ludic's first."""
     return {name: make(batch) for name, make in FORMATS.items()}
 
 
@@ -109,7 +109,7 @@ def print_sizes(formats: dict[str, Format], num_tokens: int) -> None:
 
 
 def print_speeds(num_groups: int, mean_length: int, num_tokens: int, rounds: int) -> None:
-    """Each contestant has processes of its own, so that none pays for what another keeps in memory."""
+    """Print speeds. Each contestant has separate processes, so that it does not pay for another's memory."""
     writing: dict[str, list[float]] = {name: [] for name in [*FORMATS, ENCODING]}
     reading: dict[str, list[float]] = {name: [] for name in FORMATS}
     for _ in range(rounds):
@@ -128,7 +128,7 @@ def print_speeds(num_groups: int, mean_length: int, num_tokens: int, rounds: int
 
 
 def measure_speed(name: str, num_groups: int, mean_length: int) -> dict[str, float]:
-    """Median seconds of a write and of a read, each right after another one."""
+    """Return the median seconds of a write and of a read, each right after an untimed call."""
     pa.set_cpu_count(1)
     batch = make_batch(num_groups, mean_length=mean_length)
     if name == ENCODING:
@@ -141,7 +141,7 @@ def measure_speed(name: str, num_groups: int, mean_length: int) -> dict[str, flo
 
 
 def _speed(seconds: Mapping[str, Sequence[float]], name: str, ours: str, num_tokens: int) -> list[str]:
-    """In millions a second, and as a multiple of ours."""
+    """Return million tokens per second, and the ratio to ludic's speed."""
     if name not in seconds:
         return ["", ""]
     return [
@@ -155,7 +155,7 @@ def num_response_tokens(batch: RolloutBatch) -> int:
 
 
 def parquet(batch: RolloutBatch) -> Format:
-    """As RolloutWriter writes and a trainer's rank reads; the root is in memory, so that no disk is measured."""
+    """Return the format of RolloutWriter and a trainer's rank; the root is in memory, so the disk is not measured."""
     root = Root.create(f"memory://{new_id()}", RunConfig(model="none", env=("moar_cats",)))
     name = RolloutFile(7, "moar_cats", batch.metadata.worker_id, 0).name
 
@@ -201,7 +201,7 @@ def pickled_arrays(batch: RolloutBatch) -> Format:
 
 
 def packed_bytes(batch: RolloutBatch) -> Format:
-    """Each list of numbers as its buffer."""
+    """Return MessagePack with each list of numbers as raw bytes."""
     rows = [
         {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in row.items()}
         for row in rows_of_arrays(batch)
@@ -251,7 +251,7 @@ def parse_lines(data: bytes) -> Rows:
 
 
 def compress(data: bytes) -> bytes:
-    """zstd, level 1, as in ludic's files."""
+    """Compress with zstd, level 1, as in ludic's files."""
     sink = pa.BufferOutputStream()
     with pa.CompressedOutputStream(sink, "zstd") as stream:
         stream.write(data)
@@ -278,7 +278,7 @@ FORMATS: dict[str, Callable[[RolloutBatch], Format]] = {
         of_lists, dumps=lambda rows: compress(json_lines(rows)), loads=lambda data: parse_lines(decompress(data))
     ),
 }
-"""ludic's first."""
+"""Formats by name, ludic's first."""
 
 
 if __name__ == "__main__":

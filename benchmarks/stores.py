@@ -1,7 +1,7 @@
-"""Stores of many rollouts, made quickly: rows of one batch of real shape, again and again, under ids of their own.
+"""Make stores of many rollouts quickly: they repeat the rows of one batch of realistic shape under new ids.
 
-Ids are uuid7, each file's later than those of the file before; rewards and flags are drawn anew for every row. Files
-are what workers would have written; `compact_copy` makes a copy of a store that `ludic compact` has gone over.
+Ids are uuid7, later in each file than in the file before; rewards and flags are drawn for every row. Files are as
+workers would have written them; `compact_copy` makes a compacted copy of a store.
 """
 
 import os
@@ -27,9 +27,9 @@ _MS_A_FILE = 100
 
 
 def make_store(url: str, num_files: int, *, num_versions: int, mean_length: int, base_groups: int = 256) -> Root:
-    """A run whose files of 64 rollouts are spread evenly over versions and workers.
+    """Make a run whose files of 64 rollouts are spread evenly over versions and workers.
 
-    base_groups: groups of 8 with content of their own; the others repeat it.
+    base_groups: number of groups of 8 with distinct content; other groups repeat it.
     """
     root = Root.create(url, RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
     base = to_table(make_batch(base_groups, mean_length=mean_length), run_id=root.run_id, sequence=0)
@@ -42,7 +42,7 @@ def make_store(url: str, num_files: int, *, num_versions: int, mean_length: int,
 
 
 def compact_copy(root: Root, url: str) -> Root:
-    """The same run with its files compacted; those that need not change are shared."""
+    """Copy a run and compact the copy; unchanged files are hard links."""
     shutil.copytree(root.path, url, copy_function=os.link)
     copy = Root.open(url)
     compact(copy)
@@ -50,14 +50,14 @@ def compact_copy(root: Root, url: str) -> Root:
 
 
 def _put(root: Root, file: RolloutFile, data: Content) -> None:
-    """Without the sync to disk that a commit has."""
+    """Write a file without the sync to disk of a commit."""
     path = Path(root.at(file.name))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
 
 def _rows(base: pa.Table, number: int, file: RolloutFile, rng: np.random.Generator) -> pa.Table:
-    """The rows of a file: (64,) of the base, with ids, provenance and outcome of their own."""
+    """Return the 64 rows of a file: rows of the base with new ids, provenance and outcome."""
     num_rows = GROUPS_A_FILE * GROUP_SIZE
     table = base.slice(number * num_rows % base.num_rows, num_rows)
     first_ms = _FIRST_MS + number * _MS_A_FILE
@@ -82,7 +82,7 @@ def _rows(base: pa.Table, number: int, file: RolloutFile, rng: np.random.Generat
 
 
 def _uuid7s(count: int, first_ms: int, rng: np.random.Generator) -> Iterator[str]:
-    """One a millisecond."""
+    """Yield ids, one per millisecond."""
     for ms, bits in enumerate(rng.integers(0, 2**62, count).tolist(), start=first_ms):
         time, tail = f"{ms:012x}", f"{bits:016x}"
         yield f"{time[:8]}-{time[8:]}-7{tail[:3]}-8{tail[3:6]}-{tail[4:16]}"

@@ -1,15 +1,15 @@
-"""From files to tensors on the device, one rank on one core: ludic's batch stream against what peers do.
+"""Measure loading files into tensors, one rank on one core: ludic's batch stream and the methods of other trainers.
 
     python -m benchmarks.stream
 
-256 rollouts of about 1,000 response tokens, in files of 64 on the local disk (page cache), to what a training step
-takes. ludic reads the rows of a plan and packs them. The others read files that hold nothing but what training needs
-(ids, logprobs, an advantage), which peers pass on as lists; they make tensors of them and pad them to the longest of a
-micro-batch, with mask and shifted targets left to the step. The last two keep raw buffers: what a peer could do.
-Each contestant has processes of its own. The plan itself (SQL over scalars) is in `planner`.
+Loads 256 rollouts of about 1,000 response tokens, in files of 64 on the local disk (page cache), into the tensors of a
+training step. ludic reads the rows of a plan and packs them. The other contestants read files with only the data that
+training needs (ids, logprobs, an advantage), as lists, as other trainers pass them on; they make tensors and pad them
+to the longest of a micro-batch, and leave mask and shifted targets to the step. The last two store raw buffers, as
+other trainers could. Each contestant has separate processes. The plan (SQL over scalars) is measured in `planner`.
 
-The second table has what ranks read in sum, when they share a batch of 512 rollouts with log-normal lengths from 16
-files: bytes that the operating system was asked for, footers included.
+The second table has the bytes that all ranks together read from the operating system, footers included, when they
+share a batch of 512 rollouts with log-normal lengths from 16 files.
 """
 
 import json
@@ -48,14 +48,14 @@ _CALLS = 5
 
 Row = dict[str, Any]
 Load = Callable[[], int]
-"""All files to tensors; tokens of responses."""
+"""Loads all files into tensors; returns the number of response tokens."""
 
 
 def main(quick: bool = False) -> None:
     """Print a table.
 
     Args:
-        quick: Short rollouts, once, to see that all works.
+        quick: Use short rollouts and one round, to check that the benchmark works.
     """
     mean_length, rounds = (50, 1) if quick else (1000, 5)
     seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
@@ -77,7 +77,7 @@ def _print_bytes(mean_length: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, plan = _plan_skewed(Path(folder), mean_length)
         rows, whole = [], 0
-        read_share(root, CONFIG, plan, 0, 1)  # what is imported on the way
+        read_share(root, CONFIG, plan, 0, 1)  # reads the files of lazy imports
         for num_ranks in (1, 2, 4, 8):
             shares, size_bytes = [], 0
             for rank in range(num_ranks):
@@ -92,12 +92,12 @@ def _print_bytes(mean_length: int) -> None:
 
 
 def _bytes_read() -> int:
-    """By this process so far."""
+    """Return the bytes that this process has read so far."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def measure(name: str, folder: str, mean_length: int) -> tuple[int, float]:
-    """Response tokens, and the median seconds to load them."""
+    """Return the number of response tokens, and the median seconds to load them."""
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     load = CONTESTANTS[name](Path(folder), mean_length)
@@ -105,7 +105,7 @@ def measure(name: str, folder: str, mean_length: int) -> tuple[int, float]:
 
 
 def by_ludic(folder: Path, mean_length: int, *, num_files: int = NUM_FILES) -> Load:
-    """As a trainer's rank does, after the plan; its poll has parsed the footers."""
+    """Load as a trainer's rank does, after the plan; the reader's poll has parsed the footers."""
     batches = [_make_batch(number, mean_length, GROUPS // num_files) for number in range(num_files)]
     root, plan = _plan(folder, batches)
 
@@ -120,7 +120,7 @@ def _make_batch(number: int, mean_length: int, num_groups: int = GROUPS // NUM_F
 
 
 def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
-    """A root with a file of each, and the plan of a step that takes all of them."""
+    """Return a root with one file per batch, and the plan of a step that uses all batches."""
     root = Root.create(str(folder / "run"), RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE))
     for number, batch in enumerate(batches):
         table = with_own_requests(to_table(batch, run_id=root.run_id, sequence=number), number)
@@ -135,7 +135,7 @@ def _plan(folder: Path, batches: Sequence[RolloutBatch]) -> tuple[Root, Plan]:
 
 
 def _plan_skewed(folder: Path, mean_length: int) -> tuple[Root, Plan]:
-    """Lengths are those of a group, log-normal with sigma 1, so that files differ too."""
+    """Plan groups whose mean lengths are log-normal with sigma 1, so that files differ in size."""
     rng = np.random.default_rng(0)
     batches = []
     for number in range(16):
@@ -148,7 +148,7 @@ def _plan_skewed(folder: Path, mean_length: int) -> tuple[Root, Plan]:
 def by_peer(
     folder: Path, mean_length: int, *, dumps: Callable[[list[Row]], bytes], loads: Callable[[bytes], list[Row]]
 ) -> Load:
-    """Files of rows, each decoded whole and padded."""
+    """Load files of rows; each file is decoded whole, and rows are padded."""
     files = []
     for number in range(NUM_FILES):
         batch = _make_batch(number, mean_length)
@@ -169,7 +169,7 @@ def _row(rollout: Rollout) -> Row:
 
 
 def _pad(rows: Sequence[Row]) -> int:
-    """Ids, attention and loss masks, logprobs and advantages of rows side by side; tokens of responses."""
+    """Make padded ids, attention and loss masks, logprobs and advantages; returns the number of response tokens."""
     prompts, responses = ([torch.as_tensor(row[name]) for row in rows] for name in list(COLUMNS)[:2])
     logprobs = [torch.as_tensor(row["response_logprobs"], dtype=torch.float32) for row in rows]
     shape = len(rows), max(len(p) + len(r) for p, r in zip(prompts, responses, strict=True))

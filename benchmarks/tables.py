@@ -1,6 +1,6 @@
-"""Tables that many processes append rollouts to: a run of ludic, and what a user would pick instead.
+"""Tables that many processes append rollouts to: a run of ludic, Delta Lake, Iceberg and Lance.
 
-A module of its own, so that a fork server imports it once for all writers.
+In a separate module, so that a fork server imports it once for all writers.
 """
 
 import warnings
@@ -20,7 +20,7 @@ from ludic.records import RolloutBatch
 from ludic.schema import to_table
 from ludic.store import RolloutWriter, Root, RunConfig
 
-# The fork server has imported it, and never called it.
+# The fork server has imported lance, and never called it.
 warnings.filterwarnings("ignore", "lance is not fork-safe")
 
 Append = Callable[[RolloutBatch], object]
@@ -28,16 +28,16 @@ Append = Callable[[RolloutBatch], object]
 
 @dataclass(frozen=True, slots=True)
 class TableKind:
-    """A table that many can append to."""
+    """A kind of table that many writers can append to."""
 
     create: Callable[[str, pa.Schema], object]
-    """An empty one, at a folder."""
+    """Creates an empty table in a folder."""
     open: Callable[[str, str], Append]
-    """For one writer, at a folder and under its name; the call returns when its group is committed."""
+    """Opens the table in a folder for a writer with a name; its Append returns when the group is committed."""
     refusals: tuple[type[Exception], ...]
-    """What a writer should take as: try again."""
+    """Exceptions after which a writer should try again."""
     read: Callable[[str], pa.ChunkedArray]
-    """The column group_id of all rows."""
+    """Reads the column group_id of all rows."""
 
 
 def _create_ludic(folder: str, schema: pa.Schema) -> None:
@@ -55,7 +55,7 @@ def _open_ludic(folder: str, worker_id: str) -> Append:
 
 
 def _read_ludic(folder: str) -> pa.ChunkedArray:
-    """As anybody reads it: plain Parquet."""
+    """Read with pyarrow, as plain Parquet."""
     return ds.dataset(f"{folder}/run/rollouts").to_table(columns=["group_id"])["group_id"]
 
 

@@ -1,11 +1,11 @@
-"""From a commit to its rows at the reader, by how many files lie there already: ludic against Delta Lake and Lance.
+"""Measure the time from a commit to its rows at a reader, by the number of existing files: ludic, Delta Lake and Lance.
 
     python -m benchmarks.tail
 
-ludic's reader lists the versions that a trainer still takes, here the newest 4 with 16 files each; all other files lie
-in older versions. It reads the columns that a planner wants. The readers of a table format have no such window, and
-load what was committed since; then they read the same columns of the new file. All but the newest files are hard
-links (ludic) or entries of the log (Delta, Lance): no contestant opens them.
+ludic's reader lists the versions that a trainer still uses, here the newest 4 with 16 files each; all other files are
+in older versions. It reads the columns that a planner needs. The readers of table formats have no such window: they
+load the commits since their last poll, and read the same columns of the new file. All but the newest files are hard
+links (ludic) or log entries (Delta, Lance): no contestant opens them.
 """
 
 import json
@@ -38,28 +38,28 @@ GROUP_SIZE = 8
 NEWEST_VERSION = 5000
 WINDOW = range(NEWEST_VERSION - 3, NEWEST_VERSION + 1)
 FILES_IN_WINDOW = 16
-"""Of each version."""
+"""Files of each version in the window."""
 FILES_BEFORE = 100
-"""Of each older version."""
-# ext4 gives a file 65,000 names.
+"""Files of each older version."""
+# ext4 allows 65,000 hard links to a file.
 _LINKS_OF_ONE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """A table with a writer, and a reader that has seen all that is there."""
+    """A table with a writer, and a reader that has seen all existing rows."""
 
     commit: Callable[[], object]
-    """One group more."""
+    """Commits one more group."""
     poll: Callable[[], int]
-    """Read the rows that are new; how many there are."""
+    """Reads the new rows, and returns their number."""
 
 
 def main(quick: bool = False) -> None:
     """Print a table.
 
     Args:
-        quick: Few files, once, to see that all works.
+        quick: Use few files and one round, to check that the benchmark works.
     """
     sizes, rounds = ((100, 200), 1) if quick else ((100, 10_000, 100_000), 40)
     rows: list[list[str]] = []
@@ -76,7 +76,7 @@ def main(quick: bool = False) -> None:
 
 
 def _deliver(tails: Mapping[str, Tail], rounds: int) -> dict[str, list[float]]:
-    """Seconds from a commit to its rows, (rounds,) by contestant."""
+    """Return the seconds from a commit to its rows, (rounds,) by contestant."""
     seconds: dict[str, list[float]] = {name: [] for name in tails}
     for _ in range(rounds):
         for name, tail in tails.items():
@@ -125,7 +125,7 @@ def start_ludic(folder: str, num_files: int) -> Tail:
 
 
 def _fill(root: Root, num_files: int) -> None:
-    """Names are valid and rows are always the same, save in the window, which is read."""
+    """Create files with valid names; files are hard links to the same rows."""
     data = encode(to_table(make_batch(1, group_size=GROUP_SIZE), run_id=root.run_id, sequence=0))
     in_window = [(version, number) for version in WINDOW for number in range(FILES_IN_WINDOW)]
     for place in range(num_files):
@@ -154,7 +154,7 @@ def start_delta(folder: str, num_files: int) -> Tail:
     def poll() -> int:
         known = reader.version()
         reader.update_incremental()
-        # By the commit's own entry in the log, which costs less than delta-rs's list of all files.
+        # Read the commit's log entry, which is cheaper than delta-rs's list of all files.
         entries = (
             json.loads(line)
             for version in range(known + 1, reader.version() + 1)
@@ -170,7 +170,7 @@ def start_delta(folder: str, num_files: int) -> Tail:
 
 
 def _added(place: int) -> AddAction:
-    """A file that nobody opens."""
+    """Return the log entry of a file that no contestant opens."""
     return AddAction(
         path=f"old-{place}.parquet",
         size=70_000,

@@ -1,12 +1,12 @@
-"""A gradient step of a model of real size on a CUDA device: ludic's, packed, against padded rows and a plain loop.
+"""Measure a gradient step of a full-size model on a CUDA device: ludic's packed step, padded rows, and a plain loop.
 
     python -m benchmarks.train_step --size 1.7B
 
-Random weights in Qwen3's form; 64 rollouts with log-normal lengths (sigma 1, about 1,000 tokens), at most 16,384 tokens
-at once. `packed` is what `ludic train` does at a step, with FSDP2 and bfloat16 over float32 weights; `padded` the same
-over rows that are padded to the longest of a micro-batch; the plain loop is what one writes with transformers alone:
-autocast, padded rows, and logits of all tokens. Model FLOPs count neither padding nor what is computed twice. Each
-contestant has a process of its own; a first step warms up and does not count.
+The model is a Qwen3 with random weights; 64 rollouts have log-normal lengths (sigma 1, about 1,000 tokens), at most
+16,384 tokens per micro-batch. `packed` is the step of `ludic train`, with FSDP2 and bfloat16 over float32 weights.
+`padded` is the same over rows that are padded to the longest of a micro-batch. The plain loop uses transformers alone:
+autocast, padded rows, and logits of all tokens. Model FLOPs do not include padding and recomputation. Each contestant
+has a separate process; the first step warms up and is not counted.
 """
 
 import time
@@ -47,7 +47,7 @@ SIZES: dict[Size, dict[str, Any]] = {
 }
 _HEADS = {"num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 32_768}
 _STEPS = 4
-"""One to warm up, the median of the others."""
+"""Number of steps: one warms up, and the median of the others counts."""
 
 Logprobs = Callable[[PreTrainedModel, Sequence[TrainingSequence], MicroBatch], Tensor]
 
@@ -56,8 +56,8 @@ def main(quick: bool = False, size: Size = "0.6B") -> None:
     """Print the table.
 
     Args:
-        quick: Tiny sizes, on a CPU too; the figures mean nothing.
-        size: Parameters of the model, tied embeddings included.
+        quick: Use tiny sizes, also on a CPU, to check that the benchmark works; the figures mean nothing.
+        size: Number of parameters of the model, with tied embeddings.
     """
     if not quick and not torch.cuda.is_available():
         print("train_step: there is no CUDA device here, so it is left out; --quick shows that it runs")
@@ -86,7 +86,7 @@ def _cells(found: dict[str, Any], ours: dict[str, Any]) -> list[str]:
 
 
 def measure(name: str, size: Size, num_rollouts: int, mean_length: int, budget: int) -> dict[str, Any]:
-    """Seconds of a step, tokens without padding, and the most that the device held."""
+    """Return the seconds of a step, its tokens without padding, MFU, and the device's peak memory."""
     mesh = init_distributed()
     device = torch.device(mesh.device_type)
     config = TrainConfig(micro_token_budget=budget, dtype="bfloat16")
@@ -132,7 +132,7 @@ def _padding(lengths: list[int], budget: int) -> float:
 def by_ludic(
     model: PreTrainedModel, optimizer: Optimizer, sequences: Sequence[TrainingSequence], config: TrainConfig
 ) -> None:
-    """As the trainer's main loop does, from sequences on."""
+    """Step as the trainer's main loop does, starting from sequences."""
     lengths = np.array([sequence.num_tokens for sequence in sequences])
     batches = [pack([sequences[i] for i in plan]) for plan in assign(lengths, 1, config.micro_token_budget)[0]]
     num_action_tokens = sum(sequence.num_action_tokens for sequence in sequences)
@@ -150,7 +150,7 @@ def by_ludic(
 def by_padded_rows(
     model: PreTrainedModel, optimizer: Optimizer, sequences: Sequence[TrainingSequence], config: TrainConfig
 ) -> None:
-    """The model of ludic's step over padded rows; logits of responses only, in chunks."""
+    """Step with ludic's sharded model over padded rows; logits of response tokens only, in chunks."""
     if not hasattr(model, "padded_logprobs"):
         model.padded_logprobs = MethodType(padded_logprobs, model)
         register_fsdp_forward_method(model, "padded_logprobs")
@@ -160,7 +160,7 @@ def by_padded_rows(
 def by_plain_loop(
     model: PreTrainedModel, optimizer: Optimizer, sequences: Sequence[TrainingSequence], config: TrainConfig
 ) -> None:
-    """What one writes with transformers alone."""
+    """Step with transformers alone."""
     _step(model, optimizer, sequences, config, _plain_logprobs)
 
 

@@ -1,12 +1,12 @@
-"""The part of a trainer's time that it waits for data, when rollouts come from S3 and a step takes a second.
+"""Measure the share of a trainer's time spent waiting for data, when rollouts come from S3 and a step takes a second.
 
     python -m benchmarks.train_wait
 
-The server is moto, which adds 20 ms to each answer. Each step finds the files of a new version (8 files of 32 rollouts
-with about 1,000 response tokens), plans 256 rollouts by SQL, writes them to the ledger, reads and packs them: the real
-feed and stream of a trainer with one rank. With prefetch the trainer starts that before a step, as `ludic train` does;
-without, when it wants the batch. The step itself is a second of sleep, as of one whose GPU computes, or a second of
-matrix products on one core, which take turns with everything else.
+The server is moto, with 20 ms added to each response. Each step finds the files of a new version (8 files of 32
+rollouts with about 1,000 response tokens), plans 256 rollouts by SQL, writes them to the ledger, reads and packs them,
+with the real feed and stream of a trainer with one rank. With prefetch, the trainer starts this before a step, as
+`ludic train` does; without prefetch, when it needs the batch. The step is a second of sleep, as if a GPU computed, or a
+second of matrix products on one core, which compete with the trainer's threads.
 """
 
 import threading
@@ -42,7 +42,7 @@ def main(quick: bool = False) -> None:
     """Print a table.
 
     Args:
-        quick: Short rollouts and steps, to see that all works.
+        quick: Use short rollouts and steps, to check that the benchmark works.
     """
     mean_length, num_steps, step_s = (50, 3, 0.1) if quick else (1000, 20, 1.0)
     torch.set_num_threads(1)
@@ -62,7 +62,7 @@ def main(quick: bool = False) -> None:
 
 
 def _fill(mean_length: int, num_steps: int) -> Root:
-    """A root with a batch of rollouts of each version that some step trains with, and of the next."""
+    """Return a root with one batch of rollouts for each version that a step trains with, and for the next version."""
     groups_per_batch = NUM_WORKERS * GROUPS_A_FILE
     run = RunConfig(model="none", env=("moar_cats",), group_size=GROUP_SIZE, groups_per_batch=groups_per_batch)
     root = Root.create(f"s3://{BUCKET}/train_wait", run)
@@ -77,7 +77,7 @@ def _fill(mean_length: int, num_steps: int) -> Root:
 
 
 def _at_version(batch: RolloutBatch, version: int, worker_id: str) -> RolloutBatch:
-    """The same tokens under other ids, as if other weights had sampled them."""
+    """Copy a batch under new ids, as if the weights of another version had sampled it."""
 
     def renew(group: RolloutGroup) -> RolloutGroup:
         group_id = new_id()
@@ -99,7 +99,7 @@ def _at_version(batch: RolloutBatch, version: int, worker_id: str) -> RolloutBat
 
 
 def _train(root: Root, num_steps: int, train: Callable[[], object], *, is_ahead: bool) -> list[float]:
-    """Seconds that each step but the first, which has nothing to overlap with, waited for its batch."""
+    """Return the seconds that each step waited for its batch, without the first, which has no step to overlap with."""
     waits = []
     with _open_stream(root, num_steps) as stream:
         stream.start_plan(1, 0)
@@ -118,7 +118,7 @@ def _train(root: Root, num_steps: int, train: Callable[[], object], *, is_ahead:
 
 @contextmanager
 def _open_stream(root: Root, num_steps: int) -> Iterator[PlannedStream]:
-    """As a trainer opens it, on a root where no earlier one has used anything that counts."""
+    """Open the stream as a trainer does; the new attempt counts no rollout as used."""
     config, attempt = TrainConfig(num_steps=num_steps), start_attempt(root)
     publisher = Publisher(root, attempt, keep=None)
     publisher.publish(lambda folder: None, step=0, num_ready_groups=0)

@@ -1,9 +1,9 @@
-"""The part of a trainer's time that it waits for data, when all rollouts are there: the price of planning and reading.
+"""Measure the share of a trainer's time spent waiting for data when all rollouts exist: the cost of plans and reads.
 
     python -m benchmarks.wait
 
-A worker first fills a root; then the real trainer runs, alone, one rank on the CPU. Plans and reads run in threads
-while it steps, so their time, measured apart by doing the same again, should not show up as waiting.
+A worker first fills a root. Then the real trainer runs alone, with one rank on the CPU. Plans and reads run in threads
+during a step, so their time, measured separately by repeating them, should not appear as waiting.
 """
 
 import tempfile
@@ -44,7 +44,7 @@ def main(quick: bool = False) -> None:
     """Print a table with a row for each size of model.
 
     Args:
-        quick: One small model and three steps, to see that all works.
+        quick: Use one small model and three steps, to check that the benchmark works.
     """
     sizes, num_steps = ((64,), 3) if quick else ((64, 256), 25)
     rows = []
@@ -87,7 +87,7 @@ def _fill(folder: str, hidden_size: int, num_steps: int) -> Root:
 
 
 def _plan_and_read_again(root: Root, num_steps: int) -> dict[str, float]:
-    """Median seconds of the calls that the trainer's threads made."""
+    """Return the median seconds of the calls that the trainer's threads made."""
     planner = Planner(BatchRules(groups_per_batch=root.run.groups_per_batch))
     planner.add(RolloutReader(root, planner.columns).poll(None))
     seconds: dict[str, list[float]] = {"plan_s": [], "read_s": []}

@@ -1,4 +1,4 @@
-"""Which code of a root may run, and which text of it: the flags that `run`, `worker` and `train` share."""
+"""Flags about a root's code, shared by `create`, `run`, `worker` and `train`: whether it may run, and which version."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -15,10 +15,11 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class CodeSettings:
     trust_code: bool = False
-    """Agree to run the files and modules that the root names, now and from now on. Without it, code that came with
-    somebody else's root is refused; docs/security.md."""
+    """Agree to run the files and modules that the root names, now and in the future. Without this flag, code that came
+    with somebody else's root is refused; see docs/security.md."""
     update_code: bool = False
-    """Take users' files as they are on this machine now, and keep them in the root. Without it its copies run."""
+    """Use users' files as they are on this machine now, and store them in the root. Without this flag, the root's
+    copies run."""
 
     @property
     def is_given(self) -> bool:
@@ -26,9 +27,9 @@ class CodeSettings:
 
 
 def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, check: Callable[[Files], object]) -> None:
-    """Give the consent that the flags give, and keep files as they are now where that is asked for.
+    """Record the consent that the flags give, and store users' files in the root.
 
-    check: loads the files; what it raises is raised before anything is kept. Raises ConsentError, ConfigError.
+    check: loads the files; its errors are raised before a file is stored. Raises ConsentError, ConfigError.
     """
     if settings.is_given:
         _consent(root, uses, find_files(root, uses, update=settings.update_code).files)

@@ -1,6 +1,6 @@
 """`ludic compact ROOT`: rewrite the many small files of sealed versions into few large ones.
 
-A run may go on meanwhile, and so may readers. What was cut short is finished by the same command.
+Safe while the run and readers continue. After an interruption, the same command finishes the work.
 """
 
 from collections.abc import Iterable
@@ -22,13 +22,13 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     before: int | None = None
-    """Compact versions below this one; None takes those that neither workers nor the newest trainer use any more."""
+    """Compact versions below this one; None compacts the versions that workers and the newest trainer no longer use."""
     all: bool = False
-    """Compact every version: for a run that is finished."""
+    """Compact every version; for a finished run."""
     target_mb: int = TARGET_BYTES >> 20
-    """Size of a compacted file, in MiB."""
+    """Target size of a compacted file, in MiB."""
     dry_run: bool = False
-    """Only say what would be done."""
+    """Report the changes without making them."""
     json: bool = False
     """Print JSON instead of a table."""
 

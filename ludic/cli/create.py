@@ -1,4 +1,4 @@
-"""`ludic create ROOT`: make a run's root and start nothing, for workers and a trainer on other machines."""
+"""`ludic create ROOT`: create a run's root and start no process; for workers and a trainer on other machines."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from ludic.training.config import TrainConfig
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
-    """Folder or URL of the run to make."""
+    """Folder or URL of the run to create."""
     run: tyro.conf.OmitArgPrefixes[RunConfig]
     code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
 

@@ -1,6 +1,6 @@
-"""`ludic demo`: a tiny model learns to say "love cats" on this machine, in a minute, with nothing downloaded.
+"""`ludic demo`: a tiny model learns to say "love cats" on this machine, in a minute, without downloads.
 
-Two workers and a trainer, separate processes, share nothing but the root's folder of Parquet.
+Two workers and a trainer are separate processes that share only the root's folder of Parquet files.
 """
 
 import shutil
@@ -37,7 +37,7 @@ from ludic.training.config import TrainConfig
 from ludic.training.first_model import first_model, remember_model
 
 NUM_WORKERS = 2
-# What the model could say instead.
+# Further words of the model's vocabulary.
 OTHER_WORDS = (
     "i you we they he she it is are was be have has do does can will would like love hate want see hear know think "
     "dogs dog birds bird fish mouse mice horse cow house home garden tree river sea sky sun moon star day night "
@@ -51,9 +51,9 @@ OTHER_WORDS = (
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: str = "runs/demo"
-    """Folder or URL of the run; a demo that was stopped goes on."""
+    """Folder or URL of the run; a stopped demo is resumed."""
     num_steps: int = 60
-    """Gradient steps."""
+    """Number of gradient steps."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -74,7 +74,7 @@ def main(settings: Settings) -> None:
 
 
 def open_demo(url: str) -> Root:
-    """Start the run with a model that is made for it and kept in its root, or open the one that is there."""
+    """Start the run with a new tiny model that is stored in its root, or open the existing run."""
     url = url.rstrip("/")
     root = Root.create(
         url,
@@ -87,7 +87,7 @@ def open_demo(url: str) -> Root:
             # One batch is planned while another trains; a second keeps the trainer from waiting.
             batches_ahead=2,
             max_tokens=32,
-            # A model of random weights never ends its answers by itself.
+            # A model with random weights never ends its answers.
             accept_incomplete=True,
         ),
     )
@@ -101,13 +101,16 @@ def open_demo(url: str) -> Root:
 
 
 def train_config(num_steps: int) -> TrainConfig:
-    """RLOO with truncated importance sampling, at a rate for 100k parameters that falls, or the end overshoots."""
+    """Return settings for RLOO with truncated importance sampling.
+
+    The learning rate suits 100k parameters; without its decay the last steps overshoot.
+    """
     return TrainConfig(
         num_steps=num_steps,
         learning_rate=4e-3,
         schedule="cosine",
         truncate_ratio=2.0,
-        # Attention over packed tokens costs their square: on a CPU, small micro-batches are faster.
+        # Attention cost grows with the square of the packed tokens: on a CPU, small micro-batches are faster.
         micro_token_budget=512,
         device="cpu",
         checkpoint_every=20,
@@ -115,7 +118,7 @@ def train_config(num_steps: int) -> TrainConfig:
 
 
 def heldout_answers(root: Root, folder: str, num_prompts: int = 32, temperature: float = 0.8) -> list[Rollout]:
-    """One answer to each of the first held-out prompts, which the run never trained on."""
+    """Sample one answer to each of the first held-out prompts, which the run never trained on."""
     agent = Agent(
         engine=TransformersEngine(folder, device="cpu"), tokenizer=load_tokenizer(folder), model=root.run.model
     )
@@ -152,7 +155,7 @@ def _print_curve(console: Console, root: Root) -> None:
 
 
 def draw_curve(versions: Sequence[int], rewards: Sequence[float], path: Path) -> None:
-    """Mean reward of the rollouts of each policy version, as a PNG."""
+    """Plot the mean reward of each policy version's rollouts as a PNG."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.plot(versions, rewards, marker=".", color="tab:green")
@@ -171,7 +174,7 @@ def _print_query(console: Console, root: Root) -> None:
 
 
 def program() -> str:
-    """What the user types for this command: `ludic` only where the shell finds it."""
+    """Return the command that the user types: `ludic` only if the shell finds it."""
     called = Path(sys.argv[0])
     if called.name != "ludic":
         return "python -m ludic"

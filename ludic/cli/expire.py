@@ -1,7 +1,7 @@
 """`ludic expire ROOT --keep-versions N | --older-than 7d | --where SQL`: delete rollouts that are no longer needed.
 
-Whole files only, and by default none that a resumed trainer would train on or that steps were trained on.
-Weights and checkpoints are the trainer's to prune; the ledger, metrics and policy.json stay.
+Deletes whole files only. By default it keeps files that a resumed trainer would train on or that steps were trained on.
+The trainer prunes weights and checkpoints; the ledger, metrics and policy.json are never deleted.
 """
 
 import re
@@ -49,19 +49,19 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     keep_versions: int | None = None
-    """Delete what the newest so many versions did not sample."""
+    """Number of newest policy versions to keep; files of older versions are deleted."""
     older_than: str | None = None
-    """Delete what was written longer ago than this, by its worker's clock: 90m, 12h, 7d, 4w."""
+    """Delete rows written longer ago than this age, by the worker's clock: 90m, 12h, 7d, 4w."""
     where: str | None = None
-    """Delete what this SQL predicate over a row of rollouts matches: "env_name = 'warm_up' and version < 10"."""
+    """Delete rows that match this SQL predicate over the rollouts table: "env_name = 'warm_up' and version < 10"."""
     folder: Literal["rollouts", "evals", "token_stats"] = "rollouts"
-    """evals takes evaluations instead; token_stats what steps saw of each token, by the weights they started from."""
+    """Folder to delete from. In token_stats, a file's version is that of the weights its step started from."""
     break_resume: bool = False
-    """Delete also what a trainer that resumes from its checkpoint would still train on."""
+    """Also delete rollouts that a trainer would still train on after it resumes from its checkpoint."""
     break_replay: bool = False
-    """Delete also what steps were trained on, so that they can't be replayed."""
+    """Also delete rollouts that steps were trained on, so that those steps can't be replayed."""
     dry_run: bool = False
-    """Only say what would be deleted."""
+    """Report the deletions without making them."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -77,13 +77,13 @@ class Settings:
 
     @property
     def rollouts_folder(self) -> Folder:
-        """Where the rollouts are that the rule is about."""
+        """Folder of rollouts that the rule applies to."""
         assert self.folder != "token_stats"
         return self.folder
 
     @property
     def rule(self) -> str:
-        """What was asked for, as the tombstone says it."""
+        """The rule as text, stored in the tombstone."""
         if self.keep_versions is not None:
             return f"--keep-versions {self.keep_versions}"
         return f"--older-than {self.older_than}" if self.older_than is not None else f"--where {self.where}"
@@ -91,14 +91,16 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """What the rule says of the files."""
+    """Files that the rule deletes, and matching files and rows that are kept."""
 
     chosen: list[StoredFile]
+    """Files to delete."""
     num_rows_left: int
-    """Rows that match too, in files that hold others."""
+    """Matching rows in files that also hold rows that do not match."""
     for_resume: list[StoredFile]
-    """Files that match and are kept."""
+    """Matching files that are kept for a trainer that resumes."""
     for_replay: list[StoredFile]
+    """Matching files that are kept because steps were trained on them."""
 
 
 def main(settings: Settings) -> None:
@@ -116,7 +118,7 @@ def main(settings: Settings) -> None:
 
 
 def _expire_token_stats(root: Root, settings: Settings) -> None:
-    """Delete what older steps saw of their tokens; nothing resumes or replays from it, so that no tombstone is left."""
+    """Delete the token statistics of older steps. Leaves no tombstone: resume and replay do not read them."""
     latest = latest_policy(root)
     oldest = (latest.version if latest else 0) - (settings.keep_versions or 0) + 1
     rows = ask(connect(root), root, _OLDER_STEPS, {"oldest": oldest})
@@ -147,7 +149,7 @@ def _choose(root: Root, settings: Settings) -> _Choice:
 
 
 def _match(root: Root, settings: Settings) -> tuple[list[StoredFile], int]:
-    """Files that the rule takes whole, and the rows it takes of others."""
+    """Return the files in which all rows match, and the number of matching rows in other files."""
     files = stored_files(root, settings.rollouts_folder)
     if settings.keep_versions is not None:
         latest = latest_policy(root)
@@ -170,7 +172,7 @@ def _age(text: str) -> timedelta:
 
 
 def _needed_to_resume(root: Root, files: Sequence[StoredFile]) -> list[StoredFile]:
-    """What the newest trainer would read, and what its checkpoint has not consumed of that."""
+    """Return the files that the newest trainer would read and that its checkpoint has not consumed."""
     from ludic.training.checkpoint import checkpoint_to_resume  # loads torch
 
     attempt, latest = newest_attempt(root), latest_policy(root)

@@ -1,8 +1,8 @@
-"""`ludic export ROOT --format ...`: a run's files as a table, its rows as text, its weights as a Hugging Face folder.
+"""`ludic export ROOT --format ...`: export a run's files as a table, its rows as text, its weights for Hugging Face.
 
-delta and iceberg name the files where they lie; jsonl and csv stream, a row group in memory at once (with --sql, what
-DuckDB needs); hf copies weights (ludic.exchange.weights). Raises ConfigError for options that do not go together and
-for a file that exists, StoreError for what a table's writer refuses, QueryError for SQL.
+delta and iceberg register the existing files without a copy; jsonl and csv stream with one row group in memory (with
+--sql, as much as DuckDB needs); hf copies weights (ludic.exchange.weights). Raises ConfigError if options conflict or
+the output file exists, StoreError if a table's writer fails, QueryError if the SQL fails.
 """
 
 import sys
@@ -35,25 +35,24 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     format: Literal["hf", "delta", "iceberg", "jsonl", "csv"]
-    """delta and iceberg register the files that are there, without copying them; call again for new ones. hf is a
-    folder of weights, configuration and tokenizer, as transformers and vLLM load it."""
+    """Output format. delta and iceberg register the existing files without copying them; run the command again to add
+    new files. hf writes a folder of weights, configuration and tokenizer, for transformers and vLLM."""
     table: Folder = "rollouts"
-    """What to export."""
+    """Table to export."""
     catalog: str | None = None
-    """Iceberg: local folder of the catalog; None takes ROOT/iceberg."""
+    """Iceberg: local folder of the catalog; None uses ROOT/iceberg."""
     where: str | None = None
-    """JSONL and CSV: a SQL predicate, such as "policy_version > 3"; None takes all rows."""
+    """JSONL and CSV: SQL predicate, such as "policy_version > 3"; None exports all rows."""
     sql: str | None = None
-    """JSONL and CSV: a whole query instead, as `ludic sql` takes it."""
+    """JSONL and CSV: export the result of this query, which may use the same views as `ludic sql`."""
     out: str | None = None
-    """JSONL and CSV: file to write, which must not be there; None writes to stdout. hf: folder or URL to write."""
+    """JSONL and CSV: file to write, which must not exist; None writes to stdout. hf: folder or URL to write."""
     step: int | None = None
-    """hf: the checkpoint of this step."""
+    """hf: export the checkpoint of this step."""
     version: int | None = None
-    """hf: this published version; without it and --step the newest one."""
+    """hf: export this published version; the default, without --step, is the newest version."""
     model: str | None = None
-    """hf: another place of the model that the run began with, which a LoRA adapter needs; None is where run.json
-    says."""
+    """hf: location of the run's first model, which a LoRA adapter needs; None means where run.json says."""
     json: bool = False
     """Delta, Iceberg and hf: print the report as JSON."""
 
@@ -96,7 +95,7 @@ def _catalog(settings: Settings) -> Path | None:
 
 
 def _write_weights(root: Root, settings: Settings) -> None:
-    from ludic.exchange.weights import export_weights  # with torch, for which the other formats need not wait
+    from ludic.exchange.weights import export_weights  # imports torch, which the other formats do not need
 
     assert settings.out is not None
     report = export_weights(root, settings.out, step=settings.step, version=settings.version, model=settings.model)
@@ -115,15 +114,15 @@ def _write_text(root: Root, settings: Settings) -> None:
             _write_rows(result.schema.names, _rows(result), settings)
     else:
         result = whole_rows(root, settings.table, _matching(root, settings))
-        # Steps refer to messages for their texts; who reads text wants them in place.
+        # Steps refer to messages for their texts; resolve the references for readers of text.
         _write_rows(result.schema.names, map(resolve_row, _rows(result)), settings)
 
 
 def _matching(root: Root, settings: Settings) -> set[str] | None:
-    """Ids of the rows that --where asks for; None for all."""
+    """Return the ids of the rows that match --where; None means all rows."""
     if settings.where is None:
         return None
-    # On lines of its own, so that a comment at its end hides nothing.
+    # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
     query = f"select rollout_id from {settings.table} where (\n{settings.where}\n)"  # noqa: S608
     with open_result([root], query) as result:
         return {rollout_id for batch in result for rollout_id in batch.column("rollout_id").to_pylist()}
@@ -143,7 +142,7 @@ def _write_rows(names: Sequence[str], rows: Iterable[Mapping[str, Any]], setting
 
 
 def _write_jsonl(rows: Iterable[Mapping[str, Any]], sink: BinaryIO) -> None:
-    """An object a line."""
+    """Write one JSON object per line."""
     for row in rows:
         sink.write(json_text(row).encode() + b"\n")
 

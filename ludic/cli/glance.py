@@ -1,7 +1,7 @@
-"""What a run does right now, from its files alone: the newest metrics, lease, policy and checkpoint.
+"""Read the current state of a run from its files: the newest metrics, lease, policy and checkpoint.
 
-A look costs a handful of small reads and three listings; what was read before is not read again. Raises
-MissingRootError once the run is gone, StoreError while its filesystem fails, SchemaError for a damaged file.
+A look costs a handful of small reads and three listings; no file of metrics is read twice. Raises MissingRootError
+if the run is gone, StoreError if its filesystem fails, SchemaError if a file is damaged.
 """
 
 from collections import deque
@@ -18,15 +18,15 @@ from ludic.store.policies import Policy, read_policy
 from ludic.store.troubles import Trouble, find_sampling_troubles, find_shortage, find_training_troubles
 
 Row = Mapping[str, Any]
-"""Of the metrics table."""
+"""One row of the metrics table."""
 
 WINDOW = timedelta(minutes=5)
-"""Of the workers' rates."""
+"""Time window of the workers' rates."""
 _MOST_STEPS = 1000
 _NEWEST_CALLS = 256
-"""That tell of troubles, however long ago they were."""
+"""Number of engine calls, of any age, that are searched for troubles."""
 _NEWEST_FILES = 64
-"""Of each writer, that the first look reads."""
+"""Number of files of each writer that the first look reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Trainer:
     attempt_id: int
     owner: str
     pulse: Pulse | None
-    """None for one of a ludic that had no leases."""
+    """State of its lease; None if an older ludic, without leases, started it."""
     config: Mapping[str, Any] = field(default_factory=dict)
-    """Its settings; empty while it has not said."""
+    """Its settings; empty until it has stored them."""
 
     @property
     def num_steps(self) -> int | None:
@@ -47,24 +47,24 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Glance:
-    """A run at one moment."""
+    """State of a run at one moment."""
 
     root: Root
     at: datetime
     trainer: Trainer | None
     steps: list[Row]
-    """The newest gradient steps that count, in order."""
+    """Newest gradient steps that no later attempt has replaced, in order."""
     calls: list[Row]
-    """Of the workers' engines, within WINDOW, oldest first."""
+    """Calls of the workers' engines within WINDOW, oldest first."""
     policy: Policy | None
-    """The newest one published."""
+    """Newest published policy."""
     checkpoint: Place | None
-    """The newest complete one."""
+    """Newest complete checkpoint."""
     newest_calls: list[Row] = field(default_factory=list)
-    """Of the workers' engines, at whatever time, oldest first."""
+    """Newest calls of the workers' engines, of any age, oldest first."""
 
     def troubles(self) -> Iterator[Trouble]:
-        """What is wrong with the run, by its newest metrics."""
+        """Yield the troubles of the run that its newest metrics show."""
         run, config = self.root.run, self.trainer.config if self.trainer else {}
         yield from find_sampling_troubles(self.newest_calls, run)
         yield from find_training_troubles(self.steps, config)
@@ -72,7 +72,7 @@ class Glance:
 
 
 class Watcher:
-    """Looks at one run again and again."""
+    """Reads the state of one run repeatedly."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -84,7 +84,7 @@ class Watcher:
         self._newest_calls: deque[Row] = deque(maxlen=_NEWEST_CALLS)
 
     def look(self) -> Glance:
-        root = Root.open(self._url)  # anew, to see that it is still there
+        root = Root.open(self._url)  # raises if the run is gone
         now = datetime.now(UTC)
         self._take(self._tail.poll(), now)
         latest = latest_policy(root)
@@ -125,7 +125,7 @@ class Watcher:
         )
 
     def _find_attempt(self, root: Root, attempt_id: int) -> Attempt | None:
-        """None for one that was claimed, and has not begun. Read once: it never changes."""
+        """Return an attempt; None if it was claimed and has not begun. Each is read once: it never changes."""
         if self._attempt is None or self._attempt.attempt_id != attempt_id:
             try:
                 self._attempt = read_attempt(root, attempt_id)
@@ -135,7 +135,7 @@ class Watcher:
 
 
 def steps_that_count(rows: Mapping[Place, Row]) -> list[Row]:
-    """Rows by attempt and step, in order of steps, without those that a later attempt has trained anew."""
+    """Return rows in order of steps, without steps that a later attempt has trained again."""
     kept: list[Row] = []
     for (_, step), row in sorted(rows.items(), reverse=True):
         if not kept or step < kept[-1]["step"]:

@@ -1,7 +1,7 @@
-"""`ludic import ROOT --from FORMAT FILES...`: bring in rollouts that other programs wrote.
+"""`ludic import ROOT --from FORMAT FILES...`: import rollouts that other programs wrote.
 
-What was brought in goes to stdout, what could not be mapped to stderr. Raises ConfigError for an unknown format, a
-foreign file, and a root that is not there when no model is named.
+Prints the imported rollouts per file to stdout, and fields and records that were not imported to stderr. Raises
+ConfigError if the format is unknown, a file is foreign, or the root does not exist and no model is named.
 """
 
 import functools
@@ -33,23 +33,23 @@ _MOST_REFUSED = 10
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
-    """Folder or URL of the run; it is started when it is not there and --model is given."""
+    """Folder or URL of the run; created if it does not exist and --model is given."""
     files: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE")]
-    """Files of the peer, local or URLs."""
+    """Files to import, paths or URLs."""
     from_: Annotated[str, tyro.conf.arg(name="from", metavar="FORMAT")]
-    """jsonl, verl, trl, prime-rl or art; or path/to/mapping.toml (docs/exchange.md)."""
+    """Format of the files: jsonl, verl, trl, prime-rl or art; or path/to/mapping.toml (docs/exchange.md)."""
     env: str | None = None
-    """Environment of records that name none; None takes the format's name."""
+    """Environment name for records without one; None uses the format's name."""
     tokenizer: str | None = None
-    """Folder, Hugging Face id or URL that makes tokens of texts; None takes the run's model."""
+    """Folder, Hugging Face id or URL of the tokenizer for texts; None uses the tokenizer of the run's model."""
     model: str | None = None
-    """Of a run that is started: folder, Hugging Face id or URL of its weights."""
+    """Folder, Hugging Face id or URL of the weights, for a run that is created."""
     group_size: int = 8
-    """Of a run that is started. Imported groups are as large as they are."""
+    """Group size in the settings of a run that is created. Imported groups keep their size."""
     groups_per_batch: int = 8
-    """Of a run that is started."""
+    """Groups per batch in the settings of a run that is created."""
     json: bool = False
-    """Print the whole report as JSON instead."""
+    """Print the whole report as JSON."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -90,7 +90,7 @@ def _open_root(settings: Settings, env_name: str) -> Root:
             groups_per_batch=settings.groups_per_batch,
         )
         root = Root.create(settings.root, run)
-        if not is_hub_id(settings.model):  # which would download weights that nothing here needs
+        if not is_hub_id(settings.model):  # an id would download weights, which an import does not need
             remember_model(root)
         return root
     if settings.model not in (None, root.run.model):
@@ -99,7 +99,7 @@ def _open_root(settings: Settings, env_name: str) -> Root:
 
 
 def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase":
-    """source: None is the run's own, which its root keeps."""
+    """Load a tokenizer. source: folder, Hugging Face id or URL; None means the run's own, stored in its root."""
     if source is not None:
         with local_folder(source, with_weights=False) as folder:
             return load_tokenizer(str(folder))
@@ -118,7 +118,7 @@ def _print_summary(reports: Sequence[ImportReport]) -> None:
 
 
 def _print_losses(reports: Sequence[ImportReport]) -> None:
-    """What the rollouts lack, and what of the files they do not hold."""
+    """Print what rollouts lack, and the fields and records of the files that were not imported as columns."""
     console = Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
     for report in reports:
         lines = [

@@ -1,4 +1,4 @@
-"""A live view of a run: a panel in a terminal, and where there is none a line a step in the log."""
+"""A live view of a run: a panel in a terminal, else one log line per step."""
 
 import logging
 import time
@@ -21,19 +21,19 @@ from ludic.store.troubles import TroubleLog
 logger = logging.getLogger("ludic.run")
 
 _NEWEST_CALLS = 16
-"""Whose share of incomplete completions goes with a step."""
+"""Number of engine calls over which a step's share of incomplete completions is computed."""
 
 
 class View(AbstractContextManager["View"], Protocol):
     """Follows a run while the block lasts."""
 
     def update(self) -> None:
-        """Look, if the last look is old enough; may be called often. Raises MissingRootError."""
+        """Refresh the view if the last look is old enough; may be called often. Raises MissingRootError."""
         ...
 
 
 def open_view(watcher: Watcher) -> View:
-    """A panel where stderr is a terminal, else lines."""
+    """Return a LiveView if stderr is a terminal, else a StepLog."""
     console = Console(stderr=True)
     return LiveView(watcher, console) if console.is_terminal else StepLog(watcher)
 
@@ -62,7 +62,7 @@ class LiveView:
             self._live.stop()
 
     def update(self) -> None:
-        """Look, if the last look is old enough. Raises MissingRootError; any other failure is shown."""
+        """Redraw if the last look is old enough. Raises MissingRootError; shows StoreError and SchemaError instead."""
         if time.monotonic() - self._looked >= self._interval_s:
             self._look()
 
@@ -77,7 +77,7 @@ class LiveView:
 
 
 class StepLog:
-    """Logs a line a gradient step, and what is wrong once it is."""
+    """Logs one line per gradient step, and each trouble of the run when it begins."""
 
     def __init__(self, watcher: Watcher, *, interval_s: float = 0.5) -> None:
         self._watcher, self._interval_s = watcher, interval_s
@@ -96,7 +96,7 @@ class StepLog:
             self._look()
 
     def update(self) -> None:
-        """As View has it; a store or a file that fails is logged."""
+        """Log new steps if the last look is old enough. Raises MissingRootError; logs StoreError and SchemaError."""
         if time.monotonic() - self._looked >= self._interval_s:
             self._look()
 
@@ -124,7 +124,7 @@ def _place(row: Row) -> Place:
 
 
 def _incomplete(glance: Glance) -> str:
-    """The share among the newest rollouts."""
+    """Return the share of incomplete completions among the newest rollouts, as text; "" if unknown."""
     calls = [row for row in glance.newest_calls[-_NEWEST_CALLS:] if row["num_incomplete_completions"] is not None]
     num_rollouts = sum(row["num_rollouts"] for row in calls)
     if not num_rollouts:

@@ -1,7 +1,7 @@
-"""The `ludic` command: picks a command, reads its settings from flags and a TOML file, explains errors in a line.
+"""The `ludic` command: run a subcommand with settings from flags and a TOML file; report errors in one line.
 
-Results go to stdout, progress and logs to stderr. Exit 0; 1 for a failure that was explained;
-2 for wrong usage. A command's module is imported only when it is asked for.
+Results go to stdout, progress and logs to stderr. Exits with 0 for success, 1 for a reported failure, 2 for wrong
+usage. A command's module is imported only when that command runs.
 """
 
 import difflib
@@ -38,13 +38,13 @@ COMMANDS = {
     "export": "A Hugging Face folder of its weights, a Delta or Iceberg table of its files, or JSONL or CSV",
     "import": "Bring in rollouts that other programs wrote",
 }
-"""Each is a module of ludic.cli (`import` is import_.py) with a dataclass `Settings` and a function `main(settings)`;
-those that go on from what is in a root have a function `earlier_settings(root, args)` as well, and one that takes any
-number of arguments by place `places_to_flags(args)`."""
+"""Commands and their descriptions. Each is a module of ludic.cli (`import` is import_.py) with a dataclass `Settings`
+and a function `main(settings)`. A command that reuses settings of a root also has `earlier_settings(root, args)`; a
+command with any number of positional arguments also has `places_to_flags(args)`."""
 
 _MOST_LINES = 4
 _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
-"""What a full or a broken device answers."""
+"""Error numbers of a full or broken device."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -55,15 +55,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         fail("stdout is closed, and results go there; redirect it to a file or to /dev/null")
     for chatty in ("httpx", "botocore", "aiobotocore", "transformers"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
-    logging.getLogger("huggingface_hub").propagate = False  # it prints by itself
+    logging.getLogger("huggingface_hub").propagate = False  # it has its own handler
     try:
         code = _dispatch(args)
-        sys.stdout.flush()  # here, where a closed pipe is understood
+        sys.stdout.flush()  # here, where a closed pipe is handled
         sys.exit(code)
     except LudicError as error:
         fail(str(error))
     except BrokenPipeError:
-        # The reader of our output went away, as `head` does.
+        # The reader of our output has closed the pipe, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
@@ -82,14 +82,14 @@ def _log_to_stderr() -> None:
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Names that a root holds may hold control characters."""
+    """Escapes control characters, which names in a root may contain."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
 
 
 def fail(message: str) -> None:
-    """One line to stderr, of the message's first ones, and exit 1. Of several ranks, which fail alike, one speaks."""
+    """Print the message's first lines as one line on stderr, and exit with 1. Only rank 0 prints; all ranks exit."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     if os.environ.get("RANK", "0") == "0":

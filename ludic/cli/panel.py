@@ -1,4 +1,4 @@
-"""A Glance drawn as a panel, within 80 columns or the fewer that a terminal has. Pure."""
+"""Draw a Glance as a panel, at most 80 columns wide and no wider than the terminal. Pure."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,16 +19,16 @@ from ludic.cli.panel_tables import by_environment, by_worker, rates
 
 _MOST_COLUMNS = 80
 _FRAME_WIDTH, _NAME_WIDTH = 4, 14
-"""Columns that the frame takes, and the names of the lines."""
+"""Columns of the frame, and of the lines' names."""
 _BAR_WIDTH = 40
 _SHORTEST_BAR = 6
-"""A narrower one says nothing."""
+"""Columns of the narrowest progress bar that is drawn."""
 _STARTING_S = 120.0
-"""After the creation of a run, in which its trainer may be loading a model."""
+"""Seconds after the creation of a run in which its trainer may still be loading a model."""
 _RECENT_STEPS = 20
-"""That the figures of a step are averaged over, and drops counted in."""
+"""Number of steps over which figures are averaged and drops are counted."""
 _UNEVEN = 1.05
-"""Tokens of the fullest rank over the mean of all from which on it is worth a word."""
+"""Ratio of the fullest rank's tokens to the mean of all ranks from which the panel mentions it."""
 _STATES = {
     "alive": ("renews its lease", "green"),
     "silent": ("silent for {unchanged}, longer than its lease: dead or cut off", "bold red"),
@@ -36,7 +36,7 @@ _STATES = {
     "dead": ("its process is gone", "bold red"),
     "unknown": ("not watched long enough to tell if it lives", "yellow"),
 }
-# In the order of a step; what step_s holds besides its parts is "other".
+# Parts of step_s, in the order of a step; the remaining seconds are "other".
 _PARTS = ("reference", "forward", "backward", "collectives", "optimizer")
 _COLOURS = {
     "wait": "red",
@@ -53,12 +53,12 @@ _COLOURS = {
 
 
 def draw(glance: Glance, columns: int = _MOST_COLUMNS) -> RenderableType:
-    """All that a glance says. columns: of the terminal, of which at most 80 are used."""
+    """Return a glance as a panel. columns: width of the terminal; the panel uses at most 80."""
     inner = min(columns, _MOST_COLUMNS) - _FRAME_WIDTH
     title, pairs = Text(printable(glance.root.url)), Table.grid(padding=(0, 2))
     pairs.add_column()
     pairs.add_column(overflow="fold")
-    if len(title) > inner - 2:  # where a title would be cut
+    if len(title) > inner - 2:  # the frame would cut the title
         pairs.add_row(Text("root", style="bold"), title.copy())
         title = Text("ludic")
     for name, value in _lines(glance, inner - _NAME_WIDTH):
@@ -70,9 +70,9 @@ def draw(glance: Glance, columns: int = _MOST_COLUMNS) -> RenderableType:
 
 
 def _lines(glance: Glance, width: int) -> Iterator[tuple[str, RenderableType]]:
-    """Names and what they say; width: that each may take."""
+    """Yield names and their values. width: columns that a value may take."""
     run = glance.root.run
-    for trouble in glance.troubles():  # first, since a low terminal shows no more than the begin
+    for trouble in glance.troubles():  # first, since a low terminal shows only the first lines
         yield "warning", Text(printable(trouble.text), style="bold red")
     yield "model", Text(printable(f"{run.model}, {plural(run.groups_per_batch, 'group')} of {run.group_size} a batch"))
     yield "trainer", _trainer(glance)
@@ -112,7 +112,7 @@ def _trainer(glance: Glance) -> Text:
 
 
 def _seconds_since_creation(glance: Glance) -> float | None:
-    """By the time in the run's uuid7; None for a run_id that is none."""
+    """Return the seconds since the time in the run's uuid7; None if the run_id is not a UUID."""
     try:
         created_s = (UUID(glance.root.run_id).int >> 80) / 1000
     except ValueError:
@@ -132,7 +132,7 @@ def _progress(step: int, trainer: Trainer | None, width: int) -> RenderableType:
 
 
 def _curve(rewards: Sequence[float | None], width: int) -> Text:
-    """The newest reward, and how it came there."""
+    """Return the newest reward and a sparkline of all rewards."""
     scored = [reward for reward in rewards if reward is not None]
     if not scored:
         return Text("no rollout was scored")
@@ -154,7 +154,7 @@ _LOSS = {
 
 
 def _joined(row: Row, formats: Mapping[str, str]) -> str:
-    """What a row has of these columns."""
+    """Format the columns of a row that are not null, joined by commas; a dash if all are null."""
     return ", ".join(text.format(row[name]) for name, text in formats.items() if row[name] is not None) or "-"
 
 
@@ -168,7 +168,7 @@ def _speed(recent: Sequence[Row], glance: Glance) -> str:
 
 
 def _where_time_goes(recent: Sequence[Row], width: int) -> Text:
-    """Shares of the loop's seconds, as a bar and in figures; below it what runs beside the loop."""
+    """Draw each phase's share of the loop's seconds as a bar and as figures, and the times of the reading thread."""
     seconds = {name: value for name, value in _seconds(recent).items() if value > 0}
     total = sum(seconds.values()) or 1.0
     text, of_all = Text(), f"{total / len(recent):.3g} s a step\n"
@@ -183,7 +183,7 @@ def _where_time_goes(recent: Sequence[Row], width: int) -> Text:
 
 
 def _legend(shares: Mapping[str, float], most: int) -> Text:
-    """Names in their colours with their shares, from half a percent on; a name stays beside its share."""
+    """Return names in their colours with their shares, without shares below 0.5%; no line break within a pair."""
     text, width = Text(), 0
     for name, share in shares.items():
         if share < 0.005:
@@ -198,7 +198,7 @@ def _legend(shares: Mapping[str, float], most: int) -> Text:
 
 
 def _seconds(rows: Sequence[Row]) -> dict[str, float]:
-    """By phase, in the order of the loop; rows of an older schema know the whole step only."""
+    """Return the seconds of each phase, in the order of the loop; rows of an older schema hold only the whole step."""
     sums = {name: sum(row[f"{name}_s"] or 0.0 for row in rows) for name in ("wait", "step", "publish", "checkpoint")}
     parts = {name: sum(row[f"{name}_s"] or 0.0 for row in rows) for name in _PARTS}
     if not any(parts.values()):
@@ -209,7 +209,7 @@ def _seconds(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def _widths(values: Mapping[str, float], width: int) -> dict[str, int]:
-    """Cells of a bar for each value; all cells are given out."""
+    """Return the number of a bar's cells for each value; they sum to `width`."""
     total, done = sum(values.values()), 0.0
     widths: dict[str, int] = {}
     for name, value in values.items():

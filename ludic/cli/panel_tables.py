@@ -1,4 +1,4 @@
-"""What the panel says of environments and workers: tables, or lines where a terminal is too narrow for them. Pure."""
+"""The panel's tables of environments and workers, or lines if the terminal is too narrow for tables. Pure."""
 
 import itertools
 from collections import defaultdict
@@ -14,9 +14,9 @@ from ludic.cli.output import age, number, printable
 
 _MOST_WORKERS = 8
 _GAPS = (2, 1)
-"""Between two columns: the wider one where there is room."""
+"""Spaces between two columns: the wider gap if it fits."""
 _SHORTEST_ID = 9
-"""Columns of a worker's id that tell it from others; the rest may be cut."""
+"""Characters of a worker's id that distinguish it from others; the rest may be cut."""
 _COUNTS = {
     "truncated": "num_truncated",
     "incomplete": "num_incomplete_completions",
@@ -26,7 +26,7 @@ _COUNTS = {
 
 
 def by_environment(glance: Glance, width: int) -> RenderableType:
-    """How the newest rollouts of each environment went; width: in columns."""
+    """Return rates and means of each environment's newest rollouts. width: in columns."""
     rows = {}
     for env_name, calls in _grouped(glance.calls, "env_name").items():
         num_rollouts = sum(row["num_rollouts"] for row in calls)
@@ -40,7 +40,7 @@ def by_environment(glance: Glance, width: int) -> RenderableType:
 
 
 def by_worker(glance: Glance, width: int) -> RenderableType:
-    """What each worker does; of many the first ones."""
+    """Return rates of each worker, at most the first 8. width: in columns."""
     rows = {}
     workers = _grouped(glance.calls, "worker_id")
     for worker_id, calls in itertools.islice(workers.items(), _MOST_WORKERS):
@@ -60,7 +60,7 @@ def by_worker(glance: Glance, width: int) -> RenderableType:
 
 
 def rates(calls: Sequence[Row], at: datetime) -> dict[str, float]:
-    """num_rollouts and num_tokens a minute: from the begin of the first call on, at most over WINDOW."""
+    """Return num_rollouts and num_tokens per minute, since the begin of the first call or over WINDOW, if shorter."""
     if not calls:
         return {"num_rollouts": 0.0, "num_tokens": 0.0}
     first_s = _seconds_since(calls[0], at) + (calls[0]["step_s"] or 0.0)
@@ -69,9 +69,9 @@ def rates(calls: Sequence[Row], at: datetime) -> dict[str, float]:
 
 
 def _table(title: str, rows: Mapping[str, Mapping[str, str]], width: int, *, name_width: int) -> RenderableType:
-    """Names and columns of numbers; lines where these would not fit beside `name_width` of a name.
+    """Return a table of names and numbers, or lines if the numbers do not fit beside `name_width` columns of a name.
 
-    rows: values by their titles, by name.
+    rows: by name, values by title.
     """
     titles = list(next(iter(rows.values())))
     numbers = [max(len(title), *(len(row[title]) for row in rows.values())) for title in titles]
@@ -81,14 +81,14 @@ def _table(title: str, rows: Mapping[str, Mapping[str, str]], width: int, *, nam
     table = Table(box=None, pad_edge=False, padding=(0, fitting[0], 0, 0), header_style="bold")
     table.add_column(title)
     for each in titles:
-        table.add_column(each, justify="right", no_wrap=True)  # so that it is names that give way
+        table.add_column(each, justify="right", no_wrap=True)  # so that names are cut, not numbers
     for name, row in rows.items():
         table.add_row(_name(name), *row.values())
     return table
 
 
 def _lines(name: str, row: Mapping[str, str], width: int) -> list[Text]:
-    """A name, and below it what it did; a value stays beside its title."""
+    """Return a name and the lines of its values below it; no line break between a value and its title."""
     lines = [_name(name, "bold")]
     words = ""
     for title, value in row.items():
@@ -105,7 +105,7 @@ def _name(name: str, style: str = "") -> Text:
 
 
 def _grouped(rows: Iterable[Row], column: str) -> dict[str, list[Row]]:
-    """Rows by the value of a column, sorted by it."""
+    """Group rows by the value of a column, sorted by it."""
     groups: defaultdict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row[column]].append(row)
@@ -113,19 +113,19 @@ def _grouped(rows: Iterable[Row], column: str) -> dict[str, list[Row]]:
 
 
 def _seconds_since(row: Row, at: datetime) -> float:
-    """By two clocks, which may differ."""
+    """Return the seconds since a row was written, at least 0: the writer's clock may differ from ours."""
     return max(0.0, (at - row["created_at"]).total_seconds())
 
 
 def _weighted(calls: Sequence[Row], column: str) -> float | None:
-    """Mean over rollouts; of those calls that have one."""
+    """Return the mean over rollouts of the calls whose column is not null; None if there are none."""
     known = [row for row in calls if row[column] is not None]
     num_rollouts = sum(row["num_rollouts"] for row in known)
     return sum(row[column] * row["num_rollouts"] for row in known) / num_rollouts if num_rollouts else None
 
 
 def _fraction(calls: Sequence[Row], column: str, num_rollouts: int) -> str:
-    """A dash where workers of an older version do not say."""
+    """Return a count as a percentage of rollouts; a dash if a worker of an older version did not store it."""
     if not num_rollouts or any(row[column] is None for row in calls):
         return "-"
     return f"{sum(row[column] for row in calls) / num_rollouts:.1%}"

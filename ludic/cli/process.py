@@ -1,4 +1,4 @@
-"""What the long-running commands share: stopping cleanly, and not outliving the process that started them."""
+"""Helpers of long-running commands: stop cleanly on signals, and end with the process that started them."""
 
 import ctypes
 import os
@@ -9,24 +9,25 @@ import time
 from collections.abc import Callable
 
 SUPERVISED = "LUDIC_SUPERVISED"
-"""Set for children of `ludic run`: they stop when their standard input closes, so that none outlives it."""
+"""Environment variable, set for children of `ludic run`: they stop when their standard input closes, as it ends."""
 
 LAUNCHER = "LUDIC_LAUNCHER"
-"""Set for the ranks of `ludic train --ranks`: process id of the torchrun that starts them."""
+"""Environment variable, set for the ranks of `ludic train --ranks`: process id of the torchrun that starts them."""
 
 REPLACED = 3
-"""Exit status of a worker whose slot another one took: who started it waits until that one has ended."""
+"""Exit status of a worker whose slot another worker took. The supervisor waits until the other worker has ended."""
 
 _GRACE_S = 30.0
-"""Seconds in which a process whose parent is gone may stop by itself: flush, or write a checkpoint."""
+"""Seconds in which a process whose parent is gone may stop cleanly: flush, or write a checkpoint."""
 _POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM and Ctrl-C set; a second Ctrl-C interrupts at once.
+    """Return an event that SIGTERM and Ctrl-C set; a second Ctrl-C interrupts at once.
 
-    A child of `ludic run`, and a rank of torchrun, also stops when its parent is gone, and ends if that takes long.
+    In a child of `ludic run` or a rank of torchrun, the event is also set when the parent is gone; the process is ended
+    if it does not stop within a grace period.
     """
     stop = threading.Event()
 
@@ -51,7 +52,7 @@ def interrupt_on_sigterm() -> None:
 
 
 def _end_after(wait: Callable[[], None], stop: threading.Event) -> None:
-    """Once `wait` returns, set `stop`; end this process if it then lives on, such as in an endless loop."""
+    """Set `stop` once `wait` returns; end this process if it does not stop, such as in an endless loop."""
 
     def end() -> None:
         wait()
@@ -64,7 +65,7 @@ def _end_after(wait: Callable[[], None], stop: threading.Event) -> None:
 
 
 def _wait_for_end_of_input() -> None:
-    # Not sys.stdin's own reader: its lock would be held at the end of the interpreter.
+    # Do not use sys.stdin's reader: its lock would be held when the interpreter ends.
     while os.read(sys.stdin.fileno(), 1):
         pass
 
@@ -76,6 +77,6 @@ def _wait_for_end_of_launcher() -> None:
 
 
 def _ask_for_signal_when_parent_ends() -> None:
-    """SIGTERM when the parent's starting thread ends, which in torchrun is the main one; on Linux alone."""
+    """Request SIGTERM for when the parent's starting thread ends, in torchrun the main thread. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""Rows of a run for commands to show, and DuckDB's errors in words."""
+"""Run SQL for commands, interrupt it on Ctrl-C, and explain DuckDB's errors."""
 
 import signal
 import socket
@@ -14,7 +14,7 @@ from ludic.store import Root
 
 
 def ask(con: duckdb.DuckDBPyConnection, root: Root, sql: str, params: Mapping[str, Any] | None = None) -> list[dict]:
-    """Rows as dicts. Raises QueryError."""
+    """Return the rows of a query as dicts. Raises QueryError if it fails."""
     try:
         table = con.sql(sql, params=dict(params) if params else None).to_arrow_table()
     except duckdb.Error as error:
@@ -27,9 +27,9 @@ _INTERRUPT_EVERY_S = 0.05
 
 @contextmanager
 def interrupted_by_ctrl_c(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """A signal ends the query that runs at once; Python's own handlers wait until DuckDB returns.
+    """End the running query at once on Ctrl-C; Python's own handlers would wait until DuckDB returns.
 
-    Does nothing outside of the main thread, which alone receives signals.
+    Does nothing outside the main thread, since only that thread receives signals.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -44,7 +44,7 @@ def interrupted_by_ctrl_c(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
             pass
         if number:
             pressed.set()
-            # Again and again: a query that has not begun yet would not notice.
+            # Repeatedly: a query that has not begun yet does not notice an interrupt.
             while not done.wait(_INTERRUPT_EVERY_S):
                 con.interrupt()
 
@@ -52,7 +52,7 @@ def interrupted_by_ctrl_c(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
     thread.start()
     try:
         yield
-    except (duckdb.Error, RuntimeError):  # DuckDB looks for signals too, and then says: Query interrupted
+    except (duckdb.Error, RuntimeError):  # DuckDB also looks for signals, and raises "Query interrupted"
         if pressed.is_set():
             raise KeyboardInterrupt from None
         raise
@@ -65,7 +65,7 @@ def interrupted_by_ctrl_c(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 
 def explain(error: Exception, *roots: Root) -> str:
-    """DuckDB's reason in a line, without its drawing of the place; where to look when a file may be at fault."""
+    """Return DuckDB's message as one line, without its excerpt of the SQL; adds advice if a file may be broken."""
     reason = " ".join(str(error).split("\n\nLINE ")[0].split())
     named = [root for root in roots if root.path in reason]
     if not named and isinstance(error, _SQL_AT_FAULT):
@@ -81,4 +81,4 @@ _SQL_AT_FAULT = (
     duckdb.IOException,
     duckdb.OutOfMemoryException,
 )
-"""Unless the message names a file of the run."""
+"""Errors caused by the SQL, unless the message names a file of the run."""

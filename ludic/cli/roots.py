@@ -1,7 +1,7 @@
-"""New roots, with all that a run needs to go on without the machine that started it: run.json, code/, model/.
+"""Create roots with everything that a run needs on other machines: run.json, code/, model/.
 
-Shared by the commands that start a run. Raises ConfigError for other settings than those of the run that is there,
-ModelError for a model that is not found, or that is not the one that the run began with.
+Shared by the commands that start a run. Raises ConfigError if the settings differ from those of an existing run,
+ModelError if the model is not found or differs from the run's first model.
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from ludic.training.first_model import identify_at, local_folder, remember_model
 
 
 def open_or_start(url: str, run: RunConfig) -> Root:
-    """The run with these settings, started where there is none; its model may be named by another place of it."""
+    """Open the run with these settings, or start it. The model of an existing run may be given at another location."""
     try:
         root = Root.open(url, writable=True)
     except MissingRootError:
@@ -24,7 +24,7 @@ def open_or_start(url: str, run: RunConfig) -> Root:
 
 
 def start_like(url: str, like: Root, model: str | None) -> Root:
-    """Start a run with the settings and the code of another, and its model where none is named."""
+    """Start a run with the settings and code of another run, and with its model if `model` is None."""
     if model is not None:
         return _start(url, replace(like.run, model=model), like)
     root = Root.create(url, like.run, like=like)
@@ -33,7 +33,7 @@ def start_like(url: str, like: Root, model: str | None) -> Root:
 
 
 def _start(url: str, run: RunConfig, like: Root | None = None) -> Root:
-    """The model is looked for first, so that a run without one leaves no root."""
+    """Start a run. The model is looked for first, so that a missing model leaves no root."""
     with local_folder(run.model) as folder:
         identity = identify_at(folder, run.model)
         root = Root.create(url, run, like=like)

@@ -1,6 +1,6 @@
-"""`ludic run ROOT`: workers and a trainer on this machine, started again when they die.
+"""`ludic run ROOT`: run workers and a trainer on this machine, and restart them when they die.
 
-The same command resumes a run: what is in the root says how it was started.
+The same command resumes a run, with the settings that are stored in the root.
 """
 
 import os
@@ -42,20 +42,20 @@ from ludic.user_files import NO_FILES, Files
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
-    """Folder or URL of the run; made when it is not there."""
+    """Folder or URL of the run; created if it does not exist."""
     run: tyro.conf.OmitArgPrefixes[RunConfig]
     algorithm: Algorithm = None
-    """Take the settings of this algorithm (docs/algorithms.md); settings that are named besides overrule it."""
+    """Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them."""
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
     local_workers: int | None = None
-    """Workers to start on this machine, 0 for none; None starts as many as share the schedule (num_workers)."""
+    """Number of workers to start on this machine, 0 for none; None starts num_workers, all of the schedule."""
     ranks: int = 1
-    """Processes that train together."""
+    """Number of processes that train together."""
     env_timeout_s: float | None = ENV_TIMEOUT_S
-    """Seconds that one call of an environment may take in a worker started here; None: no limit."""
+    """Seconds that one environment call may take in a worker started here; None means no limit."""
     take_over: bool = False
-    """Fence the trainer that owns the run, alive or not, instead of being refused while it lives."""
+    """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -66,7 +66,10 @@ class Settings:
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
-    """Those that the run was started with, and those of its newest trainer; a run is online, whatever that one was."""
+    """Return the settings of the run and of its newest trainer, without offline settings: `ludic run` is online.
+
+    Returns {} if there is no run.
+    """
     try:
         earlier = {**asdict(Root.open(root_url).run), **train.earlier_settings(root_url, args)}
     except MissingRootError:
@@ -96,9 +99,9 @@ def main(settings: Settings) -> None:
 
 
 def open_run(url: str, config: RunConfig, train: TrainConfig, code: CodeSettings) -> Root:
-    """Start a run, or open the one that is there, once its code is found to work. Raises ConfigError, QueryError.
+    """Start a run, or open the existing one, and check that its code works. Raises ConfigError, QueryError.
 
-    A new run's files are those of whoever starts it; code of a root that is there runs with consent only.
+    A new run uses the code files of the user who starts it; code of an existing root runs only with consent.
     """
     check_settings(config, train)
     try:
@@ -112,9 +115,9 @@ def open_run(url: str, config: RunConfig, train: TrainConfig, code: CodeSettings
 
 
 def check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
-    """Find here, at once, what would otherwise fail in every process. Runs users' code. Raises ConfigError, QueryError.
+    """Load SQL and environments once, to find errors before every process fails. Raises ConfigError, QueryError.
 
-    files: texts in the place of those on the disk.
+    Runs users' code. files: contents that replace those on disk.
     """
     Planner(replace(_rules(config, train), files=files), config.extra_columns)
     make_environments(config, files)
@@ -125,15 +128,15 @@ def _rules(config: RunConfig, train: TrainConfig) -> BatchRules:
 
 
 def check_settings(config: RunConfig, train: TrainConfig) -> None:
-    """What can be seen without running users' code. Raises ConfigError."""
+    """Check the settings without running users' code. Raises ConfigError if the trainer reads stored rollouts."""
     if train.is_stored:
         raise ConfigError("a run trains on what its workers sample; `ludic train` trains on what is stored")
 
 
 def predecessor(root: Root, *, take_over: bool = False) -> int:
-    """The attempt that a trainer started here may replace; watches its lease where need be, unless it is taken over.
+    """Return the attempt that a trainer started here may replace; watches its lease if needed, unless take_over is set.
 
-    Raises OwnedError where a trainer of somebody else lives, so that nothing is started beside it.
+    Raises OwnedError if another live trainer owns the run, so that no second trainer is started.
     """
     free = newest_claim(root) if take_over else await_free(root, threading.Event())
     assert free is not None, "only who is told to stop gets none"
@@ -151,12 +154,13 @@ def run(
     model: str | None = None,
     env_timeout_s: float | None = ENV_TIMEOUT_S,
 ) -> None:
-    """Run all processes until the trainer is done, which replaces an attempt at first, see `predecessor`.
+    """Run all processes until the trainer is done.
 
-    num_workers: to start here; None starts one for each slot of the schedule.
-    model: another place of the run's model than run.json says.
+    num_workers: workers to start here; None starts one for each slot of the schedule.
+    replaces: attempt that the trainer replaces at its first start, see `predecessor`.
+    model: location of the run's model, if it is not where run.json says.
 
-    Raises ChildError, OwnedError when somebody else's trainer took over, or KeyboardInterrupt after a clean stop.
+    Raises ChildError, OwnedError if another trainer took over, or KeyboardInterrupt after a clean stop.
     """
     logs = log_folder(root)
 
@@ -174,8 +178,8 @@ def run(
         )
         for slot in range(root.run.num_workers if num_workers is None else num_workers)
     ]
-    # The same hashes in every life: some of reasoning-gym's generators draw in the order of a set.
-    # And no module of the working directory, which may be a foreign root's.
+    # Fix the hash seed for all processes: some reasoning-gym generators draw in the order of a set.
+    # Import no module from the working directory, which may be somebody else's root.
     environment = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", **_threads(ranks + len(workers))}
     supervise(trainer, workers, environment=environment, tick=tick)
 
@@ -187,7 +191,7 @@ def _worker_args(root: Root, slot: int, model: str | None, env_timeout_s: float 
 def _is_slot_free(root: Root, slot: int) -> bool:
     try:
         holder = newest_slot_claim(root, slot)
-    except StoreError:  # asked again later
+    except StoreError:  # the supervisor asks again later
         return False
     except SchemaError:  # a new life claims the number after it
         return True
@@ -195,12 +199,12 @@ def _is_slot_free(root: Root, slot: int) -> bool:
 
 
 def log_folder(root: Root) -> Path:
-    """Where the processes' own output goes: beside a local root's files, else among the temporary files."""
+    """Return the folder for the processes' output: `logs` in a local root, else a folder below the temporary files."""
     return Path(root.path) / "logs" if root.is_local else Path(tempfile.gettempdir()) / f"ludic-{root.run_id}"
 
 
 def _threads(num_processes: int) -> dict[str, str]:
-    """Share the cores: torch would take all of them in each process."""
+    """Return the environment variables that share the cores: by default torch uses all cores in each process."""
     if "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}

@@ -36,27 +36,27 @@ class Settings:
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT|MODEL")]
     """Folder or URL of a run, or folder, Hugging Face id or URL of a model."""
     prompt: str
-    """What the user says."""
+    """Text of the user message."""
     system: str | None = None
-    """What stands before it, in the role system."""
+    """Text of a system message before the prompt; None sends none."""
     n: int = 1
-    """Answers to sample."""
+    """Number of answers to sample."""
     temperature: float | None = None
-    """Divides the logits; 0 takes the likeliest tokens. None: as the run samples, else 1."""
+    """Divides the logits; 0 takes the likeliest tokens. None uses the run's setting, or 1 for a model."""
     top_p: float | None = None
-    """Nucleus. None: as the run samples, else off."""
+    """Probability mass of nucleus sampling. None uses the run's setting; for a model it is off."""
     top_k: int | None = None
-    """Only the k likeliest tokens. None: as the run samples, else off."""
+    """Sample from the k likeliest tokens only. None uses the run's setting; for a model it is off."""
     max_tokens: int | None = None
-    """Most tokens of an answer. None: as the run samples, else 256, or what the model holds."""
+    """Maximum tokens of an answer. None uses the run's setting, or 256 for a model, capped by the model's length."""
     seed: int = 0
-    """The same seed gives the same answers."""
+    """Random seed; the same seed gives the same answers."""
     version: int | None = None
-    """Policy version of the run. None: the latest."""
+    """Policy version of the run; None uses the latest."""
     device: Literal["cpu", "cuda"] | None = None
-    """Where to sample; None takes CUDA when there is one."""
+    """Device to sample on; None uses CUDA if available."""
     json: bool = False
-    """Print JSON: text, tokens and logprobs of each answer."""
+    """Print JSON with text, tokens and logprobs of each answer."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -64,14 +64,14 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """A completion with its text."""
+    """One completion and its text."""
 
     text: str
     completion: Completion
 
     @property
     def mean_logprob(self) -> float:
-        """Nats a token."""
+        """Mean logprob of the completion's tokens, in nats."""
         return float(self.completion.logprobs.mean(dtype="float64"))
 
 
@@ -89,7 +89,7 @@ def main(settings: Settings) -> None:
 
 
 def sample(folder: str, version: int, settings: Settings, root: Root | None) -> list[Answer]:
-    """n answers of the model in a folder. Raises ModelError, ConfigError."""
+    """Sample n answers from the model in a folder. Raises ModelError, ConfigError."""
     from ludic.inference.chat import decode, load_tokenizer, render_prompt
     from ludic.inference.transformers_engine import TransformersEngine
 
@@ -109,7 +109,7 @@ def sample(folder: str, version: int, settings: Settings, root: Root | None) -> 
 
 
 def _params(settings: Settings, root: Root | None, room: int) -> SamplingParams:
-    """What was asked for, else what the run does, else the engine's defaults. room: tokens left in the model."""
+    """Return sampling parameters from the flags, else the run, else the defaults. room: tokens left in the model."""
     run = {name: getattr(root.run, name) for name in ("temperature", "top_p", "top_k", "max_tokens")} if root else {}
     asked = {name: getattr(settings, name) for name in ("temperature", "top_p", "top_k", "max_tokens")}
     values: dict[str, Any] = run | {name: value for name, value in asked.items() if value is not None}
@@ -119,7 +119,7 @@ def _params(settings: Settings, root: Root | None, room: int) -> SamplingParams:
 
 
 def _open_root(source: str) -> Root | None:
-    """The run, or None for what may be a model. Raises MissingRootError for what can be neither."""
+    """Open the run; returns None if the source may be a model. Raises MissingRootError if it can be neither."""
     try:
         return Root.open(source)
     except (MissingRootError, StoreError) as error:
@@ -135,7 +135,7 @@ def _open_root(source: str) -> Root | None:
 
 @contextmanager
 def _policy_folder(root: Root | None, settings: Settings) -> Iterator[tuple[str, int | None]]:
-    """A local folder of weights, and the version, of a run."""
+    """Give a local folder of weights, and their version, which is None for a model."""
     if root is None:
         with local_folder(settings.source) as model:
             yield str(model), None

@@ -1,7 +1,7 @@
-"""Settings of a command: a dataclass filled from flags, then a TOML file, then an algorithm's preset, then defaults.
+"""Fill a command's settings dataclass from flags, else a TOML file, else an algorithm's preset, else defaults.
 
-A preset, a file, and the settings of an earlier trainer, become flags in front of the user's own, so that
-one parser checks them all and the last word is the user's.
+A preset, a file, and the settings of an earlier trainer are turned into flags in front of the user's flags. So one
+parser checks all of them, and the user's flags win.
 """
 
 import contextlib
@@ -28,18 +28,18 @@ from ludic.training.presets import algorithm_names, load_algorithm
 S = TypeVar("S")
 
 RootUrl = Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ROOT")]
-"""A field for the run's folder or URL, given by place."""
+"""Type of a field for the run's folder or URL, a positional argument."""
 
 Algorithm = Annotated[str | None, tyro.conf.arg(metavar=f"{{{','.join(algorithm_names())}}}")]
-"""A field for the name of a preset, whose settings come before those of the file and the flags."""
+"""Type of a field for the name of a preset; the file and the flags override the preset's settings."""
 
 _POSITIONAL = get_args(tyro.conf.Positional[str])[1]
 
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=.*)?$", re.DOTALL)
-"""An argument that can only be meant as a flag."""
+"""Matches an argument that can only be a flag."""
 
 _EXPERIMENT = {"groups_per_batch", "num_steps"}
-"""Settings by which a command is known to take some of an experiment's."""
+"""A command with one of these settings reads experiment files: it skips settings that are for other commands."""
 
 _registry = tyro.constructors.ConstructorRegistry()
 
@@ -48,7 +48,7 @@ _registry = tyro.constructors.ConstructorRegistry()
 def _mapping_as_json(
     info: tyro.constructors.PrimitiveTypeInfo,
 ) -> tyro.constructors.PrimitiveConstructorSpec | None:
-    """A mapping, such as env_options, is one flag of JSON text."""
+    """Parse a mapping, such as env_options, from one flag of JSON text; returns None for other types."""
     if get_origin(info.type) is not Mapping:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -70,15 +70,15 @@ def _parse_json(text: str) -> Mapping[str, Any]:
 def parse(
     settings: type[S], args: Sequence[str], *, program: str, description: str, earlier: Mapping[str, Any] | None = None
 ) -> S:
-    """Settings from `earlier`, overruled by an algorithm's preset, by `--config FILE.toml`, and by the other flags.
+    """Return settings from `earlier`, overridden by the preset, then by `--config FILE.toml`, then by the other flags.
 
-    `--algorithm NAME` chooses the preset, or else `algorithm` in the file.
-    Wrong usage prints what is wrong and exits with 2; a bad file raises ConfigError.
+    `--algorithm NAME` chooses the preset, else `algorithm` in the file does.
+    Wrong usage prints the mistake and exits with 2. Raises ConfigError if the file is bad.
     """
     args, values = take_config(args, settings)
     check_flags(args, settings, program)
     inserted = to_flags(earlier or {}) + to_flags(_preset(args, values, settings)) + to_flags(values)
-    # After a leading ROOT: a flag that takes any number of values would swallow it.
+    # Insert after a leading ROOT: a flag that takes any number of values would swallow ROOT.
     head = 1 if args and not args[0].startswith("-") else 0
     args = [*args[:head], *inserted, *args[head:]]
     description = f"{description}. --config FILE.toml sets options."
@@ -93,21 +93,21 @@ def parse(
 
 
 def _in_a_line(box: str) -> str:
-    """A box of tyro's as one line: its first part, without the title, the rest of help and names of our classes."""
-    # One character of border on the left; where the terminal knows ASCII only, a space, and a rule below the title.
+    """Return tyro's error box as one line: its first part, without title, further help and names of our classes."""
+    # The left border is one character; on an ASCII-only terminal a space, with a rule below the title.
     rows = [row[1:].rstrip(" │") for row in box.splitlines()[1:]]
     parts = groupby(rows, lambda row: bool(re.match(" *[─-]{3}", row)))
     rows = next((list(part) for is_rule, part in parts if not is_rule), [])
     if rows and rows[0].startswith(" Missing from "):
-        # Each name has five spaces before it, its help has more.
+        # Five spaces precede each name, more precede its help.
         return "missing: " + ", ".join(row.strip() for row in rows if re.match(r" {5}\S", row))
     text = " ".join(row.strip() for row in rows) or " ".join(box.split())
     return re.sub(r"^Error parsing (?:[A-Za-z]\w*: )?", "", text).rstrip(".")
 
 
 def check_flags(args: Sequence[str], settings: type, program: str) -> None:
-    """Exit with 2 and a line for a flag that no setting has."""
-    # A keyword of Python has an underscore behind it as a field, and none as a flag.
+    """Print one line and exit with 2 if a flag matches no setting."""
+    # A field named after a Python keyword ends with an underscore; its flag does not.
     names = [name.rstrip("_").replace("_", "-") for name in field_names(settings)]
     for flag in (match[1] for match in map(_FLAG.match, args) if match):
         name = flag.replace("_", "-").removeprefix("no-")
@@ -120,13 +120,13 @@ def check_flags(args: Sequence[str], settings: type, program: str) -> None:
 
 
 def take_config(args: Sequence[str], settings: type) -> tuple[list[str], dict[str, Any]]:
-    """The arguments without --config, and the settings in its file; raises ConfigError for a bad file."""
+    """Return the arguments without --config, and the settings in its file. Raises ConfigError if the file is bad."""
     rest, path = take_option(list(args), "--config", "a TOML file")
     return rest, _read_toml(local_path(path, "--config"), settings) if path else {}
 
 
 def _preset(args: list[str], values: Mapping[str, Any], settings: type) -> dict[str, Any]:
-    """The settings of the algorithm that the flags name, or else the file; {} where neither does."""
+    """Return the settings of the algorithm named by the flags, else by the file; {} if neither names one."""
     if "algorithm" not in field_names(settings):
         return {}
     _, name = take_option(args, "--algorithm", f"one of {', '.join(algorithm_names())}")
@@ -135,7 +135,7 @@ def _preset(args: list[str], values: Mapping[str, Any], settings: type) -> dict[
 
 
 def to_flags(values: Mapping[str, Any]) -> list[str]:
-    """The flags that set these fields: ["--learning-rate", "0.003", "--no-resume", ...]."""
+    """Return the flags that set these fields: ["--learning-rate", "0.003", "--no-resume", ...]."""
     return [part for name, value in values.items() for part in _to_flag(name.replace("_", "-"), value)]
 
 
@@ -148,7 +148,10 @@ def _to_flag(name: str, value: Any) -> list[str]:
 
 
 def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str | None]:
-    """The arguments without a flag and its value, and the value; raises ConfigError for a flag without one."""
+    """Return the arguments without a flag and its value, and the value, None if the flag is absent.
+
+    Raises ConfigError if the flag has no value.
+    """
     args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
     if flag not in args:
         return args, None
@@ -159,9 +162,10 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
 
 
 def _read_toml(path: Path, settings: type) -> dict[str, Any]:
-    """Settings in a file, less what an experiment holds for other commands.
+    """Read a file's settings, without those that an experiment file holds for other commands.
 
-    `ludic create` takes those of the run, `ludic train` those of the trainer, so that one file serves both.
+    `ludic create` takes the run's settings and `ludic train` the trainer's, so one file serves both.
+    Raises ConfigError if the file can't be read or holds an unknown setting.
     """
     try:
         values = tomllib.loads(path.read_text())
@@ -180,7 +184,7 @@ def _read_toml(path: Path, settings: type) -> dict[str, Any]:
 
 
 def field_names(settings: type) -> Iterator[str]:
-    """Names of a dataclass's fields, those of nested ones in their place, without those that are given by place."""
+    """Yield the names of a dataclass's fields, with nested dataclasses expanded and without positional arguments."""
     for field in fields(settings):
         nested = getattr(field.type, "__args__", (field.type,))[0]
         if isinstance(nested, type) and is_dataclass(nested):

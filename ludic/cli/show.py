@@ -1,7 +1,7 @@
-"""`ludic show ROOT ID`: one rollout, or one group, as a person reads it.
+"""`ludic show ROOT ID`: print one rollout or one group for people to read.
 
-Reads the rollout's own file (ludic.store.lookup), the ledger, and tokenizer.json of a published policy; for a part of
-an id all ids of the run. Raises UnknownIdError for an id that is not there or stands for several.
+Reads the rollout's file (ludic.store.lookup), the ledger, and tokenizer.json of a published policy; for part of an id
+also all ids of the run. Raises UnknownIdError if the id matches nothing or several ids.
 """
 
 import logging
@@ -33,7 +33,7 @@ _SHOWN_DIGITS = 12
 _EXCERPT = 300
 _SHOWN_TOKENS = 2_000
 _SHOWN_CHARACTERS = 4_000
-"""Of a response and of each text; the first and the last half of them, unless all are asked for."""
+"""Tokens of a response and characters of each text that are shown, half of them from each end, unless --full is set."""
 _WHOLE_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 _FIND = """
@@ -70,19 +70,19 @@ order by attempt_id nulls first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What an id stands for; also what --json prints."""
+    """Data of the rollout or group with an id; --json prints it."""
 
     kind: Literal["rollout", "group"]
     rows: list[dict[str, Any]]
-    """Of the rollouts table: one, or those of the group."""
+    """Rows of the rollouts table: the rollout, or the rollouts of the group."""
     uses: list[dict[str, Any]]
-    """Of the ledger, those that still count first."""
+    """Rows of the ledger, superseded rows last."""
     code: list[dict[str, Any]]
-    """Of the view `code`: the environment that scored, then the advantages of the attempts that considered it."""
+    """Rows of the view `code`: the environment that scored, then the advantages of the attempts that considered it."""
 
 
 class UnknownIdError(LudicError, LookupError):
-    """An id that names no rollout and no group, or several."""
+    """An id matches no rollout or group, or several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,15 +90,15 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     id: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ID")]
-    """rollout_id or group_id; its beginning or its end will do where that names one only."""
+    """rollout_id or group_id; its beginning or end is enough if no other id matches."""
     color: Literal["logprob", "advantage", "none"] = "logprob"
-    """Of the response's tokens: how likely the policy found them, or how training weighed them."""
+    """Colour the response's tokens by their probability (logprob) or by the advantage used in training."""
     tokens: bool = False
-    """List the tokens one a line, with ids, logprobs and rewards."""
+    """List the tokens, one per line, with ids, logprobs and rewards."""
     full: bool = False
     """Show long texts and responses whole; by default their middle is left out."""
     json: bool = False
-    """Print JSON: the rows, and their uses in training."""
+    """Print JSON: the rows, their uses in training, and the code that scored them."""
 
 
 def main(settings: Settings) -> None:
@@ -113,7 +113,7 @@ def main(settings: Settings) -> None:
 
 
 def look_up(root: Root, part: str) -> Found:
-    """What `part` names. Broken files are left out, with a warning."""
+    """Find the rollout or group that `part` of an id matches. Leaves out broken files, with a warning."""
     addresses = find_rows(root, part) if _WHOLE_ID.fullmatch(part) else []
     try:
         return _look_up(connect(root), root, part, addresses)
@@ -150,7 +150,7 @@ def _code_of(
 
 
 def _read(root: Root, addresses: list[Address]) -> list[dict[str, Any]]:
-    """Rows as the view of rollouts has them, and where they are."""
+    """Read rows with the columns of the view `rollouts`, and their file, row group and row."""
     rows = [
         {
             **resolve_row(row),
@@ -168,7 +168,7 @@ def _read(root: Root, addresses: list[Address]) -> list[dict[str, Any]]:
 
 
 def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str) -> dict[str, Any]:
-    """The only id that is, begins with or ends with `part`, its kind and its version."""
+    """Find the one id that equals, begins with or ends with `part`; returns its id, kind and version."""
     found = ask(con, root, _FIND, {"id": part}) if part else []
     if not found:
         raise _unknown(root, part)
@@ -205,7 +205,7 @@ def _print_rollout(console: Console, root: Root, found: Found, settings: Setting
 def _print_response(
     console: Console, row: dict[str, Any], reader: TokenReader, advantage: float | None, settings: Settings
 ) -> None:
-    """Tokens in colours, then a line each if asked for; of a long response its two ends."""
+    """Print the tokens in colours, then one line per token with --tokens; leave out the middle of a long response."""
     length = row["response_length"]
     console.rule(f"response, {length} tokens", align="left", style="dim")
     kept = length if settings.full else min(length, _SHOWN_TOKENS)
@@ -241,7 +241,7 @@ def _identity(row: dict[str, Any]) -> dict[str, str]:
 
 
 def _shorten(text: str, settings: Settings) -> str:
-    """The two ends of a long text, and how much is between them."""
+    """Replace the middle of a long text by the number of characters that are left out."""
     left_out = 0 if settings.full else len(text) - _SHOWN_CHARACTERS
     if left_out <= 0:
         return text
@@ -317,7 +317,7 @@ def _print_uses(console: Console, uses: list[dict[str, Any]]) -> None:
 
 
 def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
-    """Which text scored, and which gave advantages, by who ran it."""
+    """Return the code that scored and the code that gave advantages, by title."""
     lines = {}
     for record in code:
         text = (

@@ -1,7 +1,7 @@
-"""`ludic sql ROOT [ROOT ...] "SELECT ..."`: a query over one or several runs, as a table, JSON, CSV or Parquet.
+"""`ludic sql ROOT [ROOT ...] "SELECT ..."`: run a query over one or several runs; print a table, JSON, CSV or Parquet.
 
-Tables are for people and show the first rows; the other formats stream the whole result to stdout or a
-file. Raises QueryError with DuckDB's reason, ConfigError for a file that can't be written.
+A table is for people and shows the first rows; the other formats stream the whole result to stdout or a file.
+Raises QueryError with DuckDB's reason, ConfigError if a file can't be written.
 """
 
 import csv
@@ -39,7 +39,7 @@ _ROWS_A_BATCH = 10_000
 _UNSAFE = "`--unsafe` allows it; use it only for a query that you trust"
 _SEALED = re.compile(r"disabled (by|through) configuration|configuration has been locked")
 _BYTES_AT_ONCE = 4 << 20
-# A column narrower than this says nothing; a table that would need such ones is shown row by row.
+# Minimum width of a column; a table that would need narrower columns is shown row by row.
 _NARROWEST = 16
 
 
@@ -49,15 +49,15 @@ class Settings:
     """Folder or URL of the run."""
     query: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUERY")]
     """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, workers, code, policies,
-    metrics, reference and token_stats. Column root says which run a row is from; of batches it is ledger_root."""
+    metrics, reference and token_stats. Column root is the run of a row; in batches and all_batches, ledger_root is."""
     also: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROOT [ROOT ...]")] = ()
-    """More runs to ask; `ludic sql ROOT ROOT ... QUERY` sets it as well."""
+    """More runs to query; `ludic sql ROOT ROOT ... QUERY` does the same."""
     format: Format | None = None
-    """How to print; None takes it from the name of --out, else table."""
+    """Output format; None derives it from the suffix of --out, else prints a table."""
     out: Path | None = None
-    """File to write instead of stdout."""
+    """File to write; None writes to stdout."""
     max_rows: int = 40
-    """Rows that a table shows."""
+    """Maximum number of rows that a table shows."""
     unsafe: bool = False
     """Run any statement, not queries only: it may read and write files, attach databases and load extensions."""
 
@@ -71,7 +71,7 @@ class Settings:
 
 
 def places_to_flags(args: list[str]) -> list[str]:
-    """ROOT ROOT ... QUERY as one ROOT, QUERY and the flag of the others: how many are given by place must be fixed."""
+    """Turn ROOT ROOT ... QUERY into ROOT QUERY --also ROOT ...: the number of positional arguments is fixed."""
     num_places = next((place for place, arg in enumerate(args) if arg.startswith("-")), len(args))
     root, *others, query = args[:num_places] if num_places > 2 else ("", "")
     return [root, query, *args[num_places:], "--also", *others] if others else args
@@ -93,9 +93,9 @@ def main(settings: Settings) -> None:
 def open_result(
     roots: Sequence[Root], query: str, *, rows_a_batch: int = _ROWS_A_BATCH, unsafe: bool = False
 ) -> Iterator[pa.RecordBatchReader]:
-    """The result as a stream; it is open while the connection is. Raises QueryError, also from within.
+    """Give the result as a stream, open until the block ends. Raises QueryError, also if reading the stream fails.
 
-    unsafe: let the query reach files outside of the runs.
+    unsafe: let the query use files outside of the runs.
     """
     if not query.strip():
         raise QueryError('the query is empty, wanted SQL such as "select count(*) from rollouts"')
@@ -127,7 +127,7 @@ def _check_only_reads(con: duckdb.DuckDBPyConnection, query: str) -> None:
 
 
 def _with_unique_names(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
-    """SQL may call two columns alike; JSON and Parquet may not: a, a_1, ..."""
+    """Rename columns of equal names, which SQL allows and JSON and Parquet do not, to a, a_1, ..."""
     names: list[str] = []
     for name in reader.schema.names:
         candidate, place = name, 0
@@ -143,7 +143,7 @@ def _with_unique_names(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
 
 @contextmanager
 def open_sink(path: Path | None) -> Iterator[BinaryIO]:
-    """Stdout, or a file that appears when it is complete."""
+    """Give stdout, or a file that appears once it is complete. Raises ConfigError if it can't be written."""
     if path is None:
         sys.stdout.flush()
         yield sys.stdout.buffer
@@ -161,7 +161,7 @@ def open_sink(path: Path | None) -> Iterator[BinaryIO]:
 
 
 def _write_json(result: pa.RecordBatchReader, sink: BinaryIO) -> None:
-    """One array, an object a row."""
+    """Write one JSON array with an object per row."""
     before = b"[\n"
     for row in plain_rows(result):
         sink.write(before + json_text(dict(zip(result.schema.names, row, strict=True))).encode())
@@ -174,7 +174,7 @@ def _write_csv(result: pa.RecordBatchReader, sink: BinaryIO) -> None:
 
 
 def write_csv(names: Sequence[str], rows: Iterable[Iterable[Any]], sink: BinaryIO) -> None:
-    """A header, then a line a row of plain values; null is empty, and lists and maps are JSON text."""
+    """Write a header and one line per row of plain values; null is empty, and lists and maps are JSON text."""
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(names)
@@ -200,9 +200,9 @@ _WRITERS: dict[str, Callable[[pa.RecordBatchReader, BinaryIO], None]] = {
 
 
 def plain_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
-    """Plain values, as JSON knows them."""
+    """Yield rows of values that JSON can represent."""
     for batch in result:
-        # As Python objects, numbers take up to ten times the room that they have in Arrow.
+        # Numbers take up to ten times as much memory as Python objects as they take in Arrow.
         num_rows = max(1, _BYTES_AT_ONCE * batch.num_rows // max(1, batch.nbytes))
         for start in range(0, batch.num_rows, num_rows):
             columns = batch.slice(start, num_rows).columns
@@ -211,7 +211,7 @@ def plain_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
 
 
 def print_table(result: pa.RecordBatchReader, console: Console, max_rows: int) -> None:
-    """The first rows, and how many more there are; row by row where the columns do not fit side by side."""
+    """Print the first rows and the number of all; row by row if the columns do not fit side by side."""
     first, num_rows = _take_first(result, max_rows)
     rows = [list(row.values()) for row in first.to_pylist(maps_as_pydicts="lossy")]
     if not result.schema.names:
@@ -226,7 +226,7 @@ def print_table(result: pa.RecordBatchReader, console: Console, max_rows: int) -
 
 
 def _take_first(result: pa.RecordBatchReader, max_rows: int) -> tuple[pa.Table, int]:
-    """The first rows, and the number of all."""
+    """Return the first rows, and the number of all rows."""
     first, num_rows = [], 0
     for batch in result:
         first.append(batch.slice(0, max(0, max_rows - num_rows)))

@@ -1,6 +1,6 @@
-"""`ludic stats ROOT`: what is in a root, from run.json to the last gradient step.
+"""`ludic stats ROOT`: summarize a root, from run.json to the last gradient step.
 
-Reads footers and scalar columns, no tokens. Files that can't be read, or were set aside, are named and left out.
+Reads footers and scalar columns, no tokens. Files that can't be read, or were set aside, are listed and left out.
 """
 
 from dataclasses import asdict, dataclass
@@ -105,7 +105,7 @@ def main(settings: Settings) -> None:
 
 
 def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
-    """All that is shown, under the names that --json prints. Raises QueryError, StoreError."""
+    """Return all figures, under the names that --json prints. Raises QueryError, StoreError."""
     footers = {folder: read_footers(root, folder, track) for folder in TABLES}
     broken = [footer for found in footers.values() for footer in found if footer.problem]
     con = connect(root, without=[footer.name for footer in broken])
@@ -145,7 +145,7 @@ def _drops(con: duckdb.DuckDBPyConnection, root: Root) -> dict[str, int]:
 
 
 def _policies(sizes: dict[str, int]) -> dict[str, Any]:
-    """Versions that were claimed, and those whose weights are still there."""
+    """Count the versions that were claimed and the versions whose weights are still stored."""
     claimed = _folders_with(sizes, "policy.json")
     stored = sorted(int(name.rpartition("=")[2]) for name in _folders_with(sizes, "config.json"))
     return {"num_versions": len(claimed), "num_stored": len(stored), "newest_stored": max(stored, default=None)}
@@ -233,7 +233,7 @@ def _print_means(console: Console, key: str, rows: list[dict[str, Any]]) -> None
 
 
 def _print_versions(console: Console, rows: list[dict[str, Any]]) -> None:
-    """A line for all versions, and those at both ends in numbers."""
+    """Print a sparkline of all versions, and a table of the first and last versions."""
     rewards = [row["reward_mean"] for row in rows if row["reward_mean"] is not None]
     if len(rewards) > 1:
         line = f"reward by version  {number(rewards[0], 4)} {sparkline(rewards, 40)} {number(rewards[-1], 4)}"

@@ -1,4 +1,4 @@
-"""Processes on this machine, started, watched, and started again when they die."""
+"""Start and watch processes on this machine, and restart them when they die."""
 
 import contextlib
 import logging
@@ -20,15 +20,15 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 _STOP_WITHIN_S = 60.0
 _MOST_DEATHS = 3
-"""In a row, soon after the start or with the same last words."""
+"""Number of deaths in a row, each soon after the start or with the same last words, that ends the supervision."""
 _QUICK_S = 20.0
 _TIME = re.compile(r"^\d\d:\d\d:\d\d ")
-"""Begin of a logged line, which is another each time."""
+"""Time at the begin of a logged line, which differs between deaths."""
 _LOOK_EVERY_S = 2.0
 
 
 class ChildError(LudicError, RuntimeError):
-    """A process died again and again."""
+    """A process died repeatedly."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -37,18 +37,18 @@ class Child:
 
     name: str
     args: Callable[[], Sequence[str]]
-    """What follows `python -m`, asked for before each life; what it raises ends the supervision."""
+    """Returns the arguments after `python -m`; called before each start. An error in it ends the supervision."""
     log: Path
-    """Its stdout and stderr, over all its lives."""
+    """File of its stdout and stderr, over all restarts."""
     is_free: Callable[[], bool] = lambda: True
-    """Whether a process that took this one's part has ended; asked, now and then, once this one ended as REPLACED."""
+    """Returns whether the process that replaced this one has ended; called every 2 s after an exit with REPLACED."""
     num_restarts: int = 0
     _quick_deaths: int = 0
     _deaths_alike: int = 0
     _words: str | None = None
-    """Of the last death, without the time."""
+    """Last line before the last death, without the time."""
     _log_start: int = 0
-    """Where in the log this life begins."""
+    """Byte offset in the log at the last start."""
     _started: float = 0.0
     _looked: float = 0.0
     _process: subprocess.Popen | None = field(default=None, repr=False)
@@ -65,7 +65,7 @@ class Child:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | environment | {SUPERVISED: "1"},
-                # Ctrl-C is for us to pass on, as SIGTERM; and what a child starts can be killed with it.
+                # We pass Ctrl-C on, as SIGTERM; and a child's own processes can be killed with it.
                 start_new_session=True,
             )
 
@@ -75,7 +75,7 @@ class Child:
         return self._process
 
     def is_due(self) -> bool:
-        """Whether to start it again now, after it ended."""
+        """Whether to restart it now, after it ended."""
         if self.process.returncode != REPLACED:
             return True
         if time.monotonic() - self._looked < _LOOK_EVERY_S:
@@ -86,7 +86,7 @@ class Child:
         return self.is_free()
 
     def restart(self, environment: dict[str, str]) -> None:
-        """Raises ChildError when it died several times in a row soon after its start, or with the same last words."""
+        """Restart it. Raises ChildError after 3 deaths in a row, soon after the start or with the same last words."""
         code = self.process.returncode
         self._count_death()
         if self._quick_deaths >= _MOST_DEATHS:
@@ -101,7 +101,7 @@ class Child:
         logger.warning("%s ended with %s; started again", self.name, code)
 
     def _count_death(self) -> None:
-        # Who is killed from outside may live as shortly as the killer likes.
+        # Deaths by a kill from outside, or by replacement, are not counted.
         if self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM, REPLACED):
             self._quick_deaths = self._deaths_alike = 0
             return
@@ -111,14 +111,14 @@ class Child:
         self._words = words
 
     def kill_rest(self) -> None:
-        """Kill it, and what it started and left behind, such as the ranks of a torchrun that was killed."""
+        """Kill its process group, with processes it left behind, such as the ranks of a torchrun that was killed."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         if self.process.stdin:
             self.process.stdin.close()
 
     def last_words(self) -> str:
-        """The last line of its log in this life, and where that is."""
+        """Return the last line of its log since the last start, and the path of the log."""
         return f"{self._last_line()} ({self.log} has more)"
 
     def _last_line(self) -> str:
@@ -129,7 +129,7 @@ class Child:
 
 
 def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, str], tick: Callable[[], None]) -> None:
-    """Run all until `main` ends well; whoever else ends is started again. Then, or on an error, all are stopped.
+    """Run all children until `main` exits with 0; restart those that end before. Then, or on an error, stop all.
 
     `tick` is called some times a second. Raises ChildError, and KeyboardInterrupt after stopping all.
     """
@@ -149,7 +149,7 @@ def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, st
 
 
 def _stop(children: Sequence[Child]) -> None:
-    """SIGTERM, so that all is flushed; SIGKILL for who does not listen."""
+    """Send SIGTERM, so that children flush; send SIGKILL to children that do not end within 60 s."""
     started = [child for child in children if child._process is not None]
     for child in started:
         child.process.send_signal(signal.SIGTERM)

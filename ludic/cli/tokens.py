@@ -1,6 +1,6 @@
-"""Tokens as text a person can read, coloured by how likely they were or how training weighed them.
+"""Show tokens as readable text, coloured by their probability or by their advantage.
 
-Reads tokenizer.json of the newest published policy that has one; without one, tokens are shown as ids.
+Reads tokenizer.json of the newest published policy that has one; without a tokenizer, tokens are shown as ids.
 """
 
 import math
@@ -18,10 +18,10 @@ from ludic.store import Root
 
 Color = Literal["logprob", "advantage", "none"]
 TokenReader = Callable[[Sequence[int]], list[str]]
-"""The text that each token adds."""
+"""Returns the text that each token adds."""
 
 _TOKENIZER = re.compile(r"policies/version=(\d+)/tokenizer\.json")
-# Probability at least, style, from sure to surprised.
+# Minimum probability and style, from likely to unlikely.
 _SHADES = ((0.9, "green"), (0.5, "bright_green"), (0.1, "yellow"), (0.01, "bright_red"), (0.0, "bold red"))
 _MASKED = "dim italic"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -36,11 +36,11 @@ class TokenRow:
     logprob: float
     reward: float
     sampled: bool
-    """False for what the environment or a tool put in."""
+    """False for tokens that the environment or a tool inserted."""
 
 
 def load_token_reader(root: Root) -> TokenReader:
-    """By the newest tokenizer of the run, or by numbers."""
+    """Return a reader with the run's newest tokenizer; without a tokenizer, it shows token ids."""
     matches = [match for match in map(_TOKENIZER.fullmatch, root.list("policies")) if match]
     if not matches:
         return lambda token_ids: [f" {token_id}" for token_id in token_ids]
@@ -50,10 +50,10 @@ def load_token_reader(root: Root) -> TokenReader:
 
 
 def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) -> list[str]:
-    """What each token adds to the text; their sum is the text of all.
+    """Return the text that each token adds; joined, they are the text of all tokens.
 
-    Decoding tokens one by one would lose the spaces between words, and the characters that are spread
-    over several tokens: those are given to the last of them.
+    Decoding tokens one by one would lose spaces between words, and characters that span several tokens. Such a
+    character belongs to its last token.
     """
     texts: list[str] = []
     start = read = 0
@@ -68,7 +68,7 @@ def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) ->
 
 
 def coloured(tokens: Sequence[TokenRow], color: Color, advantage: float | None) -> Text:
-    """The response as text, a style a token."""
+    """Return the response as text with one style per token."""
     text = Text()
     for token in tokens:
         text.append(printable(token.text), style=_style(token, color, advantage))
@@ -76,7 +76,7 @@ def coloured(tokens: Sequence[TokenRow], color: Color, advantage: float | None) 
 
 
 def colour_legend(color: Color, advantage: float | None) -> Text:
-    """What the colours say."""
+    """Return a legend of the colours."""
     text = Text("")
     match color:
         case "logprob":
@@ -91,7 +91,7 @@ def colour_legend(color: Color, advantage: float | None) -> Text:
 
 
 def token_table(tokens: Sequence[TokenRow]) -> Table:
-    """A line a token."""
+    """Return a table with one line per token."""
     table = plain_table(">place", ">id", "text", ">logprob", ">probability", ">reward", "sampled")
     for place, token in enumerate(tokens):
         table.add_row(

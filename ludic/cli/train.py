@@ -29,31 +29,31 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
-    """Folder or URL of the run. A run that was trained before goes on from its last checkpoint; one that is to be
-    trained on --sources, or by --replay-batches, is made where it is not there."""
+    """Folder or URL of the run. Training continues from the last checkpoint, if there is one. With --sources or
+    --replay-batches, the run is created if it does not exist."""
     algorithm: Algorithm = None
-    """Take the settings of this algorithm (docs/algorithms.md); settings that are named besides overrule it."""
+    """Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them."""
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
     model: str | None = None
-    """First weights of a run that is made here; None takes those of its first source. Of a run that is there: another
-    place of the model that it began with."""
+    """First weights of a run that is created here; None takes the model of its first source. For an existing run: the
+    location of its first model, if it is not where run.json says."""
     resume: bool = False
-    """Go on from the newest complete checkpoint, or not at all. Without it a run that has none begins at its first
-    weights, and one that has is resumed as well."""
+    """Fail if there is no complete checkpoint to resume from. Without this flag, a run with a checkpoint is resumed,
+    and a run without one starts from its first weights."""
     ranks: int = 1
-    """Processes that share the work, started here under torchrun."""
+    """Number of processes that train together, started here under torchrun."""
     take_over: bool = False
-    """Fence the trainer that owns the run, alive or not, instead of being refused while it lives."""
+    """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
     replaces: int | None = None
-    """Attempt that is known to have ended, so that its lease is not watched; `ludic run` says so."""
+    """Attempt that is known to have ended, so that its lease is not watched; set by `ludic run`."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
-    """Those of the newest trainer of the run, or of the run that is to be replayed, so that neither needs flags."""
+    """Return the settings of the run's newest trainer, or of the run to be replayed; {} if there is neither."""
     _, replayed = take_option(list(args), "--replay-batches", "a run's folder or URL")
     if replayed not in (None, "None"):
         from ludic.training.replay import replay_settings
@@ -103,20 +103,20 @@ def main(settings: Settings) -> None:
 
 
 def outcome(url: str, step: int, num_steps: int | None) -> str:
-    """How a trainer ended that was to come to num_steps, in a sentence. step: the last one in its weights."""
+    """Return a sentence about how training ended. step: last step in the weights; num_steps: target, None for none."""
     if num_steps is not None and step > num_steps:
         return f"{url} is at step {step} already, which is past num_steps {num_steps}; nothing to train"
     return f"trained to step {step}{f' of {num_steps}' if num_steps else ''} in {url}"
 
 
 def last_step(root: Root) -> int:
-    """The step of the checkpoint that a trainer goes on from; 0 where there is none."""
+    """Return the step of the checkpoint that a trainer would resume from; 0 if there is none."""
     place = place_to_resume(root, newest_attempt_id(root), checkpoint_places(root))
     return place[1] if place else 0
 
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
-    """Do what the flags of code ask for, of the texts that this trainer plans with."""
+    """Apply the code flags to the files that this trainer plans with."""
     from ludic.sql.code import rule_uses
     from ludic.sql.planner import Planner
     from ludic.training.code import names_in_root
@@ -128,7 +128,7 @@ def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) ->
 
 
 def open_resumable(url: str) -> Root:
-    """A run that has a checkpoint to go on from. Raises MissingRootError, ConfigError."""
+    """Open a run that has a checkpoint. Raises MissingRootError, or ConfigError if there is no complete checkpoint."""
     root = Root.open(url, writable=True)
     if not last_step(root):
         raise ConfigError(f"{root.url} has no complete checkpoint to resume from; without --resume it begins anew")
@@ -136,7 +136,7 @@ def open_resumable(url: str) -> Root:
 
 
 def open_or_create(settings: Settings) -> Root:
-    """The run; where it is not there, one like the first that it is to train on. Raises MissingRootError."""
+    """Open the run, or create it like the first run that it trains on. Raises MissingRootError if there is neither."""
     like = settings.train.replay_batches or next(iter(settings.train.sources), None)
     try:
         return Root.open(settings.root, writable=True)
@@ -147,21 +147,21 @@ def open_or_create(settings: Settings) -> Root:
 
 
 def other_place(root: Root, model: str | None) -> str | None:
-    """What --model adds to run.json: another place of the model; None where it is the one that is there."""
+    """Return `model`, a location other than the one in run.json, or None if it is the same."""
     return None if model == root.run.model else model
 
 
 def train_args(
     root: str, config: TrainConfig, ranks: int, replaces: int | None = None, model: str | None = None
 ) -> list[str]:
-    """What follows `python -m` to train on this machine, under torchrun where there are several ranks."""
+    """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
     flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model})
     return [*launch, "ludic", "train", root, *flags]
 
 
 def describe(row: Mapping[str, Any]) -> str:
-    """A step's metrics, in short."""
+    """Return a step's main metrics as one line."""
     reward = row.get("reward_mean")
     shown = "unscored" if reward is None else f"{reward:.3f}"
     lag = "" if row.get("lag_mean") is None else f"lag {row['lag_mean']:.1f}  "

@@ -1,6 +1,6 @@
-"""`ludic verify ROOT`: check every file and the data of a run; exit 1 and a list when anything is wrong.
+"""`ludic verify ROOT`: check every file and the data of a run; list the findings and exit with 1 if there are any.
 
-With --repair, broken files are set aside first; what is listed then is what remains.
+With --repair, broken files are set aside first, and the remaining findings are listed.
 """
 
 import itertools
@@ -24,7 +24,7 @@ class UnsoundError(LudicError, ValueError):
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
-    """Folder or URL of the run. What is half-written by a run that goes on may be found as well."""
+    """Folder or URL of the run. In a run that is still active, half-written data may be reported as well."""
     repair: bool = False
     """Move broken files to set_aside/ with the reason, and delete temporary files that are older than a day."""
     json: bool = False
@@ -61,6 +61,6 @@ def _print_by_check(console: Console, prefix: str, findings: Iterable[Finding], 
 
 
 def _count(findings: list[Finding]) -> str:
-    """2 unreadable, 1 policy"""
+    """Return the number of findings per check, such as "2 unreadable, 1 policy"."""
     groups = itertools.groupby(sorted(finding.check for finding in findings))
     return ", ".join(f"{len(list(found))} {check}" for check, found in groups)

@@ -1,7 +1,7 @@
-"""`ludic watch ROOT`: what a run does right now, live, from its files alone; so from any machine that can read them.
+"""`ludic watch ROOT`: show the live state of a run, from any machine that can read its files.
 
 Reads metrics, lease, LATEST and the names of checkpoints; writes nothing. While the filesystem fails, the last frame
-stays with the reason below it. Raises MissingRootError where there is no run, or no longer.
+stays, with the reason below it. Raises MissingRootError if there is no run, or it is deleted.
 """
 
 import time
@@ -23,9 +23,9 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     interval_s: float = 2.0
-    """Seconds between two looks."""
+    """Seconds between two looks at the files."""
     once: bool = False
-    """Print one frame and end."""
+    """Print one frame and exit."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -36,12 +36,12 @@ def main(settings: Settings) -> None:
     if settings.once:
         console.print(draw(watcher.look(), console.width))
         return
-    with suppress(KeyboardInterrupt):  # which is how one leaves
+    with suppress(KeyboardInterrupt):  # Ctrl-C ends the command
         if console.is_terminal:
             with LiveView(watcher, console, interval_s=settings.interval_s) as view:
                 while True:
                     view.update()
                     time.sleep(_TICK_S)
-        while True:  # into a file or a pipe, frame after frame
+        while True:  # stdout is a file or a pipe
             console.print(draw(watcher.look(), console.width))
             time.sleep(settings.interval_s)

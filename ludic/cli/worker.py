@@ -1,4 +1,4 @@
-"""`ludic worker ROOT`: sample rollouts for a run until told to stop."""
+"""`ludic worker ROOT`: sample rollouts for a run until it is stopped."""
 
 import sys
 import threading
@@ -33,9 +33,9 @@ class Settings:
     worker: tyro.conf.OmitArgPrefixes[WorkerConfig] = field(default_factory=WorkerConfig)
     code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
     device: Literal["cpu", "cuda"] | None = None
-    """Where to sample; None takes CUDA when there is one."""
+    """Device to sample on; None uses CUDA if available."""
     model: str | None = None
-    """Another place of the model that the run began with, for adapters; None is where run.json says."""
+    """Location of the run's first model, which adapters need; None means where run.json says."""
 
 
 def main(settings: Settings) -> None:
@@ -55,7 +55,7 @@ def main(settings: Settings) -> None:
 
 @contextmanager
 def base_of_run(root: Root, model: str | None = None) -> Iterator[Callable[[], str]]:
-    """Finds the folder of the run's first model, once it is asked for. model: another place of it."""
+    """Give a function that finds the folder of the run's first model once. model: the only location to look at."""
     with ExitStack() as stack:
         yield cache(lambda: str(stack.enter_context(first_model(root, model))))
 
@@ -82,7 +82,7 @@ def _run(root: Root, settings: Settings, stop: threading.Event, base: Callable[[
 
 
 def describe(batch: RolloutBatch) -> str:
-    """What the last call of the engine sampled, in short."""
+    """Return the policy version and mean reward of the last engine call as one line."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     reward = mean_reward(rollouts)
     shown = "unscored" if reward is None else f"{reward:.3f}"

@@ -1,4 +1,4 @@
-"""What a table looks like, whether a batch may become rows, and the way from records to Arrow and back."""
+"""Schemas of the tables, validation of batches, and conversion of records to Arrow and back."""
 
 from ludic.schema.conversion import column_values, from_table, to_table, token_arrays
 from ludic.schema.references import resolve_row

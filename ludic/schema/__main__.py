@@ -1,6 +1,6 @@
 """Print the documentation of the tables, write it to a file, or check that a file is up to date.
 
-`python -m ludic.schema [--write FILE | --check FILE]`. Exits 1 with one line when the file is stale.
+`python -m ludic.schema [--write FILE | --check FILE]`. Exits with 1 and one line if the file is stale.
 """
 
 import argparse

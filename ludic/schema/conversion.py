@@ -1,9 +1,8 @@
-"""Records to Arrow and back, without a Python loop over tokens and without losing a bit.
+"""Convert records to Arrow and back, bit for bit and without a Python loop over tokens.
 
-The schema drives both ways: a column is the attribute of that name, a list of structs is a
-tuple of the record in RECORDS, and a run's own columns are in `extra`. No I/O. Expects a validated batch
-(ludic.schema.validation); raises InvalidBatchError for a rollout too large for a column, SchemaError
-for a foreign table.
+The schema drives both directions: a column is the attribute of the same name, a list of structs is a tuple of the
+record in RECORDS, and a run's own columns are in `extra`. No I/O. Expects a validated batch (ludic.schema.validation).
+Raises InvalidBatchError if a rollout is too large for a column, SchemaError if a table is foreign.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,14 +37,14 @@ RECORDS: dict[str, type] = {
     "messages": Message,
     "tool_calls": ToolCall,
 }
-"""The record that a struct holds, by the column's name."""
+"""Record class of the structs of a column, by the column's name."""
 
 _MAX_ELEMENTS = 2**31 - 1
-"""Arrow's list<> counts elements in int32, and so does its string bytes."""
+"""Maximum elements of an Arrow list array and bytes of a string array, whose offsets are int32."""
 
 
 TokenColumns = Mapping[str, pa.Array]
-"""The token lists of all rows end to end, by column; those that no row leaves out."""
+"""Concatenated token lists of all rows, by column; only columns that are never null."""
 
 
 def to_table(
@@ -56,10 +55,10 @@ def to_table(
     extra_columns: Mapping[str, str] = NO_COLUMNS,
     tokens: TokenColumns | None = None,
 ) -> pa.Table:
-    """The batch's rows, in exactly rollouts_schema(extra_columns).
+    """Return the batch's rows in exactly rollouts_schema(extra_columns).
 
-    tokens: of this batch, where `validate` has joined them. More than Arrow's 32-bit offsets can count makes several
-    chunks. Raises InvalidBatchError for a rollout that does so alone.
+    tokens: this batch's token columns, if `validate` has joined them. Rows that exceed Arrow's 32-bit offsets are split
+    into several chunks. Raises InvalidBatchError if a single rollout exceeds them.
     """
     schema = rollouts_schema(extra_columns)
     rows = [(group.key, rollout) for group in batch.groups for rollout in group.rollouts]
@@ -73,13 +72,13 @@ def to_table(
 
 
 _Row = tuple[str, Rollout]
-"""The key of its group, and a rollout."""
+"""The key of a group, and one of its rollouts."""
 
 
 def _tables(
     rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema, tokens: TokenColumns
 ) -> Iterator[pa.Table]:
-    """All rows in one table, or in halves where that is too much."""
+    """Yield all rows as one table, or as halves, again split if needed, if they are too large."""
     try:
         yield _to_table(rows, stamps, schema, tokens)
     except _TooLargeError as error:
@@ -113,11 +112,11 @@ def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema
 
 
 def from_table(table: pa.Table) -> list[RolloutBatch]:
-    """The batches whose rows these are: one for each run of rows with the same worker, sequence and time.
+    """Return the batches of a table: one for each run of rows with the same worker, sequence and time.
 
-    Consecutive rows of one group_id make a group, so rows that were reordered come back as more
-    and smaller groups. Arrays are read-only views into the table's buffers, which they keep alive
-    (action masks are unpacked from bits). Raises SchemaError when the table's columns do not fit.
+    Consecutive rows of one group_id make a group, so reordered rows give more and smaller groups. Arrays are read-only
+    views into the table's buffers, which they keep alive (action masks are unpacked from bits).
+    Raises SchemaError if the table's columns do not fit.
     """
     extras = _extra_values(table)
     table = conform(table, "rollouts")
@@ -143,7 +142,7 @@ def _to_rollouts(table: pa.Table, extras: Sequence[Mapping[str, Any]]) -> list[R
 
 
 def _extra_values(table: pa.Table) -> list[dict[str, Any]]:
-    """`extra` of each row."""
+    """Return the value of `extra` for each row."""
     columns = {name: table[name].to_pylist() for name in extra_names(table.column_names)}
     return [
         {name: values[row] for name, values in columns.items() if values[row] is not None}
@@ -158,7 +157,7 @@ def _read_groups(rows: Iterator[tuple[str, Rollout]]) -> Iterator[RolloutGroup]:
 
 
 def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
-    """Python values, one a row, as an Arrow array of exactly this type."""
+    """Convert Python values, one per row, to an Arrow array of exactly this type."""
     if column in TOKEN_COLUMNS:
         return _tokens_to_array(values, type_, column)
     if pa.types.is_list(type_):
@@ -179,7 +178,7 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
     if pa.types.is_string(type_):
         _check_size(sum(map(len, filter(None, values))), column, "bytes")
     array = pa.array(values, type_)
-    if isinstance(array, pa.ChunkedArray):  # a letter may take up to four bytes
+    if isinstance(array, pa.ChunkedArray):  # a character may take up to four bytes
         raise _TooLargeError(f"{column} holds more than {_MAX_ELEMENTS} bytes")
     return array
 
@@ -187,7 +186,7 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
 def _steps_to_array(
     rollouts: Sequence[Rollout], places: Sequence[Mapping[str, int]], type_: pa.DataType, column: str
 ) -> pa.Array:
-    """As _to_array, with texts that messages hold as references."""
+    """Convert steps as _to_array does, with references for texts that messages hold."""
     lists = list(map(attrgetter(column), rollouts))
     steps, stored = list(chain.from_iterable(lists)), refer(rollouts, column, places)
     children = [
@@ -203,7 +202,7 @@ def _steps_to_array(
 
 
 def _extra_to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
-    """As _to_array, for types whose lists may be null."""
+    """Convert values as _to_array does, for types whose lists may be null."""
     if pa.types.is_list(type_):
         offsets = _offsets((0 if value is None else len(value) for value in values), column)
         present = chain.from_iterable(value for value in values if value is not None)
@@ -214,7 +213,7 @@ def _extra_to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> p
 
 
 class _TooLargeError(Exception):
-    """More than one Arrow array can hold; the rows are converted in smaller parts then."""
+    """Values do not fit in one Arrow array; the rows are then converted in smaller parts."""
 
 
 def _check_size(count: int, column: str, unit: str) -> None:
@@ -230,11 +229,11 @@ def _tokens_to_array(arrays: Sequence[np.ndarray | None], type_: pa.DataType, co
 
 
 def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:
-    """The arrays of a token column end to end."""
+    """Concatenate the arrays of a token column."""
     type_ = arrow_schema("rollouts").field(column).type.value_type
     if pa.types.is_boolean(type_):
         return pa.array(np.concatenate([np.empty(0, np.bool_), *arrays]), type_)
-    # Into memory from Arrow's pool, which keeps its pages; the system's fresh ones cost ten times the copy.
+    # Allocate from Arrow's pool, which keeps its pages; fresh pages of the system cost ten times as much as the copy.
     dtype = np.dtype(type_.to_pandas_dtype())
     length = sum(map(len, arrays))
     buffer = pa.allocate_buffer(length * dtype.itemsize)
@@ -244,27 +243,27 @@ def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:
 
 
 def _offsets(lengths: Iterator[int], column: str) -> pa.Array:
-    """(rows + 1,) int32: where each row's elements begin and the last row's end."""
+    """Return (rows + 1,) int32: the begin of each row's elements, and the end of the last row's."""
     ends = np.cumsum([0, *lengths], dtype=np.int64)
     _check_size(int(ends[-1]), column, "elements")
     return pa.array(ends.astype(np.int32))
 
 
 def column_values(table: pa.Table, column: str) -> list[Any]:
-    """A column of the rollouts table as the values of Rollout: arrays for tokens, records for structs.
+    """Return a column of the rollouts table as the values of Rollout: arrays for tokens, records for structs.
 
-    The table needs no other column, but for steps also messages, which hold their texts. Arrays are
-    read-only views, as in from_table.
+    For steps, the table also needs the column messages, which holds their texts. Arrays are read-only views, as in
+    from_table.
     """
     if column in REFERENCES:
         contents = [[message.content for message in row] for row in column_values(table, "messages")]
         return _step_values(table, column, contents)
-    # By chunk, since joining chunks would copy and could overflow their offsets.
+    # Convert chunk by chunk: joining chunks would copy, and could overflow their offsets.
     return [value for chunk in table[column].chunks for value in _to_values(chunk, column)]
 
 
 def _step_values(table: pa.Table, column: str, contents: Sequence[Sequence[str]]) -> list[tuple[Any, ...]]:
-    """Steps with their texts. contents: of each row's messages."""
+    """Return the steps of each row, with their texts. contents: contents of each row's messages."""
     values, first = [], 0
     for chunk in table[column].chunks:
         parts = [part or slice(0, 0) for part in _slices(chunk)]
@@ -282,14 +281,14 @@ def _step_values(table: pa.Table, column: str, contents: Sequence[Sequence[str]]
 
 
 def _to_values(array: pa.Array, column: str) -> list[Any]:
-    """The inverse of _to_array, also of a slice."""
+    """Return Python values of an array or a slice of an array; the inverse of _to_array."""
     if column in TOKEN_COLUMNS:
         return token_arrays(array)
     if pa.types.is_list(array.type):
         elements = _to_values(array.flatten(), f"{column}[]")
         return [tuple(elements[part]) if part else None for part in _slices(array)]
     if pa.types.is_map(array.type):
-        # As a list, since MapArray.keys ignores that an array is a slice of another.
+        # Cast to a list: MapArray.keys ignores that an array is a slice.
         pairs = array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field])))
         keys, items = (_to_values(child, column) for child in pairs.flatten().flatten())
         return [dict(zip(keys[part], items[part], strict=True)) for part in _slices(pairs) if part]
@@ -302,13 +301,13 @@ def _to_values(array: pa.Array, column: str) -> list[Any]:
 
 
 def token_arrays(array: pa.ListArray) -> list[np.ndarray | None]:
-    """Lists of numbers as read-only views of one array; None for a null."""
+    """Return lists of numbers as read-only views of one array; None for a null."""
     flat = array.flatten().to_numpy(zero_copy_only=not pa.types.is_boolean(array.type.value_type))
     return [flat[part] if part else None for part in _slices(array)]
 
 
 def _struct_values(array: pa.StructArray, column: str) -> dict[str, list[Any]]:
-    """The values of each field."""
+    """Return the values of each field, by name."""
     return {field.name: _to_values(array.field(field.name), f"{column}.{field.name}") for field in array.type}
 
 
@@ -318,7 +317,7 @@ def _to_records(children: Mapping[str, Sequence[Any]], column: str) -> list[Any]
 
 
 def _slices(array: pa.ListArray) -> list[slice | None]:
-    """Where each row's elements lie in array.flatten(), which skips what nulls and slices hide; None for a null."""
+    """Return each row's slice of array.flatten(), which skips elements hidden by nulls and slices; None for a null."""
     if array.null_count == len(array):
         return [None] * len(array)
     if not array.null_count:
@@ -331,11 +330,11 @@ def _slices(array: pa.ListArray) -> list[slice | None]:
 
 
 def record_class(column: str) -> type:
-    """The record that the structs of a column hold, for example of `messages[].tool_calls[]`."""
+    """Return the record class of the structs of a column, for example of `messages[].tool_calls[]`."""
     return RECORDS[column.rpartition(".")[2].removesuffix("[]")]
 
 
 @lru_cache(maxsize=1024)
 def _shortest_decimal(value: float) -> float:
-    """0.7 for the float32 nearest to 0.7: what was set, and stored again as the same float32."""
+    """Return the shortest decimal of a float32, such as 0.7; it is stored again as the same float32."""
     return float(str(np.float32(value)))

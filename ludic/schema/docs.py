@@ -1,4 +1,4 @@
-"""The tables as a page of Markdown, made from schemas/*.json alone."""
+"""Render the tables as a page of Markdown, from schemas/*.json."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ _TABLE_HEAD = "| name | type | null | meaning |\n| --- | --- | --- | --- |\n"
 
 
 def render() -> str:
-    """docs/schemas.md: a table of name, type, null and meaning for each of ludic's tables."""
+    """Return docs/schemas.md: name, type, nullability and meaning of each column of ludic's tables."""
     return "\n".join([_INTRODUCTION, *(_render_table(load_table(name)) for name in TABLES)])
 
 

@@ -1,6 +1,6 @@
-"""What Arrow could not hold, or would hold as something else: types, nulls, shapes, lengths and ranges of rollouts.
+"""Find values of rollouts that do not fit the Arrow schema: wrong types, nulls, shapes, lengths and ranges.
 
-Pure: no I/O. A column is looked at as a whole, and row by row only where that finds something.
+Pure: no I/O. Checks each column as a whole, and row by row only if that finds a misfit.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,11 +22,11 @@ from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollout
 _RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
 
 RowProblem = tuple[int, str, str]
-"""Row, column as in docs/schemas.md, and what was found and wanted."""
+"""Row, column as in docs/schemas.md, and a text with the found and wanted values."""
 
 
 def find_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RowProblem]:
-    """Wrong types, nulls, shapes, lengths and ranges, by column. extra_columns: the run's own, as in run.json."""
+    """Yield wrong types, nulls, shapes, lengths and ranges, by column. extra_columns: type by name, as in run.json."""
     schema = arrow_schema("rollouts")
     rows = range(len(rollouts))
     for name in (field.name for field in fields(Rollout) if field.name != "extra"):
@@ -76,11 +76,11 @@ def _wrong_lengths(rollouts: Sequence[Rollout], column: str) -> Iterator[RowProb
 
 
 _Rows = Callable[[], Iterable[int]]
-"""The row of each value; asked for only when a bad one is there."""
+"""Returns the row of each value; called only if there is a bad value."""
 
 
 def _value_misfits(values: Sequence[Any], rows: _Rows, field: pa.Field, path: str) -> Iterator[RowProblem]:
-    """Misfits of a column, or of a nested field whose values belong to the given rows."""
+    """Yield the misfits of a column, or of a nested field. rows: the row of each value."""
     if field.nullable:
         rows, values = partial(_rows_of_values, values, rows), [value for value in values if value is not None]
     if not values:
@@ -98,12 +98,12 @@ def _value_misfits(values: Sequence[Any], rows: _Rows, field: pa.Field, path: st
 
 
 def _rows_of_values(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
-    """The rows whose value is not null."""
+    """Yield the rows whose value is not null."""
     return (row for row, value in zip(rows(), values, strict=True) if value is not None)
 
 
 def _content_misfits(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[RowProblem]:
-    """As _value_misfits, for values that have the right Python type."""
+    """Yield misfits as _value_misfits does, for values of the right Python type."""
     if pa.types.is_list(type_):
         owners = partial(_owners, values, rows)
         yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.value_field, f"{path}[]")
@@ -122,12 +122,12 @@ def _content_misfits(values: Sequence[Any], rows: _Rows, type_: pa.DataType, pat
 
 
 def _owners(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
-    """The row of each element of lists or maps."""
+    """Yield the row of each element of lists or maps."""
     return (row for row, value in zip(rows(), values, strict=True) for _ in value)
 
 
 def _python_types(type_: pa.DataType, path: str) -> tuple[type, ...]:
-    """Python types that may become this Arrow type; the first names them in messages."""
+    """Return the Python types that may become this Arrow type; messages name the first."""
     if pa.types.is_string(type_):
         return (str,)
     if pa.types.is_boolean(type_):
@@ -148,13 +148,13 @@ def _is_one_of(found: type, wanted: tuple[type, ...]) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value in a message: on one line, and not long."""
+    """Return a value for a message, as one line of at most 60 characters."""
     text = "null" if value is None else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def _undecodable(values: Sequence[str], rows: _Rows, path: str) -> Iterator[RowProblem]:
-    # Python knows of each text whether it is ASCII, so most are not looked through.
+    # isascii is a stored flag of each string, so most strings are not scanned.
     if all(map(str.isascii, values)):
         return
     for row, value in zip(rows(), values, strict=True):
@@ -180,14 +180,14 @@ def _out_of_range(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: 
     if _are_within(values, lowest, highest):
         return
     for row, value in zip(rows(), values, strict=True):
-        # NaN compares as false. float() of a NumPy scalar, since those would round `highest` to inf.
+        # NaN compares as false. float() of a NumPy scalar: comparing the scalar would round `highest` to inf.
         number = float(value) if isinstance(value, np.floating) else value
         if not lowest <= number <= highest:
             yield row, path, f"is {value}, wanted {wanted}"
 
 
 def _are_within(values: Sequence[Any], lowest: float, highest: float) -> bool:
-    """Whether all are plain numbers in that range; five times as fast as to look at each, which then tells."""
+    """Whether all values are plain numbers in that range; five times as fast as checking each value."""
     types = set(map(type, values))
     if not types:
         return True

@@ -1,8 +1,8 @@
-"""Texts of steps that are a message's content are stored once: as the message's index, in place of the text.
+"""Store a step's text as the index of the message with the same content, so that it is stored once.
 
-FIELD_message, an index into the row's messages, belongs to each text field of REFERENCES; where it is set,
-FIELD is null. So an answer of 4 kB costs 4 kB and not three times that. Records hold the texts, never the
-indexes. Raises SchemaError for an index beyond the messages.
+Each text field of REFERENCES has a field FIELD_message, an index into the row's messages; if it is set, FIELD is null.
+So an answer of 4 kB takes 4 kB instead of three times that. Records hold the texts, never the indexes. Raises
+SchemaError if an index is beyond the messages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,20 +16,20 @@ REFERENCES: dict[str, tuple[str, ...]] = {
     "agent_steps": ("action",),
     "environment_steps": ("observation", "action", "next_observation"),
 }
-"""The text fields of steps that may be stored as references, by column."""
+"""Text fields of steps that may be stored as references, by column."""
 
 
 def index_field(name: str) -> str:
-    """The field that holds the index of a text field."""
+    """Return the name of the field with the message index of a text field."""
     return f"{name}_message"
 
 
 INDEX_FIELDS = frozenset(index_field(name) for names in REFERENCES.values() for name in names)
-"""What rows have and records have not."""
+"""Fields that rows have and records do not."""
 
 
 def message_places(rollouts: Iterable[Rollout]) -> list[dict[str, int]]:
-    """For each rollout, the index of the first message with a content."""
+    """Return, for each rollout, the index of the first message with each content."""
     places = []
     for rollout in rollouts:
         contents = [message.content for message in reversed(rollout.messages)]
@@ -40,9 +40,9 @@ def message_places(rollouts: Iterable[Rollout]) -> list[dict[str, int]]:
 def refer(
     rollouts: Iterable[Rollout], column: str, places: Iterable[Mapping[str, int]]
 ) -> dict[str, list[str | None] | list[int | None]]:
-    """What is stored in a column's text and index fields, for the steps of all rollouts end to end.
+    """Return the values of a column's text and index fields, for the concatenated steps of all rollouts.
 
-    places: as from `message_places`, which are the same for both columns of steps.
+    places: result of `message_places`, the same for both columns of steps.
     """
     lookups = [
         (place.get, step) for rollout, place in zip(rollouts, places, strict=True) for step in getattr(rollout, column)
@@ -59,16 +59,16 @@ def refer(
 def resolve(
     texts: Sequence[str | None], indexes: Sequence[int | None], contents: Iterable[Sequence[str]], path: str
 ) -> list[str | None]:
-    """The texts of a field of steps end to end; the inverse of `refer`.
+    """Return the texts of one field of concatenated steps; the inverse of `refer`.
 
-    contents: of the messages in each step's row. path: the field, for the message.
+    contents: contents of the messages in each step's row. path: name of the field, for errors.
     """
     rows = zip(texts, indexes, contents, strict=True)
     return [text if index is None else _content(row, index, path) for text, index, row in rows]
 
 
 def resolve_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as SQL or to_pylist gives it, its steps with their texts and without references."""
+    """Return a row from SQL or to_pylist with texts in its steps in place of references."""
     contents = [message["content"] for message in row["messages"]]
     steps = {column: [_resolve_step(step, column, contents) for step in row[column]] for column in REFERENCES}
     return {**row, **steps}

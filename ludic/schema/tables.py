@@ -1,8 +1,8 @@
-"""The canonical table schemas, from schemas/*.json to Arrow, and the check of other people's schemas.
+"""Load the table schemas from schemas/*.json as Arrow schemas, and check the schemas of files against them.
 
 Reads schemas/{rollouts,batches,metrics,reference,token_stats}.v{major}.json, from the wheel or from the checkout.
-Raises SchemaError, which names the file, the column, what was found and what was wanted; ConfigError
-for a run's own column that can't be.
+Raises SchemaError with the file, the column, the found and the wanted type; ConfigError if a run's own column is
+invalid.
 """
 
 import json
@@ -37,10 +37,10 @@ _EXTRA_NAME = re.compile(r"x_[a-z0-9_]+")
 _EXTRA_ELEMENTS = ("string", "int64", "double", "bool")
 
 EXTRA_TYPES = tuple(f"list<{name}>" if is_list else name for is_list in (False, True) for name in _EXTRA_ELEMENTS)
-"""Types that a run's own columns may have, as type_name writes them."""
+"""Types that a run's own columns may have, in the notation of type_name."""
 
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
-"""Of a run without columns of its own."""
+"""Extra columns of a run that has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Column:
     nullable: bool
     doc: str
     children: tuple["Column", ...] = ()
-    """Fields of the struct, where the column is a struct or a list of structs."""
+    """Fields of the struct, if the column is a struct or a list of structs."""
 
     def to_arrow(self) -> pa.Field:
         return pa.field(self.name, self.type, nullable=self.nullable)
@@ -60,7 +60,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSchema:
-    """What schemas/{name}.v{major}.json says."""
+    """Contents of schemas/{name}.v{major}.json."""
 
     name: str
     version: str
@@ -71,7 +71,7 @@ class TableSchema:
 
 @cache
 def load_table(name: str) -> TableSchema:
-    """The newest schema of a table. Raises SchemaError for a table that ludic does not have."""
+    """Return the newest schema of a table. Raises SchemaError if ludic has no such table."""
     if name not in TABLES:
         raise SchemaError(f"there is no table {name!r}; ludic has {', '.join(TABLES)}")
     newest = max(_schemas_folder().glob(f"{name}.v*.json"), key=_major_of_file)
@@ -83,7 +83,7 @@ def load_table(name: str) -> TableSchema:
 
 @cache
 def arrow_schema(name: str) -> pa.Schema:
-    """The table as Arrow, with the table's name and version as metadata.
+    """Return the Arrow schema of a table, with the table's name and version as metadata.
 
     Elements of lists and values of maps are never null.
     """
@@ -93,9 +93,9 @@ def arrow_schema(name: str) -> pa.Schema:
 
 
 def rollouts_schema(extra_columns: Mapping[str, str]) -> pa.Schema:
-    """arrow_schema("rollouts"), and after it a run's own columns, all nullable.
+    """Return arrow_schema("rollouts") with a run's own columns at its end, all nullable.
 
-    extra_columns: as in run.json, type by name, such as {"x_judge": "string", "x_spans": "list<int64>"}.
+    extra_columns: type by name, as in run.json, such as {"x_judge": "string", "x_spans": "list<int64>"}.
     """
     return _rollouts_schema(tuple(extra_columns.items()))
 
@@ -109,7 +109,7 @@ def _rollouts_schema(extra_columns: tuple[tuple[str, str], ...]) -> pa.Schema:
 
 
 def check_extra_columns(extra_columns: Mapping[str, str]) -> None:
-    """Raises ConfigError for a name that is not x_ with lower-case letters, digits and _, or an unknown type."""
+    """Raise ConfigError if a name is not x_ with lower-case letters, digits and _, or a type is unknown."""
     for name, type_ in extra_columns.items():
         if not isinstance(name, str) or not _EXTRA_NAME.fullmatch(name):
             raise ConfigError(f"extra column {name!r}: wanted x_ and then lower-case letters, digits or _")
@@ -118,15 +118,15 @@ def check_extra_columns(extra_columns: Mapping[str, str]) -> None:
 
 
 def extra_names(names: Sequence[str]) -> list[str]:
-    """Those that are a run's own columns."""
+    """Return the names that are a run's own columns."""
     return [name for name in names if _EXTRA_NAME.fullmatch(name)]
 
 
 def check_schema(file_schema: pa.Schema, name: str, where: str) -> None:
     """Raise SchemaError unless a file with this schema holds the table `name` in this major version.
 
-    where: the file, for the message. Unknown columns pass, since a newer minor version may have
-    added them; so do missing nullable ones, which an older minor version had not yet.
+    where: the file, for the message. Accepts unknown columns, which a newer minor version may have added, and missing
+    nullable columns, which an older minor version did not have.
     """
     _check_metadata(file_schema.metadata or {}, name, where)
     problems = _column_problems(file_schema, name)
@@ -135,10 +135,10 @@ def check_schema(file_schema: pa.Schema, name: str, where: str) -> None:
 
 
 def conform(table: pa.Table, name: str) -> pa.Table:
-    """The same rows in exactly arrow_schema(name): columns in its order, unknown ones left out.
+    """Return the same rows in exactly arrow_schema(name): columns in its order, without unknown columns.
 
-    Missing nullable columns and struct fields are null. Buffers are shared where the types agree.
-    Raises SchemaError for a missing required column, a wrong type, or a null where none is allowed.
+    Missing nullable columns and struct fields are null. Buffers are shared if the types agree.
+    Raises SchemaError if a required column is missing, a type is wrong, or a column has nulls that it may not have.
     """
     problems = _column_problems(table.schema, name)
     if problems:
@@ -148,7 +148,7 @@ def conform(table: pa.Table, name: str) -> pa.Table:
 
 
 def type_name(type_: pa.DataType) -> str:
-    """A type as the documentation and the errors write it, without the names of list elements."""
+    """Return a type in the notation of the documentation and the errors, without the names of list elements."""
     if _is_list(type_):
         return f"list<{type_name(type_.value_type)}>"
     if pa.types.is_map(type_):
@@ -161,7 +161,7 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def _schemas_folder() -> Path:
-    """ludic/schemas in a wheel; schemas/ at the top of a checkout."""
+    """Return the folder of the schemas: ludic/schemas in a wheel, schemas/ at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     packaged = package / "schemas"
     return packaged if packaged.is_dir() else package.parent / "schemas"
@@ -204,7 +204,7 @@ def _parse_type(spec: Any) -> pa.DataType:
 
 
 def _extra_spec(type_: str) -> Any:
-    """As schemas/ would write it."""
+    """Return an extra column's type in the notation of schemas/."""
     return {"list": type_.removeprefix("list<").removesuffix(">")} if type_.startswith("list<") else type_
 
 
@@ -229,7 +229,7 @@ def _check_metadata(metadata: Mapping[bytes, bytes], name: str, where: str) -> N
 
 @lru_cache(maxsize=256)
 def _column_problems(found: pa.Schema, name: str) -> tuple[str, ...]:
-    """Cached, since a root's files share a handful of schemas and a look at one takes 0.25 ms."""
+    """Return the problems of a schema. Cached: a root's files share a few schemas, and one check takes 0.25 ms."""
     return tuple(_find_column_problems(found, name))
 
 
@@ -243,7 +243,7 @@ def _find_column_problems(found: pa.Schema, name: str) -> Iterator[str]:
 
 
 def _full_type(type_: pa.DataType) -> str:
-    """type_name, with the fields of structs spelt out, since one of them may be what differs."""
+    """Return type_name with the fields of structs spelt out, since a field may be the difference."""
     if _is_list(type_):
         return f"list<{_full_type(type_.value_type)}>"
     if pa.types.is_struct(type_):
@@ -256,7 +256,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values are the same, whatever their offsets' width, element names and nullability.
+    """Whether two types hold the same values; ignores offset widths, element names and nullability.
 
     Polars and DuckDB write large_string, large_list and nullable elements where pyarrow does not.
     """
@@ -294,21 +294,21 @@ def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
         column = column.cast(field.type)
     except pa.ArrowInvalid as error:
         raise SchemaError(f"table: column {field.name!r}: {error}") from error
-    # The cast looks for nulls in struct fields, but not among the elements of lists.
+    # The cast checks for nulls in struct fields, but not among the elements of lists.
     if pa.types.is_list(field.type) and pc.list_flatten(column).null_count:
         raise SchemaError(f"table: column {field.name!r} has null elements, wanted none")
     return column
 
 
 SCHEMA_VERSION = load_table("rollouts").version
-"""Of the rollouts table; what run.json holds."""
+"""Schema version of the rollouts table, stored in run.json."""
 
 SCALAR_COLUMNS = tuple(field.name for field in arrow_schema("rollouts") if not pa.types.is_nested(field.type))
-"""Columns of rollouts that are no list, struct or map: all that SQL plans need."""
+"""Columns of rollouts that are no list, struct or map: the only columns that most SQL plans need."""
 
 TOKEN_COLUMNS = tuple(
     field.name
     for field in arrow_schema("rollouts")
     if pa.types.is_list(field.type) and not pa.types.is_nested(field.type.value_type)
 )
-"""Columns of rollouts with a value a token; NumPy arrays in a Rollout."""
+"""Columns of rollouts with one value per token; NumPy arrays in a Rollout."""

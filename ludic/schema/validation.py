@@ -1,8 +1,7 @@
-"""What a batch must hold before it becomes rows; a bad one is refused whole, with every reason.
+"""Validate a batch before it is stored; a bad batch is refused whole, with every reason.
 
-Types, nullability and ranges come from the schema, meaning from the rules below. Pure: no I/O.
-Raises InvalidBatchError. Runs at every append, so columns are checked whole and a bad row is
-looked for only where there is one.
+The schema gives types, nullability and ranges; the rules below check the meaning. Pure: no I/O. Raises
+InvalidBatchError. Runs at every append, so it checks whole columns, and searches for bad rows only if there are any.
 """
 
 from collections import Counter
@@ -30,10 +29,10 @@ from ludic.schema.misfits import RowProblem, find_misfits, shown
 from ludic.schema.tables import NO_COLUMNS
 
 MAX_LISTED = 20
-"""Problems that the message spells out; the rest is counted."""
+"""Number of problems that an error lists; it counts the rest."""
 
 LOGPROB_TOLERANCE = 1e-5
-"""Nats. A float32 log-softmax may round the logprob of a sure token to just above 0."""
+"""Nats. A float32 log-softmax may round the logprob of a token with probability 1 to slightly above 0."""
 
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
@@ -51,18 +50,18 @@ class Problem:
     where: str
     """The row, as `rollout ID`; else the group or the batch."""
     column: str
-    """As in docs/schemas.md, for example agent_steps[].start."""
+    """Column as in docs/schemas.md, for example agent_steps[].start."""
     reason: str
-    """What was found and what was wanted."""
+    """Text with the found and the wanted value."""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.column} {self.reason}"
 
 
 def validate(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS) -> TokenColumns:
-    """Raise InvalidBatchError, which lists up to MAX_LISTED problems, unless every row may be stored.
+    """Raise InvalidBatchError, with up to MAX_LISTED problems, unless every row may be stored.
 
-    extra_columns: the run's own, as in run.json. Returns what to_table need not make again.
+    extra_columns: type by name, as in run.json. Returns joined token columns, which to_table can use.
     """
     problems, tokens = _examine(batch, extra_columns)
     if not problems:
@@ -77,15 +76,15 @@ def validate(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS)
 
 
 def find_problems(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS) -> list[Problem]:
-    """Every reason to refuse the batch, those of rows first; empty for a sound one.
+    """Return every reason to refuse the batch, reasons of rows first; empty if the batch is valid.
 
-    A row with a wrong type, shape or range is not examined further, nor is its group.
+    A row with a wrong type, shape or range, and its group, are not examined further.
     """
     return _examine(batch, extra_columns)[0]
 
 
 def _examine(batch: RolloutBatch, extra_columns: Mapping[str, str]) -> "tuple[list[Problem], dict[str, _Flat]]":
-    """The problems, and token columns of the rows that fit."""
+    """Return the problems, and the token columns of rows without misfits."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     misfits = list(find_misfits(rollouts, extra_columns))
     unfit = {id(rollouts[row]) for row, _, _ in misfits}
@@ -112,9 +111,9 @@ def _problem(rollout: Rollout, column: str, reason: str) -> Problem:
 @dataclass(frozen=True, slots=True)
 class _Rule:
     columns: tuple[str, ...]
-    """What the rule is about; the first is named when it is broken."""
+    """Columns that the rule reads; a problem names the first."""
     holds: Callable[..., bool]
-    """Of the columns' values; asked once for equal ones."""
+    """Returns whether the columns' values are valid; called once per distinct combination of values."""
     wanted: str
 
 
@@ -213,7 +212,7 @@ def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[RowProblem]:
     yield from _bad_numbers(tokens["response_logprobs"], LOGPROB_TOLERANCE)
 
 
-# The lowest and the highest value tell at one pass each whether there is a bad one to look for.
+# The minimum and the maximum show, in one pass each, whether there is a bad value to search for.
 
 
 def _bad_ids(tokens: "_Flat") -> Iterator[RowProblem]:
@@ -222,8 +221,8 @@ def _bad_ids(tokens: "_Flat") -> Iterator[RowProblem]:
 
 
 def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[RowProblem]:
-    """Those that are not finite, or above `highest`."""
-    # NaN, which is then lowest and highest, compares as false.
+    """Yield numbers that are not finite, or above `highest`."""
+    # If there is a NaN, it is minimum and maximum, and compares as false.
     if numbers.values.min(initial=0) > -np.inf and numbers.values.max(initial=0) <= highest:
         return
     finite = np.isfinite(numbers.values)
@@ -233,13 +232,13 @@ def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[RowProblem]:
 
 
 def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
-    """Rows with a logprob for a token that was not sampled."""
+    """Yield rows with a logprob for a token that was not sampled."""
     masked = [row for row, rollout in enumerate(rollouts) if rollout.action_mask is not None]
     if not masked:
         return
     chosen = [rollouts[row] for row in masked]
     logprobs = _Flat.of("response_logprobs", chosen)
-    # Written as a comparison that NaN fails, since NaN is reported already.
+    # NaN fails this comparison, since it is already reported.
     nonzero = np.abs(logprobs.values) > 0
     unsampled = ~_Flat.of("action_mask", chosen).values
     for index, column, reason in logprobs.findings(nonzero & unsampled, "wanted 0, since action_mask is 0"):
@@ -248,14 +247,14 @@ def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
 
 @dataclass(frozen=True, slots=True)
 class _Flat:
-    """The token lists of all rows, end to end."""
+    """Concatenated token lists of all rows."""
 
     column: str
     array: pa.Array
     values: np.ndarray
-    """(all tokens,), those of `array`."""
+    """(all tokens,), the values of `array`."""
     ends: np.ndarray
-    """(rows,) int64: one past each row's last token."""
+    """(rows,) int64: index after each row's last token."""
 
     @classmethod
     def of(cls, column: str, rollouts: Iterable[Rollout]) -> "_Flat":
@@ -265,7 +264,7 @@ class _Flat:
         return cls(column, array, values, np.cumsum([len(array) for array in arrays]))
 
     def findings(self, bad: np.ndarray, wanted: str) -> Iterator[RowProblem]:
-        """One finding for each row with a bad token. bad: (all tokens,) bool."""
+        """Yield one finding for each row with a bad token. bad: (all tokens,) bool."""
         if not bad.any():
             return
         places = np.flatnonzero(bad)
@@ -292,7 +291,7 @@ def _group_problems(groups: Iterable[RolloutGroup]) -> Iterator[Problem]:
 
 
 def _differences(group: RolloutGroup) -> Iterator[Problem]:
-    """Rows unlike the first of their group: one group is one id in one file of one environment."""
+    """Yield rows that differ from the first row of their group in group_id, env_name or purpose."""
     first = group.rollouts[0]
     for column in ("group_id", "env_name", "purpose"):
         value = attrgetter(column)
@@ -303,7 +302,7 @@ def _differences(group: RolloutGroup) -> Iterator[Problem]:
 
 
 def _bad_places(group: RolloutGroup) -> Iterator[Problem]:
-    """Rows whose group_size or group_index contradicts the episodes that the group really has."""
+    """Yield rows whose group_size or group_index contradicts the episodes of the group."""
     num_episodes = len({rollout.episode_id for rollout in group.rollouts})
     index_of: dict[str, int] = {}
     episode_at: dict[int, str] = {}

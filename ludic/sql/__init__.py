@@ -1,4 +1,4 @@
-"""DuckDB over the files of a run. The only layer that touches DuckDB."""
+"""DuckDB over the files of a run. The only layer that uses DuckDB."""
 
 from ludic.sql.checks import run_checks
 from ludic.sql.connect import connect, refresh

@@ -1,7 +1,7 @@
-"""Data checks over a run: each is a SQL file in ludic/sql/checks/ that returns the rows that offend.
+"""Data checks over a run. Each check is a SQL file in ludic/sql/checks/ that returns the offending rows.
 
-Reads the views of `ludic.connect`, token lists included. No rows means sound; raises QueryError where
-a file can't be read (`connect(root, without=...)` leaves it out).
+Reads the views of `ludic.connect`, with token lists. No rows means that the data is sound. Raises QueryError if a
+file can't be read (`connect(root, without=...)` leaves it out).
 """
 
 import duckdb
@@ -12,7 +12,7 @@ from ludic.sql.library import load_checks, run_query
 
 
 def run_checks(con: duckdb.DuckDBPyConnection) -> dict[str, pa.Table]:
-    """Offending rows by the name of the check; an empty table for each that found none."""
+    """Return the offending rows by the name of the check; a check without findings has an empty table."""
     return {name: _run(con, name, sql) for name, sql in load_checks().items()}
 
 

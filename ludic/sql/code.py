@@ -1,4 +1,4 @@
-"""Which texts the rules of a batch name, and what each of them is."""
+"""Find the code that the rules of a batch name, and describe it for the records of attempts."""
 
 from collections.abc import Collection
 from hashlib import sha256
@@ -14,7 +14,7 @@ _FOLDERS: dict[Role, str] = {"advantage": "advantages", "filter": "filters", "se
 
 
 def rule_uses(rules: BatchRules, named_by_root: Collection[str] = ()) -> list[CodeUse]:
-    """Advantage, filters and selection. named_by_root: names that were read in the root."""
+    """Return the uses of advantage, filters and selection. named_by_root: names that come from the root."""
     names: list[tuple[Role, str]] = [
         ("advantage", rules.advantage),
         *(("filter", name) for name in dict.fromkeys(rules.filters)),
@@ -24,7 +24,7 @@ def rule_uses(rules: BatchRules, named_by_root: Collection[str] = ()) -> list[Co
 
 
 def describe_rules(rules: BatchRules) -> list[CodeRecord]:
-    """A record of each text; rules.files holds those of users."""
+    """Return a record of each advantage, filter and selection; rules.files holds the users' files."""
     return [_describe(use, rules.files) for use in rule_uses(rules)]
 
 

@@ -1,9 +1,9 @@
-"""A DuckDB connection over the roots of one or several runs.
+"""Connect DuckDB to the roots of one or several runs.
 
-Reads the roots, and keeps scalars of many small files on this machine (ludic.sql.snapshot). What `rollouts` and
-`evals` hold is looked up once; the other views list their files anew at each query. Raises MissingRootError where
-there is no run, QueryError for a folder that DuckDB can't name. A broken file of a worker is left out with a
-warning; any other broken file fails the queries that meet it, with DuckDB's error, unless it is left out by name.
+Reads the roots, and caches scalars of many small files on this machine (ludic.sql.snapshot). The files of `rollouts`
+and `evals` are listed once; the other views list their files at each query. Raises MissingRootError if there is no run,
+QueryError if DuckDB can't name a folder. A broken file of a worker is left out with a warning; any other broken file
+fails the queries that read it, with DuckDB's error, unless it is left out by name.
 """
 
 import re
@@ -28,13 +28,11 @@ _snapshots: WeakKeyDictionary[duckdb.DuckDBPyConnection, list[Snapshot]] = WeakK
 def connect(
     *roots: RootLike | Iterable[RootLike], without: Iterable[str] = (), sealed: bool = False
 ) -> duckdb.DuckDBPyConnection:
-    """An in-memory DuckDB with the views rollouts, groups, steps, evals, batches, all_batches, attempts,
-    attempt_chain, workers, code, policies, metrics and reference over the files of one or several runs;
-    ludic/sql/views/ says what each holds. `roots` has a row for each run.
+    """Return an in-memory DuckDB with a view for each table of one or several runs.
 
-    roots: folders, URLs or opened roots, one by one or as a list. The last column of each view, `root`, is the URL of
-    the root that the row is from, as it was given; of batches and all_batches it is `ledger_root`, since their `root`
-    says where a rollout lies that is not there.
+    The views are rollouts, groups, steps, evals, batches, all_batches, attempts, attempt_chain, workers, code,
+    policies, metrics, reference, token_stats and more; the files in ludic/sql/views/ describe them. The table `roots`
+    has a row for each run.
 
     rollouts and evals, and so groups and steps, stay as they were when a query first asked for them, until
     `refresh`. without: names below each root of Parquet files to leave out, such as those that can't be read.
@@ -47,7 +45,7 @@ def connect(
     numbered = enumerate(zip(opened, snapshots, strict=True))
     urls = [create_root_views(con, root, number, snapshot, without) for number, (root, snapshot) in numbered]
     join_views(con, opened)
-    # Only now: DuckDB asks which files there are when it creates a view, though it wants no more than the columns.
+    # Refresh last: DuckDB lists the files when it creates a view, although it needs only the columns.
     for snapshot in snapshots:
         snapshot.refresh()
     _snapshots[con] = snapshots
@@ -57,7 +55,7 @@ def connect(
 
 
 def seal(con: duckdb.DuckDBPyConnection, folders: Iterable[str] = ()) -> None:
-    """From now on the connection opens files of these folders (or URLs) only, and its settings stay as they are."""
+    """Restrict the connection to files of these folders (or URLs), and lock its settings."""
     con.execute(f"set allowed_directories = {quote_list(f'{folder}/' for folder in folders)}")
     con.execute("set enable_external_access = false")
     con.execute("set lock_configuration = true")
@@ -88,9 +86,9 @@ def _is_query(con: duckdb.DuckDBPyConnection, statement: duckdb.Statement) -> bo
 
 
 def refresh(con: duckdb.DuckDBPyConnection) -> None:
-    """Let rollouts and evals of a connection show what was written since, from the next query on.
+    """Let `rollouts` and `evals` of a connection show new files from the next query on.
 
-    Raises QueryError for a connection that `connect` did not make, such as a cursor of one.
+    Raises QueryError if `connect` did not create the connection, for example for a cursor.
     """
     if con not in _snapshots:
         raise QueryError("refresh wants a connection that ludic.connect gave, and not a cursor of one")
@@ -99,10 +97,10 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
 
 
 def open_duckdb() -> duckdb.DuckDBPyConnection:
-    """An empty in-memory DuckDB, in UTC, that never takes a Python variable for a table."""
+    """Return an empty in-memory DuckDB in UTC that does not read Python variables as tables."""
     con = duckdb.connect()
     con.execute("set TimeZone = 'UTC'")
     con.execute("set python_enable_replacements = false")
-    # Files never change, and footers of a million rollouts take a third of the time of their advantages.
+    # Files never change, and reading the footers of a million rollouts takes a third of the time of their advantages.
     con.execute("set parquet_metadata_cache = true")
     return con

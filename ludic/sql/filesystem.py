@@ -1,8 +1,8 @@
-"""Any fsspec filesystem, read by DuckDB's threads without getting in each other's way.
+"""Let several threads of DuckDB read files of any fsspec filesystem safely.
 
-DuckDB moves one Python file object to a place and reads it in two steps, from several threads: another thread
-in between, and a query gives wrong rows or none (DuckDB 2.0, 1 query of 50 on memory://). Here each thread
-has its own place, and a read is one ranged request. Read-only; raises what the filesystem raises.
+DuckDB calls seek and read of one Python file object from several threads. If another thread seeks in between, a query
+returns wrong rows or none (DuckDB 2.0, 1 query of 50 on memory://). Here each thread has its own position, and a read
+is one ranged request. Read-only; passes on the filesystem's errors.
 """
 
 import threading
@@ -15,18 +15,18 @@ _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class RangedFileSystem(AbstractFileSystem):
-    """The files of another filesystem, as PROTOCOL://PATH, for DuckDB's register_filesystem."""
+    """Serves the files of another filesystem as PROTOCOL://PATH, for DuckDB's register_filesystem."""
 
     cachable = False
 
     def __init__(self, fs: AbstractFileSystem, protocol: str = "ludic") -> None:
-        """protocol: must be unique in a connection, and without punctuation."""
+        """Wrap `fs`. protocol: must be unique in a connection, and without punctuation."""
         super().__init__()
         self._fs, self.protocol = fs, protocol
         self._sizes: dict[str, int] = {}
 
     def glob(self, path: str, **_: Any) -> list[str]:
-        """Paths that match, listed anew; their sizes come with the listing and save a request for each file."""
+        """List the paths that match. The listing includes sizes, which saves a request for each file."""
         found = self._fs.glob(self._path(path), detail=True)
         self._sizes |= {name: info["size"] for name, info in found.items()}
         return sorted(found)
@@ -42,7 +42,7 @@ class RangedFileSystem(AbstractFileSystem):
         return self._sizes[path]
 
     def modified(self, path: str) -> datetime:
-        """Files of a root never change, so what DuckDB holds of them stays good."""
+        """Return a constant: files of a root never change, so DuckDB's caches of them stay valid."""
         return _NEVER
 
     def exists(self, path: str, **_: Any) -> bool:
@@ -53,7 +53,7 @@ class RangedFileSystem(AbstractFileSystem):
 
 
 class RangedFile:
-    """A file that threads share: a read goes on where this thread's seek left off, else where the last read ended."""
+    """A file that threads share. A read starts at this thread's last seek, else at the end of the last read."""
 
     def __init__(self, fs: AbstractFileSystem, path: str, size: int) -> None:
         self._fs, self._path, self._size = fs, path, size
@@ -76,4 +76,4 @@ class RangedFile:
         return True
 
     def close(self) -> None:
-        """Nothing is open between reads."""
+        """Do nothing: no file is open between reads."""

@@ -1,11 +1,11 @@
-"""An advantage in Python: a function over an Arrow table of rollouts, where SQL would be the harder way to say it.
+"""Advantages in Python: a function over an Arrow table of rollouts, for rules that are hard to write in SQL.
 
     def shrunk(rollouts: pa.Table, *, weight: float = 0.5) -> pa.Table
 
-is named as path/to/file.py:shrunk. Its table has a row for each rollout that SQL would see, by rollout_id, with all
-columns that are no lists, structs or maps, and of the others those that the file names anywhere. Keywords are its
-$parameters. It returns rollout_id with advantage, or token_advantages, as an Arrow table or anything that exports one
-(Polars). It is never called without rollouts. Runs the user's file; raises QueryError, which names the file and line.
+is named as path/to/file.py:shrunk. Its table has a row for each rollout that SQL would see, sorted by rollout_id. The
+table has all scalar columns, and those lists, structs and maps whose names occur in the file. Keyword arguments are the
+function's $parameters. It returns rollout_id with advantage or token_advantages, as an Arrow table or an object that
+exports one (Polars). It is never called without rollouts. Runs the user's file; raises QueryError with file and line.
 """
 
 import importlib.util
@@ -30,21 +30,21 @@ FUNCTION_WANTED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrowFunction:
-    """A function that a user's file defines."""
+    """A function from a user's file."""
 
     source: str
-    """path/to/file.py:function, for messages."""
+    """Text path/to/file.py:function, for error messages."""
     path: Path
     function: Callable[..., Any]
     text: str
-    """Of the whole file."""
+    """Text of the whole file."""
     defaults: Mapping[str, Any]
-    """Of keywords that need not be given."""
+    """Default values of optional keyword arguments."""
     parameters: frozenset[str]
-    """All keywords."""
+    """Names of all keyword arguments."""
 
     def __call__(self, rollouts: pa.Table, **params: Any) -> pa.Table:
-        """What the function returns, as an Arrow table. Raises QueryError."""
+        """Call the function and return its result as an Arrow table. Raises QueryError if that fails."""
         try:
             with exit_is_an_error():
                 result = self.function(rollouts, **params)
@@ -56,7 +56,10 @@ class ArrowFunction:
 
 
 def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
-    """Run the file of path/to/file.py:function. files: texts in the place of those on the disk. Raises QueryError."""
+    """Load the function path/to/file.py:function; runs its file. Raises QueryError.
+
+    files: contents that replace those on disk, by path.
+    """
     place, _, name = source.rpartition(":")
     try:
         file = files[place] if place in files else read_user_file(local_path(place, "a function's file"))
@@ -82,7 +85,7 @@ def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
 
 
 def _keywords(source: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """Keyword-only parameters with their defaults; raises QueryError unless there is one parameter besides."""
+    """Return the keyword-only parameters with defaults. Raises QueryError unless there is one other parameter."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     keywords = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

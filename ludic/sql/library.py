@@ -1,12 +1,11 @@
-"""Advantage, filter and selection SQL by name or from a user's file, and running it with errors that explain.
+"""Load the SQL of advantages, filters and selections, by name or from a user's file, and run it.
 
 An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages, or advantage and
-pair_id), or a Python function that does so (ludic.sql.functions);
-a filter is one predicate over a row of `rollouts`, true to drop it; a selection is one SELECT over `groups`
-(ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted. Parameters are $names;
-a header line `-- default: NAME = VALUE` (VALUE is JSON) gives one a default. Reads
-ludic/sql/{advantages,filters,selections}/ and users' *.sql; raises QueryError, which names the file, DuckDB's reason
-and what is wanted.
+pair_id), or a Python function that returns these (ludic.sql.functions). A filter is one predicate over a row of
+`rollouts`; a row is dropped if it is true. A selection is one SELECT over `groups` (ludic/sql/plan/groups.sql) that
+returns group_id, in the order in which groups are wanted. Parameters are $names; a header line
+`-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default. Reads ludic/sql/{advantages,filters,selections}/
+and users' *.sql. Raises QueryError with the file, DuckDB's reason and the wanted form.
 """
 
 import json
@@ -36,7 +35,7 @@ _ADVANTAGE_WANTED = (
 )
 _SELECT_ALL = "select * from (\n{}\n)"
 _ALL_ROLLOUTS = "select * from main.rollouts"
-# Far fewer rows are dropped than kept, so an anti join has the smaller table to build.
+# Far fewer rows are dropped than kept, so an anti join builds the smaller hash table.
 _NOT_DROPPED = """
 with dropped as (
     select rollout_id
@@ -61,22 +60,22 @@ _SELECTION_WANTED = "wanted one SELECT over groups that returns group_id, in the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqlText:
-    """An advantage, a filter or a selection, parsed but not yet run."""
+    """An advantage, a filter or a selection, parsed but not run."""
 
     name: str
-    """As in file names and in the ledger's `reason`."""
+    """Name in file names and in the ledger's `reason`."""
     source: str
-    """Where it was read, for messages."""
+    """File or expression that it was read from, for error messages."""
     text: str
     parameters: frozenset[str]
     """Names after $ in the text."""
     defaults: Mapping[str, Any]
-    """Values of parameters that need not be given."""
+    """Default values of optional parameters."""
     function: Callable[..., pa.Table] | None = None
-    """What an advantage in Python calls; the text is that of its file then."""
+    """Function of an advantage in Python, whose `text` is its file; None for SQL."""
 
     def bind(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values for exactly this text's parameters; raises QueryError for one without value and default."""
+        """Return a value for each of this text's parameters. Raises QueryError if one has no value and no default."""
         known = {**self.defaults, **values}
         missing = sorted(self.parameters - known.keys())
         if missing:
@@ -97,9 +96,9 @@ _EVERY_ROW = SqlText(
 
 
 def load_advantage(name_or_path: str, files: Files = NO_FILES) -> SqlText:
-    """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function.
+    """Load an advantage: a name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function.
 
-    files: texts in the place of those on the disk, by path as in the name; for filters and selections as well.
+    files: contents that replace those on disk, by the path in the name; the same for filters and selections.
     """
     if python_file_of(name_or_path) is not None:
         function = load_function(name_or_path, files)
@@ -115,17 +114,17 @@ def load_advantage(name_or_path: str, files: Files = NO_FILES) -> SqlText:
 
 
 def load_filter(name_or_path: str, files: Files = NO_FILES) -> SqlText:
-    """A name in ludic/sql/filters/, or the path of a .sql file."""
+    """Load a filter: a name in ludic/sql/filters/, or the path of a .sql file."""
     return _load("filters", name_or_path, "select\n{}", _FILTER_WANTED, files)
 
 
 def load_selection(name_or_path: str, files: Files = NO_FILES) -> SqlText:
-    """A name in ludic/sql/selections/, or the path of a .sql file."""
+    """Load a selection: a name in ludic/sql/selections/, or the path of a .sql file."""
     return _load("selections", name_or_path, "{}", _SELECTION_WANTED, files)
 
 
 def where_filter(predicate: str) -> SqlText:
-    """The filter `where`, which drops every row that a user's predicate is not true of."""
+    """Return the filter `where`, which drops every row for which a user's predicate is not true."""
     wanted = "wanted one predicate over a row of rollouts, such as: episode_reward > 0.5"
     source = f"where ({predicate})"
     _parse("where", source, predicate, "select\n{}", wanted)
@@ -133,7 +132,7 @@ def where_filter(predicate: str) -> SqlText:
 
 
 def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, known: Iterable[str]) -> None:
-    """Raise ConfigError for a parameter that no text takes. known: those that are set without being given."""
+    """Raise ConfigError if no text takes a given parameter. known: parameters that are always set, for the hint."""
     texts = list(texts)
     taken = {name: text for text in texts for name in text.parameters}
     for name in given:
@@ -146,24 +145,24 @@ def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, know
 
 
 def load_checks() -> dict[str, str]:
-    """SQL of the data checks by name; see ludic/sql/checks/."""
+    """Return the SQL of the data checks by name; see ludic/sql/checks/."""
     return {name: read_packaged("checks", name) for name in _packaged_names("checks")}
 
 
 def load_notes() -> dict[str, str]:
-    """SQL of what is worth a note and harms nobody, by name; see ludic/sql/notes/."""
+    """Return the SQL of notes, which report harmless facts, by name; see ludic/sql/notes/."""
     return {name: read_packaged("notes", name) for name in _packaged_names("notes")}
 
 
 def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
-    """Which of these columns the texts mention outside of comments; rather too many."""
+    """Return the columns whose names occur in the texts, outside of SQL comments; may include too many."""
     code = (text.text if text.function else _COMMENT.sub("", text.text) for text in texts)
     mentioned = {word.lower() for text in code for word in re.findall(r"\w+", text)}
     return [name for name in columns if name in mentioned]
 
 
 def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any] | None = None) -> pa.Table:
-    """The result of a user's SQL; raises QueryError with DuckDB's reason in one line."""
+    """Return the result of a user's SQL. Raises QueryError with DuckDB's reason in one line if it fails."""
     try:
         relation = con.sql(sql, params=dict(params) if params else None)
         return pa.table({}) if relation is None else relation.to_arrow_table()
@@ -174,14 +173,14 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any
 def advantages(
     con: duckdb.DuckDBPyConnection, advantage: str | SqlText, *, filters: Iterable[str | SqlText] = (), **params: Any
 ) -> pa.Table:
-    """rollout_id and advantage (float64), or token_advantages (list of float), over `rollouts` of `con`; pair_id (text)
-    as well, where the advantage makes pairs.
+    """Compute advantages over `rollouts` of `con`.
 
-    Runs that `con` reads side by side are compared with nothing but themselves, one after the other.
+    Returns rollout_id with advantage (float64) or token_advantages (list of float), and pair_id (text) if the advantage
+    makes pairs. If `con` reads several runs, each run has its own baselines.
 
-    filters: names in ludic/sql/filters/, or paths of .sql files; rows that one of them hits are left out, after
-    the baseline was taken over whole groups. Raises QueryError for a missing parameter, and for SQL that DuckDB
-    refuses or that returns something else.
+    filters: names in ludic/sql/filters/, or paths of .sql files; rows that a filter hits are left out, after the
+    baseline was computed over whole groups. Raises QueryError if a parameter is missing, DuckDB refuses the SQL, or it
+    returns other columns.
     """
     text = load_advantage(advantage) if isinstance(advantage, str) else advantage
     drops = [load_filter(filter_) if isinstance(filter_, str) else filter_ for filter_ in filters]
@@ -189,10 +188,10 @@ def advantages(
 
 
 def _runs(con: duckdb.DuckDBPyConnection) -> list[str]:
-    """The rollouts of each run, as a SELECT."""
+    """Return a SELECT of the rollouts of each run."""
     try:
         roots = [root for (root,) in con.sql("select root from main.roots").fetchall()]
-    except duckdb.CatalogException:  # tables of a user's own
+    except duckdb.CatalogException:  # a user's own connection, without the table `roots`
         roots = []
     if len(roots) < 2:
         return [_ALL_ROLLOUTS]
@@ -211,7 +210,7 @@ def _advantages_over(
 
 
 def _without(text: SqlText, drops: Iterable[SqlText]) -> SqlText:
-    """The advantage SQL of the rows that no filter hits."""
+    """Return the advantage's SQL, restricted to rows that no filter hits."""
     hits = " or ".join(f"coalesce((\n{drop.text}\n), false)" for drop in drops)
     source = " and ".join([text.source, *(drop.source for drop in drops)])
     return replace(text, source=source, text=_NOT_DROPPED.format(hits=hits, advantage=text.text))
@@ -224,7 +223,7 @@ def run_advantage(
     *,
     over: str = _ALL_ROLLOUTS,
 ) -> pa.Table:
-    """As `advantages`, with `over`, a SELECT, in the place of `rollouts`; params are those of both."""
+    """Compute advantages as `advantages` does, over the SELECT `over`. params: for the advantage and for `over`."""
     if text.function is not None:
         return _conform_advantages(_call_function(con, text, params, over), text.source, FUNCTION_WANTED)
     sql = f"with rollouts as (\n{over}\n)\n{_SELECT_ALL.format(text.text)}"
@@ -236,7 +235,7 @@ def run_advantage(
 
 
 def _call_function(con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any], over: str) -> pa.Table:
-    """What a Python function returns for the rows of `over`; an empty table, without a call, where there are none."""
+    """Call a Python advantage with the rows of `over`; returns an empty table, without a call, if there are none."""
     assert text.function is not None
     rows = con.sql(over)
     columns = {*SCALAR_COLUMNS, *required_columns([text], rows.columns)}
@@ -246,7 +245,7 @@ def _call_function(con: duckdb.DuckDBPyConnection, text: SqlText, params: Mappin
 
 
 def _conform_advantages(table: pa.Table, source: str, wanted: str) -> pa.Table:
-    """One of the schemas that advantages have; raises QueryError for anything else."""
+    """Cast a table to one of the three schemas of advantages. Raises QueryError if it has other columns."""
     match sorted(table.column_names):
         case ["advantage", "rollout_id"] if _is_number(table.schema.field("advantage").type):
             return table.select(_ADVANTAGES.names).cast(_ADVANTAGES)
@@ -259,7 +258,7 @@ def _conform_advantages(table: pa.Table, source: str, wanted: str) -> pa.Table:
 
 
 def _to_token_advantages(table: pa.Table, source: str) -> pa.Table:
-    """A list is null where the rollout was not scored; no list holds one."""
+    """Cast a table of token_advantages. Raises QueryError if a list holds a null; a whole list may be null."""
     if pc.list_flatten(table["token_advantages"]).null_count:
         raise QueryError(f"{source}: returns token_advantages with nulls, wanted a number for each response token")
     return table.select(_TOKEN_ADVANTAGES.names).cast(_TOKEN_ADVANTAGES)
@@ -268,7 +267,10 @@ def _to_token_advantages(table: pa.Table, source: str) -> pa.Table:
 def run_selection(
     con: duckdb.DuckDBPyConnection, text: SqlText, params: Mapping[str, Any], candidates: pa.ChunkedArray
 ) -> pa.ChunkedArray:
-    """group_ids in the order in which they are wanted, of `groups` of `con`, which holds the candidates."""
+    """Run a selection over `groups` of `con`; returns group_ids in the wanted order. Raises QueryError.
+
+    candidates: the group_ids of `groups`.
+    """
     try:
         table = run_query(con, text.text, params)
     except QueryError as error:
@@ -285,7 +287,7 @@ def run_selection(
 
 
 def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[str, Any]) -> None:
-    """Raises QueryError unless the text runs over `rollouts` of `con` and is true or false of a row."""
+    """Raise QueryError unless the filter runs over `rollouts` of `con` and returns a boolean."""
     try:
         table = run_query(con, f"select (\n{text.text}\n) as hit from rollouts limit 0", text.bind(values))  # noqa: S608
     except QueryError as error:
@@ -314,7 +316,7 @@ def _parse(name: str, source: str, text: str, template: str, wanted: str) -> Sql
 
 
 def _read(kind: str, name_or_path: str, files: Files) -> tuple[str, str]:
-    """Where a text is, and the text."""
+    """Return the path of a SQL file, and its text. Raises QueryError if it is not found or not readable."""
     names = _packaged_names(kind)
     if file_of(name_or_path) == name_or_path:
         try:
@@ -341,7 +343,7 @@ def _packaged_names(kind: str) -> list[str]:
 
 
 def read_packaged(kind: str, name: str) -> str:
-    """A SQL file of ludic/sql/."""
+    """Return the text of a SQL file of ludic/sql/{kind}/."""
     return resources.files("ludic.sql").joinpath(kind, f"{name}.sql").read_text(encoding="utf-8")
 
 
@@ -353,7 +355,7 @@ def _parse_default(source: str, name: str, value: str) -> Any:
 
 
 def _without_last_semicolon(text: str) -> str:
-    """A subquery has none; DuckDB's tokens tell it from one in a string or a comment."""
+    """Remove a final semicolon, which a subquery may not have; DuckDB's tokens ignore those in strings and comments."""
     starts = [start for start, kind in duckdb.tokenize(text) if kind != duckdb.token_type.comment]
     raw = text.encode()  # tokens are counted in bytes
     if starts and raw[starts[-1] :].startswith(b";"):
@@ -362,12 +364,12 @@ def _without_last_semicolon(text: str) -> str:
 
 
 def _reason(error: duckdb.Error) -> str:
-    """DuckDB's message on one line, without its drawing of the place."""
+    """Return DuckDB's message on one line, without its excerpt of the SQL."""
     return " ".join(str(error).split("\n\nLINE ")[0].split())
 
 
 def quote(text: str) -> str:
-    """A SQL string, for where no parameter can be."""
+    """Return a quoted SQL string, for statements that take no parameters."""
     return "'" + text.replace("'", "''") + "'"
 
 

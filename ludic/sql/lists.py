@@ -1,8 +1,8 @@
-"""Lists, structs and maps of rows whose scalars are cached: read from their files when a query uses them.
+"""Read lists, structs and maps from workers' files when a query uses them; only scalars of those files are cached.
 
-Each column is a DuckDB function of a row's address. DuckDB leaves out functions whose result nobody uses, and calls
-the others after filters, for some 2,000 rows at a time. A file that was compacted since is found where it went.
-Raises SchemaError for a file that is broken, StoreError for one that is gone for good or a filesystem that fails.
+Each column is a DuckDB function of a row's address. DuckDB leaves out functions whose result is not used, and calls the
+others after filters, for some 2,000 rows at a time. Rows of a file that was compacted since are found in the compacted
+file. Raises SchemaError if a file is broken, StoreError if it is deleted or the filesystem fails.
 """
 
 import threading
@@ -20,19 +20,19 @@ from ludic.store.parquet import read_row_groups
 from ludic.store.relocated import read_rollouts
 
 ARGUMENTS = ("file", "row_group", "row", "rollout_id", "group_id")
-"""Columns of a segment (ludic.sql.scalars) that a row's lists are found by."""
+"""Columns of a segment (ludic.sql.scalars) that locate a row's lists."""
 
 _RECENT_BYTES = 256 << 20
 _CONCURRENT_READS = 32
 
 
 class ListReader:
-    """Reads single columns of rows by address. DuckDB's threads share one."""
+    """Reads single columns of rows by address. DuckDB's threads share one reader."""
 
     def __init__(self, root: Root) -> None:
         self._root, self._schema = root, rollouts_schema(root.run.extra_columns)
         self._recent = _RecentFiles(root)
-        # A local read is too short for threads to help; a remote one waits for the network.
+        # Local reads are too short for threads to help; remote reads wait for the network.
         self._pool = None if root.is_local else ThreadPoolExecutor(_CONCURRENT_READS)
 
     def read(
@@ -44,7 +44,7 @@ class ListReader:
         rollout_id: pa.ChunkedArray,
         group_id: pa.ChunkedArray,
     ) -> pa.ChunkedArray:
-        """A column of some rows, in their order. The other arguments are ARGUMENTS, as long as each other."""
+        """Return a column of some rows, in their order. The other arguments are ARGUMENTS, all of equal length."""
         rows = pa.table([file, row_group, row, rollout_id, group_id], names=ARGUMENTS)
         names = rows["file"].combine_chunks().dictionary_encode()
         key = names.indices.to_numpy().astype(np.int64) << 32 | rows["row_group"].to_numpy()
@@ -55,7 +55,7 @@ class ListReader:
         return values if (order[1:] > order[:-1]).all() else values.take(np.argsort(order))
 
     def _read_part(self, column: str, rows: pa.Table) -> pa.ChunkedArray:
-        """Of rows of one row group."""
+        """Return a column for rows of one row group."""
         name, row_group = rows["file"][0].as_py(), rows["row_group"][0].as_py()
         where = f"{self._root.url}/{name}"
         try:
@@ -74,7 +74,7 @@ class ListReader:
 
 
 class _RecentFiles:
-    """Contents and footers of the files used last: a query often wants several columns of the same rows."""
+    """Caches contents and footers of recent files: a query often needs several columns of the same rows."""
 
     def __init__(self, root: Root) -> None:
         self._root = root
@@ -83,7 +83,7 @@ class _RecentFiles:
         self._num_bytes = 0
 
     def open(self, name: str) -> tuple[pa.Buffer, pq.FileMetaData]:
-        """FileNotFoundError when there is none."""
+        """Return a file's content and footer. Raises FileNotFoundError if there is no such file."""
         with self._lock:
             if name in self._files:
                 self._files.move_to_end(name)
@@ -99,7 +99,7 @@ class _RecentFiles:
         return data, footer
 
     def _read(self, name: str) -> pa.Buffer:
-        """Mapped into memory where that is possible; small files are fetched whole, in one request."""
+        """Map a local file into memory; fetch a remote file whole, in one request."""
         if not self._root.is_local:
             return pa.py_buffer(self._root.read(name))
         with self._root.explained(name), pa.memory_map(self._root.at(name)) as file:

@@ -1,8 +1,8 @@
-"""Plan the next batch from the scalars of pending rollouts: which rows are used, and why others are dropped.
+"""Plan the next batch from the scalars of pending rollouts: which rows are used, and why other rows are dropped.
 
-Reads no files: the trainer adds rows as they arrive and writes the plan to the ledger. The SQL of
-advantages and filters is the same that `ludic.connect` runs. Raises QueryError for SQL that fails, before
-training where that can be seen, and ConfigError for rules that can't hold.
+Reads no files: the trainer adds rows as they arrive and writes the plan to the ledger. The SQL of advantages and
+filters also runs on `ludic.connect`. Raises QueryError if SQL fails, before training if possible, and ConfigError if
+rules are invalid.
 """
 
 from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ from ludic.sql.library import (
 from ludic.user_files import Files
 
 ALWAYS_ON = "drop_errors"
-"""The filter that no rules can leave out: what failed is never trained on."""
+"""Filter that is always applied: failed rollouts are never trained on."""
 
 ADDED = pa.schema(
     [
@@ -45,11 +45,11 @@ ADDED = pa.schema(
         ("is_duplicate", pa.bool_()),
     ]
 )
-"""What a reader adds to a row: where it was read, when in the order of reading, and whether its request is another
-group's; `add` wants these columns as well."""
+"""Columns that a reader adds to a row, and that `add` wants: the row's address, the order of reading, and whether
+another group has its request."""
 
 KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
-"""Of SQL, besides those of the rules."""
+"""Parameters that SQL may use without a value in the rules."""
 
 _ADVANTAGE_COLUMNS = {
     "advantage": pa.float64(),
@@ -66,7 +66,7 @@ _BASELINE_ROWS = {
     """,
 }
 
-# Not a delete: its dead rows would slow every later plan, by a quarter after 800 steps.
+# Replaces the table: deleted rows would slow every later plan, by a quarter after 800 steps.
 _FORGET_PLANNED = """
 create or replace table rollouts as
 select * replace (num_uses + (group_id in (select group_id from chosen))::integer as num_uses)
@@ -107,33 +107,33 @@ order by reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
-    """What makes a batch."""
+    """Rules that make a batch of pending rollouts."""
 
     advantage: str = "rloo"
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
     pairs: bool = False
-    """Rows are used in the pairs that the advantage makes, or not at all."""
+    """Use rows only in the pairs that the advantage makes."""
     filters: tuple[str, ...] = ()
-    """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first that hits."""
+    """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first filter that hits."""
     where: str | None = None
-    """A predicate over a row of rollouts. Groups without a row that it is true of are never pending; rows of other
-    groups that it is not true of are dropped by the filter `where`."""
+    """Predicate over a row of rollouts. A group in which it is true of no row is never pending; in other groups, the
+    filter `where` drops rows of which it is not true."""
     selection: str = "fifo"
-    """Which groups come first: a name in ludic/sql/selections/, or the path of a .sql file."""
+    """Order of groups: a name in ludic/sql/selections/, or the path of a .sql file."""
     max_uses: int = 1
-    """Steps that may train on a group; it is pending again after each but the last."""
+    """Number of steps that may train on a group; it is pending again after each of them but the last."""
     params: Mapping[str, Any] = field(default_factory=dict)
-    """Values of the $parameters of advantage, filters and selection; KNOWN_PARAMS need none."""
+    """Values of the $parameters of advantage, filters and selection; KNOWN_PARAMS need no values."""
     seed: int = 0
-    """Of what a selection leaves to chance; $seed, unless params hold one."""
+    """Random seed of selections: the value of $seed, unless params hold one."""
     baseline_over: Literal["group", "kept"] = "group"
-    """Rows that the advantage SQL sees: the whole groups of the batch, or what filters left of them."""
+    """Rows that the advantage SQL sees: the whole groups of the batch, or their rows that filters keep."""
     groups_per_batch: int
-    """Groups of which filters leave at least one row."""
+    """Number of groups in a batch; each has at least one row that no filter drops."""
     max_seq_len: int | None = None
-    """Where the trainer cuts sequences, for the ledger to say so."""
+    """Length at which the trainer cuts sequences, recorded in the ledger."""
     files: Files = field(default_factory=dict)
-    """Texts of users' files to take in the place of those on the disk, by the paths in the names above."""
+    """Contents of users' files that replace those on disk, by the paths in the names above."""
 
     def __post_init__(self) -> None:
         if self.groups_per_batch < 1:
@@ -146,20 +146,20 @@ class BatchRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortage:
-    """Why there is no batch yet."""
+    """The reason why there is no batch yet."""
 
     ready_groups: int
-    """Those that filters leave a row of, and that the selection takes."""
+    """Number of groups that the selection returns, of those with a row that no filter drops."""
     wanted_groups: int
     num_pending_rollouts: int
     drops: Mapping[str, int]
-    """Pending rollouts that each filter would drop."""
+    """Number of pending rollouts that each filter would drop."""
     selection: str
     num_passed_over: int
-    """Groups that filters leave a row of, and that the selection does not take."""
+    """Number of groups with a row that no filter drops, and that the selection does not return."""
 
     def describe(self) -> str:
-        """One sentence for the log."""
+        """Return one sentence for the log."""
         parts = [f"{self.ready_groups} of {self.wanted_groups} groups are ready"]
         if self.num_passed_over:
             parts.append(f"selection {self.selection} passes over {self.num_passed_over} more")
@@ -171,12 +171,12 @@ class Shortage:
 
 
 class Planner:
-    """Pending rollouts, and the batches they make."""
+    """Holds pending rollouts and plans batches of them."""
 
     def __init__(self, rules: BatchRules, extra_columns: Mapping[str, str] = NO_COLUMNS) -> None:
-        """extra_columns: the run's own, which SQL may use too.
+        """Load and try the rules' SQL. extra_columns: the run's own columns, which SQL may use.
 
-        Raises QueryError for SQL that does not run, or whose parameters `rules` does not give.
+        Raises QueryError if SQL does not run or a parameter has no value, ConfigError if a given parameter is unused.
         """
         self._rules = rules
         self._advantage = load_advantage(rules.advantage, rules.files)
@@ -190,13 +190,13 @@ class Planner:
         schema = rollouts_schema(extra_columns)
         needed = {*SCALAR_COLUMNS, *required_columns(texts, schema.names)}
         self.columns = [name for name in schema.names if name in needed]
-        """Columns of rollouts that `add` wants, besides those of ADDED."""
+        """Columns of rollouts that `add` wants, in addition to ADDED."""
         self._schema = pa.schema([*map(schema.field, self.columns), *ADDED])
         predicates = ", ".join(f"coalesce((\n{text.text}\n), false)" for text in self._filters)
         self._judge_sql = Template(read_packaged("plan", "judge")).safe_substitute(predicates=predicates)
         self._ledger_sql = read_packaged("plan", "ledger")
         self._con = open_duckdb()
-        # Threads cost more than they bring on a few thousand rows: 27 ms a plan on two, 17 ms on one.
+        # On a few thousand rows threads do not pay: a plan takes 27 ms on two threads, 17 ms on one.
         self._con.execute("set threads = 1")
         seal(self._con)
         with self._registered("arrived", self._schema.empty_table()):
@@ -205,13 +205,13 @@ class Planner:
         self._try_rules()
 
     def recall_uses(self, num_uses: Mapping[str, int]) -> None:
-        """Steps that trained on groups before this planner began, by group_id; `add` delivers those groups again."""
+        """Set how often groups were used before this planner began, by group_id; `add` delivers those groups again."""
         uses = pa.table({"group_id": list(num_uses), "num_uses": pa.array(num_uses.values(), pa.int32())})
         with self._registered("recalled", uses.cast(pa.schema([("group_id", pa.string()), ("num_uses", pa.int32())]))):
             self._con.execute("create or replace table uses as from recalled")
 
     def add(self, rows: pa.Table) -> None:
-        """Whole groups that are pending from now on; columns beyond `columns` and ADDED are ignored."""
+        """Add whole groups, which are then pending. Ignores columns other than `columns` and ADDED."""
         where = self._where
         fits = "true" if where is None else _HAS_A_ROW_THAT_FITS.format(where=where.text)
         params = {} if where is None else where.bind(self._values(1, 0, None))
@@ -220,7 +220,7 @@ class Planner:
 
     @property
     def num_pending_groups(self) -> int:
-        """Without those that are there only to be dropped, since another group has their request."""
+        """Number of pending groups, without duplicates, which will be dropped since another group has their request."""
         return self._fetch("select count(distinct group_id) from rollouts where not is_duplicate")[0][0]
 
     def plan(
@@ -232,13 +232,13 @@ class Planner:
         now: datetime | None = None,
         at_least: int | None = None,
     ) -> pa.Table | None:
-        """The next batch, as rows of the batches table: used ones in training order, then dropped ones.
+        """Return the next batch as rows of the batches table: used rows in training order, then dropped rows.
 
-        The batch is the first groups_per_batch groups that the selection names, of those that keep a row; with
-        it go all groups that lost every row. A group that was used less than max_uses times stays pending.
-        None, and nothing changes, while there are too few. at_least: so few groups make a batch as well.
-        now: what $now is to filters; the present by default. Raises QueryError when a row that would be used
-        gets no finite advantage, or not one for each token.
+        The batch is the first groups_per_batch groups in the order of the selection, of those with a row that no filter
+        drops. All groups without such a row are dropped with it. A group that was used less than max_uses times stays
+        pending. Returns None, and changes nothing, if there are too few groups. at_least: smallest number of groups
+        that makes a batch; None means groups_per_batch. now: value of $now; None means the current time. Raises
+        QueryError if a row to train on has no finite advantage, or token_advantages of a wrong length.
         """
         values = self._values(step, trainer_version, now)
         self._judge(values)
@@ -251,12 +251,12 @@ class Planner:
         return ledger
 
     def used_up(self, ledger: pa.Table) -> pa.Table:
-        """Rows of a plan whose groups no later one will hold: dropped, or used max_uses times."""
+        """Return the rows of a plan whose groups are no longer pending: dropped, or used max_uses times."""
         stays = pc.and_(ledger["used"], pc.less(ledger["num_uses"], self._rules.max_uses))
         return ledger.filter(pc.invert(pc.is_in(ledger["group_id"], ledger["group_id"].filter(stays).unique())))
 
     def shortage(self, step: int, trainer_version: int, now: datetime | None = None) -> Shortage:
-        """How far the pending groups are from a batch."""
+        """Return how many groups are missing for a batch, and why."""
         values = self._values(step, trainer_version, now)
         self._judge(values)
         num_rollouts, num_kept_groups = self._fetch(_COUNT)[0]
@@ -271,7 +271,7 @@ class Planner:
         )
 
     def _try_rules(self) -> None:
-        """Run each text over no rows, so that what can't run fails before training starts."""
+        """Run each rule's SQL over no rows, so that errors appear before training starts."""
         values = self._values(1, 0, None)
         for text in self._filters:
             check_filter(self._con, text, values)
@@ -285,7 +285,7 @@ class Planner:
         return {"seed": self._rules.seed, **self._rules.params, **known}
 
     def _judge(self, values: Mapping[str, Any]) -> None:
-        """The first filter that drops each pending row, into the table `judged`."""
+        """Write the first filter that drops each pending row to the table `judged`."""
         params: dict[str, Any] = {"filter_names": [text.name for text in self._filters]}
         params["max_uses"] = self._rules.max_uses
         for text in self._filters:
@@ -293,15 +293,15 @@ class Planner:
         run_query(self._con, f"create or replace temp table judged as\n{self._judge_sql}", params)
 
     def _choose(self, values: Mapping[str, Any]) -> pa.Table:
-        """group_id and place of all groups that could be used, in the order of the selection."""
-        # Not from `groups`: to bind that view takes DuckDB 8 ms, whatever of it is asked for.
+        """Return group_id and place of all groups that the selection returns, in its order."""
+        # Do not read `groups` here: DuckDB needs 8 ms to bind that view, for any of its columns.
         candidates = run_query(self._con, "select distinct group_id from judged where reason is null")["group_id"]
         group_ids = run_selection(self._con, self._selection, self._selection.bind(values), candidates)
         places = pa.array(range(len(group_ids)), pa.int64())
         return pa.table({"group_id": group_ids, "place": places})
 
     def _estimate(self, values: Mapping[str, Any]) -> pa.Table:
-        """rollout_id, and _ADVANTAGE_COLUMNS with nulls for what is not given, of the rows that make the baseline."""
+        """Return rollout_id and _ADVANTAGE_COLUMNS for the rows of the baseline; missing columns are null."""
         over = _BASELINE_ROWS[self._rules.baseline_over]
         table = run_advantage(self._con, self._advantage, self._advantage.bind(values), over=over)
         source = self._advantage.source
@@ -328,7 +328,7 @@ class Planner:
         return ledger
 
     def _check_advantages(self, used: pa.Table) -> None:
-        """Of each row one finite number, or one for each token, whose mean is then finite as well."""
+        """Raise QueryError unless each used row has a finite advantage, and one number per token if it has a list."""
         source = self._advantage.source
         bad = used.filter(pc.invert(pc.fill_null(pc.is_finite(used["advantage"]), False)))
         if bad.num_rows:
@@ -347,7 +347,7 @@ class Planner:
             )
 
     def _check_pairs(self, used: pa.Table) -> None:
-        """Each of two rows, one chosen and one rejected."""
+        """Raise QueryError unless each pair has two rows, one chosen and one rejected, and there is a pair."""
         source, sides = self._advantage.source, pc.sign(used["advantage"])
         if used.num_rows == 0:
             raise QueryError(
@@ -367,7 +367,7 @@ class Planner:
 
     @contextmanager
     def _registered(self, name: str, table: pa.Table) -> Iterator[None]:
-        """An Arrow table that SQL sees by name for a while."""
+        """Let SQL read an Arrow table by name within the block."""
         self._con.register(name, table)
         try:
             yield

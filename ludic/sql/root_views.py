@@ -1,8 +1,8 @@
-"""The views of ludic/sql/views/, made for each root in a schema of its own, and joined for the user.
+"""Create the views of ludic/sql/views/ for each root, and views over all roots for the user.
 
-Root number N has schema root_N, where a view finds the others of its root by their names, and schema empty_N, the
-columns of what there are no files of yet. The views of schema main are those of all roots, with a column that names
-the root. Raises QueryError for a folder that DuckDB can't name.
+Root number N has the schema root_N, where views of this root refer to each other by name, and the schema empty_N, with
+empty tables that define the columns while there are no files. The views of schema main combine all roots and add a
+column with the root. Raises QueryError if DuckDB can't name a folder.
 """
 
 import re
@@ -61,8 +61,8 @@ _JSON_TABLES = {
 _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
 )
-"""Of attempts and workers' lives: ludic.store.code.CodeRecord."""
-# In the order in which they build on each other; the table that the files of a view hold, if it reads any.
+"""DuckDB type of the code records of attempts and workers' lives: ludic.store.code.CodeRecord."""
+# Views in order of their dependencies, each with the table that its files hold, or None if it reads no files.
 _VIEWS = {
     "rollouts": "rollouts",
     "evals": "rollouts",
@@ -84,16 +84,16 @@ _VIEWS = {
     "compactions": None,
     "gone": None,
 }
-# A stored column of theirs is called `root`: where a rollout lies that is not in the ledger's own root.
+# The ledger has a column `root`: the location of a rollout that is not in the ledger's own root.
 _ROOT_COLUMNS = {"batches": "ledger_root", "all_batches": "ledger_root"}
 
 
 def create_root_views(
     con: duckdb.DuckDBPyConnection, root: Root, number: int, snapshot: Snapshot, without: Iterable[str]
 ) -> str:
-    """Make the views of one root, in a schema of their own; the folder or URL by which DuckDB knows the root.
+    """Create the views of one root, in their own schema; returns DuckDB's folder or URL of the root.
 
-    without: names below the root to leave out.
+    without: names, below the root, of files to leave out.
     """
     url = _duckdb_url(root, number)
     if not root.is_local:
@@ -101,7 +101,7 @@ def create_root_views(
     _create_functions(con, root, number, url, snapshot)
     con.execute(f"create schema empty_{number}")
     con.execute(f"create schema root_{number}")
-    # A view is bound by the names of the schema that was current when it was made.
+    # Names in a view are resolved in the schema that was current when the view was created.
     con.execute(f"set schema = 'root_{number}'")
     _create_views(con, root, number, url, without)
     con.execute("set schema = 'main'")
@@ -109,7 +109,7 @@ def create_root_views(
 
 
 def join_views(con: duckdb.DuckDBPyConnection, roots: Sequence[Root]) -> None:
-    """In schema main, the views of all roots, and the table `roots`."""
+    """Create, in schema main, the views over all roots, and the table `roots`."""
     names = [quote(root.url) for root in roots]
     for view in _VIEWS:
         column = _ROOT_COLUMNS.get(view, ROOT_COLUMN)
@@ -120,7 +120,7 @@ def join_views(con: duckdb.DuckDBPyConnection, roots: Sequence[Root]) -> None:
 
 
 def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, snapshot: Snapshot) -> None:
-    """What views call: which files to read, when a query is bound; lists of rows and texts of code, when it runs."""
+    """Create the functions that views call: the files to read, at bind time; lists and texts of code, at run time."""
 
     def segments_of(folder: Folder) -> list[str]:
         return [_escape_glob(str(path)) for path in snapshot.stored(folder).segments]
@@ -181,7 +181,7 @@ def _is_list(column: pa.Field) -> bool:
 
 
 def _schema(root: Root, table: str) -> pa.Schema:
-    """Of the rows that the files of a view hold."""
+    """Return the schema of the rows in a table's files."""
     if table == "rollouts":
         return rollouts_schema(root.run.extra_columns)
     return _JSON_TABLES[table] if table in _JSON_TABLES else arrow_schema(table)
@@ -193,9 +193,9 @@ def _duckdb_types(con: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str
 
 
 def _create_empty_table(con: duckdb.DuckDBPyConnection, table: str, schema: pa.Schema) -> dict[str, str]:
-    """What views say of their files' columns. Where there are no files there are no columns; this table has them.
+    """Create an empty table, which gives a view its columns while there are no files; returns SQL of the columns.
 
-    `schema` makes read_parquet fill what older files lack, without opening every file to see what it has.
+    With `schema`, read_parquet fills columns that older files lack, without opening every file.
     """
     con.from_arrow(schema.append(pa.field("filename", pa.string())).empty_table()).create(table)
     columns = _duckdb_types(con, schema)
@@ -212,7 +212,7 @@ def _create_empty_table(con: duckdb.DuckDBPyConnection, table: str, schema: pa.S
 
 
 def _columns_by_address(root: Root, number: int) -> str:
-    """The columns of rollouts as the view takes them from segments: lists are read by the address of their row."""
+    """Return the SQL of the rollouts' columns over segments: scalars by name, lists by the address of their row."""
     address = ", ".join(f'"{name}"' for name in ARGUMENTS)
     return ", ".join(
         f'read_{column.name}_{number}({address}) as "{column.name}"' if _is_list(column) else f'"{column.name}"'
@@ -221,7 +221,7 @@ def _columns_by_address(root: Root, number: int) -> str:
 
 
 def _duckdb_url(root: Root, number: int) -> str:
-    """A path for local folders, which DuckDB reads itself, else a URL of the registered filesystem."""
+    """Return the path of a local root, which DuckDB reads itself, else a URL of the registered filesystem."""
     if not root.is_local:
         return f"{_protocol(number)}://{root.path}"
     if "\\" in root.path:
@@ -230,7 +230,7 @@ def _duckdb_url(root: Root, number: int) -> str:
 
 
 def _protocol(number: int) -> str:
-    """Of the filesystem of a root, as DuckDB knows it."""
+    """Return the name of a root's filesystem in DuckDB."""
     return f"ludic{number}"
 
 

@@ -1,6 +1,6 @@
-"""One or several roots, as a user names them, opened to be read side by side.
+"""Open one or several roots, to read them together.
 
-Raises MissingRootError where there is no run, QueryError for roots that can't be read side by side.
+Raises MissingRootError if there is no run, QueryError if the roots can't be read together.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from ludic.schema import rollouts_schema
 from ludic.store import Root
 
 RootLike = str | PathLike[str] | Root
-"""Folder or URL of a run, or the run, opened."""
+"""Folder or URL of a run, or an opened Root."""
 
 ROOT_COLUMN = "root"
-"""Column of views and scans: the URL of the root that a row is from, as the user gave it."""
+"""Column of views and scans: the URL of a row's root, as the user gave it."""
 
 
 def open_roots(roots: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
-    """The runs that a call names, one by one or as a list; at least one, and none twice."""
+    """Open the roots of a call, given as separate arguments or as a list. Raises QueryError for none or duplicates."""
     given = [root for each in roots for root in ([each] if isinstance(each, str | PathLike | Root) else each)]
     if not given:
         raise QueryError("there is no root to read; give the folder or URL of at least one run")
@@ -40,7 +40,7 @@ def _refuse_doubles(roots: Sequence[Root]) -> None:
 
 
 def _refuse_different_columns(roots: Sequence[Root]) -> None:
-    """A run's own columns may differ from another's, but not two of one name that no type holds."""
+    """Raise QueryError if two runs have extra columns of the same name whose types have no common type."""
     first: dict[str, tuple[pa.Field, str]] = {}
     for root in roots:
         for column in rollouts_schema(root.run.extra_columns):

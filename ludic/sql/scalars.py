@@ -1,10 +1,9 @@
-"""Scalars of the files that workers wrote, kept on this machine: a file never changes, so each is read once.
+"""Cache the scalars of workers' files on this machine: a file never changes, so it is read once.
 
-Writes {folder}/{uuid4}.parquet, "segments": the scalar columns, the partition (version, env) and the address
-(file, row_group, row) of the rows of whole files, which the footer names. A segment appears whole and never
-changes, and all that it holds can be read again: so several processes may share a folder without a lock, and one
-that is damaged or foreign is passed over. Raises OSError where the folder can't be written, StoreError where the
-root can't be read.
+Writes "segments", {folder}/{uuid4}.parquet: the scalar columns, the partition (version, env) and the address (file,
+row_group, row) of all rows of the files that the footer names. A segment appears complete and never changes, and its
+data can be read again. So several processes may share a folder without a lock, and damaged or foreign segments are
+ignored. Raises OSError if the folder can't be written, StoreError if the root can't be read.
 """
 
 import json
@@ -30,21 +29,21 @@ from ludic.store.parquet import open_parquet, read_row_groups, row_counts
 logger = logging.getLogger(__name__)
 
 ADDRESS = ("file", "row_group", "row")
-"""Columns that say where a row is: path below the root, row group, row in it."""
+"""Columns that locate a row: path below the root, row group, and row in the row group."""
 
 SEGMENT_FILES = 2048
 _SEGMENT_ROW_GROUP = 1 << 16
 _MOST_SMALL_SEGMENTS = 16
-"""More of those with less than half of SEGMENT_FILES become one; so a file is written a few times at most."""
+"""More segments than this with less than half of SEGMENT_FILES are merged; so a row is written a few times at most."""
 _IN_USE_S = 24 * 3600
-"""How long a segment stays after its last use, once others replaced it: a connection may still query it."""
+"""Seconds that a replaced segment is kept after its last use, since a connection may still query it."""
 _FILES_KEY = b"ludic.files"
 _MANY_FILES = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Scalars of whole files, on this machine."""
+    """A file on this machine with the scalars of whole files."""
 
     path: Path
     files: frozenset[str]
@@ -52,18 +51,18 @@ class Segment:
 
 @dataclass(slots=True)
 class Scalars:
-    """What serves the scalars of some files."""
+    """Segments that serve the scalars of some files."""
 
     segments: list[Path] = field(default_factory=list)
-    """Together they hold each row of the files once."""
+    """Segments that together hold each row of the files once."""
     broken: dict[str, str] = field(default_factory=dict)
-    """Files that are left out since they can't be read, and why."""
+    """Unreadable files, which are left out, with the reason."""
     gone: list[str] = field(default_factory=list)
-    """Files that vanished since they were listed."""
+    """Files that vanished after they were listed."""
 
 
 def segment_schema(root: Root) -> pa.Schema:
-    """Columns of a segment: the run's scalars, then version, env and ADDRESS."""
+    """Return the columns of a segment: the run's scalars, then version, env and ADDRESS."""
     scalars = [column for column in rollouts_schema(root.run.extra_columns) if not pa.types.is_nested(column.type)]
     partition = [pa.field("version", pa.int64()), pa.field("env", pa.string())]
     address = [pa.field("file", pa.string()), pa.field("row_group", pa.int32()), pa.field("row", pa.int32())]
@@ -71,7 +70,7 @@ def segment_schema(root: Root) -> pa.Schema:
 
 
 def update(root: Root, files: Sequence[RolloutFile], folder: Path) -> Scalars:
-    """Segments in `folder` that hold the scalars of exactly these files; reads those that no segment holds yet."""
+    """Return segments in `folder` with the scalars of exactly these files; reads files that no segment holds yet."""
     schema, left = segment_schema(root), {file.name: file for file in files}
     folder.mkdir(parents=True, exist_ok=True)
     stored = _read_segments(folder, schema)
@@ -87,13 +86,13 @@ def update(root: Root, files: Sequence[RolloutFile], folder: Path) -> Scalars:
 
 
 def _read_segments(folder: Path, schema: pa.Schema) -> list[Segment]:
-    """Largest first, and in the same order in each process."""
+    """Read the segments of a folder, largest first, in the same order in each process."""
     segments = [_read_segment(path, schema) for path in folder.glob("*.parquet")]
     return sorted((s for s in segments if s is not None), key=lambda segment: (-len(segment.files), segment.path))
 
 
 def _read_segment(path: Path, schema: pa.Schema) -> Segment | None:
-    """None for what is damaged, foreign, or of another schema."""
+    """Read a segment; returns None if it is damaged, foreign, or has another schema."""
     try:
         with pq.ParquetFile(path) as parquet:
             files = json.loads(parquet.metadata.metadata[_FILES_KEY])
@@ -103,7 +102,7 @@ def _read_segment(path: Path, schema: pa.Schema) -> Segment | None:
 
 
 def _choose(stored: Sequence[Segment], wanted: dict[str, RolloutFile]) -> list[Segment]:
-    """Segments to use as they are: all of their files are wanted, and none is in two of them."""
+    """Choose segments to use unchanged: all of their files are wanted, and no file is in two segments."""
     chosen: list[Segment] = []
     left = set(wanted)
     for segment in stored:
@@ -116,20 +115,20 @@ def _choose(stored: Sequence[Segment], wanted: dict[str, RolloutFile]) -> list[S
 
 
 def _mark_in_use(path: Path) -> bool:
-    """By its time of change, which `_forget_replaced` looks at; False for a segment that is gone."""
+    """Update the modification time, which `_forget_replaced` reads; returns False if the segment is gone."""
     try:
         os.utime(path)
     except FileNotFoundError:
         return False
     except OSError:
-        pass  # another user's: that one keeps it
+        pass  # the segment belongs to another user, who keeps it
     return True
 
 
 def _rows(
     root: Root, segments: Sequence[Segment], left: dict[str, RolloutFile], schema: pa.Schema, scalars: Scalars
 ) -> Iterator[tuple[list[str], pa.Table]]:
-    """Names of files with their rows: from segments that hold them among others, else from the files themselves."""
+    """Yield names of files with their rows: from segments that also hold other files, else from the files."""
     for segment in segments:
         names = [name for name in left if name in segment.files]
         table = _read_rows_of(segment, names) if names else None
@@ -150,7 +149,7 @@ def _rows(
 
 
 def _read_rows_of(segment: Segment, names: Sequence[str]) -> pa.Table | None:
-    """None for a segment that is damaged or gone."""
+    """Read some files' rows from a segment; returns None if it is damaged or gone."""
     try:
         return pq.read_table(segment.path, filters=pc.field("file").isin(names))
     except (pa.ArrowException, OSError, ValueError):
@@ -158,7 +157,7 @@ def _read_rows_of(segment: Segment, names: Sequence[str]) -> pa.Table | None:
 
 
 def _read_file(root: Root, file: RolloutFile, schema: pa.Schema, scalars: Scalars) -> pa.Table | None:
-    """All rows; None, and a note in `scalars`, for a file that is broken or gone."""
+    """Read all rows of a file; returns None, and notes it in `scalars`, if the file is broken or gone."""
     where = f"{root.url}/{file.name}"
     own = [name for name in schema.names if name not in ("version", "env", *ADDRESS)]
     try:
@@ -178,7 +177,7 @@ def _read_file(root: Root, file: RolloutFile, schema: pa.Schema, scalars: Scalar
 
 
 def _fill_up(pieces: Iterator[tuple[list[str], pa.Table]]) -> Iterator[tuple[list[str], pa.Table]]:
-    """Join small pieces to some SEGMENT_FILES files."""
+    """Join small pieces until they hold at least SEGMENT_FILES files."""
     names: list[str] = []
     tables: list[pa.Table] = []
     for some, table in pieces:
@@ -198,10 +197,10 @@ def _write(folder: Path, names: Sequence[str], table: pa.Table) -> Path:
 
 
 def _forget_replaced(folder: Path, in_use: set[Path]) -> None:
-    """Delete what other segments replaced, and what a killed process left, once it is old enough."""
+    """Delete replaced segments and leftovers of killed processes, once they are older than _IN_USE_S."""
     for path in folder.iterdir():
         try:
             if path not in in_use and time.time() - path.stat().st_mtime > _IN_USE_S:
                 path.unlink()
         except OSError:
-            continue  # another process was faster, or may not be disturbed
+            continue  # another process deleted the file, or we may not delete it

@@ -1,8 +1,8 @@
-"""A Polars scan of the rollouts of one or several runs.
+"""Scan the rollouts of one or several runs with Polars.
 
-Reads the files that are there when it is made: workers' and compacted ones, each row once; foreign files below
-rollouts/, such as a table log, are passed over. Raises MissingRootError where there is no run; a broken file fails
-the collect that meets it, with Polars' error.
+Reads the workers' and compacted files that exist when the scan is created, each row once; ignores foreign files below
+rollouts/, such as a table log. Raises MissingRootError if there is no run. A broken file fails the collect that reads
+it, with Polars' error.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,11 +20,11 @@ _PARTITION = pa.schema([("version", pa.int64()), ("env", pa.string())])
 
 
 def scan(*roots: RootLike | Iterable[RootLike]) -> pl.LazyFrame:
-    """The rollouts that are there now as a lazy frame, with the partition keys version and env, and root, as columns.
+    """Return the current rollouts as a lazy frame, with the columns version and env of the partition, and root.
 
-    roots: folders, URLs or opened roots, one by one or as a list; `root` says which one a row is from, as it was given.
-    A filter on version, env or root skips files unread. Raises MissingRootError where there is no run, QueryError for
-    roots that can't be read side by side.
+    roots: folders, URLs or opened roots, as separate arguments or as a list. Column `root` is the root of a row, as it
+    was given. A filter on version, env or root skips files unread. Raises MissingRootError if there is no run,
+    QueryError if the roots can't be read together.
     """
     frames = [_scan(root).with_columns(pl.lit(root.url).alias(ROOT_COLUMN)) for root in open_roots(roots)]
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
@@ -35,14 +35,14 @@ def _scan(root: Root) -> pl.LazyFrame:
     paths = [root.at(file.name) for file in current_files(root)]
     if not paths:
         return _empty_frame(pa.schema([*schema, *_PARTITION])).lazy()
-    # In a list of files, Polars takes every folder=value of a path for a key, those above the root too.
+    # For a list of files, Polars reads every folder=value of a path as a key, also folders above the root.
     if root.is_local and "=" not in root.path:
         return _scan_local(paths, schema)
     return _scan_dataset(root, paths, schema)
 
 
 def _scan_local(paths: Sequence[str], schema: pa.Schema) -> pl.LazyFrame:
-    """By Polars itself: ten times as fast as through pyarrow, over 2,000 files."""
+    """Scan with Polars' own reader, ten times as fast as through pyarrow over 2,000 files."""
     return pl.scan_parquet(
         list(paths),
         glob=False,
@@ -56,7 +56,7 @@ def _scan_local(paths: Sequence[str], schema: pa.Schema) -> pl.LazyFrame:
 
 
 def _scan_dataset(root: Root, paths: Sequence[str], schema: pa.Schema) -> pl.LazyFrame:
-    """Through pyarrow, which reads from any fsspec filesystem, as Polars does not."""
+    """Scan through pyarrow, which reads from any fsspec filesystem; Polars does not."""
     dataset = ds.dataset(
         list(paths),
         schema=pa.schema([*schema, *_PARTITION]),

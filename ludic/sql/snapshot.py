@@ -1,8 +1,8 @@
-"""The files that serve `rollouts` and `evals` of a connection: looked for when a query first asks, then kept.
+"""List the files behind `rollouts` and `evals` of a connection, at the first query, and keep the list until a refresh.
 
-Reads the root; keeps the scalars of workers' files in the user's cache folder (LUDIC_CACHE_DIR overrides it) where
-there are many of them, else in a temporary folder that goes with the connection. A file that can't be read is left
-out with a warning; raises StoreError where the root can't be read.
+Reads the root. Caches the scalars of workers' files: many files in the user's cache folder (LUDIC_CACHE_DIR overrides
+it), few files in a temporary folder that is deleted with the connection. An unreadable file is left out with a warning.
+Raises StoreError if the root can't be read.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from ludic.store.files import Folder
 logger = logging.getLogger(__name__)
 
 FEW_FILES = 64
-"""So many are read anew for each connection, in a tenth of a second: a small run leaves nothing behind."""
+"""Up to this many files are read again for each connection, in 0.1 s, so that a small run leaves no cache behind."""
 CACHE_VARIABLE = "LUDIC_CACHE_DIR"
 
 _MOST_LISTINGS = 10
@@ -36,44 +36,44 @@ _MOST_NAMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What serves one folder: together, each of its rows once."""
+    """Files that serve one folder: together they hold each of its rows once."""
 
     segments: Sequence[Path] = ()
-    """Scalars of workers' files; see ludic.sql.scalars."""
+    """Files on this machine with the scalars of workers' files; see ludic.sql.scalars."""
     compacted: Sequence[RolloutFile] = ()
 
 
 class Snapshot:
-    """What a root holds, as of the first question since the last `refresh`. Threads may share one."""
+    """The files of a root, as of the first query after the last `refresh`. Threads may share a snapshot."""
 
     def __init__(self, root: Root, without: Collection[str] = ()) -> None:
-        """`without`: names to leave out. Shows nothing before the first `refresh`."""
+        """Create an empty snapshot, until the first `refresh`. without: names of files to leave out."""
         self._root, self._without = root, frozenset(without)
         self._lock = threading.Lock()
         self._stored: dict[Folder, Stored] = {"rollouts": Stored(), "evals": Stored()}
         self._private: Path | None = None
 
     def refresh(self) -> None:
-        """Look again at the next question."""
+        """List the files again at the next query."""
         with self._lock:
             self._stored.clear()
 
     def stored(self, folder: Folder) -> Stored:
-        """What serves a folder."""
+        """Return the files that serve a folder."""
         with self._lock:
             if folder not in self._stored:
                 self._stored[folder] = self._look(folder)
             return self._stored[folder]
 
     def folders(self) -> list[Path]:
-        """Folders of this machine that segments lie in, now or later."""
+        """Return the folders of this machine that hold segments, now or later."""
         return [cache_folder(self._root), self._private_folder()]
 
     def _look(self, folder: Folder) -> Stored:
         for _ in range(_MOST_LISTINGS):
             files = [file for file in current_files(self._root, folder) if file.name not in self._without]
             scalars = self._update([file for file in files if not file.is_compacted], folder)
-            # A file that vanished was compacted or has expired since: a new listing tells which.
+            # A file that vanished was compacted or has expired: list the files again.
             if not scalars.gone:
                 self._warn_of(scalars.broken)
                 return Stored(scalars.segments, [file for file in files if file.is_compacted])
@@ -103,7 +103,7 @@ class Snapshot:
 
 
 def cache_folder(root: Root) -> Path:
-    """Where scalars of a run stay between connections; a copy of the run elsewhere has a folder of its own."""
+    """Return the folder that caches a run's scalars between connections; a copy of the run has another folder."""
     base = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("ludic", appauthor=False)
     place = hashlib.sha256(root.fs.unstrip_protocol(root.path).encode()).hexdigest()[:16]
     return Path(base) / "scalars" / f"{root.run_id}-{place}"

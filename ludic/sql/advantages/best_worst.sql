@@ -2,7 +2,7 @@
 -- paper: Rafailov et al. 2023 (Direct Preference Optimization), arXiv 2305.18290, whose pairs people chose
 -- grain: one row per rollout_id of a pair | reads: rollouts
 -- advantage: 1 for the chosen, -1 for the rejected side; a group whose rewards are all equal makes no pair
--- an episode of several rollouts is in a pair with its first one, since both sides must answer the same prompt
+-- an episode with several rollouts uses its first rollout, since both sides must answer the same prompt
 -- NULL: never
 with sides as (
     select

@@ -1,9 +1,9 @@
 -- dr_grpo: reward minus the group's mean, not divided by its standard deviation
 -- paper: Liu et al. 2025 (Understanding R1-Zero-Like Training), arXiv 2503.20783, section 3.2
--- (n - 1) / n of rloo's, since the own reward is part of the mean
+-- (n - 1) / n times rloo's advantage, since the mean includes the rollout's own reward
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once in the group; a group of one scored episode gets 0
--- NULL: the rollout was not scored
+-- an episode with several rollouts counts once in its group; a group with one scored episode gets 0
+-- NULL: for a rollout that was not scored
 with episodes as (
     select group_id, episode_id, max(episode_reward) as reward
     from rollouts
@@ -11,14 +11,14 @@ with episodes as (
     group by group_id, episode_id
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 groups as (
     select group_id, list(reward order by reward) as rewards
     from episodes
     group by group_id
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,

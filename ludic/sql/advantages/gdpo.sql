@@ -1,10 +1,10 @@
--- gdpo: each component of the reward normalised within its group as in grpo, their sum normalised over the batch
--- paper: Liu et al. 2026 (GDPO, Group reward-Decoupled Normalization), arXiv 2601.05242: a component of large
--- rewards does not drown the others
+-- gdpo: each reward component normalised within its group as in grpo, then their sum normalised over the batch
+-- paper: Liu et al. 2026 (GDPO, Group reward-Decoupled Normalization), arXiv 2601.05242: components with large
+-- rewards do not dominate the others
 -- grain: one row per rollout_id | reads: rollouts, with reward_components
--- an episode of several rollouts counts once; a component that an episode lacks neither counts nor adds to it
--- NULL: the rollout was not scored
--- $component_weights: such as 'correct=2, format=0.5'; those not named weigh 1
+-- an episode with several rollouts counts once; a component that an episode lacks is left out of its sum and the means
+-- NULL: for a rollout that was not scored
+-- $component_weights: such as 'correct=2, format=0.5'; other components have weight 1
 -- $epsilon is added to both standard deviations
 -- default: component_weights = ""
 -- default: epsilon = 1e-4
@@ -21,14 +21,14 @@ components as (
     group by all
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 groups as (
     select group_id, component, list(reward order by reward) as rewards
     from components
     group by group_id, component
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,

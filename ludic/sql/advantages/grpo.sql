@@ -1,9 +1,9 @@
--- grpo: reward minus the group's mean, over its standard deviation
--- paper: Shao et al. 2024 (DeepSeekMath), arXiv 2402.03300, section 4.1.2; the paper leaves open which
--- standard deviation: as in TRL and verl it is the sample's (n - 1)
+-- grpo: reward minus the group's mean, divided by the group's standard deviation
+-- paper: Shao et al. 2024 (DeepSeekMath), arXiv 2402.03300, section 4.1.2; the paper does not say which
+-- standard deviation; this is the sample's (n - 1), as in TRL and verl
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once in the group; a group of one scored episode gets 0
--- NULL: the rollout was not scored
+-- an episode with several rollouts counts once in its group; a group with one scored episode gets 0
+-- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation: 1e-6 as in verl; TRL adds 1e-4
 -- default: epsilon = 1e-6
 with episodes as (
@@ -13,14 +13,14 @@ with episodes as (
     group by group_id, episode_id
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 groups as (
     select group_id, list(reward order by reward) as rewards
     from episodes
     group by group_id
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,

@@ -1,10 +1,10 @@
--- length_penalty: rloo over a reward that prefers the shorter of a group's responses
+-- length_penalty: rloo over a reward that prefers the shorter responses of a group
 -- paper: Kimi k1.5, arXiv 2501.12599, section 2.3.3: with L = 0.5 - (length - shortest) / (longest - shortest),
--- a success gets L more, a failure min(0, L); all lengths equal: nothing
+-- a success gets L more, a failure min(0, L); nothing if all lengths are equal
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once, as long as its longest row; a group of one scored episode gets 0
--- NULL: the rollout was not scored
--- $length_weight multiplies the length reward | $success: episodes of at least this reward succeed
+-- an episode with several rollouts counts once, with its longest response; a group with one scored episode gets 0
+-- NULL: for a rollout that was not scored
+-- $length_weight multiplies the length reward | $success: minimum reward of a successful episode
 -- default: length_weight = 1.0
 -- default: success = 1.0
 with lengths as (
@@ -31,14 +31,14 @@ episodes as (
     from scaled
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 groups as (
     select group_id, list(reward order by reward) as rewards
     from episodes
     group by group_id
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,

@@ -1,9 +1,9 @@
--- lite_ppo: reward minus the group's mean, over the standard deviation of the whole batch
--- paper: Liu et al. 2025 (Part I: Tricks or Traps?), arXiv 2508.08221: a group of nearly equal rewards does
--- not blow up, as it does over its own deviation
+-- lite_ppo: reward minus the group's mean, divided by the standard deviation of the whole batch
+-- paper: Liu et al. 2025 (Part I: Tricks or Traps?), arXiv 2508.08221: the group's own deviation would blow up the
+-- advantages of a group with nearly equal rewards
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once; a batch of one scored episode gets 0
--- NULL: the rollout was not scored
+-- an episode with several rollouts counts once; a batch with one scored episode gets 0
+-- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6
 with episodes as (
@@ -13,14 +13,14 @@ with episodes as (
     group by group_id, episode_id
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 groups as (
     select group_id, list(reward order by reward) as rewards
     from episodes
     group by group_id
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,

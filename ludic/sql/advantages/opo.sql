@@ -1,9 +1,9 @@
--- opo: reward minus the mean of the group's rewards, each weighed by its length: the baseline of least variance
--- paper: Hao et al. 2025 (OPO, On-Policy RL with Optimal Reward Baseline), arXiv 2505.23585: where the
+-- opo: reward minus the length-weighted mean of the group's rewards, the baseline of least variance
+-- paper: Hao et al. 2025 (OPO, On-Policy RL with Optimal Reward Baseline), arXiv 2505.23585; assumes that the
 -- gradient's norm grows with the length of a response
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once, as long as all of them; a group of one scored episode gets 0
--- NULL: the rollout was not scored
+-- an episode with several rollouts counts once, with their total length; a group with one scored episode gets 0
+-- NULL: for a rollout that was not scored
 with episodes as (
     select group_id, episode_id, max(episode_reward) as reward, sum(response_length) as length
     from rollouts
@@ -11,14 +11,14 @@ with episodes as (
     group by group_id, episode_id
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 groups as (
     select group_id, list({reward: reward, length: length} order by reward, length) as episodes
     from episodes
     group by group_id
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,

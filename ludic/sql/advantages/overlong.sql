@@ -1,9 +1,9 @@
--- overlong: grpo over a reward from which long responses lose up to 1 (soft overlong punishment)
+-- overlong: grpo over a reward that is up to 1 lower for long responses (soft overlong punishment)
 -- paper: Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13
--- 0 up to $max_length - $margin tokens, then falling linearly to -1 at $max_length
+-- punishment: 0 up to $max_length - $margin tokens, then falling linearly to -1 at $max_length
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once, as long as its longest row; a group of one scored episode gets 0
--- NULL: the rollout was not scored
+-- an episode with several rollouts counts once, with its longest response; a group with one scored episode gets 0
+-- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6
 with episodes as (
@@ -16,14 +16,14 @@ with episodes as (
     group by group_id, episode_id
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 groups as (
     select group_id, list(reward order by reward) as rewards
     from episodes
     group by group_id
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,

@@ -1,11 +1,11 @@
--- pass_at_k: advantage of a success or a failure when a group is worth 1 if any of k episodes drawn from it succeeds
+-- pass_at_k: advantage for the reward 1 if any of k episodes drawn from the group succeeds
 -- paper: Chen et al. 2025 (Pass@k Training), arXiv 2508.10751, section 2.4, analytical derivation
 -- with n episodes, f of them failures, and R = 1 - C(f, k) / C(n, k), S = sqrt(R (1 - R)):
 -- success: (1 - R) / S; failure: (1 - R - C(f - 1, k - 1) / C(n - 1, k - 1)) / S
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once; 0 where all draws are worth the same, or the group has fewer than k
--- NULL: the rollout was not scored
--- $success: episodes of at least this reward succeed
+-- an episode with several rollouts counts once; 0 if all draws have the same reward, or the group has fewer than k
+-- NULL: for a rollout that was not scored
+-- $success: minimum reward of a successful episode
 -- default: k = 4
 -- default: success = 1.0
 with episodes as (
@@ -21,7 +21,7 @@ groups as (
     group by group_id
 ),
 
--- C(f, k) / C(n, k) as a product of ratios, which no factorial overflows; 0 where f < k
+-- C(f, k) / C(n, k) as a product of ratios, since factorials could overflow; 0 if f < k
 draws as (
     select
         group_id,

@@ -1,8 +1,8 @@
--- reinforce: reward minus the mean reward of all scored episodes, of whatever group
--- paper: Williams 1992, REINFORCE with a constant baseline: in training, the batch's mean
+-- reinforce: reward minus the mean reward of all scored episodes of all groups
+-- paper: Williams 1992, REINFORCE with a constant baseline; in training, the batch's mean
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once in the mean
--- NULL: the rollout was not scored
+-- an episode with several rollouts counts once in the mean
+-- NULL: for a rollout that was not scored
 with episodes as (
     select episode_id, max(episode_reward) as reward
     from rollouts
@@ -10,13 +10,13 @@ with episodes as (
     group by episode_id
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 batch as (
     select list(reward order by reward) as rewards
     from episodes
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baseline as (
     select rewards[1] as lowest, list_avg([reward - rewards[1] for reward in rewards]) as mean
     from batch

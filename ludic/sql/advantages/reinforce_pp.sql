@@ -1,8 +1,8 @@
--- reinforce_pp: reward minus the batch's mean, over the batch's standard deviation
--- paper: Hu 2025 (REINFORCE++), arXiv 2501.03262, section 3.1, where the reward has no KL in it
+-- reinforce_pp: reward minus the batch's mean, divided by the batch's standard deviation
+-- paper: Hu 2025 (REINFORCE++), arXiv 2501.03262, section 3.1, without a KL term in the reward
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once; a batch of one scored episode gets 0
--- NULL: the rollout was not scored
+-- an episode with several rollouts counts once; a batch with one scored episode gets 0
+-- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6
 with episodes as (
@@ -12,13 +12,13 @@ with episodes as (
     group by episode_id
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 batch as (
     select list(reward order by reward) as rewards
     from episodes
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baseline as (
     select
         rewards[1] as lowest,

@@ -1,10 +1,10 @@
 -- rloo: reward minus the mean reward of the other scored episodes of the group (leave-one-out)
 -- paper: Ahmadian et al. 2024, arXiv 2402.14740, section 2.2
 -- grain: one row per rollout_id | reads: rollouts
--- an episode of several rollouts counts once in the baseline; a group of one scored episode gets 0
--- NULL: the rollout was not scored
--- $noise_scale: standard deviation of normal noise against identical rewards, 0 is off; a function of
--- rollout_id and $seed alone (Box-Muller over an MD5), so that a batch can be computed again exactly
+-- an episode with several rollouts counts once in the baseline; a group with one scored episode gets 0
+-- NULL: for a rollout that was not scored
+-- $noise_scale: standard deviation of normal noise against identical rewards, 0 is off; the noise depends only on
+-- rollout_id and $seed (Box-Muller over an MD5), so a batch can be recomputed exactly
 -- default: noise_scale = 0
 -- default: seed = 0
 with episodes as (
@@ -14,14 +14,14 @@ with episodes as (
     group by group_id, episode_id
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 groups as (
     select group_id, list(reward order by reward) as rewards
     from episodes
     group by group_id
 ),
 
--- above the lowest reward, so that equal rewards give exactly 0 and large ones lose no digits
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,

@@ -1,8 +1,8 @@
--- token_returns: at each token, the discounted sum of token_rewards from there on, less the batch's mean return
+-- token_returns: for each token, the discounted sum of token_rewards from that token on, minus the batch's mean return
 -- the return of policy gradients, Sutton and Barto 2018, eq. 3.8; the baseline is one number for all tokens
 -- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with token_rewards
--- NULL: the rollout was not scored; its tokens are not in the baseline either
--- $discount: what a reward is worth one token earlier; 0 is each token's own reward
+-- NULL: for a rollout that was not scored; the baseline leaves out its tokens
+-- $discount: factor on a reward per token between; 0 gives each token only its own reward
 -- default: discount = 1.0
 with scored as (
     select
@@ -13,8 +13,8 @@ with scored as (
     where episode_reward is not null
 ),
 
--- each pass adds the sum over as many tokens as were summed before, so that log2(length) passes do, and no power of the
--- discount divides anything, however long the response
+-- each pass doubles the number of tokens in a sum, so log2(length) passes are enough, and nothing is divided by a power
+-- of the discount, however long the response
 returns as (
     select
         rollout_id,
@@ -27,13 +27,13 @@ returns as (
     from scored
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 batch as (
     select flatten(list(returns order by rollout_id)) as returns, min(list_min(returns)) as lowest
     from returns
 ),
 
--- above the lowest return, so that equal ones give exactly 0 and large ones lose no digits
+-- relative to the lowest return: equal returns give exactly 0, and large returns lose no digits
 baseline as (
     select lowest, list_avg([return - lowest for return in returns]) as mean
     from batch

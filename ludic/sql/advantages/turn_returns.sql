@@ -1,10 +1,10 @@
--- turn_returns: at each token, the discounted sum of the environment's rewards from its turn on, less the mean
--- return of that turn over the group's scored episodes
--- the return of policy gradients, Sutton and Barto 2018, eq. 3.8, with a step of the environment as the step
+-- turn_returns: for each token, the discounted sum of the environment's rewards from its turn on, minus the mean
+-- return of that turn over the group's scored rollouts
+-- the return of policy gradients, Sutton and Barto 2018, eq. 3.8, with an environment step as the step
 -- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with agent_steps, environment_steps
--- a token of agent step i belongs to the first environment step that i led to; tokens of no step get 0
--- NULL: the rollout was not scored
--- $discount: what a reward is worth one turn earlier; 1 is the return of the episode, 0 each step's own reward
+-- a token of agent step i belongs to the first environment step that i led to; tokens outside of steps get 0
+-- NULL: for a rollout that was not scored
+-- $discount: factor on a reward per turn between; 1 gives undiscounted returns, 0 only each step's own reward
 -- default: discount = 1.0
 with scored as (
     select *
@@ -32,7 +32,7 @@ returns as (
     from turns
 ),
 
--- in order, so that no bit of a sum depends on threads
+-- sorted, so that sums are bit-identical for any number of threads
 baselines as (
     select group_id, turn, list_avg(list(return order by rollout_id)) as mean
     from returns

@@ -1,4 +1,5 @@
--- contradictory_batches: a row of the ledger that is used and dropped at once, or neither, or trains on nothing finite
+-- contradictory_batches: a ledger row that contradicts itself: used and dropped, or neither; used without a finite
+-- advantage; dropped with a weight; or with a wrong lag
 -- grain: one row per attempt_id, step and rollout_id | reads: all_batches
 select attempt_id, step, rollout_id, used, reason, advantage, weight, lag, trainer_version, policy_version
 from all_batches

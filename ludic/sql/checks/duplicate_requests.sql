@@ -1,7 +1,7 @@
 -- duplicate_requests: a request of the schedule that training used as more than one group, since two workers sampled it
 -- grain: one row per group number (request_index // group_size) and pass | reads: batches, rollouts, attempts
--- online training is one pass; offline training may use again what others have used, so each of its attempts is one
--- rows of imports and of workers without a slot have no requests; what expired can't be asked
+-- online training is one pass; each attempt of offline training is a pass, since it may use groups again
+-- imported rows, and rows of workers without a slot, belong to no request; expired rows are not checked
 with used as (
     select distinct
         rollouts.request_index // rollouts.group_size as group_number,

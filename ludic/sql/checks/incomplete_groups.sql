@@ -1,4 +1,4 @@
--- incomplete_groups: a group that lacks episodes, has too many, or disagrees with itself on how many there are
+-- incomplete_groups: a group with too few or too many episodes, or whose rows disagree on group_size
 -- grain: one row per such group_id | reads: rollouts
 select
     group_id,

@@ -1,6 +1,6 @@
--- lost_rollouts: a row of the ledger whose rollout is in no file
+-- lost_rollouts: a ledger row whose rollout is in no file
 -- grain: one row per attempt_id, step and rollout_id | reads: all_batches, rollouts, gone
--- what expired or was set aside is not missed, nor is what lies in another root
+-- rollouts that expired, were set aside, or are in another root are not reported
 with missing as (
     select *, regexp_extract(file, '([^/]+)-(\d+)\.parquet$', ['worker_id', 'sequence']) as source
     from all_batches

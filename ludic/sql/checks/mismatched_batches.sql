@@ -1,4 +1,4 @@
--- mismatched_batches: a row of the ledger that says something else of its rollout than the rollout itself
+-- mismatched_batches: a ledger row whose group_id or policy_version differs from its rollout's
 -- grain: one row per attempt_id, step and rollout_id | reads: all_batches, rollouts
 select
     ledger.attempt_id,

@@ -1,6 +1,6 @@
--- misplaced_rollouts: a group in the partition of another version or environment, where filters do not look for it
+-- misplaced_rollouts: a group in the partition of another version or environment, where partition filters miss it
 -- grain: one row per group_id, partition and env_name | reads: rollouts, evals
--- a group lies where the oldest of its rollouts belongs
+-- a group belongs in the partition of its oldest policy_version
 with partitions as (
     select 'rollouts' as folder, group_id, version, env, env_name, min(policy_version) as policy_version
     from rollouts

@@ -1,4 +1,4 @@
--- orphan_attempts: an attempt whose parent is missing or not older, so that its chain is broken
+-- orphan_attempts: an attempt whose parent is missing or not older, which breaks its chain
 -- grain: one row per such attempt_id | reads: attempts
 select child.attempt_id, child.parent_attempt, child.parent_step
 from attempts as child

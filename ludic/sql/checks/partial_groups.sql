@@ -1,4 +1,4 @@
--- partial_groups: a group of which a step considered some rollouts and passed over others
+-- partial_groups: a group of which a step considered only some of the rollouts
 -- grain: one row per attempt_id, step and group_id | reads: all_batches, rollouts
 with planned as (
     select attempt_id, step, group_id, count(distinct rollout_id) as num_planned

@@ -1,6 +1,6 @@
--- planned_twice: a group that the run as it stands used more often than its trainers were to (max_uses), that came
--- again after it was dropped, or whose rollouts stand several times in one step
--- offline training and replays may use again what others have used: of them, only what is twice in one step counts
+-- planned_twice: a group that the run used more often than max_uses, that was considered again after it was dropped,
+-- or whose rollouts are repeated within one step; offline training and replays may use groups again, so for them only
+-- repeats within one step are found
 -- grain: one row per such group_id | reads: batches, attempts
 with steps as (
     select

@@ -1,4 +1,4 @@
--- step_gaps: steps that must have been planned, since a later one was, and that have no ledger
+-- step_gaps: steps without a ledger before a step that has one
 -- grain: one row per run of missing steps | reads: batches
 with steps as (
     select distinct step from batches

@@ -1,4 +1,4 @@
--- unequal_lengths: a row whose lists are not as long as its counts say
+-- unequal_lengths: a row whose lists differ in length from its counts
 -- grain: one row per such rollout_id | reads: rollouts
 select
     rollout_id,

@@ -1,4 +1,6 @@
--- unequal_token_stats: lists of a step's tokens that are not as long as the row says, or longer than the response
+-- unequal_token_stats: token statistics whose lists differ in length from response_length, that are longer than the
+-- response, or whose rollout the ledger does not use in that step
+-- grain: one row per attempt_id, step and rollout_id | reads: all_token_stats, all_batches
 select
     kept.attempt_id,
     kept.step,

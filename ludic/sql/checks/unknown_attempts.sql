@@ -1,4 +1,4 @@
--- unknown_attempts: a ledger or a policy of a trainer start that is not recorded, so that nobody knows whether it counts
+-- unknown_attempts: a ledger or a policy of an attempt that is not recorded, so it is unknown whether it is superseded
 -- grain: one row per such attempt_id | reads: all_batches, policies, attempts
 with mentioned as (
     select attempt_id, 'batches' as folder, step from all_batches

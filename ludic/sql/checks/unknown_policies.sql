@@ -1,6 +1,6 @@
--- unknown_policies: rollouts sampled with a version of the weights that no trainer published here
+-- unknown_policies: rollouts sampled with a version of the weights that no trainer published in this root
 -- grain: one row per such policy_version | reads: rollouts, policies
--- a root without policies holds rollouts from elsewhere, and is not asked
+-- a root without policies holds imported rollouts, and is not checked
 select policy_version, count(*) as num_rollouts
 from (
     select policy_version from rollouts

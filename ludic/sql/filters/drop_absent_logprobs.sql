@@ -1,3 +1,3 @@
--- drop_absent_logprobs: imported from a program that did not store the sampler's logprobs, so that
--- response_logprobs are zeros and no importance ratio can be taken
+-- drop_absent_logprobs: the rollout was imported from a program that did not store the sampler's logprobs, so
+-- response_logprobs are zeros and there is no importance ratio
 metadata['logprobs'] = 'absent'

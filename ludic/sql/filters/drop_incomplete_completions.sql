@@ -1,3 +1,3 @@
--- drop_incomplete_completions: a completion hit max_tokens, so that its finish_reason is length; for episodes
--- that a limit of the environment or the protocol ended see drop_truncated
+-- drop_incomplete_completions: a completion reached max_tokens, so its finish_reason is length; for episodes
+-- ended by a limit of the environment or the protocol, see drop_truncated
 incomplete_completion

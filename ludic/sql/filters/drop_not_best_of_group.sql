@@ -1,5 +1,6 @@
--- drop_not_best_of_group: every episode but the one with the highest reward of its group, as rejection sampling does
--- over all scored episodes of the group, those that other filters drop included; of equal ones the lowest id stays
+-- drop_not_best_of_group: the episode does not have the highest reward of its group, as in rejection sampling
+-- considers all scored episodes of the group without errors, also those that other filters drop; of equal rewards the
+-- lowest id is kept
 episode_id not in (
     select min_by(episode_id, {cost: -episode_reward, id: episode_id})
     from rollouts

@@ -1,2 +1,2 @@
--- max_age: written more than $max_age_s seconds before $now, by the worker's clock
+-- max_age: the rollout was written more than $max_age_s seconds before $now, by the worker's clock
 epoch($now::timestamptz) - epoch(created_at) > $max_age_s

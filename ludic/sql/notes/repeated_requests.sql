@@ -1,7 +1,7 @@
--- repeated_requests: a request of the schedule that is stored as more than one group; training takes the first, and
+-- repeated_requests: a request of the schedule that is stored as more than one group; training uses the first and
 -- drops the others as duplicate_request
 -- grain: one row per group number (request_index // group_size) | reads: rollouts
--- rows of imports and of workers without a slot have no requests
+-- imported rows, and rows of workers without a slot, belong to no request
 select
     request_index // group_size as group_number,
     list(distinct group_id order by group_id) as group_ids,

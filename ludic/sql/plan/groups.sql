@@ -1,8 +1,8 @@
--- groups: what a selection chooses from, the pending groups that filters leave a row of
+-- groups: pending groups with a row that no filter drops; a selection chooses from them
 -- grain: one row per group_id | reads: rollouts, judged
--- as the view of ludic.connect: rewards count an episode once, lengths and num_ count rollouts, dropped ones included
--- place orders groups by their weights, oldest first, then as they were read | num_uses: steps that trained on it so far
--- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a single one
+-- as in the view of ludic.connect, rewards count an episode once; lengths and num_ count rollouts, also dropped ones
+-- place: order by policy version, oldest first, then by arrival | num_uses: steps that have trained on the group
+-- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a group with one scored episode
 with episodes as (
     select
         group_id,
@@ -29,7 +29,7 @@ select
     count(*) as num_rollouts,
     avg(response_length) as response_length_mean,
     count(distinct episode.episode_id) as num_episodes,
-    -- in order, so that no bit of a sum depends on the order of rows
+    -- sorted, so that sums are bit-identical for any order of rows
     list_sort([pair.reward for pair in list(distinct episode) if pair.reward is not null]) as rewards,
     len(rewards) as num_scored,
     list_avg(rewards) as reward_mean,

@@ -1,8 +1,8 @@
 -- judge: each pending row, and the first filter that drops it
--- grain: one row per rollout_id | reads: rollouts | the planner puts the filters in, named by $filter_names
--- duplicate_request comes before all: two workers of one slot sampled the same, and another group has the request
--- max_uses comes before the filters: an earlier trainer may have used a group more often than this one would
--- NULL: reason of a row that nothing drops
+-- grain: one row per rollout_id | reads: rollouts | the planner inserts the filters, named by $filter_names
+-- duplicate_request is first: two workers of one slot sampled the same request, and another group serves it
+-- max_uses precedes the filters: an earlier trainer may have used a group more often than this trainer allows
+-- NULL: reason of a row that is not dropped
 select
     rollout_id,
     group_id,

@@ -1,8 +1,8 @@
--- ledger: the next batch as rows of the batches table, and with it all groups that lost every row
--- grain: one row per rollout_id, used ones in the order of the selection, then dropped ones in that of arrival
+-- ledger: the next batch as rows of the batches table, with all groups of which filters drop every row
+-- grain: one row per rollout_id, used rows in the order of the selection, then dropped rows in order of arrival
 -- reads: judged, chosen, estimated, rollouts
--- where rows are used in pairs ($pairs), one whose other side is not there is dropped as no_pair
--- a sequence is cut where prompt and response are longer than $max_seq_len, as ludic.training.packing does it
+-- if rows are used in pairs ($pairs), a row without its other side is dropped as no_pair
+-- a sequence is cut if prompt and response are longer than $max_seq_len, as in ludic.training.packing
 -- NULL: as in schemas/batches.v1.json
 with whole_pairs as (
     select pair_id

@@ -1,10 +1,10 @@
--- balanced: batches share out over environments by given weights, within one in the order of arrival
+-- balanced: batches are divided among environments by weight; within an environment, groups go in order of arrival
 -- paper: Demers, Keshav & Shenker 1989 (fair queueing): the n-th group of an environment finishes at n / weight
--- grain: one row per group_id, the first ones make the batch | reads: groups
+-- grain: one row per group_id, the first rows make the batch | reads: groups
 -- an environment that has too few groups leaves its share to the others
--- shares that are no whole number come out on average: the first group of an environment is moved ahead by a part
--- of itself that an MD5 of its name, $seed (of run.json) and $step gives
--- $env_weights: such as 'math=2, code=1'; those not named weigh 1, and at 0 are left out
+-- fractional shares are right on average: an environment's queue moves ahead by a fraction of one group, taken from
+-- an MD5 of its name, $seed (of run.json) and $step
+-- $env_weights: such as 'math=2, code=1'; other environments have weight 1; weight 0 leaves an environment out
 -- default: env_weights = ""
 with weights as (
     select trim(split_part(pair, '=', 1)) as env_name, split_part(pair, '=', 2)::double as weight

@@ -1,6 +1,6 @@
--- curriculum: groups that are neither too hard nor too easy, in the order of arrival; the others wait
--- grain: one row per group_id, the first ones make the batch | reads: groups
--- a rule of your own is a file like this one with another predicate
+-- curriculum: groups that are neither too hard nor too easy, in order of arrival; other groups wait
+-- grain: one row per group_id, the first rows make the batch | reads: groups
+-- to write your own rule, copy this file and change the predicate
 -- $min_success, $max_success: share of a group's scored episodes with a reward of at least $success
 -- default: min_success = 0.2
 -- default: max_success = 0.8

@@ -1,4 +1,4 @@
--- fifo: first in, first out: the oldest weights first, then in the order of arrival
--- grain: one row per group_id, the first ones make the batch | reads: groups
--- a group that is used several times (max_uses) comes first again, until it is used up
+-- fifo: first in, first out: groups of the oldest weights first, then in order of arrival
+-- grain: one row per group_id, the first rows make the batch | reads: groups
+-- with max_uses above 1, a group keeps its position until it is used up
 select group_id from groups order by place

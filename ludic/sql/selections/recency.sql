@@ -1,9 +1,9 @@
--- recency: recent weights more often: sampled without replacement, a group weighing exp(-$alpha x its lag in versions)
+-- recency: samples groups without replacement; a group has weight exp(-$alpha * its lag in versions)
 -- paper: Efraimidis & Spirakis 2006 (Weighted random sampling with a reservoir), algorithm A-ES with exponential keys:
--- the smallest -ln(u) / weight come first, u uniform in (0, 1); compared by its logarithm, which no weight underflows
--- grain: one row per group_id, the first ones make the batch | reads: groups
--- u is made of an MD5 of the group, $seed (of run.json) and $step, so that the same groups give the same batch
--- $alpha: 0 is uniform, 0.7 halves a group's odds with each version, a large one takes the newest first
+-- the smallest -ln(u) / weight come first, u uniform in (0, 1); compared by its logarithm, so no weight underflows
+-- grain: one row per group_id, the first rows make the batch | reads: groups
+-- u comes from an MD5 of the group, $seed (of run.json) and $step, so the same groups give the same batch
+-- $alpha: 0 is uniform, 0.7 halves a group's odds with each version, a large value takes the newest first
 -- default: alpha = 0.7
 with draws as (
     select

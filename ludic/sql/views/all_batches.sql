@@ -1,6 +1,6 @@
--- all_batches: the ledgers of all attempts, each rollout that a gradient step considered
+-- all_batches: the ledgers of all attempts: each rollout that a gradient step considered
 -- grain: one row per attempt_id, step and rollout_id | reads: batches/ of the root, attempt_chain
--- superseded: true off the chain, where a later attempt went on from an earlier step
+-- superseded: true for steps off the chain, after the step from which a later attempt continued
 -- NULL: as in schemas/batches.v1.json
 with ledger as (
     select $columns

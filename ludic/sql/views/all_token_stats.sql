@@ -1,6 +1,6 @@
--- all_token_stats: what the gradient steps of all attempts saw of each token, where the trainer kept it
+-- all_token_stats: statistics of each token in the gradient steps of all attempts, if the trainer stored them
 -- grain: one row per attempt_id, step and rollout_id | reads: token_stats/ of the root, attempt_chain
--- superseded: true off the chain, where a later attempt went on from an earlier step
+-- superseded: true for steps off the chain, after the step from which a later attempt continued
 with kept as (
     select $columns
     from (

@@ -1,6 +1,6 @@
--- attempt_chain: the attempts that the run stands on, from the newest back through its parents
+-- attempt_chain: the attempts whose steps led to the current weights: the newest attempt and its parents
 -- grain: one row per attempt_id of the chain | reads: attempts
--- NULL: last_step of the newest attempt, which no child has left
+-- NULL: last_step of the newest attempt, from which no attempt has continued
 with recursive chain as (
     select attempt_id, parent_attempt, parent_step, null::bigint as last_step
     from attempts
@@ -13,7 +13,7 @@ with recursive chain as (
         least(child.parent_step, child.last_step) as last_step
     from chain as child
     inner join attempts as parent
-        -- a parent is always older; without this a damaged file could make a circle
+        -- a parent is always older; without this condition a damaged file could make a cycle
         on parent.attempt_id = child.parent_attempt and parent.attempt_id < child.attempt_id
 )
 select attempt_id, coalesce(parent_step, 0) + 1 as first_step, last_step

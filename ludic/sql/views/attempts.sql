@@ -1,7 +1,7 @@
--- attempts: each start of a trainer, with the checkpoint that it went on from
+-- attempts: each start of a trainer, with the checkpoint that it resumed from
 -- grain: one row per attempt_id | reads: attempts/ of the root
--- config is JSON text: the settings of the trainer
--- numerics is JSON text: what the last bits of weights depend on, such as threads, versions and processors
+-- config: the trainer's settings as JSON text
+-- numerics: facts that the last bits of weights depend on, such as threads, versions and processors, as JSON text
 -- NULL: parent_attempt and parent_step of a trainer that started from the run's first weights; numerics of old attempts
 select $columns
 from (

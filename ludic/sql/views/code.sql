@@ -1,6 +1,6 @@
--- code: the texts that decided rewards and advantages
+-- code: the code that decided rewards and advantages
 -- grain: one row per attempt, or per slot and life of a worker, and role and name | reads: attempts/, workers/, code/
--- text is that of a user's file; what is installed is known by package and sha256
+-- text: content of a user's file; installed code is identified by package and sha256
 -- NULL: attempt_id of a worker's life; slot, life and worker_id of an attempt; path and text of installed code
 with lives as (
     select

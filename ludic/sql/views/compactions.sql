@@ -1,6 +1,6 @@
--- compactions: the files that `ludic compact` made or is about to make, and those whose rows they hold
+-- compactions: the files that `ludic compact` wrote or will write, and the files whose rows they hold
 -- grain: one row per compacted file and source | reads: compactions/ of the root
--- name is the compacted file's, worker_id and sequence are of the file that a worker committed
+-- name: the compacted file; worker_id and sequence: the file that a worker committed
 with plans as (
     select from_json(content, '{"outputs": [{"name": "varchar", "sources": ["json[]"]}]}') as plan
     from read_text($root || '/compactions/**/*.json')

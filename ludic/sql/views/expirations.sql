@@ -1,6 +1,6 @@
--- expirations: what `ludic expire` deleted, or is about to delete, partition by partition
+-- expirations: the files that `ludic expire` deleted or will delete, by partition
 -- grain: one row per expiry and partition | reads: expired/ of the root
--- files are the names deleted and sources what workers had committed of their rows: half-open intervals by worker_id
+-- files: deleted files; sources: files that workers had committed with their rows; half-open intervals by worker_id
 with tombstones as (
     select
         from_json(

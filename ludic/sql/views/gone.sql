@@ -1,8 +1,8 @@
--- gone: files that nobody needs to miss, since they expired or were set aside
+-- gone: files that are absent because they expired or were set aside
 -- grain: one row per partition, worker_id, run of sequences (first to last) and why | reads: expirations, set_aside,
 -- compactions
--- partition is the folder, such as rollouts/version=12/env=moar_cats; a compacted file stands here under its own name,
--- and so do the files that it had replaced
+-- partition: the folder, such as rollouts/version=12/env=moar_cats; a compacted file has a row under its own name, and
+-- so do the files that it replaced
 with expired as (
     select
         folder || '/version=' || version || '/env=' || url_encode(env_name) as partition,

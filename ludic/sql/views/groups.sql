@@ -1,7 +1,7 @@
--- groups: how the episodes of one example went
+-- groups: rewards, lengths and counts of the episodes of one example
 -- grain: one row per group_id | reads: rollouts
--- rewards count an episode once, whatever its number of rollouts; lengths and num_ count rollouts
--- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a single one
+-- rewards count an episode once, also if it has several rollouts; lengths and num_ count rollouts
+-- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a group with one scored episode
 with episodes as (
     select
         version,

@@ -1,6 +1,6 @@
--- metrics: what each gradient step and each call of an engine measured
+-- metrics: measurements of each gradient step and each engine call
 -- grain: one row per gradient step (kind train) or engine call (kind worker) | reads: metrics/ of the root
--- NULL: does not apply to this kind
+-- NULL: the column does not apply to this kind
 select $columns
 from (
     from $empty.metrics

@@ -1,4 +1,4 @@
--- policies: versions of the weights that were claimed; the weights themselves follow, and may have expired
+-- policies: versions of the weights that were claimed; their weights are written later and may be deleted again
 -- grain: one row per version | reads: policies/version=*/policy.json of the root
 -- NULL: parent_version of the run's first weights
 select $columns

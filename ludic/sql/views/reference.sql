@@ -1,5 +1,5 @@
--- reference: logprobs of rollouts under reference models, as far as --reference-cache kept them
--- grain: one row per rollout, model and file; what two trainers computed at once may be there twice
+-- reference: logprobs of rollouts under reference models that --reference-cache stored
+-- grain: one row per rollout, model and file; two trainers at the same time may store a rollout twice
 -- reads: reference/ of the root
 select $columns
 from (

@@ -1,6 +1,6 @@
--- rollouts: what workers wrote to train on; and evals, what was sampled to evaluate
--- grain: one row per rollout_id | reads: $folder/ of the root, as it was when a query first asked; ludic.refresh looks again
--- version and env are the partition; a filter on version skips files unread, one on policy_version or env does not
+-- rollouts: rollouts to train on; evals: rollouts sampled for evaluation
+-- grain: one row per rollout_id | reads: $folder/ of the root, as it was at the first query; ludic.refresh updates it
+-- version and env are the partition; a filter on version skips files unread, a filter on policy_version or env does not
 -- lists of rows that are not compacted yet are read when they are used; see ludic/sql/lists.py
 -- NULL: as in schemas/rollouts.v1.json; also a column that an older file lacks
 select $columns_by_address, version, env

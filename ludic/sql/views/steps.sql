@@ -1,8 +1,8 @@
--- steps: what agents and environments did, turn by turn
+-- steps: steps of agents and environments, turn by turn
 -- grain: one row per rollout_id, kind (agent or environment) and step_index | reads: rollouts
 -- step_index counts from 0 within its kind; agent_steps are indexes of the agent steps that led to an environment step
--- incomplete_completion: the completion hit max_tokens; of an environment step, one of those that led to it
--- texts that are stored as the index of a message (schema 1.1) are that message's content
+-- incomplete_completion: the completion reached max_tokens; of an environment step: a completion that led to it did
+-- a text that is stored as the index of a message (schema 1.1) is replaced by that message's content
 -- NULL: columns of the other kind; action of an agent step whose completion could not be parsed
 with agent as (
     select

@@ -1,7 +1,7 @@
--- workers: each life of a worker, and the slot of the schedule that it sampled
+-- workers: each life of a worker, and its slot of the schedule
 -- grain: one row per slot and life | reads: workers/ of the root
--- the newest life of a slot holds it; an older one ends at its next look
--- NULL: ended_at of a worker that lives, or was killed
+-- the newest life of a slot owns it; an older life ends at its next look
+-- NULL: ended_at of a worker that is alive or was killed
 select $columns
 from (
     from $empty.workers
