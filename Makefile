@@ -1,8 +1,11 @@
-.PHONY: help demo test integration faults interop soak check format bench notebooks clean
+.PHONY: help demo test test-all unit integration faults interop soak check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
 WHOLE_RUNS := integration pipelines notebooks benchmarks
+# A process a core, each with one thread of its own.
+UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
+	$(foreach folder,$(WHOLE_RUNS) faults interop,--ignore=tests/$(folder))
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -10,8 +13,13 @@ help:  ## list the targets
 demo: .venv/installed  ## teach a tiny model on this machine, in a minute
 	$(BIN)/ludic demo
 
-test: .venv/installed  ## run the tests
-	$(BIN)/python -m pytest $(foreach folder,$(WHOLE_RUNS) faults interop,--ignore=tests/$(folder))
+test: .venv/installed  ## run the quick tests, in some minutes
+	$(UNIT_TESTS) -m "not slow"
+
+test-all: check faults interop integration unit  ## run everything, as CI does, in about an hour
+
+unit: .venv/installed  ## run all tests of the package's parts, the slow ones too
+	$(UNIT_TESTS)
 
 integration: .venv/installed  ## whole runs in processes of their own, pipelines, notebooks, benchmarks at a tiny size
 	$(BIN)/python -m pytest $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
