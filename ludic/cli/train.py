@@ -73,7 +73,8 @@ def main(settings: Settings) -> None:
         prepare_trainer_code(root, settings.train, settings.code)
     replaces = newest_claim(root) if settings.take_over else settings.replaces
     if settings.ranks > 1 and "WORLD_SIZE" not in os.environ:
-        args = train_args(root.url, settings.train, settings.ranks, replaces, other_place(root, settings.model))
+        model = other_place(root, settings.model)
+        args = train_args(root.url, settings.train, settings.ranks, replaces, model, resume=settings.resume)
         os.environ[LAUNCHER] = str(os.getpid())
         os.execv(sys.executable, [sys.executable, "-m", *args])
 
@@ -97,7 +98,8 @@ def main(settings: Settings) -> None:
             if progress.disable:
                 logger.info("step %d%s  %s", step, f" of {num_steps}" if num_steps else "", describe(row))
 
-        step = train(root, settings.train, stop, report, replaces=replaces, model=other_place(root, settings.model))
+        model = other_place(root, settings.model)
+        step = train(root, settings.train, stop, report, replaces=replaces, model=model, resume=settings.resume)
     if os.environ.get("RANK", "0") == "0":
         print(outcome(root.url, step, num_steps))
 
@@ -152,11 +154,17 @@ def other_place(root: Root, model: str | None) -> str | None:
 
 
 def train_args(
-    root: str, config: TrainConfig, ranks: int, replaces: int | None = None, model: str | None = None
+    root: str,
+    config: TrainConfig,
+    ranks: int,
+    replaces: int | None = None,
+    model: str | None = None,
+    *,
+    resume: bool = False,
 ) -> list[str]:
     """What follows `python -m` to train on this machine, under torchrun where there are several ranks."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model})
+    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
     return [*launch, "ludic", "train", root, *flags]
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from ludic.errors import ConfigError
 from ludic.sql.code import describe_rules
 from ludic.sql.planner import Planner
 from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
@@ -22,7 +23,7 @@ from ludic.store.code import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.store.requests import recall_requests
 from ludic.store.troubles import find_training_troubles, warn_of_rows
-from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume
+from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume, last_checkpoint
 from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import run_on_main
@@ -39,9 +40,25 @@ Report = Callable[[int, Mapping[str, Any]], None]
 """Called on rank 0 after each step, with the row of the metrics table."""
 
 
-def agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
-    return checkpoint_from_bytes(
-        run_on_main(lambda: checkpoint_to_bytes(checkpoint_to_resume(root, newest_attempt(root)))), root
+def agree_on_checkpoint(root: Root, *, required: bool = False) -> CheckpointInfo | None:
+    """The checkpoint to resume from. Raises ConfigError, on every rank, where one is required and none is sound."""
+
+    def find() -> bytes:
+        attempt = newest_attempt(root)
+        found = checkpoint_to_resume(root, attempt)
+        if required and found is None:
+            raise ConfigError(_explain_none(root, last_checkpoint(root, attempt)))
+        return checkpoint_to_bytes(found)
+
+    return checkpoint_from_bytes(run_on_main(find), root)
+
+
+def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
+    if damaged is None:
+        return f"{root.url} has no complete checkpoint to resume from; without --resume it begins anew"
+    return (
+        f"{root.url}/{damaged.name} is damaged, and there is no sound checkpoint to resume from; "
+        "put a sound copy in its place, or leave out --resume to train from the first weights"
     )
 
 

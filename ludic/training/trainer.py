@@ -75,6 +75,7 @@ def train(
     *,
     replaces: int | None = None,
     model: str | None = None,
+    resume: bool = False,
 ) -> int:
     """Train up to step num_steps, or until `stop` is set on rank 0; returns the last step trained.
 
@@ -84,16 +85,17 @@ def train(
     Where the newest attempt has not ended by itself, its lease is watched, for at most its length, before
     anything but model/ is written; not if it is `replaces`, which is known to be over, or is to be fenced. `stop` is
     set here too, once another trainer fences this one. `model` is another place of the model that the run began with;
-    another model is refused.
+    another model is refused. `resume` refuses to begin anew where no checkpoint is sound.
 
-    Raises, on every rank, OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or TrainingError.
+    Raises, on every rank, ConfigError, OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or
+    TrainingError.
     """
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         agree_on_model(root, model)
-        resumed = agree_on_checkpoint(root)
+        resumed = agree_on_checkpoint(root, required=resume)
         last_step = resumed.step if resumed else 0
         stored, config = agree_on_stored(root, config, resumed)
         if last_step >= config.num_steps:
