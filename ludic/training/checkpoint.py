@@ -14,7 +14,7 @@ A checkpoint that doesn't fit the model raises ModelError naming the tensor, bef
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -165,14 +165,21 @@ def last_checkpoint(
 
 
 def checkpoint_to_resume(
-    root: Root, attempt: Attempt | None, *, known: CheckpointInfo | None = None
+    root: Root, attempt: Attempt | None, verdicts: MutableMapping[str, bool] | None = None
 ) -> CheckpointInfo | None:
-    """The last checkpoint whose files match their digests; None to start anew.
+    """The last checkpoint whose files match their digests; None to start from the first weights.
 
-    One that does not match is passed over with a warning. All of the chosen one is read, unless it is `known`, the
-    answer of an earlier call.
+    One that does not match is passed over with a warning. verdicts: whether a checkpoint is sound, by name; one that
+    is in there is not read again, others are added.
     """
-    return last_checkpoint(root, attempt, lambda info: info == known or _is_sound(root, info))
+    verdicts = {} if verdicts is None else verdicts
+
+    def is_sound(info: CheckpointInfo) -> bool:
+        if info.name not in verdicts:
+            verdicts[info.name] = _is_sound(root, info)
+        return verdicts[info.name]
+
+    return last_checkpoint(root, attempt, is_sound)
 
 
 def _is_sound(root: Root, info: CheckpointInfo) -> bool:

@@ -7,7 +7,7 @@ trainer renews its lease, another that starts on the same root is refused (Owned
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -40,17 +40,28 @@ Report = Callable[[int, Mapping[str, Any]], None]
 """Called on rank 0 after each step, with the row of the metrics table."""
 
 
-def agree_on_checkpoint(root: Root, *, required: bool = False) -> CheckpointInfo | None:
-    """The checkpoint to resume from. Raises ConfigError, on every rank, where one is required and none is sound."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The checkpoint to resume from, as it was before ownership was taken."""
+
+    info: CheckpointInfo | None
+    """None: start from the first weights."""
+    verdicts: MutableMapping[str, bool]
+    """Whether a checkpoint is sound, by name, of those that rank 0 has read."""
+
+
+def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
+    """Find the checkpoint to resume from. Raises ConfigError, on every rank, where one is required and none sound."""
+    verdicts: dict[str, bool] = {}
 
     def find() -> bytes:
         attempt = newest_attempt(root)
-        found = checkpoint_to_resume(root, attempt)
+        found = checkpoint_to_resume(root, attempt, verdicts)
         if required and found is None:
             raise ConfigError(_explain_none(root, last_checkpoint(root, attempt)))
         return checkpoint_to_bytes(found)
 
-    return checkpoint_from_bytes(run_on_main(find), root)
+    return Found(info=checkpoint_from_bytes(run_on_main(find), root), verdicts=verdicts)
 
 
 def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
@@ -130,7 +141,7 @@ def open_main(
     config: TrainConfig,
     stored: StoredPlans | None,
     predecessor: int,
-    found: CheckpointInfo | None,
+    found: Found,
     numerics: Mapping[str, Any],
     stop: threading.Event,
     report: Report | None,
@@ -145,10 +156,18 @@ def open_main(
         plans, code = (stored, stored.code()) if stored else _planner(root, config)
         _warn_of_bias(root.run)
         tokenizer = first_tokenizer(root)
-        lease, attempt, resumed = _take(root, config, predecessor, found, numerics, code)
-        publisher = Publisher(root, attempt, config.keep_policies)
-        # From here on the lease is renewed: to recall what an old and large root has used may take longer than a lease.
-        with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest):
+        lease = claim(root, predecessor, lease_s=config.lease_s)
+        publishers: list[Publisher] = []
+
+        def mend_latest() -> None:
+            for publisher in publishers:
+                publisher.mend_latest()
+
+        # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
+        with held(root, lease, on_fenced=stop.set, also=mend_latest):
+            attempt, resumed = _take(root, config, lease, found, numerics, code)
+            publisher = Publisher(root, attempt, config.keep_policies)
+            publishers.append(publisher)
             feed = _open_feed(root, config, plans, attempt, resumed, publisher, stop)
             log = MetricsLog(root, "train", str(attempt.attempt_id))
             warn = warn_of_rows(logger, partial(find_training_troubles, config=asdict(config)))
@@ -200,15 +219,14 @@ def _planner(root: Root, config: TrainConfig) -> tuple[Planner, list[CodeRecord]
 def _take(
     root: Root,
     config: TrainConfig,
-    predecessor: int,
-    found: CheckpointInfo | None,
+    lease: Lease,
+    found: Found,
     numerics: Mapping[str, Any],
     code: Sequence[CodeRecord],
-) -> tuple[Lease, Attempt, CheckpointInfo | None]:
-    """Claim the root, and only then choose the checkpoint to go on from; see ludic.store.attempts."""
-    lease = claim(root, predecessor, lease_s=config.lease_s)
+) -> tuple[Attempt, CheckpointInfo | None]:
+    """After the claim, choose the checkpoint to go on from, and record the attempt; see ludic.store.attempts."""
     previous = newest_attempt(root, before=lease.attempt_id)
-    resumed = checkpoint_to_resume(root, previous, known=found)
+    resumed = checkpoint_to_resume(root, previous, found.verdicts)
     parent = (resumed.attempt_id, resumed.step) if resumed else None
     if previous and previous.parent and (parent is None or parent < previous.parent):
         logger.warning(
@@ -219,7 +237,7 @@ def _take(
     if previous:
         warn_of_other_code(previous.code, code, where=f"attempt {previous.attempt_id}")
     attempt = record_attempt(root, lease, parent, asdict(config), numerics, code=to_dicts(code))
-    return lease, attempt, resumed
+    return attempt, resumed
 
 
 def _warn_of_bias(run: RunConfig) -> None:

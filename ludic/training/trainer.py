@@ -30,7 +30,6 @@ from ludic.store import (
 )
 from ludic.store.token_stats import TokenStatsLog
 from ludic.training.checkpoint import (
-    CheckpointInfo,
     Snapshot,
     load_checkpoint,
     prune_checkpoints,
@@ -47,6 +46,7 @@ from ludic.training.model import compute_dtype, full_state_dict, save_weights
 from ludic.training.numerics import agree_on_numerics
 from ludic.training.optimizer import learning_rate
 from ludic.training.ownership import (
+    Found,
     Main,
     Report,
     agree_on_checkpoint,
@@ -95,7 +95,8 @@ def train(
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         agree_on_model(root, model)
-        resumed = agree_on_checkpoint(root, required=resume)
+        found = agree_on_checkpoint(root, required=resume)
+        resumed = found.info
         last_step = resumed.step if resumed else 0
         stored, config = agree_on_stored(root, config, resumed)
         if last_step >= config.num_steps:
@@ -105,7 +106,7 @@ def train(
             return last_step
         numerics = agree_on_numerics(root, config, resumed)
         first = FirstModel(root=root, given=model)
-        with _open_trainer(first, config, stored, mesh, predecessor, numerics, stop, report, resumed) as trainer:
+        with _open_trainer(first, config, stored, mesh, predecessor, numerics, stop, report, found) as trainer:
             try:
                 return _train_steps(trainer, config.num_steps)
             except StalledError:
@@ -156,13 +157,13 @@ def _open_trainer(
     numerics: Mapping[str, Any],
     stop: threading.Event,
     report: Report | None,
-    found: CheckpointInfo | None,
+    found: Found,
 ) -> Iterator["_Trainer"]:
-    """Load, take ownership, resume, publish; and let go of everything at the end. found: the checkpoint so far."""
+    """Load, take ownership, resume, publish; and let go of everything at the end."""
     root = first.root
     with ExitStack() as stack:
         # What can fail without the root comes before ownership is taken, so that it fences nobody.
-        model, optimizer = load_trained(first, config, mesh, with_weights=found is None)
+        model, optimizer = load_trained(first, config, mesh, with_weights=found.info is None)
         reference = load_reference(first, config, mesh, model)
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
 
@@ -176,8 +177,8 @@ def _open_trainer(
         stack.callback(trainer.close)
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
-        elif found is not None:
-            raise StoreError(f"{root.url}/{found.name} was deleted since this trainer found it; start again")
+        elif found.info is not None:
+            raise StoreError(f"{root.url}/{found.info.name} was deleted since this trainer found it; start again")
         trainer.first_step = resumed.step + 1 if resumed else 1
         trainer.stream = PlannedStream(root, config, trainer.main.feed if trainer.main else None)
         stack.callback(trainer.stream.close)
