@@ -4,23 +4,29 @@ In the main thread a timer interrupts the call: Python code, waiting for a socke
 `re` and big integers do. `announce` tells a guard outside of this process of each call, for what even that can't stop.
 """
 
+import logging
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ludic.environments.environment import Environment, Example, Split, Transition
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import TimeLimitError
 from ludic.records import Message
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 ENV_TIMEOUT_S = 60.0
 """The limit where none is set."""
+MOST_TIMEOUTS = 3
+"""In a row, before a method is not called any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,32 +55,63 @@ class TimeLimit:
             announce("")
 
 
+class LimitedEnvironments:
+    """A factory of environments whose calls, and whose making, end in time.
+
+    Logs the first call that took too long. After MOST_TIMEOUTS in a row of one method, that method fails without being
+    called, until `restart`: each call would last as long as the limit.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Environment], limit: TimeLimit, stop: threading.Event | None = None
+    ) -> None:
+        """stop: once it is set, one timeout is enough."""
+        self._name, self._make, self._limit, self._stop = name, make, limit, stop
+        self._num_timeouts: Counter[str] = Counter()
+        """In a row, by method."""
+        self._has_logged = False
+
+    def __call__(self) -> Environment:
+        return LimitedEnvironment(self.call("its constructor", "", self._make), self.call)
+
+    def restart(self) -> None:
+        """Call every method again."""
+        self._num_timeouts.clear()
+
+    def call(self, method: str, where: str, function: Callable[[], T]) -> T:
+        """The function's answer. where: ends the name of the call. Raises TimeLimitError."""
+        what = f"environment {self._name}: {method}{where}"
+        num_timeouts = self._num_timeouts[method]
+        if num_timeouts >= (1 if self._stop is not None and self._stop.is_set() else MOST_TIMEOUTS):
+            raise TimeLimitError(f"{what} was not called, since {num_timeouts} in a row before it took too long")
+        self._num_timeouts[method] = 0
+        try:
+            return self._limit.call(what, function)
+        except TimeLimitError as error:
+            self._num_timeouts[method] = num_timeouts + 1
+            if not self._has_logged:
+                self._has_logged = True
+                logger.warning("%s; further timeouts of this environment are not logged", error)
+            raise
+
+
 class LimitedEnvironment:
     """An Environment whose calls end in time."""
 
-    def __init__(self, name: str, environment: Environment, limit: TimeLimit) -> None:
-        self._name, self._environment, self._limit = name, environment, limit
+    def __init__(self, environment: Environment, call: Callable[[str, str, Callable[[], Any]], Any]) -> None:
+        self._environment, self._call = environment, call
         self._example_id = ""
 
     def example(self, index: int, split: Split) -> Example:
-        return self._call("example", f"of index {index}, {split}", partial(self._environment.example, index, split))
+        return self._call("example", f" of index {index}, {split}", partial(self._environment.example, index, split))
 
     def reset(self, example: Example) -> tuple[Message, ...]:
         self._example_id = example.example_id
-        return self._call("reset", f"on example {example.example_id!r}", partial(self._environment.reset, example))
+        return self._call("reset", f" on example {example.example_id!r}", partial(self._environment.reset, example))
 
     def step(self, action: str) -> Transition:
         called = "score" if isinstance(self._environment, SingleTurn) else "step"
-        return self._call(called, f"on example {self._example_id!r}", partial(self._environment.step, action))
-
-    def _call(self, called: str, where: str, function: Callable[[], T]) -> T:
-        return self._limit.call(f"environment {self._name}: {called} {where}", function)
-
-
-def limited(name: str, make: Callable[[], Environment], limit: TimeLimit) -> Callable[[], Environment]:
-    """A factory of environments whose calls, and whose making, end in time."""
-    making = f"environment {name}: its constructor"
-    return lambda: LimitedEnvironment(name, limit.call(making, make), limit)
+        return self._call(called, f" on example {self._example_id!r}", partial(self._environment.step, action))
 
 
 class _Interruption(BaseException):
