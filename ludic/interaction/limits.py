@@ -7,12 +7,13 @@ In the main thread a timer interrupts the call: Python code, waiting for a socke
 import logging
 import signal
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from ludic.environments.environment import Environment, Example, Split, Transition
 from ludic.environments.single_turn import SingleTurn
@@ -39,20 +40,25 @@ class TimeLimit:
     """Told of each call as it begins, and "" when it is over."""
 
     def call(self, what: str, function: Callable[[], T]) -> T:
-        """What the function returns. In the main thread, raises TimeLimitError saying `what` when it takes too long."""
+        """The function's answer. Raises TimeLimitError saying `what` when it takes too long.
+
+        In another thread than the main one, and where the function has taken the alarm for itself, not before it ends.
+        """
         if self.timeout_s is None:
             return function()
         announce = self.announce or (lambda call: None)
         announce(what)
+        began = time.monotonic()
         try:
             with _interrupted_after(self.timeout_s):
-                return function()
+                answer = function()
+            if time.monotonic() - began <= self.timeout_s:
+                return answer
         except _Interruption:
-            raise TimeLimitError(
-                f"{what} did not return within {self.timeout_s:g} s; --env-timeout-s sets the limit"
-            ) from None
+            pass
         finally:
             announce("")
+        raise TimeLimitError(f"{what} did not return within {self.timeout_s:g} s; --env-timeout-s sets the limit")
 
 
 class LimitedEnvironments:
@@ -118,23 +124,31 @@ class _Interruption(BaseException):
     """No Exception, so that an environment that catches those does not go on."""
 
 
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise _Interruption
-
-
 @contextmanager
 def _interrupted_after(timeout_s: float) -> Iterator[None]:
     """Raise _Interruption in the block when its time is over; Python delivers signals to the main thread alone."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGALRM, _interrupt)
-    outer = signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    armed = [True]
+
+    def interrupt(number: int, frame: object) -> None:
+        if armed:
+            armed.clear()
+            raise _Interruption
+
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
-        yield
-    finally:
         try:
-            # Whoever set a timer around this call still gets its alarm.
-            signal.setitimer(signal.ITIMER_REAL, *outer)
+            yield
         finally:
-            signal.signal(signal.SIGALRM, handler)
+            armed.clear()  # an alarm that comes later raises nothing, so that what follows is done
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if remaining_s:
+            # The caller's own timer goes on, as if nothing had been in between; at once where it is over.
+            elapsed_s = time.monotonic() - began
+            signal.setitimer(signal.ITIMER_REAL, max(remaining_s - elapsed_s, 1e-6), interval_s)

@@ -82,6 +82,58 @@ def test_the_alarm_of_who_calls_still_comes():
     assert heard == ["outer"]
 
 
+def test_the_time_of_the_call_counts_for_the_timer_of_who_calls():
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    outer = signal.setitimer(signal.ITIMER_REAL, 100, 7)
+    try:
+        TimeLimit(timeout_s=5).call("score", lambda: time.sleep(0.3))
+        remaining, interval = signal.getitimer(signal.ITIMER_REAL)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *outer)
+        signal.signal(signal.SIGALRM, before)
+    assert (remaining < 99.75, interval) == (True, pytest.approx(7))
+
+
+def test_a_timer_that_ran_out_during_the_call_rings_after_it():
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda *_: heard.append("outer"))
+    outer = signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        TimeLimit(timeout_s=5).call("score", lambda: time.sleep(0.2))
+        time.sleep(0.1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, *outer)
+        signal.signal(signal.SIGALRM, before)
+    assert heard == ["outer"]
+
+
+def take_the_alarm():
+    """As a scorer that limits its own work does."""
+    signal.alarm(1)
+    signal.alarm(0)
+    time.sleep(0.2)
+
+
+def test_a_call_that_switches_the_alarm_off_fails_when_it_returns_late():
+    with pytest.raises(TimeLimitError, match=r"^score did not return within 0\.05 s"):
+        SHORT.call("score", take_the_alarm)
+
+
+def test_in_another_thread_a_call_that_returns_late_fails():
+    errors = []
+
+    def call():
+        try:
+            SHORT.call("score", lambda: time.sleep(0.2))
+        except TimeLimitError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert errors == ["score did not return within 0.05 s; --env-timeout-s sets the limit"]
+
+
 def test_in_another_thread_a_call_is_announced_though_no_alarm_reaches_it():
     told, results = [], []
     limit = TimeLimit(timeout_s=0.05, announce=told.append)
