@@ -61,6 +61,9 @@ class TimeLimit:
         raise TimeLimitError(f"{what} did not return within {self.timeout_s:g} s; --env-timeout-s sets the limit")
 
 
+NO_LIMIT = TimeLimit()
+
+
 class LimitedEnvironments:
     """A factory of environments whose calls, and whose making, end in time.
 

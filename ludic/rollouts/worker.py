@@ -74,11 +74,12 @@ def run_worker(
 
     `report` is told of each batch after it was handed to the writer, `announce` of each call of an environment, and
     "" when it is over. Raises SlotTakenError once a newer worker has claimed the slot, TimeLimitError where an
-    environment gives no example in time.
+    environment is not made, or gives no example, in time.
     """
     slot = new_slot() if config.slot is None else config.slot
     schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)
-    environments, code = open_environments(root)
+    limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
+    environments, code = open_environments(root, limit)
     with (
         held_slot(root, slot, worker_id, code=to_dicts(code)) as claim,
         tempfile.TemporaryDirectory(prefix="ludic-weights-") as cache,
@@ -92,7 +93,6 @@ def run_worker(
         num_made = 0
         check_slot = partial(check_holds_slot, root, claim)
         warn = warn_of_rows(logger, partial(find_sampling_troubles, run=root.run))
-        limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
         limited_environments = {
             name: LimitedEnvironments(name, make, limit, stop) for name, make in environments.items()
         }

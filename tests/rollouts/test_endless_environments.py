@@ -61,6 +61,14 @@ def test_an_endless_score_is_tried_three_times_in_a_call_of_the_engine(start, wo
     assert caplog.text.count("further timeouts of this environment") == 1
 
 
+@pytest.mark.parametrize(
+    "text", ["while True:\n    pass\n", ENDLESS + "    def __init__(self):\n        while True: pass\n"]
+)
+def test_an_environment_that_is_not_made_in_time_ends_the_worker_with_its_name(start, work, text):
+    with pytest.raises(TimeLimitError, match=r"sums\.py:Sums: loading it did not return within 0\.3 s"):
+        work(start(text), env_timeout_s=0.3, num_groups=1)
+
+
 def test_an_endless_example_ends_the_worker_with_its_name(root, work):
     with pytest.raises(TimeLimitError, match=r"sums\.py:Sums: example of index 2, train did not return within 0\.1 s"):
         work(root, env_timeout_s=0.1, num_groups=3)
