@@ -42,9 +42,12 @@ DIALS = (
     "normalize_over",
     "constant_tokens",
     "entropy_weight",
+    "kl_weight",
+    "kl_estimator",
+    "kl_in",
 )
-"""The settings that an algorithm decides; those that its file leaves out have TrainConfig's defaults. A file may hold
-others too, such as kl_weight where the algorithm is nothing without a reference."""
+"""The settings that an algorithm decides; those that its file leaves out have TrainConfig's defaults. Whatever a file
+names is here, so that another algorithm does not keep it from an earlier trainer."""
 
 
 def algorithm_names() -> list[str]:
@@ -53,7 +56,7 @@ def algorithm_names() -> list[str]:
 
 
 def load_algorithm(name: str) -> dict[str, Any]:
-    """Values of all DIALS, and of what else the file holds: `TrainConfig(**load_algorithm("grpo"))`."""
+    """Values of all DIALS: `TrainConfig(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
         close = get_close_matches(name, names) or names

@@ -4,7 +4,7 @@ import io
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,8 @@ from ludic.errors import ConfigError
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import TrainConfig
+from ludic.training.objective_settings import without_ignored
+from ludic.training.presets import load_algorithm
 
 OPTIONS = "; `ludic example --help` lists the options"
 
@@ -227,6 +229,18 @@ def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) ->
     assert settings.train.num_steps == 9
     assert settings.train.filters == ("drop_zero_variance_groups",)
     assert settings.train.learning_rate == 1e-3
+
+
+def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
+    distilled = train_settings(
+        "here", "--algorithm", "distillation", "--reference", "teacher", "--learning-rate", "0.5"
+    )
+    assert (distilled.kl_weight, distilled.kl_estimator, distilled.kl_in) == (1.0, "k1", "reward")
+    earlier = without_ignored(asdict(distilled))
+    args = ["here", "--algorithm", "grpo"]
+    settings = parse(train.Settings, args, program="ludic train", description="", earlier=earlier).train
+    assert settings == TrainConfig(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)
+    assert (settings.kl_weight, settings.kl_estimator, settings.kl_in) == (None, "k3", "loss")
 
 
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
