@@ -52,6 +52,8 @@ _WANT_A_BOUND: tuple[Objective, ...] = ("ppo_clip", "cispo", "gspo", "gmpo")
 _WANT_A_REFERENCE: tuple[Objective, ...] = ("dpo", "ipo")
 _OF_KL = ("kl_estimator", "kl_in")
 """Settings that say how kl_weight is used."""
+DECIDE_IGNORED = ("objective", "kl_weight")
+"""Settings that decide which others are ignored."""
 
 
 def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -66,11 +68,15 @@ def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) ->
         _check_paired(settings)
 
 
-def without_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of an earlier trainer without those that its objective ignored; once they were accepted."""
-    if "objective" not in settings:
+def without_ignored(settings: Mapping[str, Any], chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of an earlier trainer without those that its objective ignored; once they were accepted.
+
+    chosen: what of DECIDE_IGNORED is another now, by name.
+    """
+    now = {**settings, **(chosen or {})}
+    if "objective" not in now:
         return dict(settings)
-    return {name: value for name, value in settings.items() if name not in _ignored(settings)}
+    return {name: value for name, value in settings.items() if name not in _ignored(now)}
 
 
 def _ignored(settings: Mapping[str, Any]) -> set[str]:
