@@ -33,7 +33,7 @@ _FREE = frozenset(
         # Where it runs, and what is kept of it.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
         *("async_checkpoint", "keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
-        *("reference_offload", "reference_cache"),
+        *("reference_offload", "reference_cache", "keep_token_stats"),
     ]
 )
 """Settings that weights do not depend on, once the batches are given."""

@@ -95,6 +95,13 @@ def test_a_run_that_used_groups_several_times_is_replayed(new_root):
     assert [row[:4] for row in ledger(root)] == [row[:4] for row in ledger(trained)]
 
 
+def test_a_replay_may_keep_token_stats_that_the_run_did_not(new_root, trained):
+    root = new_root("again")
+    replay(root, trained.url, keep_token_stats=True)
+    assert_same_weights(root, trained)
+    assert query(root, "select count(distinct step) from token_stats") == [(6,)]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
