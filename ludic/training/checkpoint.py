@@ -197,7 +197,8 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
     """Bring a sharded model, its optimizer and the random generators to the state of a checkpoint.
 
     Every rank must call it; there may be more or fewer ranks than wrote it. A rank that the
-    checkpoint knows nothing of keeps its generators. Raises ModelError on every rank.
+    checkpoint knows nothing of keeps its generators. Raises, on every rank, SchemaError for a file that does not
+    match its digest, ModelError for one that can't be read or does not fit the model.
     """
     # An optimizer that never stepped makes its moments when it is asked for them, unless it holds gradients.
     optimizer.zero_grad()
@@ -217,6 +218,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
             moments.update(_read_tensors(folder / "optimizer.safetensors", where))
             _check_fit(_shapes(weights), wanted_weights, f"{where}/{weights_file}")
             _check_fit(_shapes(moments), wanted_moments, f"{where}/optimizer.safetensors")
+            _read_tensors(folder / "random.safetensors", where)  # here, before anything is changed
             return (folder / "random.safetensors").read_bytes()
 
     random_states = run_on_main(read)

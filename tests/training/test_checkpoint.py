@@ -288,7 +288,7 @@ def test_a_checkpoint_is_read_once_whether_it_was_sound_or_not(run_root, trainer
     assert checkpoint_to_resume(run_root, attempt) == newer
 
 
-@pytest.mark.parametrize("file", ["optimizer.safetensors", "config.json"])
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "random.safetensors", "config.json"])
 def test_a_truncated_file_of_a_checkpoint_without_digests_is_named(run_root, trainer, file):
     model, optimizer = trainer()
     info = save(run_root, model, optimizer)
