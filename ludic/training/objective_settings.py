@@ -58,7 +58,7 @@ DECIDE_IGNORED = ("objective", "kl_weight")
 
 def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """settings, defaults: those of TrainConfig by name. A setting that has its default was not given."""
-    given = [name for name in settings if name in defaults and settings[name] != defaults[name]]
+    given = [name for name in settings if name in defaults and _as_tuple(settings[name]) != _as_tuple(defaults[name])]
     for name in given:
         if name in _ignored(settings):
             raise ConfigError(f"{name} is {settings[name]}, {_why_ignored(name, settings)}")
@@ -66,6 +66,11 @@ def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) ->
     _check_bound(settings)
     if settings["objective"] in PAIRED:
         _check_paired(settings)
+
+
+def _as_tuple(value: Any) -> Any:
+    """JSON and TOML have lists in the place of tuples."""
+    return tuple(value) if isinstance(value, list) else value
 
 
 def without_ignored(settings: Mapping[str, Any], chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -100,10 +105,10 @@ def _check_values(settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"dual_clip is {dual_clip}, wanted above 1")
     for name in ("mask_ratio", "mask_sequence_ratio"):
         bounds = settings[name]
-        if bounds is not None and not 0 <= bounds[0] < 1 < bounds[1]:
+        if bounds is not None and not (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1]):
             raise ConfigError(f"{name} is {bounds}, wanted one bound from 0 to below 1 and one above 1")
     for name in ("vespo_k", "vespo_lambda"):
-        if not all(0 < value < float("inf") for value in settings[name]):
+        if len(settings[name]) != 2 or not all(0 < value < float("inf") for value in settings[name]):
             raise ConfigError(f"{name} is {settings[name]}, wanted two numbers above 0")
     if (normalize_over == "constant") != (constant_tokens is not None):
         raise ConfigError(
