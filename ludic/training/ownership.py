@@ -50,6 +50,12 @@ class Found:
     """Whether a checkpoint is sound, by name, of those that rank 0 has read."""
 
 
+def agree_on_newest(root: Root) -> CheckpointInfo | None:
+    """The newest checkpoint on the chain of attempts, sound or not; only markers are read."""
+    newest = run_on_main(lambda: checkpoint_to_bytes(last_checkpoint(root, newest_attempt(root))))
+    return checkpoint_from_bytes(newest, root)
+
+
 def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
     """Find the checkpoint to resume from. Raises ConfigError, on every rank, where one is required and none sound."""
     verdicts: dict[str, bool] = {}
@@ -83,22 +89,27 @@ def agree_on_model(root: Root, given: str | None) -> None:
     run_on_main(remember)
 
 
-def agree_on_stored(
-    root: Root, config: TrainConfig, resumed: CheckpointInfo | None
-) -> tuple[StoredPlans | None, TrainConfig]:
-    """On rank 0 the plans that follow from what is stored, if any; and the settings, with the steps they are for."""
-    opened: list[StoredPlans] = []
+def agree_on_stored(root: Root, config: TrainConfig) -> StoredPlans | None:
+    """On rank 0 the plans that follow from what is stored, if any."""
+    opened: list[StoredPlans | None] = []
 
     def open_() -> bytes:
-        stored = open_stored(root, config)
-        if stored is None:
-            return b""
-        opened.append(stored)
-        num_steps = stored.count_steps(resumed)
+        opened.append(open_stored(root, config))
+        return b""
+
+    run_on_main(open_)
+    return next(iter(opened), None)
+
+
+def agree_on_steps(config: TrainConfig, stored: StoredPlans | None, resumed: CheckpointInfo | None) -> TrainConfig:
+    """The settings with the steps that rank 0's stored plans are for, where they say so."""
+
+    def count() -> bytes:
+        num_steps = None if stored is None else stored.count_steps(resumed)
         return b"" if num_steps is None else str(num_steps).encode()
 
-    num_steps = run_on_main(open_)
-    return next(iter(opened), None), replace(config, num_steps=int(num_steps)) if num_steps else config
+    num_steps = run_on_main(count)
+    return replace(config, num_steps=int(num_steps)) if num_steps else config
 
 
 def checkpoint_to_bytes(info: CheckpointInfo | None) -> bytes:

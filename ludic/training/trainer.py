@@ -51,7 +51,9 @@ from ludic.training.ownership import (
     Report,
     agree_on_checkpoint,
     agree_on_model,
+    agree_on_newest,
     agree_on_predecessor,
+    agree_on_steps,
     agree_on_stored,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
@@ -95,12 +97,14 @@ def train(
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         agree_on_model(root, model)
+        newest = agree_on_newest(root)
+        stored = agree_on_stored(root, config)
+        if newest is not None and newest.step >= agree_on_steps(config, stored, newest).num_steps:
+            return newest.step  # without a look at its weights, which may be many GB
         found = agree_on_checkpoint(root, required=resume)
         resumed = found.info
         last_step = resumed.step if resumed else 0
-        stored, config = agree_on_stored(root, config, resumed)
-        if last_step >= config.num_steps:
-            return last_step
+        config = agree_on_steps(config, stored, resumed)
         predecessor = agree_on_predecessor(root, stop, replaces)
         if predecessor is None:
             return last_step

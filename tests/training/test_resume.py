@@ -28,7 +28,7 @@ from ludic.sql import run_checks
 from ludic.store import latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import newest_attempt
 from ludic.store.lease import claim, read_lease
-from ludic.training import ownership
+from ludic.training import checkpoint, ownership
 from ludic.training.checkpoint import checkpoint_to_resume, complete_checkpoints
 from ludic.training.trainer import train
 
@@ -138,6 +138,14 @@ def test_a_finished_run_is_left_as_it_is(straight):
     before = straight.list("")
     assert train_here(straight, num_steps=6) == 6
     assert straight.list("") == before
+
+
+def test_weights_of_a_finished_run_are_not_read(straight, monkeypatch):
+    def refuse(root, name):
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(checkpoint, "check_folder", refuse)
+    assert train_here(straight, num_steps=6) == 6
 
 
 def test_a_finished_run_can_be_trained_further(straight):
