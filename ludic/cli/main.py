@@ -12,7 +12,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +19,7 @@ from rich.table import Table
 from ludic.cli.output import printable
 from ludic.cli.settings import parse, take_config, to_flags
 from ludic.errors import LudicError
+from ludic.installed import LUDIC, installed_version
 
 COMMANDS = {
     "demo": "Teach a tiny model on this machine, in a minute",
@@ -102,7 +102,7 @@ def _dispatch(args: list[str]) -> int:
         _print_help()
         return 0
     if args[0] in ("-V", "--version", "version"):
-        print(f"ludic {version('ludic-rl')}")
+        print(f"ludic {installed_version(LUDIC) or '(from a folder that is not installed)'}")
         return 0
     name = args[0]
     if name not in COMMANDS:

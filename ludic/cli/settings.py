@@ -161,6 +161,16 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
     return args[:place] + args[place + 2 :], args[place + 1]
 
 
+def last_value(args: Sequence[str], name: str) -> str | None:
+    """The value that the flags give a setting, the last one of several; None where they give none."""
+    flag, found = f"--{name.replace('_', '-')}", None
+    for place, arg in enumerate(args):
+        head, equals, value = arg.partition("=")
+        if head.replace("_", "-") == flag:
+            found = value if equals else next(iter(args[place + 1 :]), None)
+    return found
+
+
 def _read_toml(path: Path, settings: type) -> dict[str, Any]:
     """Read a file's settings, without those that an experiment file holds for other commands.
 

@@ -15,13 +15,14 @@ from ludic.bounds import check_numbers
 from ludic.cli.code import CodeSettings, prepare_code
 from ludic.cli.process import LAUNCHER, stop_on_signals
 from ludic.cli.roots import start_like
-from ludic.cli.settings import Algorithm, RootUrl, take_option, to_flags
+from ludic.cli.settings import Algorithm, RootUrl, last_value, take_option, to_flags
 from ludic.errors import ConfigError, MissingRootError
 from ludic.store import Root, newest_attempt_id, read_attempt
 from ludic.store.checkpoints import checkpoint_places, place_to_resume
 from ludic.store.lease import newest_claim
 from ludic.training.config import TrainConfig
-from ludic.training.objective_settings import without_ignored
+from ludic.training.objective_settings import DECIDE_IGNORED, without_ignored
+from ludic.training.presets import load_algorithm
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +54,23 @@ class Settings:
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
-    """Return the settings of the run's newest trainer, or of the run to be replayed; {} if there is neither."""
+    """Those of the newest trainer of the run, or of the run that is to be replayed, so that neither needs flags.
+
+    Without those that the objective of the flags, the file or the preset ignores: only what is given now is refused.
+    """
+    return without_ignored(_stored_settings(root_url, args), chosen_objective(args))
+
+
+def chosen_objective(args: Sequence[str]) -> dict[str, Any]:
+    """The settings that decide which others are ignored, as far as flags or the preset that they name give them."""
+    algorithm = last_value(args, "algorithm")
+    preset = load_algorithm(algorithm) if algorithm not in (None, "None") else {}
+    given = {name: last_value(args, name) for name in DECIDE_IGNORED}
+    chosen = {name: None if value == "None" else value for name, value in given.items() if value is not None}
+    return {name: preset[name] for name in DECIDE_IGNORED if name in preset} | chosen
+
+
+def _stored_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
     _, replayed = take_option(list(args), "--replay-batches", "a run's folder or URL")
     if replayed not in (None, "None"):
         from ludic.training.replay import replay_settings
@@ -64,7 +81,7 @@ def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
     except MissingRootError:
         return {}
     attempt_id = newest_attempt_id(root)
-    return without_ignored(read_attempt(root, attempt_id).config) if attempt_id else {}
+    return read_attempt(root, attempt_id).config if attempt_id else {}
 
 
 def main(settings: Settings) -> None:
@@ -73,7 +90,8 @@ def main(settings: Settings) -> None:
         prepare_trainer_code(root, settings.train, settings.code)
     replaces = newest_claim(root) if settings.take_over else settings.replaces
     if settings.ranks > 1 and "WORLD_SIZE" not in os.environ:
-        args = train_args(root.url, settings.train, settings.ranks, replaces, other_place(root, settings.model))
+        model = other_place(root, settings.model)
+        args = train_args(root.url, settings.train, settings.ranks, replaces, model, resume=settings.resume)
         os.environ[LAUNCHER] = str(os.getpid())
         os.execv(sys.executable, [sys.executable, "-m", *args])
 
@@ -97,7 +115,8 @@ def main(settings: Settings) -> None:
             if progress.disable:
                 logger.info("step %d%s  %s", step, f" of {num_steps}" if num_steps else "", describe(row))
 
-        step = train(root, settings.train, stop, report, replaces=replaces, model=other_place(root, settings.model))
+        model = other_place(root, settings.model)
+        step = train(root, settings.train, stop, report, replaces=replaces, model=model, resume=settings.resume)
     if os.environ.get("RANK", "0") == "0":
         print(outcome(root.url, step, num_steps))
 
@@ -152,11 +171,17 @@ def other_place(root: Root, model: str | None) -> str | None:
 
 
 def train_args(
-    root: str, config: TrainConfig, ranks: int, replaces: int | None = None, model: str | None = None
+    root: str,
+    config: TrainConfig,
+    ranks: int,
+    replaces: int | None = None,
+    model: str | None = None,
+    *,
+    resume: bool = False,
 ) -> list[str]:
     """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model})
+    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
     return [*launch, "ludic", "train", root, *flags]
 
 

@@ -3,11 +3,12 @@
 import inspect
 from hashlib import sha256
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 from ludic.environments.reasoning_gym import generator_file
 from ludic.environments.registry import BUILT_IN, REASONING_GYM
+from ludic.installed import LUDIC, name_and_version
 
 
 def installed_source(name: str) -> tuple[str | None, str | None]:
@@ -16,10 +17,10 @@ def installed_source(name: str) -> tuple[str | None, str | None]:
     The digest is None if there is no source file, and the package is None if the module belongs to no package.
     """
     if name in BUILT_IN:
-        return _digest(inspect.getsourcefile(BUILT_IN[name])), f"ludic-rl {version('ludic-rl')}"
+        return _digest(inspect.getsourcefile(BUILT_IN[name])), name_and_version(LUDIC)
     if name.startswith(REASONING_GYM):
         path = generator_file(name.removeprefix(REASONING_GYM))
-        return _digest(path), f"reasoning-gym {version('reasoning-gym')}"
+        return _digest(path), name_and_version("reasoning-gym")
     module = name.rpartition(":")[0]
     return _digest(_module_file(module)), _package_of(module)
 
@@ -44,4 +45,4 @@ def _module_file(module: str) -> str | None:
 
 def _package_of(module: str) -> str | None:
     packages = packages_distributions().get(module.split(".")[0], [])
-    return f"{packages[0]} {version(packages[0])}" if packages else None
+    return name_and_version(packages[0]) if packages else None

@@ -4,23 +4,30 @@ In the main thread a timer interrupts the call. This stops Python code, waiting 
 signals, such as `re` and big integers. For other code, `announce` reports each call to a guard in another process.
 """
 
+import logging
 import signal
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from ludic.environments.environment import Environment, Example, Split, Transition
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import TimeLimitError
 from ludic.records import Message
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 ENV_TIMEOUT_S = 60.0
-"""Default limit in seconds."""
+"""The limit where none is set."""
+MOST_TIMEOUTS = 3
+"""In a row, before a method is not called any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,59 +40,91 @@ class TimeLimit:
     """Called with a description of each call when it begins, and with "" when it ends; only if there is a limit."""
 
     def call(self, what: str, function: Callable[[], T]) -> T:
-        """Call the function and return its result.
+        """The function's answer. Raises TimeLimitError saying `what` when it takes too long.
 
-        In the main thread, raises TimeLimitError, which names `what`, if the call takes longer than the limit.
+        In another thread than the main one, and where the function has taken the alarm for itself, not before it ends.
         """
         if self.timeout_s is None:
             return function()
         announce = self.announce or (lambda call: None)
         announce(what)
+        began = time.monotonic()
         try:
             with _interrupted_after(self.timeout_s):
-                return function()
+                answer = function()
+            if time.monotonic() - began <= self.timeout_s:
+                return answer
         except _Interruption:
-            raise TimeLimitError(
-                f"{what} did not return within {self.timeout_s:g} s; --env-timeout-s sets the limit"
-            ) from None
+            pass
         finally:
             announce("")
+        raise TimeLimitError(f"{what} did not return within {self.timeout_s:g} s; --env-timeout-s sets the limit")
+
+
+NO_LIMIT = TimeLimit()
+
+
+class LimitedEnvironments:
+    """A factory of environments whose calls, and whose making, end in time.
+
+    Logs the first call that took too long. After MOST_TIMEOUTS in a row of one method, that method fails without being
+    called, until `restart`: each call would last as long as the limit.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], Environment], limit: TimeLimit, stop: threading.Event | None = None
+    ) -> None:
+        """stop: once it is set, one timeout is enough."""
+        self._name, self._make, self._limit, self._stop = name, make, limit, stop
+        self._num_timeouts: Counter[str] = Counter()
+        """In a row, by method."""
+        self._has_logged = False
+
+    def __call__(self) -> Environment:
+        return LimitedEnvironment(self.call("its constructor", "", self._make), self.call)
+
+    def restart(self) -> None:
+        """Call every method again."""
+        self._num_timeouts.clear()
+
+    def call(self, method: str, where: str, function: Callable[[], T]) -> T:
+        """The function's answer. where: ends the name of the call. Raises TimeLimitError."""
+        what = f"environment {self._name}: {method}{where}"
+        num_timeouts = self._num_timeouts[method]
+        if num_timeouts >= (1 if self._stop is not None and self._stop.is_set() else MOST_TIMEOUTS):
+            raise TimeLimitError(f"{what} was not called, since {num_timeouts} in a row before it took too long")
+        self._num_timeouts[method] = 0
+        try:
+            return self._limit.call(what, function)
+        except TimeLimitError as error:
+            self._num_timeouts[method] = num_timeouts + 1
+            if not self._has_logged:
+                self._has_logged = True
+                logger.warning("%s; further timeouts of this environment are not logged", error)
+            raise
 
 
 class LimitedEnvironment:
     """Environment whose calls have a time limit."""
 
-    def __init__(self, name: str, environment: Environment, limit: TimeLimit) -> None:
-        self._name, self._environment, self._limit = name, environment, limit
+    def __init__(self, environment: Environment, call: Callable[[str, str, Callable[[], Any]], Any]) -> None:
+        self._environment, self._call = environment, call
         self._example_id = ""
 
     def example(self, index: int, split: Split) -> Example:
-        return self._call("example", f"of index {index}, {split}", partial(self._environment.example, index, split))
+        return self._call("example", f" of index {index}, {split}", partial(self._environment.example, index, split))
 
     def reset(self, example: Example) -> tuple[Message, ...]:
         self._example_id = example.example_id
-        return self._call("reset", f"on example {example.example_id!r}", partial(self._environment.reset, example))
+        return self._call("reset", f" on example {example.example_id!r}", partial(self._environment.reset, example))
 
     def step(self, action: str) -> Transition:
         called = "score" if isinstance(self._environment, SingleTurn) else "step"
-        return self._call(called, f"on example {self._example_id!r}", partial(self._environment.step, action))
-
-    def _call(self, called: str, where: str, function: Callable[[], T]) -> T:
-        return self._limit.call(f"environment {self._name}: {called} {where}", function)
-
-
-def limited(name: str, make: Callable[[], Environment], limit: TimeLimit) -> Callable[[], Environment]:
-    """Return a factory of environments with a time limit for their constructor and their calls."""
-    making = f"environment {name}: its constructor"
-    return lambda: LimitedEnvironment(name, limit.call(making, make), limit)
+        return self._call(called, f" on example {self._example_id!r}", partial(self._environment.step, action))
 
 
 class _Interruption(BaseException):
     """Timer interrupt; not an Exception, so that an environment that catches Exception does not continue."""
-
-
-def _interrupt(number: int, frame: object) -> NoReturn:
-    raise _Interruption
 
 
 @contextmanager
@@ -94,13 +133,25 @@ def _interrupted_after(timeout_s: float) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = signal.signal(signal.SIGALRM, _interrupt)
-    outer = signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    armed = [True]
+
+    def interrupt(number: int, frame: object) -> None:
+        if armed:
+            armed.clear()
+            raise _Interruption
+
+    began = time.monotonic()
+    handler = signal.signal(signal.SIGALRM, interrupt)
+    remaining_s, interval_s = signal.setitimer(signal.ITIMER_REAL, timeout_s)
     try:
-        yield
-    finally:
         try:
-            # Restore a timer that was set around this call.
-            signal.setitimer(signal.ITIMER_REAL, *outer)
+            yield
         finally:
-            signal.signal(signal.SIGALRM, handler)
+            armed.clear()  # an alarm that comes later raises nothing, so that what follows is done
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)
+        if remaining_s:
+            # The caller's own timer goes on, as if nothing had been in between; at once where it is over.
+            elapsed_s = time.monotonic() - began
+            signal.setitimer(signal.ITIMER_REAL, max(remaining_s - elapsed_s, 1e-6), interval_s)

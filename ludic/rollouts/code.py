@@ -3,17 +3,21 @@
 from ludic.consent import CodeUse
 from ludic.environments.registry import EnvironmentFactory
 from ludic.environments.sources import installed_source
+from ludic.interaction.limits import TimeLimit
 from ludic.rollouts.sampler import make_environments
 from ludic.store import Root, RunConfig
 from ludic.store.code import CodeRecord, describe_file, environment_uses, keep_files, trusted_files
 from ludic.user_files import Files, file_of
 
 
-def open_environments(root: Root) -> tuple[dict[str, EnvironmentFactory], list[CodeRecord]]:
-    """Return the run's environments by name, and a record of their code. Raises ConsentError, ConfigError."""
+def open_environments(root: Root, limit: TimeLimit) -> tuple[dict[str, EnvironmentFactory], list[CodeRecord]]:
+    """The run's environments, by name, and what they are. Raises ConsentError, ConfigError, TimeLimitError.
+
+    limit: how long it may take to load one and to make its first instance.
+    """
     files = trusted_files(root, environment_uses(root.run))
-    environments = make_environments(root.run, files)
-    keep_files(root, files)  # comes last: a file that can't be run is not kept, so that its fixed version is read
+    environments = make_environments(root.run, files, limit)
+    keep_files(root, files)  # what can't be made is not kept, so that a mended file is read again
     return environments, describe_environments(root.run, files)
 
 

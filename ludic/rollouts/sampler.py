@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ludic.environments.environment import Environment, Split
 from ludic.environments.registry import make_environment
 from ludic.inference.engine import SamplingParams
+from ludic.interaction.limits import NO_LIMIT, TimeLimit
 from ludic.interaction.requests import EpisodeRequest, derive_seed, repeat
 from ludic.interaction.single_step import Agent, run_single_step
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
@@ -79,13 +80,21 @@ class GroupSampler:
         }
 
 
-def make_environments(run: RunConfig, files: Files = NO_FILES) -> dict[str, EnvironmentFactory]:
-    """Return factories by the names in `run.env`. files: users' files to run instead of those on disk.
+def make_environments(
+    run: RunConfig, files: Files = NO_FILES, limit: TimeLimit = NO_LIMIT
+) -> dict[str, EnvironmentFactory]:
+    """By the names of `run.env`. files: texts of users' files to run in the place of those on the disk.
 
-    Raises ConfigError if an environment can't be made.
+    limit: of each. Raises ConfigError for one that can't be made, TimeLimitError for one that takes too long.
     """
-    options = run.env_options
-    return {name: make_environment(name, options.get(name, {}), seed=run.seed, files=files) for name in run.env}
+
+    def make(name: str) -> EnvironmentFactory:
+        options = run.env_options.get(name, {})
+        return limit.call(
+            f"environment {name}: loading it", lambda: make_environment(name, options, seed=run.seed, files=files)
+        )
+
+    return {name: make(name) for name in dict.fromkeys(run.env)}
 
 
 def sampling_params(run: RunConfig) -> SamplingParams:

@@ -14,17 +14,16 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from ludic.bounds import check_numbers
-from ludic.environments.registry import EnvironmentFactory
 from ludic.errors import ModelError, SchemaError, StoreError
 from ludic.inference.chat import load_tokenizer
 from ludic.inference.engine import Engine
-from ludic.interaction.limits import ENV_TIMEOUT_S, TimeLimit, limited
+from ludic.interaction.limits import ENV_TIMEOUT_S, LimitedEnvironments, TimeLimit
 from ludic.interaction.single_step import Agent
 from ludic.records import RolloutBatch
 from ludic.rollouts.code import open_environments
@@ -77,13 +76,14 @@ def run_worker(
 ) -> int:
     """Sample until `stop` is set or num_groups are committed; returns the number of committed groups.
 
-    report: called with each batch after it was passed to the writer. announce: called with a description of each call
-    of an environment, and with "" when the call has ended. Raises SlotTakenError if a newer worker has claimed the
-    slot, and TimeLimitError if an environment returns no example in time.
+    `report` is told of each batch after it was handed to the writer, `announce` of each call of an environment, and
+    "" when it is over. Raises SlotTakenError once a newer worker has claimed the slot, TimeLimitError where an
+    environment is not made, or gives no example, in time.
     """
     slot = new_slot() if config.slot is None else config.slot
     schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)
-    environments, code = open_environments(root)
+    limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
+    environments, code = open_environments(root, limit)
     with (
         held_slot(root, slot, worker_id, code=to_dicts(code)) as claim,
         tempfile.TemporaryDirectory(prefix="ludic-weights-") as cache,
@@ -97,8 +97,9 @@ def run_worker(
         num_made = 0
         check_slot = partial(check_holds_slot, root, claim)
         warn = warn_of_rows(logger, partial(find_sampling_troubles, run=root.run))
-        limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
-        limited_environments = {name: limited(name, make, limit) for name, make in environments.items()}
+        limited_environments = {
+            name: LimitedEnvironments(name, make, limit, stop) for name, make in environments.items()
+        }
         follower = _PolicyFollower(root, Path(cache), make_engine, limited_environments)
         while not stop.is_set() and num_made != config.num_groups:
             waited_since = time.monotonic()
@@ -108,7 +109,7 @@ def run_worker(
             _persist(stop, check_slot)
             sampling_since = time.monotonic()
             version = follower.version
-            batch = follower.sampler.sample(list(itertools.islice(numbers, num_groups)), worker_id)
+            batch = follower.sample(list(itertools.islice(numbers, num_groups)), worker_id)
             step_s = time.monotonic() - sampling_since
             _persist(stop, check_slot)
             _persist(stop, partial(writer.append, batch))
@@ -167,7 +168,7 @@ class _PolicyFollower:
     """Keeps an engine at the newest policy that can be loaded; never returns to a lower version."""
 
     def __init__(
-        self, root: Root, cache: Path, make_engine: MakeEngine, environments: Mapping[str, EnvironmentFactory]
+        self, root: Root, cache: Path, make_engine: MakeEngine, environments: Mapping[str, LimitedEnvironments]
     ) -> None:
         self._root, self._cache, self._make_engine, self._environments = root, cache, make_engine, environments
         self._sampler: GroupSampler | None = None
@@ -183,6 +184,12 @@ class _PolicyFollower:
     @property
     def version(self) -> int:
         return self.sampler.agent.engine.policy_version
+
+    def sample(self, numbers: Sequence[int], worker_id: str) -> RolloutBatch:
+        """The groups of these numbers, in as few calls of the engine as there are environments."""
+        for environments in self._environments.values():
+            environments.restart()
+        return self.sampler.sample(numbers, worker_id)
 
     def follow(self) -> LatestPolicy | None:
         """Load the newest policy if it is newer than the weights in use, and return it.

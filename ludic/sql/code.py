@@ -2,9 +2,9 @@
 
 from collections.abc import Collection
 from hashlib import sha256
-from importlib.metadata import version
 
 from ludic.consent import CodeUse, Role
+from ludic.installed import LUDIC, name_and_version
 from ludic.sql.library import read_packaged
 from ludic.sql.planner import BatchRules
 from ludic.store.code import CodeRecord, describe_file
@@ -33,5 +33,5 @@ def _describe(use: CodeUse, files: Files) -> CodeRecord:
     if name is not None:
         return describe_file(use, files, name)
     text = read_packaged(_FOLDERS[use.role], use.setting)
-    package = f"ludic-rl {version('ludic-rl')}"
-    return CodeRecord(role=use.role, name=use.setting, sha256=sha256(text.encode()).hexdigest(), package=package)
+    digest = sha256(text.encode()).hexdigest()
+    return CodeRecord(role=use.role, name=use.setting, sha256=digest, package=name_and_version(LUDIC))

@@ -14,7 +14,7 @@ which names the tensor, if a checkpoint doesn't fit the model, before anything i
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -165,14 +165,21 @@ def last_checkpoint(
 
 
 def checkpoint_to_resume(
-    root: Root, attempt: Attempt | None, *, known: CheckpointInfo | None = None
+    root: Root, attempt: Attempt | None, verdicts: MutableMapping[str, bool] | None = None
 ) -> CheckpointInfo | None:
-    """Return the last checkpoint whose files match their digests; None if there is none.
+    """The last checkpoint whose files match their digests; None to start from the first weights.
 
-    Checkpoints that do not match are skipped with a warning. All files of the result are read, unless it is `known`,
-    the result of an earlier call.
+    One that does not match is passed over with a warning. verdicts: whether a checkpoint is sound, by name; one that
+    is in there is not read again, others are added.
     """
-    return last_checkpoint(root, attempt, lambda info: info == known or _is_sound(root, info))
+    verdicts = {} if verdicts is None else verdicts
+
+    def is_sound(info: CheckpointInfo) -> bool:
+        if info.name not in verdicts:
+            verdicts[info.name] = _is_sound(root, info)
+        return verdicts[info.name]
+
+    return last_checkpoint(root, attempt, is_sound)
 
 
 def _is_sound(root: Root, info: CheckpointInfo) -> bool:
@@ -189,8 +196,9 @@ def _is_sound(root: Root, info: CheckpointInfo) -> bool:
 def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
     """Load a checkpoint into a sharded model, its optimizer and the random generators.
 
-    Every rank must call it; the number of ranks may differ from the one that wrote it. A rank without a state in the
-    checkpoint keeps its generators. Raises ModelError on every rank.
+    Every rank must call it; there may be more or fewer ranks than wrote it. A rank that the
+    checkpoint knows nothing of keeps its generators. Raises, on every rank, SchemaError for a file that does not
+    match its digest, ModelError for one that can't be read or does not fit the model.
     """
     # An optimizer that never stepped creates its moments when they are read, but only if there are no gradients.
     optimizer.zero_grad()
@@ -210,6 +218,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
             moments.update(_read_tensors(folder / "optimizer.safetensors", where))
             _check_fit(_shapes(weights), wanted_weights, f"{where}/{weights_file}")
             _check_fit(_shapes(moments), wanted_moments, f"{where}/optimizer.safetensors")
+            _read_tensors(folder / "random.safetensors", where)  # here, before anything is changed
             return (folder / "random.safetensors").read_bytes()
 
     random_states = run_on_main(read)

@@ -10,7 +10,6 @@ import logging
 import os
 import platform
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 import torch.distributed as dist
 import transformers
 
+from ludic.installed import LUDIC, installed_version
 from ludic.store import Root, read_attempt
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.checkpoint import CheckpointInfo
@@ -118,16 +118,9 @@ def _numerics_of_rank(config: TrainConfig) -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "numpy": np.__version__,
-        "ludic": _ludic_version(),
+        "ludic": installed_version(LUDIC),
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-
-
-def _ludic_version() -> str | None:
-    """Return the version of ludic; None if it runs from a source folder that is not installed."""
-    with contextlib.suppress(PackageNotFoundError):
-        return version("ludic")
-    return None
 
 
 def _cpu_model() -> str:

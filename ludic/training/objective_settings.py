@@ -51,15 +51,14 @@ BOUNDS: Mapping[Objective, tuple[str, ...]] = {
 _WANT_A_BOUND: tuple[Objective, ...] = ("ppo_clip", "cispo", "gspo", "gmpo")
 _WANT_A_REFERENCE: tuple[Objective, ...] = ("dpo", "ipo")
 _OF_KL = ("kl_estimator", "kl_in")
-"""Settings that are used only with kl_weight."""
+"""Settings that say how kl_weight is used."""
+DECIDE_IGNORED = ("objective", "kl_weight")
+"""Settings that decide which others are ignored."""
 
 
 def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise ConfigError for settings that the objective ignores, lacks or can't use.
-
-    settings, defaults: TrainConfig's values and defaults by name. A setting equal to its default counts as not given.
-    """
-    given = [name for name in settings if name in defaults and settings[name] != defaults[name]]
+    """settings, defaults: those of TrainConfig by name. A setting that has its default was not given."""
+    given = [name for name in settings if name in defaults and _as_tuple(settings[name]) != _as_tuple(defaults[name])]
     for name in given:
         if name in _ignored(settings):
             raise ConfigError(f"{name} is {settings[name]}, {_why_ignored(name, settings)}")
@@ -69,11 +68,20 @@ def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) ->
         _check_paired(settings)
 
 
-def without_ignored(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an earlier trainer's settings without those that its objective ignored; older versions accepted these."""
-    if "objective" not in settings:
+def _as_tuple(value: Any) -> Any:
+    """JSON and TOML have lists in the place of tuples."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def without_ignored(settings: Mapping[str, Any], chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings of an earlier trainer without those that its objective ignored; once they were accepted.
+
+    chosen: what of DECIDE_IGNORED is another now, by name.
+    """
+    now = {**settings, **(chosen or {})}
+    if "objective" not in now:
         return dict(settings)
-    return {name: value for name, value in settings.items() if name not in _ignored(settings)}
+    return {name: value for name, value in settings.items() if name not in _ignored(now)}
 
 
 def _ignored(settings: Mapping[str, Any]) -> set[str]:
@@ -97,10 +105,10 @@ def _check_values(settings: Mapping[str, Any]) -> None:
         raise ConfigError(f"dual_clip is {dual_clip}, wanted above 1")
     for name in ("mask_ratio", "mask_sequence_ratio"):
         bounds = settings[name]
-        if bounds is not None and not 0 <= bounds[0] < 1 < bounds[1]:
+        if bounds is not None and not (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1]):
             raise ConfigError(f"{name} is {bounds}, wanted one bound from 0 to below 1 and one above 1")
     for name in ("vespo_k", "vespo_lambda"):
-        if not all(0 < value < float("inf") for value in settings[name]):
+        if len(settings[name]) != 2 or not all(0 < value < float("inf") for value in settings[name]):
             raise ConfigError(f"{name} is {settings[name]}, wanted two numbers above 0")
     if (normalize_over == "constant") != (constant_tokens is not None):
         raise ConfigError(

@@ -8,12 +8,13 @@ over fences it.
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from ludic.errors import ConfigError
 from ludic.sql.code import describe_rules
 from ludic.sql.planner import Planner
 from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
@@ -23,7 +24,7 @@ from ludic.store.code import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.store.requests import recall_requests
 from ludic.store.troubles import find_training_troubles, warn_of_rows
-from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume
+from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume, last_checkpoint
 from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import run_on_main
@@ -40,9 +41,42 @@ Report = Callable[[int, Mapping[str, Any]], None]
 """Function called on rank 0 after each step, with the step and its row of the metrics table."""
 
 
-def agree_on_checkpoint(root: Root) -> CheckpointInfo | None:
-    return checkpoint_from_bytes(
-        run_on_main(lambda: checkpoint_to_bytes(checkpoint_to_resume(root, newest_attempt(root)))), root
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The checkpoint to resume from, as it was before ownership was taken."""
+
+    info: CheckpointInfo | None
+    """None: start from the first weights."""
+    verdicts: MutableMapping[str, bool]
+    """Whether a checkpoint is sound, by name, of those that rank 0 has read."""
+
+
+def agree_on_newest(root: Root) -> CheckpointInfo | None:
+    """The newest checkpoint on the chain of attempts, sound or not; only markers are read."""
+    newest = run_on_main(lambda: checkpoint_to_bytes(last_checkpoint(root, newest_attempt(root))))
+    return checkpoint_from_bytes(newest, root)
+
+
+def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
+    """Find the checkpoint to resume from. Raises ConfigError, on every rank, where one is required and none sound."""
+    verdicts: dict[str, bool] = {}
+
+    def find() -> bytes:
+        attempt = newest_attempt(root)
+        found = checkpoint_to_resume(root, attempt, verdicts)
+        if required and found is None:
+            raise ConfigError(_explain_none(root, last_checkpoint(root, attempt)))
+        return checkpoint_to_bytes(found)
+
+    return Found(info=checkpoint_from_bytes(run_on_main(find), root), verdicts=verdicts)
+
+
+def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
+    if damaged is None:
+        return f"{root.url} has no complete checkpoint to resume from; without --resume it begins anew"
+    return (
+        f"{root.url}/{damaged.name} is damaged, and there is no sound checkpoint to resume from; "
+        "put a sound copy in its place, or leave out --resume to train from the first weights"
     )
 
 
@@ -56,22 +90,27 @@ def agree_on_model(root: Root, given: str | None) -> None:
     run_on_main(remember)
 
 
-def agree_on_stored(
-    root: Root, config: TrainConfig, resumed: CheckpointInfo | None
-) -> tuple[StoredPlans | None, TrainConfig]:
-    """Open the plans of offline training or a replay; returns them on rank 0, and settings with their num_steps."""
-    opened: list[StoredPlans] = []
+def agree_on_stored(root: Root, config: TrainConfig) -> StoredPlans | None:
+    """On rank 0 the plans that follow from what is stored, if any."""
+    opened: list[StoredPlans | None] = []
 
     def open_() -> bytes:
-        stored = open_stored(root, config)
-        if stored is None:
-            return b""
-        opened.append(stored)
-        num_steps = stored.count_steps(resumed)
+        opened.append(open_stored(root, config))
+        return b""
+
+    run_on_main(open_)
+    return next(iter(opened), None)
+
+
+def agree_on_steps(config: TrainConfig, stored: StoredPlans | None, resumed: CheckpointInfo | None) -> TrainConfig:
+    """The settings with the steps that rank 0's stored plans are for, where they say so."""
+
+    def count() -> bytes:
+        num_steps = None if stored is None else stored.count_steps(resumed)
         return b"" if num_steps is None else str(num_steps).encode()
 
-    num_steps = run_on_main(open_)
-    return next(iter(opened), None), replace(config, num_steps=int(num_steps)) if num_steps else config
+    num_steps = run_on_main(count)
+    return replace(config, num_steps=int(num_steps)) if num_steps else config
 
 
 def checkpoint_to_bytes(info: CheckpointInfo | None) -> bytes:
@@ -114,7 +153,7 @@ def open_main(
     config: TrainConfig,
     stored: StoredPlans | None,
     predecessor: int,
-    found: CheckpointInfo | None,
+    found: Found,
     numerics: Mapping[str, Any],
     stop: threading.Event,
     report: Report | None,
@@ -129,10 +168,18 @@ def open_main(
         plans, code = (stored, stored.code()) if stored else _planner(root, config)
         _warn_of_bias(root.run)
         tokenizer = first_tokenizer(root)
-        lease, attempt, resumed = _take(root, config, predecessor, found, numerics, code)
-        publisher = Publisher(root, attempt, config.keep_policies)
-        # Renew the lease from here on: reading the used groups of an old, large root may take longer than a lease.
-        with held(root, lease, on_fenced=stop.set, also=publisher.mend_latest):
+        lease = claim(root, predecessor, lease_s=config.lease_s)
+        publishers: list[Publisher] = []
+
+        def mend_latest() -> None:
+            for publisher in publishers:
+                publisher.mend_latest()
+
+        # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
+        with held(root, lease, on_fenced=stop.set, also=mend_latest):
+            attempt, resumed = _take(root, config, lease, found, numerics, code)
+            publisher = Publisher(root, attempt, config.keep_policies)
+            publishers.append(publisher)
             feed = _open_feed(root, config, plans, attempt, resumed, publisher, stop)
             log = MetricsLog(root, "train", str(attempt.attempt_id))
             warn = warn_of_rows(logger, partial(find_training_troubles, config=asdict(config)))
@@ -184,15 +231,14 @@ def _planner(root: Root, config: TrainConfig) -> tuple[Planner, list[CodeRecord]
 def _take(
     root: Root,
     config: TrainConfig,
-    predecessor: int,
-    found: CheckpointInfo | None,
+    lease: Lease,
+    found: Found,
     numerics: Mapping[str, Any],
     code: Sequence[CodeRecord],
-) -> tuple[Lease, Attempt, CheckpointInfo | None]:
-    """Claim the root, and only then choose the checkpoint to resume from; see ludic.store.attempts."""
-    lease = claim(root, predecessor, lease_s=config.lease_s)
+) -> tuple[Attempt, CheckpointInfo | None]:
+    """After the claim, choose the checkpoint to go on from, and record the attempt; see ludic.store.attempts."""
     previous = newest_attempt(root, before=lease.attempt_id)
-    resumed = checkpoint_to_resume(root, previous, known=found)
+    resumed = checkpoint_to_resume(root, previous, found.verdicts)
     parent = (resumed.attempt_id, resumed.step) if resumed else None
     if previous and previous.parent and (parent is None or parent < previous.parent):
         logger.warning(
@@ -203,7 +249,7 @@ def _take(
     if previous:
         warn_of_other_code(previous.code, code, where=f"attempt {previous.attempt_id}")
     attempt = record_attempt(root, lease, parent, asdict(config), numerics, code=to_dicts(code))
-    return lease, attempt, resumed
+    return attempt, resumed
 
 
 def _warn_of_bias(run: RunConfig) -> None:

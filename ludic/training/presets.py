@@ -42,9 +42,12 @@ DIALS = (
     "normalize_over",
     "constant_tokens",
     "entropy_weight",
+    "kl_weight",
+    "kl_estimator",
+    "kl_in",
 )
-"""Settings that an algorithm decides; those missing in its file get TrainConfig's defaults. A file may also hold
-other settings, such as kl_weight if the algorithm needs a reference."""
+"""The settings that an algorithm decides; those that its file leaves out have TrainConfig's defaults. Whatever a file
+names is here, so that another algorithm does not keep it from an earlier trainer."""
 
 
 def algorithm_names() -> list[str]:
@@ -53,7 +56,7 @@ def algorithm_names() -> list[str]:
 
 
 def load_algorithm(name: str) -> dict[str, Any]:
-    """Return the values of all DIALS and of the file's other settings: `TrainConfig(**load_algorithm("grpo"))`."""
+    """Values of all DIALS: `TrainConfig(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
         close = get_close_matches(name, names) or names

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import ConfigError
-from ludic.store import Attempt, Cursor, Root, read_attempt, read_ledger
+from ludic.store import Attempt, Cursor, Root, RunConfig, read_attempt, read_ledger
 from ludic.store.attempts import chain, newest_attempt, read_parent
 from ludic.store.code import CodeRecord
 from ludic.store.ledger import effective_steps
@@ -33,7 +33,7 @@ _FREE = frozenset(
         # Machine, files and logs.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
         *("async_checkpoint", "keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
-        *("reference_offload", "reference_cache"),
+        *("reference_offload", "reference_cache", "keep_token_stats"),
     ]
 )
 """Settings that do not change the weights once the batches are given."""
@@ -73,7 +73,8 @@ class ReplayPlans:
             raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
         last = _last_checkpoint(other)
         settings = _settings_of(other, last)
-        _check_same(other.url, settings, asdict(config), same_model(root, other))
+        theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
+        _check_same(other.url, settings | theirs, asdict(config) | mine, same_model(root, other))
         places = effective_steps(other, (last.attempt_id, last.step))
         self._attempt_of = {step: attempt_id for attempt_id, step in places}
         self._num_steps: int = settings["num_steps"]
@@ -116,6 +117,12 @@ def _last_checkpoint(other: Root) -> CheckpointInfo:
 def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
     config = without_ignored(read_attempt(other, checkpoint.attempt_id).config)
     return {name: value for name, value in config.items() if name not in _FREE}
+
+
+def _run_settings(run: RunConfig, config: TrainConfig) -> dict[str, Any]:
+    """Settings of a run that weights depend on, once the batches are given."""
+    # The seed draws the first weights of adapters.
+    return {"float32_head": run.float32_head} | ({} if config.lora_rank is None else {"seed": run.seed})
 
 
 def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], models: str) -> None:

@@ -29,7 +29,6 @@ from ludic.store import (
 )
 from ludic.store.token_stats import TokenStatsLog
 from ludic.training.checkpoint import (
-    CheckpointInfo,
     Snapshot,
     load_checkpoint,
     prune_checkpoints,
@@ -46,11 +45,14 @@ from ludic.training.model import compute_dtype, full_state_dict, save_weights
 from ludic.training.numerics import agree_on_numerics
 from ludic.training.optimizer import learning_rate
 from ludic.training.ownership import (
+    Found,
     Main,
     Report,
     agree_on_checkpoint,
     agree_on_model,
+    agree_on_newest,
     agree_on_predecessor,
+    agree_on_steps,
     agree_on_stored,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
@@ -74,36 +76,40 @@ def train(
     *,
     replaces: int | None = None,
     model: str | None = None,
+    resume: bool = False,
 ) -> int:
     """Train up to step num_steps, or until `stop` is set on rank 0; returns the last step trained.
 
     Resumes from the newest checkpoint of the chain of attempts; a run that already reached num_steps is not changed.
     The last step is always checkpointed, also if no more rollouts arrive.
 
-    If the newest attempt has not released its lease, the lease is watched, for at most its length, before
-    anything but model/ is written. `replaces` skips this for one attempt, which is known to have ended or is to be
-    fenced. `stop` is also set here when another trainer fences this one. `model`: another location of the run's first
-    model; a different model is refused.
+    Where the newest attempt has not ended by itself, its lease is watched, for at most its length, before
+    anything but model/ is written; not if it is `replaces`, which is known to be over, or is to be fenced. `stop` is
+    set here too, once another trainer fences this one. `model` is another place of the model that the run began with;
+    another model is refused. `resume` refuses to begin anew where no checkpoint is sound.
 
-    Raises OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or TrainingError on every rank,
-    and ConfigError for settings that can't be used here.
+    Raises, on every rank, ConfigError, OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or
+    TrainingError.
     """
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
         agree_on_model(root, model)
-        resumed = agree_on_checkpoint(root)
+        newest = agree_on_newest(root)
+        stored = agree_on_stored(root, config)
+        if newest is not None and newest.step >= agree_on_steps(config, stored, newest).num_steps:
+            return newest.step  # without a look at its weights, which may be many GB
+        found = agree_on_checkpoint(root, required=resume)
+        resumed = found.info
         last_step = resumed.step if resumed else 0
-        stored, config = agree_on_stored(root, config, resumed)
-        if last_step >= config.num_steps:
-            return last_step
+        config = agree_on_steps(config, stored, resumed)
         predecessor = agree_on_predecessor(root, stop, replaces)
         if predecessor is None:
             return last_step
         numerics = agree_on_numerics(root, config, resumed)
         first = FirstModel(root=root, given=model)
-        with _open_trainer(first, config, stored, mesh, predecessor, numerics, stop, report, resumed) as trainer:
+        with _open_trainer(first, config, stored, mesh, predecessor, numerics, stop, report, found) as trainer:
             try:
                 return _train_steps(trainer, config.num_steps)
             except StalledError:
@@ -154,16 +160,13 @@ def _open_trainer(
     numerics: Mapping[str, Any],
     stop: threading.Event,
     report: Report | None,
-    found: CheckpointInfo | None,
+    found: Found,
 ) -> Iterator["_Trainer"]:
-    """Load the model, take ownership, resume, publish, and release everything at the end.
-
-    found: the checkpoint that was found before ownership was taken.
-    """
+    """Load, take ownership, resume, publish; and let go of everything at the end."""
     root = first.root
     with ExitStack() as stack:
-        # Work that can fail without the root comes first, so that such a failure fences no other trainer.
-        model, optimizer = load_trained(first, config, mesh, with_weights=found is None)
+        # What can fail without the root comes before ownership is taken, so that it fences nobody.
+        model, optimizer = load_trained(first, config, mesh, with_weights=found.info is None)
         reference = load_reference(first, config, mesh, model)
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
 
@@ -177,8 +180,8 @@ def _open_trainer(
         stack.callback(trainer.close)
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
-        elif found is not None:
-            raise StoreError(f"{root.url}/{found.name} was deleted since this trainer found it; start again")
+        elif found.info is not None:
+            raise StoreError(f"{root.url}/{found.info.name} was deleted since this trainer found it; start again")
         trainer.first_step = resumed.step + 1 if resumed else 1
         trainer.stream = PlannedStream(root, config, trainer.main.feed if trainer.main else None)
         stack.callback(trainer.stream.close)

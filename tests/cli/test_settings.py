@@ -1,10 +1,11 @@
 """Settings from flags, a TOML file, and an earlier start, in that order of say."""
 
 import io
+import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ from ludic.errors import ConfigError
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import TrainConfig
+from ludic.training.objective_settings import without_ignored
+from ludic.training.presets import load_algorithm
 
 OPTIONS = "; `ludic example --help` lists the options"
 
@@ -227,6 +230,55 @@ def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) ->
     assert settings.train.num_steps == 9
     assert settings.train.filters == ("drop_zero_variance_groups",)
     assert settings.train.learning_rate == 1e-3
+
+
+CLIPPED = {"objective": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "learning_rate": 0.25}
+WITH_KL = {"objective": "ppo_clip", "clip_high": 0.3, "reference": "first", "kl_weight": 0.5, "kl_in": "reward"}
+
+
+def resumed_with(folder: Path, before: Mapping[str, Any], *args: str) -> TrainConfig:
+    """Settings of `ludic train` with these flags where an earlier trainer had those."""
+    root = Root.create(str(folder / "run"), RunConfig(model="model", env=("moar_cats",)))
+    start_attempt(root, config=json.loads(json.dumps(asdict(TrainConfig(**before)))))
+    earlier = train.earlier_settings(root.url, args)
+    return parse(train.Settings, [root.url, *args], program="ludic train", description="", earlier=earlier).train
+
+
+@pytest.mark.parametrize("flags", [["--objective", "reinforce"], ["--objective=ppo_clip", "--objective=reinforce"]])
+def test_another_objective_drops_what_it_ignores_of_the_trainer_before(tmp_path: Path, flags: list[str]) -> None:
+    assert resumed_with(tmp_path, CLIPPED, *flags) == TrainConfig(objective="reinforce", learning_rate=0.25)
+
+
+def test_an_objective_that_reads_them_keeps_the_settings_of_the_trainer_before(tmp_path: Path) -> None:
+    assert resumed_with(tmp_path, CLIPPED, "--objective", "cispo") == TrainConfig(**CLIPPED | {"objective": "cispo"})
+
+
+def test_no_kl_drops_how_it_was_used(tmp_path: Path) -> None:
+    without = {name: value for name, value in WITH_KL.items() if not name.startswith("kl")}
+    assert resumed_with(tmp_path, WITH_KL, "--kl_weight", "None") == TrainConfig(**without)
+
+
+def test_an_objective_of_a_preset_drops_what_it_ignores(tmp_path: Path) -> None:
+    settings = resumed_with(tmp_path, WITH_KL | {"mask_ratio": (0.5, 2.0)}, "--algorithm", "sft")
+    assert settings == TrainConfig(**load_algorithm("sft"), reference="first")
+
+
+def test_what_is_given_now_is_refused_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((ConfigError, SystemExit)):
+        resumed_with(tmp_path, CLIPPED, "--objective", "reinforce", "--clip-low", "0.2")
+    assert "clip_low is 0.2, which reinforce ignores" in capsys.readouterr().err
+
+
+def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
+    distilled = train_settings(
+        "here", "--algorithm", "distillation", "--reference", "teacher", "--learning-rate", "0.5"
+    )
+    assert (distilled.kl_weight, distilled.kl_estimator, distilled.kl_in) == (1.0, "k1", "reward")
+    earlier = without_ignored(asdict(distilled))
+    args = ["here", "--algorithm", "grpo"]
+    settings = parse(train.Settings, args, program="ludic train", description="", earlier=earlier).train
+    assert settings == TrainConfig(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)
+    assert (settings.kl_weight, settings.kl_estimator, settings.kl_in) == (None, "k3", "loss")
 
 
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:

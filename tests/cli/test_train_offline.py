@@ -3,7 +3,9 @@
 import pytest
 from tiny_runs import create_root, fill, final_weights, query
 
+from ludic.cli.train import train_args
 from ludic.store import Root
+from ludic.training.config import TrainConfig
 
 OFFLINE = ("--offline", "--epochs", "1", "--device", "cpu", "--learning-rate", "1e-3")
 
@@ -42,6 +44,22 @@ def test_resume_wants_a_complete_checkpoint_and_goes_on_from_the_newest(ludic, s
     result = ludic("train", url, "--resume", "--epochs", "3")
     assert (result.code, result.out) == (1, "")
     assert result.err == (f"ludic: {url} has no complete checkpoint to resume from; without --resume it begins anew\n")
+
+
+def test_resume_names_the_only_checkpoint_when_it_is_damaged(ludic, source, tmp_path):
+    url, name = str(tmp_path / "offline"), "checkpoints/attempt=1/step=2"
+    ludic("train", url, *OFFLINE, "--sources", source.url)
+    (tmp_path / "offline" / name / "optimizer.safetensors").write_bytes(b"damaged")
+    result = ludic("train", url, "--resume", "--epochs", "2")
+    assert (result.code, result.out) == (1, "")
+    said = "is damaged, and there is no sound checkpoint to resume from; put a sound copy in its place, or leave out"
+    assert result.err.splitlines()[-1].startswith(f"ludic: {url}/{name} {said} --resume")
+    assert len(query(Root.open(url), "select * from attempts")) == 1
+
+
+def test_ranks_are_told_to_resume():
+    assert "--resume" in train_args("root", TrainConfig(), 2, resume=True)
+    assert "--resume" not in train_args("root", TrainConfig(), 2)
 
 
 def test_a_replay_takes_the_settings_of_the_run(ludic, source, tmp_path):

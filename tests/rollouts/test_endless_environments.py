@@ -25,12 +25,20 @@ class Sums:
 
 
 @pytest.fixture
-def root(tmp_path, run_config, folder):
-    path = tmp_path / "sums.py"
-    path.write_text(ENDLESS)
-    root = Root.create(str(tmp_path / "run"), run_config(env=(f"{path}:Sums",), accept_incomplete=True))
-    publish(root, folder, groups_per_worker=3)
-    return root
+def start(tmp_path, run_config, folder):
+    def start(text):
+        path = tmp_path / "sums.py"
+        path.write_text(text)
+        root = Root.create(str(tmp_path / "run"), run_config(env=(f"{path}:Sums",), accept_incomplete=True))
+        publish(root, folder, groups_per_worker=3)
+        return root
+
+    return start
+
+
+@pytest.fixture
+def root(start):
+    return start(ENDLESS)
 
 
 def test_an_endless_score_is_a_failed_rollout(root, work):
@@ -41,6 +49,24 @@ def test_an_endless_score_is_a_failed_rollout(root, work):
     by_example = {row["env_example_id"]: (row["episode_reward"], row["error"]) for row in rows}
     assert by_example == {"sum-0": (1.0, None), "sum-1": (None, f"{said}--env-timeout-s sets the limit")}
     assert connect(root).execute("select sum(num_errors) from metrics").fetchall() == [(2,)]
+
+
+def test_an_endless_score_is_tried_three_times_in_a_call_of_the_engine(start, work, caplog):
+    root = start(ENDLESS.replace('example.example_id == "sum-1"', "True").replace("index == 2", "False"))
+    assert work(root, env_timeout_s=0.3, num_groups=6, groups_per_call=3, follow_quota=False) == 6
+    errors = [row["error"] for row in committed_rows(root, "request_index", "error")]
+    # two calls of the engine, with three groups of two episodes each
+    assert sum("did not return within" in error for error in errors) == 6
+    assert sum("was not called, since 3 in a row before it took too long" in error for error in errors) == 6
+    assert caplog.text.count("further timeouts of this environment") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["while True:\n    pass\n", ENDLESS + "    def __init__(self):\n        while True: pass\n"]
+)
+def test_an_environment_that_is_not_made_in_time_ends_the_worker_with_its_name(start, work, text):
+    with pytest.raises(TimeLimitError, match=r"sums\.py:Sums: loading it did not return within 0\.3 s"):
+        work(start(text), env_timeout_s=0.3, num_groups=1)
 
 
 def test_an_endless_example_ends_the_worker_with_its_name(root, work):

@@ -273,16 +273,22 @@ def test_a_checkpoint_that_is_pruned_while_it_is_looked_at_is_passed_over(run_ro
     assert checkpoint_to_resume(run_root, attempt) == older
 
 
-def test_a_checkpoint_that_was_found_sound_is_not_read_again(run_root, trainer):
+def test_a_checkpoint_is_read_once_whether_it_was_sound_or_not(run_root, trainer):
     model, optimizer = trainer()
     attempt = start_attempt(run_root)
-    info = save(run_root, model, optimizer, attempt_id=1)
-    run_root.put(f"{info.name}/optimizer.safetensors", b"damaged")
-    assert checkpoint_to_resume(run_root, attempt, known=info) == info
-    assert checkpoint_to_resume(run_root, attempt) is None
+    older, newer = (save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2))
+    file = f"{newer.name}/optimizer.safetensors"
+    whole, verdicts = run_root.read(file), {}
+    run_root.put(file, b"damaged")
+    assert checkpoint_to_resume(run_root, attempt, verdicts) == older
+    run_root.put(file, whole)
+    run_root.put(f"{older.name}/optimizer.safetensors", b"damaged")
+    assert checkpoint_to_resume(run_root, attempt, verdicts) == older
+    assert verdicts == {older.name: True, newer.name: False}
+    assert checkpoint_to_resume(run_root, attempt) == newer
 
 
-@pytest.mark.parametrize("file", ["optimizer.safetensors", "config.json"])
+@pytest.mark.parametrize("file", ["optimizer.safetensors", "random.safetensors", "config.json"])
 def test_a_truncated_file_of_a_checkpoint_without_digests_is_named(run_root, trainer, file):
     model, optimizer = trainer()
     info = save(run_root, model, optimizer)

@@ -3,6 +3,7 @@
 import json
 import logging
 from dataclasses import asdict, replace
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -54,6 +55,7 @@ def test_an_attempt_records_what_its_weights_depend_on(trained):
     expected = {"num_ranks": 1, "num_threads": [1], "device": "cpu", "dtype": "float32", "compile": False}
     assert expected.items() <= numerics.items()
     assert numerics["torch"] == torch.__version__
+    assert numerics["ludic"] == version("ludic-rl")
     assert numerics["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
     assert {"cpu", "attention", "matmul_precision", "deterministic", "transformers", "numpy", "ludic"} <= set(numerics)
     assert query(trained, "select numerics->>'$.num_threads[0]' from attempts") == [("1",)]

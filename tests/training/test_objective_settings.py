@@ -1,6 +1,7 @@
 """Each pair of an objective and a setting of the loss: the setting changes the loss, or it is refused."""
 
-from dataclasses import fields, replace
+import json
+from dataclasses import asdict, fields, replace
 
 import numpy as np
 import pytest
@@ -121,6 +122,26 @@ def test_an_earlier_trainer_s_settings_are_taken_over_without_those_that_were_ig
     assert TrainConfig(**without_ignored(earlier)) == TrainConfig(
         objective="ppo_clip", clip_high=0.2, learning_rate=0.5
     )
+
+
+@pytest.mark.parametrize("config", [TrainConfig(), TrainConfig(objective="vespo", vespo_k=(1.0, 2.0))])
+def test_settings_come_back_from_json(config):
+    again = TrainConfig(**json.loads(json.dumps(asdict(config))))
+    assert json.dumps(asdict(again)) == json.dumps(asdict(config))
+
+
+@pytest.mark.parametrize("name", ["vespo_k", "vespo_lambda"])
+@pytest.mark.parametrize("numbers", [(), (2.0,), (2.0, 3.0, 4.0), (2.0, 0.0)])
+def test_vespo_wants_two_numbers(name, numbers):
+    with pytest.raises(ConfigError, match=rf"^{name} is \(.*\), wanted two numbers above 0"):
+        TrainConfig(objective="vespo", **{name: numbers})
+
+
+@pytest.mark.parametrize("name", ["mask_ratio", "mask_sequence_ratio"])
+@pytest.mark.parametrize("bounds", [(), (0.5,), (0.5, 2.0, 3.0)])
+def test_a_mask_wants_two_bounds(name, bounds):
+    with pytest.raises(ConfigError, match=rf"^{name} is \(.*\), wanted one bound from 0"):
+        TrainConfig(**{name: bounds})
 
 
 def test_settings_that_say_nothing_of_an_objective_are_taken_over_as_they_are():

@@ -10,9 +10,9 @@ from ludic.training.presets import DIALS, algorithm_names, load_algorithm
 @pytest.mark.parametrize("name", algorithm_names())
 def test_each_algorithm_names_what_is_there(name):
     values = load_algorithm(name)
-    assert set(values) >= set(DIALS)
+    assert set(values) == set(DIALS)
     extra = {"constant_tokens": 32} if values["normalize_over"] == "constant" else {}
-    extra |= {"reference": "base"} if values["objective"] in ("dpo", "ipo") or "kl_weight" in values else {}
+    extra |= {"reference": "base"} if values["objective"] in ("dpo", "ipo") or values["kl_weight"] else {}
     config = TrainConfig(**values | extra)
     assert config.objective in OBJECTIVES
     load_advantage(config.advantage)

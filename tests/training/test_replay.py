@@ -95,6 +95,13 @@ def test_a_run_that_used_groups_several_times_is_replayed(new_root):
     assert [row[:4] for row in ledger(root)] == [row[:4] for row in ledger(trained)]
 
 
+def test_a_replay_may_keep_token_stats_that_the_run_did_not(new_root, trained):
+    root = new_root("again")
+    replay(root, trained.url, keep_token_stats=True)
+    assert_same_weights(root, trained)
+    assert query(root, "select count(distinct step) from token_stats") == [(6,)]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -105,6 +112,22 @@ def test_a_run_that_used_groups_several_times_is_replayed(new_root):
 def test_other_settings_are_refused_by_name(new_root, trained, settings, message):
     with pytest.raises(ConfigError, match=message):
         replay(new_root("again"), trained.url, **settings)
+
+
+def test_a_run_with_another_head_is_refused(trained, tmp_path):
+    root = create_root(str(tmp_path / "again"), trained.run.model, float32_head=True)
+    with pytest.raises(ConfigError, match="would not repeat it: float32_head is False there and True here"):
+        replay(root, trained.url)
+
+
+def test_a_run_with_another_seed_is_refused_where_the_seed_draws_adapters(new_root, trained, tmp_path):
+    adapted = new_root("adapted")
+    fill(adapted, num_files=1)
+    train_here(adapted, num_steps=1, lora_rank=2)
+    root = create_root(str(tmp_path / "again"), trained.run.model, seed=5)
+    with pytest.raises(ConfigError, match="would not repeat it: seed is 0 there and 5 here"):
+        replay(root, adapted.url)
+    assert replay(root, trained.url) == 6
 
 
 def test_other_first_weights_are_refused(new_root, trained, tmp_path):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from ludic.sql import run_checks
 from ludic.store import latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import newest_attempt
 from ludic.store.lease import claim, read_lease
+from ludic.training import checkpoint, ownership
 from ludic.training.checkpoint import checkpoint_to_resume, complete_checkpoints
 from ludic.training.trainer import train
 
@@ -138,6 +140,14 @@ def test_a_finished_run_is_left_as_it_is(straight):
     assert straight.list("") == before
 
 
+def test_weights_of_a_finished_run_are_not_read(straight, monkeypatch):
+    def refuse(root, name):
+        raise AssertionError(f"{name} was read")
+
+    monkeypatch.setattr(checkpoint, "check_folder", refuse)
+    assert train_here(straight, num_steps=6) == 6
+
+
 def test_a_finished_run_can_be_trained_further(straight):
     assert train_here(straight, num_steps=8) == 8
     assert query(straight, "select distinct step from batches order by step") == [(step,) for step in range(1, 9)]
@@ -206,6 +216,35 @@ def test_a_trainer_that_is_taken_over_stops_and_the_run_is_as_if_it_had_not_been
     ]
     assert latest_policy(root).version == query(root, "select max(version) from policies where attempt_id = 2")[0][0]
     assert_same_run(root, straight)
+
+
+def test_a_lease_is_renewed_while_the_checkpoint_is_chosen(new_root, monkeypatch):
+    root = new_root()
+    fill(root, num_files=1)
+    num_renewals = []
+
+    def choose_slowly(root, *args):
+        deadline = time.monotonic() + 5
+        while (lease := read_lease(root, 1)) and not lease.num_renewals and time.monotonic() < deadline:
+            time.sleep(0.05)
+        num_renewals.append(lease and lease.num_renewals)
+        return checkpoint_to_resume(root, *args)
+
+    monkeypatch.setattr(ownership, "checkpoint_to_resume", choose_slowly)
+    train_here(root, num_steps=1, lease_s=0.5)
+    # Before the claim there is no lease.
+    assert num_renewals[0] is None
+    assert num_renewals[1] >= 1
+
+
+def test_a_damaged_checkpoint_is_read_once(new_root, caplog):
+    root = new_root()
+    fill(root, num_files=4)
+    train_until_killed(root, at_step=3, num_steps=6, checkpoint_every=1, async_checkpoint=False)
+    root.put("checkpoints/attempt=1/step=3/optimizer.safetensors", b"damaged")
+    train_here(root, num_steps=4)
+    assert caplog.text.count("the checkpoint is passed over") == 1
+    assert query(root, "select parent_step from attempts where attempt_id = 2") == [(2,)]
 
 
 def test_a_fenced_trainer_does_not_wait_for_rollouts_any_longer(new_root):

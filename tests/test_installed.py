@@ -1,0 +1,33 @@
+"""The version of ludic in records, installed or run from a folder of sources."""
+
+import importlib.metadata
+from importlib.metadata import PackageNotFoundError, version
+
+import pytest
+
+from ludic.environments.sources import installed_source
+from ludic.installed import installed_version
+from ludic.sql import BatchRules
+from ludic.sql.code import describe_rules
+
+
+@pytest.fixture
+def not_installed(monkeypatch):
+    def find_nothing(name):
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", find_nothing)
+
+
+def test_records_name_the_installed_version():
+    assert installed_version("ludic-rl") == version("ludic-rl")
+    assert installed_source("addition")[1] == f"ludic-rl {version('ludic-rl')}"
+
+
+@pytest.mark.usefixtures("not_installed")
+def test_a_folder_of_sources_that_is_not_installed_has_no_version():
+    assert installed_version("ludic-rl") is None
+    digest, package = installed_source("addition")
+    assert (len(digest), package) == (64, None)
+    (advantage, *_) = describe_rules(BatchRules(advantage="rloo", groups_per_batch=1))
+    assert (len(advantage.sha256), advantage.package) == (64, None)
