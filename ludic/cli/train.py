@@ -54,9 +54,10 @@ class Settings:
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
-    """Those of the newest trainer of the run, or of the run that is to be replayed, so that neither needs flags.
+    """Return the settings of the run's newest trainer, or of the run to be replayed; {} if there is neither.
 
-    Without those that the objective of the flags, the file or the preset ignores: only what is given now is refused.
+    Leaves out settings that the objective of the flags, the file or the preset ignores: only settings given now are
+    refused.
     """
     return without_ignored(_stored_settings(root_url, args), chosen_objective(args))
 
@@ -150,7 +151,9 @@ def open_resumable(url: str) -> Root:
     """Open a run that has a checkpoint. Raises MissingRootError, or ConfigError if there is no complete checkpoint."""
     root = Root.open(url, writable=True)
     if not last_step(root):
-        raise ConfigError(f"{root.url} has no complete checkpoint to resume from; without --resume it begins anew")
+        raise ConfigError(
+            f"{root.url} has no complete checkpoint to resume from; without --resume it starts from the first weights"
+        )
     return root
 
 

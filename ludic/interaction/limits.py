@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ENV_TIMEOUT_S = 60.0
-"""The limit where none is set."""
+"""Default limit in seconds."""
 MOST_TIMEOUTS = 3
-"""In a row, before a method is not called any more."""
+"""Timeouts of a method in a row after which it is not called any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,9 +40,10 @@ class TimeLimit:
     """Called with a description of each call when it begins, and with "" when it ends; only if there is a limit."""
 
     def call(self, what: str, function: Callable[[], T]) -> T:
-        """The function's answer. Raises TimeLimitError saying `what` when it takes too long.
+        """Call the function and return its result.
 
-        In another thread than the main one, and where the function has taken the alarm for itself, not before it ends.
+        Raises TimeLimitError, which names `what`, if the call takes longer than the limit. Outside the main thread, and
+        if the function uses SIGALRM itself, the error is raised only when the function returns.
         """
         if self.timeout_s is None:
             return function()
@@ -65,19 +66,19 @@ NO_LIMIT = TimeLimit()
 
 
 class LimitedEnvironments:
-    """A factory of environments whose calls, and whose making, end in time.
+    """Factory of environments with a time limit for their constructor and their calls.
 
-    Logs the first call that took too long. After MOST_TIMEOUTS in a row of one method, that method fails without being
-    called, until `restart`: each call would last as long as the limit.
+    Logs the first timeout. After MOST_TIMEOUTS of a method in a row, that method fails without being called until
+    `restart`, since each call would take as long as the limit.
     """
 
     def __init__(
         self, name: str, make: Callable[[], Environment], limit: TimeLimit, stop: threading.Event | None = None
     ) -> None:
-        """stop: once it is set, one timeout is enough."""
+        """stop: if it is set, one timeout is enough."""
         self._name, self._make, self._limit, self._stop = name, make, limit, stop
         self._num_timeouts: Counter[str] = Counter()
-        """In a row, by method."""
+        """Timeouts in a row, by method."""
         self._has_logged = False
 
     def __call__(self) -> Environment:
@@ -88,11 +89,14 @@ class LimitedEnvironments:
         self._num_timeouts.clear()
 
     def call(self, method: str, where: str, function: Callable[[], T]) -> T:
-        """The function's answer. where: ends the name of the call. Raises TimeLimitError."""
+        """Call a function of the environment and return its result. where: end of the call's name in errors.
+
+        Raises TimeLimitError.
+        """
         what = f"environment {self._name}: {method}{where}"
         num_timeouts = self._num_timeouts[method]
         if num_timeouts >= (1 if self._stop is not None and self._stop.is_set() else MOST_TIMEOUTS):
-            raise TimeLimitError(f"{what} was not called, since {num_timeouts} in a row before it took too long")
+            raise TimeLimitError(f"{what} was not called, since the {num_timeouts} calls before it took too long")
         self._num_timeouts[method] = 0
         try:
             return self._limit.call(what, function)
@@ -152,6 +156,6 @@ def _interrupted_after(timeout_s: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, handler)
         if remaining_s:
-            # The caller's own timer goes on, as if nothing had been in between; at once where it is over.
+            # Restore a timer that was set around this call; it fires at once if its time has passed.
             elapsed_s = time.monotonic() - began
             signal.setitimer(signal.ITIMER_REAL, max(remaining_s - elapsed_s, 1e-6), interval_s)

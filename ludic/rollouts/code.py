@@ -11,13 +11,13 @@ from ludic.user_files import Files, file_of
 
 
 def open_environments(root: Root, limit: TimeLimit) -> tuple[dict[str, EnvironmentFactory], list[CodeRecord]]:
-    """The run's environments, by name, and what they are. Raises ConsentError, ConfigError, TimeLimitError.
+    """Return the run's environments by name, and a record of their code.
 
-    limit: how long it may take to load one and to make its first instance.
+    limit: for loading an environment and making its first instance. Raises ConsentError, ConfigError, TimeLimitError.
     """
     files = trusted_files(root, environment_uses(root.run))
     environments = make_environments(root.run, files, limit)
-    keep_files(root, files)  # what can't be made is not kept, so that a mended file is read again
+    keep_files(root, files)  # comes last: a file that can't be run is not kept, so that its fixed version is read
     return environments, describe_environments(root.run, files)
 
 

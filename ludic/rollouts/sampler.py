@@ -83,9 +83,10 @@ class GroupSampler:
 def make_environments(
     run: RunConfig, files: Files = NO_FILES, limit: TimeLimit = NO_LIMIT
 ) -> dict[str, EnvironmentFactory]:
-    """By the names of `run.env`. files: texts of users' files to run in the place of those on the disk.
+    """Return factories by the names in `run.env`. files: users' files to run instead of those on disk.
 
-    limit: of each. Raises ConfigError for one that can't be made, TimeLimitError for one that takes too long.
+    limit: for loading each environment. Raises ConfigError if an environment can't be made, TimeLimitError if it takes
+    too long.
     """
 
     def make(name: str) -> EnvironmentFactory:

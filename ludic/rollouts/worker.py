@@ -76,9 +76,9 @@ def run_worker(
 ) -> int:
     """Sample until `stop` is set or num_groups are committed; returns the number of committed groups.
 
-    `report` is told of each batch after it was handed to the writer, `announce` of each call of an environment, and
-    "" when it is over. Raises SlotTakenError once a newer worker has claimed the slot, TimeLimitError where an
-    environment is not made, or gives no example, in time.
+    report: called with each batch after it was passed to the writer. announce: called with a description of each call
+    of an environment, and with "" when the call has ended. Raises SlotTakenError if a newer worker has claimed the
+    slot, and TimeLimitError if an environment is not made, or returns no example, in time.
     """
     slot = new_slot() if config.slot is None else config.slot
     schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)

@@ -87,7 +87,7 @@ class Snapshot:
             except StoreError:
                 raise
             except OSError as error:
-                logger.warning("can't keep scalars in %s, so each connection reads them anew: %s", shared, error)
+                logger.warning("can't keep scalars in %s, so each connection reads them again: %s", shared, error)
         return update(self._root, files, self._private_folder() / folder)
 
     def _private_folder(self) -> Path:

@@ -211,7 +211,7 @@ class _Partition:
         return held
 
     def _is_sound(self, output: RolloutFile) -> bool:
-        """Whether an output is still there. Raises SchemaError if it is damaged: its sources can still replace it."""
+        """Return True if an output still exists. Raises SchemaError if it is damaged and its sources can replace it."""
         if output in self._written:
             return True
         try:

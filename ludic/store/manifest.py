@@ -60,7 +60,7 @@ def _problems(open_file: Callable[[str], BinaryIO], names: set[str]) -> Iterator
     except (ValueError, KeyError, TypeError) as error:
         yield MANIFEST, f"can't be read: {error}"
         return
-    # The marker that makes the folder count is missed by whoever looks for it.
+    # A folder without config.json does not count, so its readers report that file.
     for name in sorted(wanted.keys() - names - {"config.json"}):
         yield name, f"is missing, though {MANIFEST} lists it"
     known = sorted(names & wanted.keys())

@@ -56,7 +56,7 @@ def latest_policy(root: Root) -> LatestPolicy | None:
         return None
     except ValueError as error:
         raise SchemaError(
-            f"{root.url}/{LATEST} does not name a policy: {error}; the next publication mends it"
+            f"{root.url}/{LATEST} does not name a policy: {error}; the next publication replaces it"
         ) from error
 
 
@@ -184,7 +184,7 @@ def prune_policies(root: Root, keep: int, latest_version: int) -> None:
     # Nine versions, not one, so that a successor deletes the versions that a killed trainer left.
     for version in range(max(0, latest_version - keep - 8), latest_version - keep + 1):
         folder = policy_folder(version)
-        # In this order, so that whoever reads meanwhile sees a version that is gone, and none that has lost a file.
+        # In this order, so that a reader finds no version rather than a version that lacks files.
         first = [f"{folder}/config.json", f"{folder}/{MANIFEST}"]
         for name in sorted(root.list(folder), key=lambda name: name not in first):
             if not name.endswith("/policy.json"):

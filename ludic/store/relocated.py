@@ -106,7 +106,7 @@ def _replacement_of(root: Root, name: str) -> str:
     replacement = find_replacement(root, file) if file is not None else None
     if replacement is None:
         raise StoreError(
-            f"{root.url}/{name} was planned for a step and is gone; start the trainer again, it plans anew"
+            f"{root.url}/{name} was planned for a step and is gone; start the trainer again to make a new plan"
         )
     return replacement.name
 
@@ -128,7 +128,7 @@ def _read_moved(root: Root, name: str, rows: pa.Table, columns: Sequence[str]) -
     except (FileNotFoundError, KeyError) as error:
         raise StoreError(
             f"{root.url}/{name} should hold rollouts that were planned for a step, and does not; "
-            "start the trainer again, it plans anew"
+            "start the trainer again to make a new plan"
         ) from error
     return table.take(moved).select(columns)
 

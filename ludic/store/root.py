@@ -75,7 +75,7 @@ class Root:
         run_id = new_id()
         data = to_json(run, run_id)
         root = cls(storage.url, storage.fs, storage.path, run_id, run)
-        # Consent comes before the run: whoever is cut short can go on.
+        # Consent is stored before run.json: if the process is killed in between, the same command can resume.
         files = NO_FILES if like or storage.exists(RUN_FILE) else consented_files(root)
         if storage.put_if_absent(RUN_FILE, data):
             storage.prove_put_if_absent(RUN_FILE, data)

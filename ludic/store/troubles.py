@@ -165,13 +165,13 @@ def _find_equal_rewards(env_name: str, calls: Sequence[Row], run: RunConfig) -> 
 
 
 def _is_still(row: Row, config: Mapping[str, Any]) -> bool:
-    """Whether a step changes nothing because of rewards."""
+    """Return True if rewards changed nothing in a step."""
     is_still = row["advantage_mean"] == 0 and row["advantage_std"] == 0
     return row["grad_norm"] == 0 or (is_still and _learns_from_rewards(config))
 
 
 def _learns_from_rewards(config: Mapping[str, Any]) -> bool:
-    """Whether rewards are all that a step learns from; a KL penalty in the loss only holds the policy back."""
+    """Return True if a step learns from rewards alone; a KL penalty in the loss teaches nothing new."""
     is_penalised = config.get("kl_weight") and config.get("kl_in", "loss") != "loss"
     return config.get("objective") != "sft" and config.get("advantage") != "zero" and not is_penalised
 

@@ -51,13 +51,16 @@ BOUNDS: Mapping[Objective, tuple[str, ...]] = {
 _WANT_A_BOUND: tuple[Objective, ...] = ("ppo_clip", "cispo", "gspo", "gmpo")
 _WANT_A_REFERENCE: tuple[Objective, ...] = ("dpo", "ipo")
 _OF_KL = ("kl_estimator", "kl_in")
-"""Settings that say how kl_weight is used."""
+"""Settings that are used only with kl_weight."""
 DECIDE_IGNORED = ("objective", "kl_weight")
 """Settings that decide which others are ignored."""
 
 
 def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """settings, defaults: those of TrainConfig by name. A setting that has its default was not given."""
+    """Raise ConfigError for settings that the objective ignores, lacks or can't use.
+
+    settings, defaults: TrainConfig's values and defaults by name. A setting equal to its default counts as not given.
+    """
     given = [name for name in settings if name in defaults and _as_tuple(settings[name]) != _as_tuple(defaults[name])]
     for name in given:
         if name in _ignored(settings):
@@ -69,14 +72,14 @@ def check_objective(settings: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 
 def _as_tuple(value: Any) -> Any:
-    """JSON and TOML have lists in the place of tuples."""
+    """Return a list as a tuple, since JSON and TOML have no tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def without_ignored(settings: Mapping[str, Any], chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The settings of an earlier trainer without those that its objective ignored; once they were accepted.
+    """Return an earlier trainer's settings without those that its objective ignores; older versions accepted these.
 
-    chosen: what of DECIDE_IGNORED is another now, by name.
+    chosen: new values of DECIDE_IGNORED, by name.
     """
     now = {**settings, **(chosen or {})}
     if "objective" not in now:

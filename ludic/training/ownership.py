@@ -46,9 +46,9 @@ class Found:
     """The checkpoint to resume from, as it was before ownership was taken."""
 
     info: CheckpointInfo | None
-    """None: start from the first weights."""
+    """The checkpoint; None starts from the first weights."""
     verdicts: MutableMapping[str, bool]
-    """Whether a checkpoint is sound, by name, of those that rank 0 has read."""
+    """For each checkpoint that rank 0 has read, by name: True if it is sound."""
 
 
 def agree_on_newest(root: Root) -> CheckpointInfo | None:
@@ -73,7 +73,9 @@ def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
 
 def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
     if damaged is None:
-        return f"{root.url} has no complete checkpoint to resume from; without --resume it begins anew"
+        return (
+            f"{root.url} has no complete checkpoint to resume from; without --resume it starts from the first weights"
+        )
     return (
         f"{root.url}/{damaged.name} is damaged, and there is no sound checkpoint to resume from; "
         "put a sound copy in its place, or leave out --resume to train from the first weights"
@@ -91,7 +93,7 @@ def agree_on_model(root: Root, given: str | None) -> None:
 
 
 def agree_on_stored(root: Root, config: TrainConfig) -> StoredPlans | None:
-    """On rank 0 the plans that follow from what is stored, if any."""
+    """Open the plans of offline training or of a replay, on rank 0; None on other ranks and for online training."""
     opened: list[StoredPlans | None] = []
 
     def open_() -> bytes:

@@ -46,8 +46,8 @@ DIALS = (
     "kl_estimator",
     "kl_in",
 )
-"""The settings that an algorithm decides; those that its file leaves out have TrainConfig's defaults. Whatever a file
-names is here, so that another algorithm does not keep it from an earlier trainer."""
+"""Settings that an algorithm decides; those missing in its file get TrainConfig's defaults. Every setting that a file
+names is listed here, so that a run that changes its algorithm keeps no setting of the earlier one."""
 
 
 def algorithm_names() -> list[str]:
@@ -56,7 +56,7 @@ def algorithm_names() -> list[str]:
 
 
 def load_algorithm(name: str) -> dict[str, Any]:
-    """Values of all DIALS: `TrainConfig(**load_algorithm("grpo"))`."""
+    """Return the values of all DIALS: `TrainConfig(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
         close = get_close_matches(name, names) or names

@@ -179,7 +179,7 @@ def read_sequences(root: Root, rows: pa.Table) -> Sequences:
     try:
         table = read_rollouts(root, take_rows(rows, order.tolist()), _COLUMNS, on_broken=partial(set_aside, root))
     except SchemaError as error:
-        raise StoreError(f"{error}; it was planned for a step: start the trainer again, it plans anew") from error
+        raise StoreError(f"{error}; it was planned for a step: start the trainer again to make a new plan") from error
     places = np.argsort(order).tolist()
     columns = {name: _values(table[name]) for name in _COLUMNS}
     columns = {name: [values[place] for place in places] for name, values in columns.items()}

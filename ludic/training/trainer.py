@@ -83,13 +83,13 @@ def train(
     Resumes from the newest checkpoint of the chain of attempts; a run that already reached num_steps is not changed.
     The last step is always checkpointed, also if no more rollouts arrive.
 
-    Where the newest attempt has not ended by itself, its lease is watched, for at most its length, before
-    anything but model/ is written; not if it is `replaces`, which is known to be over, or is to be fenced. `stop` is
-    set here too, once another trainer fences this one. `model` is another place of the model that the run began with;
-    another model is refused. `resume` refuses to begin anew where no checkpoint is sound.
+    If the newest attempt has not released its lease, the lease is watched, for at most its length, before
+    anything but model/ is written. `replaces` skips this for one attempt, which is known to have ended or is to be
+    fenced. `stop` is also set here when another trainer fences this one. `model`: another location of the run's first
+    model; a different model is refused. `resume`: refuse to start if no checkpoint is sound.
 
-    Raises, on every rank, ConfigError, OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError or
-    TrainingError.
+    Raises OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError, TrainingError or ConfigError on
+    every rank.
     """
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
@@ -162,10 +162,13 @@ def _open_trainer(
     report: Report | None,
     found: Found,
 ) -> Iterator["_Trainer"]:
-    """Load, take ownership, resume, publish; and let go of everything at the end."""
+    """Load the model, take ownership, resume, publish, and release everything at the end.
+
+    found: the checkpoint that was found before ownership was taken.
+    """
     root = first.root
     with ExitStack() as stack:
-        # What can fail without the root comes before ownership is taken, so that it fences nobody.
+        # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         model, optimizer = load_trained(first, config, mesh, with_weights=found.info is None)
         reference = load_reference(first, config, mesh, model)
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)

@@ -43,7 +43,9 @@ def test_resume_wants_a_complete_checkpoint_and_goes_on_from_the_newest(ludic, s
         marker.unlink()
     result = ludic("train", url, "--resume", "--epochs", "3")
     assert (result.code, result.out) == (1, "")
-    assert result.err == (f"ludic: {url} has no complete checkpoint to resume from; without --resume it begins anew\n")
+    assert result.err == (
+        f"ludic: {url} has no complete checkpoint to resume from; without --resume it starts from the first weights\n"
+    )
 
 
 def test_resume_names_the_only_checkpoint_when_it_is_damaged(ludic, source, tmp_path):
