@@ -96,7 +96,7 @@ class LimitedEnvironments:
         what = f"environment {self._name}: {method}{where}"
         num_timeouts = self._num_timeouts[method]
         if num_timeouts >= (1 if self._stop is not None and self._stop.is_set() else MOST_TIMEOUTS):
-            raise TimeLimitError(f"{what} was not called, since the {num_timeouts} calls before it took too long")
+            raise TimeLimitError(f"{what} was not called, after timeouts in a row: {num_timeouts}")
         self._num_timeouts[method] = 0
         try:
             return self._limit.call(what, function)

@@ -232,7 +232,7 @@ def test_after_three_timeouts_in_a_row_a_method_is_not_called_until_the_restart(
     answers = ("", "", "yes", "", "", "")  # two timeouts in a row, then three
     assert [score(environments, answer) is None for answer in answers] == [bool(answer) for answer in answers]
     assert Scores.num_calls == 6
-    said = "environment q: score on example 'train-3' was not called, since the 3 calls before it took too long"
+    said = "environment q: score on example 'train-3' was not called, after timeouts in a row: 3"
     assert [score(environments, answer) for answer in ("", "yes")] == [said, said]
     assert Scores.num_calls == 6
     environments.restart()
@@ -245,4 +245,4 @@ def test_a_worker_that_is_to_stop_waits_for_one_timeout(scores):
     stop.set()
     assert score(environments, "yes") is None
     assert "did not return" in score(environments, "")
-    assert "was not called, since 1 in a row" in score(environments, "")
+    assert "was not called, after timeouts in a row: 1" in score(environments, "")

@@ -57,7 +57,7 @@ def test_an_endless_score_is_tried_three_times_in_a_call_of_the_engine(start, wo
     errors = [row["error"] for row in committed_rows(root, "request_index", "error")]
     # two calls of the engine, with three groups of two episodes each
     assert sum("did not return within" in error for error in errors) == 6
-    assert sum("was not called, since the 3 calls before it took too long" in error for error in errors) == 6
+    assert sum("was not called, after timeouts in a row: 3" in error for error in errors) == 6
     assert caplog.text.count("further timeouts of this environment") == 1
 
 
