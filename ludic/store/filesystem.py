@@ -57,8 +57,10 @@ class Storage:
 
     @classmethod
     def at(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
-        """Raises ConfigError for a URL that holds a secret, StoreError for one that no filesystem serves."""
+        """Raises ConfigError for a URL that is empty or holds a secret, StoreError where no filesystem serves it."""
         url = str(url)
+        if not url.strip():
+            raise ConfigError("ROOT is empty; name a folder or a URL")
         _refuse_secrets(url)
         if fs is not None:
             path = fs._strip_protocol(url)
