@@ -218,7 +218,9 @@ def test_show_and_a_view_say_which_text_scored_and_which_weighed(ludic, mine, fo
     assert [record["name"] for record in code] == ["cats.py:Cats", "rloo"]
 
 
-@pytest.mark.parametrize("setting", ["{folder}/run/x.py:y:mine", "{folder}/run/x.py:y.sql", "{folder}/run/x.py:y.py:mine"])
+@pytest.mark.parametrize(
+    "setting", ["{folder}/run/x.py:y:mine", "{folder}/run/x.py:y.sql", "{folder}/run/x.py:y.py:mine"]
+)
 def test_no_name_of_a_file_gets_around_consent(ludic, hostile, marker, folder, setting) -> None:
     # x.py:y and x.py:y.py are names of files on Linux.
     for name in ("x.py", "x.py:y", "x.py:y.py"):
