@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TextIO, TypeVar, cast, get_args, get_origin
 
 import tyro
 
@@ -37,6 +37,9 @@ _POSITIONAL = get_args(tyro.conf.Positional[str])[1]
 
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=.*)?$", re.DOTALL)
 """An argument that can only be meant as a flag."""
+
+_USAGE = re.compile(r" \[-h\] \[OPTIONS\] ([A-Z][A-Z |]*[A-Z])")
+"""Usage as tyro prints it: options, then what is given by place."""
 
 _EXPERIMENT = {"groups_per_batch", "num_steps"}
 """Settings by which a command is known to take some of an experiment's."""
@@ -84,12 +87,26 @@ def parse(
     description = f"{description}. --config FILE.toml sets options."
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
-            return tyro.cli(settings, args=args, prog=program, description=description, registry=_registry)
+            with contextlib.redirect_stdout(cast(TextIO, _RootFirst(sys.stdout))):
+                return tyro.cli(settings, args=args, prog=program, description=description, registry=_registry)
         except SystemExit as end:
             wrong = _in_a_line(said.getvalue()) if end.code else None
     if wrong:
         print(f"ludic: {wrong}; `{program} --help` lists the options", file=sys.stderr)
     sys.exit(2 if wrong else 0)
+
+
+class _RootFirst:
+    """Standard output, with the usage line in the order of a call: ludic train ROOT [OPTIONS]."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._stream.write(_USAGE.sub(r" \1 [OPTIONS]", text, count=1))
 
 
 def _in_a_line(box: str) -> str:
@@ -152,6 +169,8 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
     args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
     if flag not in args:
         return args, None
+    if args.count(flag) > 1:
+        raise ConfigError(f"{flag} is given twice")
     place = args.index(flag)
     if place + 1 == len(args):
         raise ConfigError(f"{flag} wants {wanted} after it")

@@ -190,6 +190,14 @@ def test_an_unknown_algorithm_is_answered_with_a_close_one(tmp_path: Path) -> No
             train_settings("here", *args)
 
 
+@pytest.mark.parametrize("command", ["train", "run"])
+@pytest.mark.parametrize("flag", ["--config", "--algorithm"])
+def test_a_flag_that_decides_others_is_given_once(ludic, started, command: str, flag: str) -> None:
+    for flags in ([flag, "dapo", flag, "sft"], [f"{flag}=dapo", f"{flag}=sft"]):
+        result = ludic(command, started.url, *flags)
+        assert (result.code, result.err) == (1, f"ludic: {flag} is given twice\n")
+
+
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_algorithm_is_in_the_list_of_options_with_its_choices(ludic, command: str) -> None:
     options = ludic(command, "--help").out.partition("options")[2]
