@@ -14,8 +14,10 @@ SUPERVISED = "LUDIC_SUPERVISED"
 LAUNCHER = "LUDIC_LAUNCHER"
 """Set for the ranks of `ludic train --ranks`: process id of the torchrun that starts them."""
 
-REPLACED = 3
-"""Exit status of a worker whose slot another one took: who started it waits until that one has ended."""
+REPLACED = 93
+"""Exit status of a worker whose slot another one took: who started it waits until that one has ended.
+
+Seldom the status of anything else, and believed only where the slot has a newer claim."""
 
 _GRACE_S = 30.0
 """Seconds in which a process whose parent is gone may stop by itself: flush, or write a checkpoint."""

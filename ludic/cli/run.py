@@ -4,6 +4,7 @@ The same command resumes a run: what is in the root says how it was started.
 """
 
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +25,7 @@ from ludic.cli.roots import open_or_start
 from ludic.cli.settings import Algorithm, RootUrl, to_flags
 from ludic.cli.supervisor import Child, supervise
 from ludic.cli.train import last_step, outcome, train_args
-from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.errors import ConfigError, LudicError, MissingRootError, StoreError
 from ludic.interaction.limits import ENV_TIMEOUT_S
 from ludic.rollouts.sampler import make_environments
 from ludic.sql import BatchRules, Planner
@@ -32,7 +33,7 @@ from ludic.sql.code import rule_uses
 from ludic.store import Root, RunConfig
 from ludic.store.code import environment_uses
 from ludic.store.lease import await_free, newest_claim
-from ludic.store.slots import newest_slot_claim
+from ludic.store.slots import newest_slot_claim, read_slot_claim
 from ludic.training.code import names_in_root
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
 from ludic.training.feed import batch_rules
@@ -164,13 +165,16 @@ def run(
         follows = predecessor(root) if trainer.num_restarts else replaces
         return train_args(root.url, config, ranks, follows, model)
 
-    trainer = Child(name="trainer", args=trainer_args, log=logs / "trainer.log")
+    trainer = Child(
+        name="trainer", args=trainer_args, log=logs / "trainer.log", progress=partial(_newest_checkpoint, root)
+    )
     workers = [
         Child(
             name=f"worker {slot}",
             args=partial(_worker_args, root, slot, model, env_timeout_s),
             log=logs / f"worker-{slot}.log",
             is_free=partial(_is_slot_free, root, slot),
+            was_replaced=partial(_was_replaced, root, slot),
         )
         for slot in range(root.run.num_workers if num_workers is None else num_workers)
     ]
@@ -190,6 +194,25 @@ def _is_slot_free(root: Root, slot: int) -> bool:
     except StoreError:  # asked again later
         return False
     return holder is None or holder.is_over
+
+
+def _was_replaced(root: Root, slot: int, pid: int) -> bool:
+    """Whether a process of this machine claimed the slot, and another one after it."""
+    try:
+        newest = newest_slot_claim(root, slot)
+        lives = range(newest.life if newest else 0, 0, -1)
+        claims = (read_slot_claim(root, slot, life) for life in lives)
+        own = next((claim for claim in claims if claim and claim.owner == f"{socket.gethostname()}-{pid}"), None)
+    except LudicError:  # the slot is asked for again before the next life
+        return True
+    return own is not None and newest is not None and newest.life > own.life
+
+
+def _newest_checkpoint(root: Root) -> int | None:
+    try:
+        return last_step(root)
+    except LudicError:
+        return None
 
 
 def log_folder(root: Root) -> Path:
