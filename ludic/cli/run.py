@@ -9,6 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -105,11 +106,21 @@ def open_run(url: str, config: RunConfig, train: TrainConfig, code: CodeSettings
     try:
         Root.open(url)
     except MissingRootError:
+        _check_option_names(config)
         check_code(config, train, NO_FILES)
     root = open_or_start(url, config)
     uses = [*environment_uses(config), *rule_uses(_rules(config, train), names_in_root(root))]
     prepare_code(root, uses, code, partial(check_code, config, train))
     return root
+
+
+def _check_option_names(config: RunConfig) -> None:
+    """Raises ConfigError for options of an environment that the run does not name; they would change nothing."""
+    for name in config.env_options:
+        if name not in config.env:
+            close = get_close_matches(name, config.env, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"env is {', '.join(config.env)}"
+            raise ConfigError(f"env_options has options of {name!r}, which is not in env; {hint}")
 
 
 def check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
