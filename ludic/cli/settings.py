@@ -19,6 +19,7 @@ from typing import Annotated, Any, TextIO, TypeVar, cast, get_args, get_origin
 
 import tyro
 
+from ludic.cli.toml_types import check_types
 from ludic.errors import ConfigError
 from ludic.paths import local_path
 from ludic.store.run import RunConfig
@@ -41,7 +42,7 @@ _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=.*)?$", re.DOTALL)
 _USAGE = re.compile(r" \[-h\] \[OPTIONS\] ([A-Z][A-Z |]*[A-Z])")
 """Usage as tyro prints it: options, then what is given by place."""
 
-_EXPERIMENT = {"groups_per_batch", "num_steps"}
+_EXPERIMENT = {"groups_per_batch", "groups_per_call", "num_steps"}
 """Settings by which a command is known to take some of an experiment's."""
 
 _registry = tyro.constructors.ConstructorRegistry()
@@ -180,7 +181,8 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
 def _read_toml(path: Path, settings: type) -> dict[str, Any]:
     """Settings in a file, less what an experiment holds for other commands.
 
-    `ludic create` takes those of the run, `ludic train` those of the trainer, so that one file serves both.
+    `ludic create` takes those of the run, `ludic train` those of the trainer, `ludic worker` its own, so that one file
+    serves all.
     """
     try:
         values = tomllib.loads(path.read_text())
@@ -195,7 +197,22 @@ def _read_toml(path: Path, settings: type) -> dict[str, Any]:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
             raise ConfigError(f"{path}: no setting is called {name!r}; {hint}")
+    if "algorithm" in of_experiment:
+        _check_algorithm(values.get("algorithm"), path)
+    check_types(values, str(path), *([RunConfig, TrainConfig] if of_experiment else []), settings)
     return {name: value for name, value in values.items() if name in names}
+
+
+def _check_algorithm(name: Any, path: Path) -> None:
+    """Also where the command leaves it to another one. Raises ConfigError."""
+    if name in (None, "None"):
+        return
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}: algorithm is {name!r}, wanted one of {', '.join(algorithm_names())}")
+    try:
+        load_algorithm(name)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def field_names(settings: type) -> Iterator[str]:

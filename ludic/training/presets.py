@@ -56,8 +56,9 @@ def load_algorithm(name: str) -> dict[str, Any]:
     """Values of all DIALS, and of what else the file holds: `TrainConfig(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
-        close = get_close_matches(name, names) or names
-        raise ConfigError(f"there is no algorithm {name!r}; did you mean {' or '.join(close)}?")
+        close = get_close_matches(name, names)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
+        raise ConfigError(f"there is no algorithm {name!r}; {hint}")
     text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
     defaults = {field.name: _default(field) for field in fields(TrainConfig) if field.name in DIALS}
     return defaults | tomllib.loads(text)

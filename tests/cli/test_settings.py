@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 import tyro
 
-from ludic.cli import train
+from ludic.cli import train, worker
 from ludic.cli.settings import RootUrl, field_names, parse, to_flags
 from ludic.errors import ConfigError
 from ludic.store import Root, RunConfig
@@ -125,13 +125,59 @@ def test_config_without_a_file_is_explained() -> None:
         parsed("here", "--config")
 
 
-def test_a_value_of_the_wrong_type_in_a_file_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('ranks = "many"', "ranks is 'many', wanted an integer"),
+        ("ranks = true", "ranks is True, wanted an integer"),
+        ('learning_rate = "1e-6"', "learning_rate is '1e-6', wanted a number"),
+        ('max_lag = "8"', "max_lag is '8', wanted an integer or \"None\""),
+        ('resume = "yes"', "resume is 'yes', wanted true or false"),
+        ('filters = ["a", 1]', "filters is ['a', 1], wanted a list, each a string"),
+        ("options = 1", "options is 1, wanted a table"),
+        ('format = "xml"', "format is 'xml', wanted one of 'csv', 'json'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_file_and_setting(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "type.toml"
-    path.write_text('ranks = "many"')
-    with pytest.raises(SystemExit) as ended:
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{path}: {message}')}$"):
         parsed("here", "--config", str(path))
-    assert ended.value.code == 2
-    assert one_line(capsys) == "ludic: --ranks: invalid literal for int() with base 10: 'many'" + OPTIONS
+
+
+def test_none_and_a_single_value_of_a_list_fit(tmp_path: Path) -> None:
+    path = tmp_path / "type.toml"
+    path.write_text('max_lag = "None"\nfilters = "a"\nlearning_rate = 1\n')
+    nested = parsed("here", "--config", str(path)).nested
+    assert (nested.max_lag, nested.filters, nested.learning_rate) == (None, ("a",), 1.0)
+
+
+@pytest.mark.parametrize("command", ["create", "worker", "train", "run"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("algorithm = 3", "algorithm is 3, wanted one of cispo, dapo, "),
+        ('algorithm = "grp"', "there is no algorithm 'grp'; did you mean grpo"),
+        ('algorithm = "zzz"', "there is no algorithm 'zzz'; there are cispo, dapo, "),
+        ('accept_incomplete = "yes"', "accept_incomplete is 'yes', wanted true or false"),
+        ("group_size = true", "group_size is True, wanted an integer"),
+    ],
+)
+def test_every_command_checks_the_whole_experiment(
+    ludic, started, tmp_path: Path, command: str, text: str, message: str
+) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(text)
+    result = ludic(command, started.url, "--config", path)
+    assert result.code == 1
+    assert result.err.startswith(f"ludic: {path}: {message}")
+
+
+def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text('env = ["moar_cats"]\nlearning_rate = 0.5\nalgorithm = "grpo"\ngroups_per_call = 3\n')
+    settings = parse(worker.Settings, ["here", "--config", str(path)], program="ludic worker", description="")
+    assert settings.worker.groups_per_call == 3
 
 
 @pytest.mark.parametrize(
