@@ -11,8 +11,9 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TextIO, TypeVar, cast, get_args, get_origin
@@ -46,6 +47,8 @@ _EXPERIMENT = {"groups_per_batch", "groups_per_call", "num_steps"}
 """Settings by which a command is known to take some of an experiment's."""
 
 _registry = tyro.constructors.ConstructorRegistry()
+_being_read: list[Any] = []
+"""Types whose rule is being looked for."""
 
 
 @_registry.primitive_rule
@@ -62,6 +65,28 @@ def _mapping_as_json(
         is_instance=lambda value: isinstance(value, Mapping),
         str_from_instance=lambda value: [json.dumps(value)],
     )
+
+
+@_registry.struct_rule
+def _dataclass_with_joined_help(
+    info: tyro.constructors.StructTypeInfo,
+) -> tyro.constructors.StructConstructorSpec | None:
+    """A dataclass as tyro reads it, its fields' docstrings as one paragraph each."""
+    if not is_dataclass(info.type) or info.type in _being_read:
+        return None  # tyro's own rule is asked
+    _being_read.append(info.type)
+    try:
+        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
+    finally:
+        _being_read.pop()
+    if not isinstance(spec, tyro.constructors.StructConstructorSpec):
+        return None
+    return replace(spec, fields=tuple(replace(each, helptext=partial(_joined, each.helptext)) for each in spec.fields))
+
+
+def _joined(helptext: str | Callable[[], str | None] | None) -> str | None:
+    text = helptext() if callable(helptext) else helptext
+    return None if text is None else " ".join(text.split())
 
 
 def _parse_json(text: str) -> Mapping[str, Any]:

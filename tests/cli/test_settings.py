@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -209,6 +210,18 @@ def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert "--learning-rate" in out
     assert err == ""
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_help_has_no_line_break_within_a_sentence(ludic, command: str) -> None:
+    rows = [row.strip("│ ") for row in ludic(command, "--help").out.splitlines()]
+    assert "" not in rows[4:]
+    text = " ".join(" ".join(rows).split())
+    assert "Without it, code that came with somebody else's root is refused" in text
+    # Rows have up to 70 columns; the last word stays with the default behind it.
+    for row, following in pairwise(rows):
+        if row and following[:1].islower() and not row.startswith(("-", "╭", "─")):
+            assert len(row) + len(following.split()[0]) > 55, row
 
 
 def test_an_algorithm_is_named_in_a_file_and_what_is_set_besides_overrules_it(tmp_path: Path) -> None:
