@@ -38,6 +38,9 @@ from ludic.store.troubles import find_sampling_troubles, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
+_IDLE_S = 10.0
+"""Seconds without anything to sample after which a worker logs why."""
+
 MakeEngine = Callable[[str, int], Engine]
 """From a folder of weights and their version."""
 
@@ -140,6 +143,7 @@ def _wait_for_quota(
     follower: "_PolicyFollower", config: WorkerConfig, made: Counter[int], num_made: int, stop: threading.Event
 ) -> int:
     """How many groups to sample next; 0 when told to stop. Follows the newest policy meanwhile."""
+    began, said = time.monotonic(), False
     for wait_s in _back_off():
         latest = follower.follow()
         if latest is not None:
@@ -147,9 +151,21 @@ def _wait_for_quota(
             remaining = quota if config.num_groups is None else min(quota, config.num_groups - num_made)
             if remaining > 0:
                 return min(remaining, config.groups_per_call)
+        if not said and time.monotonic() - began >= _IDLE_S:
+            said = True
+            logger.info("%s", _why_idle(follower, latest, made))
         if stop.wait(wait_s):
             break
     return 0
+
+
+def _why_idle(follower: "_PolicyFollower", latest: LatestPolicy | None, made: Counter[int]) -> str:
+    if latest is None:
+        return "waiting for a policy that can be loaded; `ludic train` publishes policies"
+    return (
+        f"nothing to sample: the trainer asks for {latest.groups_per_worker} groups of version {follower.version}, "
+        f"{made[follower.version]} were sampled; waiting for a new version"
+    )
 
 
 def _back_off() -> Iterator[float]:
