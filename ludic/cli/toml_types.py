@@ -47,8 +47,9 @@ def _fits(value: Any, kind: Any) -> bool:
         return isinstance(value, Mapping)
     if kind in (int, float) and isinstance(value, bool):
         return False
-    wanted = {float: (int, float), Path: str}.get(kind, kind)
-    return kind not in _IN_TOML or isinstance(value, wanted)
+    if kind is float:
+        return isinstance(value, int | float)
+    return kind not in _IN_TOML or isinstance(value, str if kind is Path else kind)
 
 
 def _describe(kind: Any) -> str:
