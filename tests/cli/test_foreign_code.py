@@ -227,7 +227,7 @@ def test_no_name_of_a_file_gets_around_consent(ludic, hostile, marker, folder, s
         (folder / "run" / name).write_text(ADVANTAGE.format(marker=str(marker)))
     (folder / "run" / "x.py:y.sql").write_text("select rollout_id, 7 as advantage from rollouts")
     config = {"advantage": setting.format(folder=folder), "num_steps": 1, "device": "cpu"}
-    start_attempt(hostile, config=config, replaces=1)
+    start_attempt(hostile, config=config)
     result = ludic("train", hostile.url)
     assert result.code == 1
     assert not marker.exists()
