@@ -35,7 +35,7 @@ def load_file(file: UserFile) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module  # dataclasses look their module up while it still runs
     assert spec.loader is not None
-    with exit_is_an_error():
+    with only_exceptions():
         spec.loader.exec_module(module)
     return module
 
@@ -94,6 +94,19 @@ def exit_is_an_error() -> Iterator[None]:
         yield
     except SystemExit as error:
         failure = RuntimeError(f"sys.exit({error.code!r}) was called; raise an error instead")
+        raise failure.with_traceback(error.__traceback__) from error
+
+
+@contextmanager
+def only_exceptions() -> Iterator[None]:
+    """RuntimeError in place of what is no Exception, where a user's code is loaded. Ctrl-C passes."""
+    try:
+        with exit_is_an_error():
+            yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        failure = RuntimeError(f"{type(error).__name__} was raised: {error}; raise an Exception instead")
         raise failure.with_traceback(error.__traceback__) from error
 
 

@@ -116,7 +116,10 @@ def _dispatch(args: list[str]) -> int:
     texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
     earlier = {}
     rest, values = take_config(args[1:], module.Settings)
-    if rest and not rest[0].startswith("-") and hasattr(module, "earlier_settings"):
+    if rest and not {"-h", "--help"}.intersection(rest) and hasattr(module, "earlier_settings"):
+        if rest[0].startswith("-"):
+            print(f"ludic: ROOT comes first: ludic {name} ROOT [options]", file=sys.stderr)
+            return 2
         earlier = module.earlier_settings(rest[0], [*to_flags(values), *rest[1:]])
     module.main(parse(module.Settings, args[1:], **texts, earlier=earlier))
     return 0

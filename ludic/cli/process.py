@@ -14,8 +14,10 @@ SUPERVISED = "LUDIC_SUPERVISED"
 LAUNCHER = "LUDIC_LAUNCHER"
 """Environment variable, set for the ranks of `ludic train --ranks`: process id of the torchrun that starts them."""
 
-REPLACED = 3
-"""Exit status of a worker whose slot another worker took. The supervisor waits until the other worker has ended."""
+REPLACED = 93
+"""Exit status of a worker whose slot another worker took. The supervisor waits until the other worker has ended.
+
+Other programs rarely use it, and it counts only if the slot has a newer claim."""
 
 _GRACE_S = 30.0
 """Seconds in which a process whose parent is gone may stop cleanly: flush, or write a checkpoint."""

@@ -4,10 +4,12 @@ The same command resumes a run, with the settings that are stored in the root.
 """
 
 import os
+import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from ludic.cli.roots import open_or_start
 from ludic.cli.settings import Algorithm, RootUrl, to_flags
 from ludic.cli.supervisor import Child, supervise
 from ludic.cli.train import last_step, outcome, train_args
-from ludic.errors import ConfigError, MissingRootError, SchemaError, StoreError
+from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, StoreError
 from ludic.interaction.limits import ENV_TIMEOUT_S
 from ludic.rollouts.sampler import make_environments
 from ludic.sql import BatchRules, Planner
@@ -32,7 +34,7 @@ from ludic.sql.code import rule_uses
 from ludic.store import Root, RunConfig
 from ludic.store.code import environment_uses
 from ludic.store.lease import await_free, newest_claim
-from ludic.store.slots import newest_slot_claim
+from ludic.store.slots import newest_slot_claim, read_slot_claim
 from ludic.training.code import names_in_root
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
 from ludic.training.feed import batch_rules
@@ -107,11 +109,21 @@ def open_run(url: str, config: RunConfig, train: TrainConfig, code: CodeSettings
     try:
         Root.open(url)
     except MissingRootError:
+        _check_option_names(config)
         check_code(config, train, NO_FILES)
     root = open_or_start(url, config)
     uses = [*environment_uses(config), *rule_uses(_rules(config, train), names_in_root(root))]
     prepare_code(root, uses, code, partial(check_code, config, train))
     return root
+
+
+def _check_option_names(config: RunConfig) -> None:
+    """Raise ConfigError for options of an environment that the run does not name; they would have no effect."""
+    for name in config.env_options:
+        if name not in config.env:
+            close = get_close_matches(name, config.env, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"env is {', '.join(config.env)}"
+            raise ConfigError(f"env_options has options of {name!r}, which is not in env; {hint}")
 
 
 def check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
@@ -168,13 +180,16 @@ def run(
         follows = predecessor(root) if trainer.num_restarts else replaces
         return train_args(root.url, config, ranks, follows, model)
 
-    trainer = Child(name="trainer", args=trainer_args, log=logs / "trainer.log")
+    trainer = Child(
+        name="trainer", args=trainer_args, log=logs / "trainer.log", progress=partial(_newest_checkpoint, root)
+    )
     workers = [
         Child(
             name=f"worker {slot}",
             args=partial(_worker_args, root, slot, model, env_timeout_s),
             log=logs / f"worker-{slot}.log",
             is_free=partial(_is_slot_free, root, slot),
+            was_replaced=partial(_was_replaced, root, slot),
         )
         for slot in range(root.run.num_workers if num_workers is None else num_workers)
     ]
@@ -196,6 +211,25 @@ def _is_slot_free(root: Root, slot: int) -> bool:
     except SchemaError:  # a new life claims the number after it
         return True
     return holder is None or holder.is_over
+
+
+def _was_replaced(root: Root, slot: int, pid: int) -> bool:
+    """Return True if a process of this machine claimed the slot, and another process claimed it later."""
+    try:
+        newest = newest_slot_claim(root, slot)
+        lives = range(newest.life if newest else 0, 0, -1)
+        claims = (read_slot_claim(root, slot, life) for life in lives)
+        own = next((claim for claim in claims if claim and claim.owner == f"{socket.gethostname()}-{pid}"), None)
+    except LudicError:  # the slot is asked for again before the next life
+        return True
+    return own is not None and newest is not None and newest.life > own.life
+
+
+def _newest_checkpoint(root: Root) -> int | None:
+    try:
+        return last_step(root)
+    except LudicError:
+        return None
 
 
 def log_folder(root: Root) -> Path:

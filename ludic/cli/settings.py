@@ -11,14 +11,16 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, TextIO, TypeVar, cast, get_args, get_origin
 
 import tyro
 
+from ludic.cli.toml_types import check_types
 from ludic.errors import ConfigError
 from ludic.paths import local_path
 from ludic.store.run import RunConfig
@@ -38,10 +40,15 @@ _POSITIONAL = get_args(tyro.conf.Positional[str])[1]
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=.*)?$", re.DOTALL)
 """Matches an argument that can only be a flag."""
 
-_EXPERIMENT = {"groups_per_batch", "num_steps"}
+_USAGE = re.compile(r" \[-h\] \[OPTIONS\] ([A-Z][A-Z |]*[A-Z])")
+"""Matches a usage line of tyro: options, then positional arguments."""
+
+_EXPERIMENT = {"groups_per_batch", "groups_per_call", "num_steps"}
 """A command with one of these settings reads experiment files: it skips settings that are for other commands."""
 
 _registry = tyro.constructors.ConstructorRegistry()
+_being_read: list[Any] = []
+"""Types whose rule is being looked up."""
 
 
 @_registry.primitive_rule
@@ -58,6 +65,28 @@ def _mapping_as_json(
         is_instance=lambda value: isinstance(value, Mapping),
         str_from_instance=lambda value: [json.dumps(value)],
     )
+
+
+@_registry.struct_rule
+def _dataclass_with_joined_help(
+    info: tyro.constructors.StructTypeInfo,
+) -> tyro.constructors.StructConstructorSpec | None:
+    """A dataclass as tyro reads it, its fields' docstrings as one paragraph each."""
+    if not is_dataclass(info.type) or info.type in _being_read:
+        return None  # tyro's own rule is asked
+    _being_read.append(info.type)
+    try:
+        spec = tyro.constructors.ConstructorRegistry.get_struct_spec(info)
+    finally:
+        _being_read.pop()
+    if not isinstance(spec, tyro.constructors.StructConstructorSpec):
+        return None
+    return replace(spec, fields=tuple(replace(each, helptext=partial(_joined, each.helptext)) for each in spec.fields))
+
+
+def _joined(helptext: str | Callable[[], str | None] | None) -> str | None:
+    text = helptext() if callable(helptext) else helptext
+    return None if text is None else " ".join(text.split())
 
 
 def _parse_json(text: str) -> Mapping[str, Any]:
@@ -84,12 +113,26 @@ def parse(
     description = f"{description}. --config FILE.toml sets options."
     with contextlib.redirect_stderr(io.StringIO()) as said:
         try:
-            return tyro.cli(settings, args=args, prog=program, description=description, registry=_registry)
+            with contextlib.redirect_stdout(cast(TextIO, _RootFirst(sys.stdout))):
+                return tyro.cli(settings, args=args, prog=program, description=description, registry=_registry)
         except SystemExit as end:
             wrong = _in_a_line(said.getvalue()) if end.code else None
     if wrong:
         print(f"ludic: {wrong}; `{program} --help` lists the options", file=sys.stderr)
     sys.exit(2 if wrong else 0)
+
+
+class _RootFirst:
+    """Standard output that rewrites tyro's usage line to the order of a call: ludic train ROOT [OPTIONS]."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return self._stream.write(_USAGE.sub(r" \1 [OPTIONS]", text, count=1))
 
 
 def _in_a_line(box: str) -> str:
@@ -155,6 +198,8 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
     args = [part for arg in args for part in (arg.split("=", 1) if arg.startswith(f"{flag}=") else [arg])]
     if flag not in args:
         return args, None
+    if args.count(flag) > 1:
+        raise ConfigError(f"{flag} is given twice")
     place = args.index(flag)
     if place + 1 == len(args):
         raise ConfigError(f"{flag} wants {wanted} after it")
@@ -162,7 +207,7 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
 
 
 def last_value(args: Sequence[str], name: str) -> str | None:
-    """The value that the flags give a setting, the last one of several; None where they give none."""
+    """Return the value that the flags give a setting, the last one of several; None if they give none."""
     flag, found = f"--{name.replace('_', '-')}", None
     for place, arg in enumerate(args):
         head, equals, value = arg.partition("=")
@@ -174,7 +219,7 @@ def last_value(args: Sequence[str], name: str) -> str | None:
 def _read_toml(path: Path, settings: type) -> dict[str, Any]:
     """Read a file's settings, without those that an experiment file holds for other commands.
 
-    `ludic create` takes the run's settings and `ludic train` the trainer's, so one file serves both.
+    `ludic create` takes the run's settings, `ludic train` the trainer's, `ludic worker` its own: one file serves all.
     Raises ConfigError if the file can't be read or holds an unknown setting.
     """
     try:
@@ -190,7 +235,22 @@ def _read_toml(path: Path, settings: type) -> dict[str, Any]:
             close = difflib.get_close_matches(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
             raise ConfigError(f"{path}: no setting is called {name!r}; {hint}")
+    if "algorithm" in of_experiment:
+        _check_algorithm(values.get("algorithm"), path)
+    check_types(values, str(path), *([RunConfig, TrainConfig] if of_experiment else []), settings)
     return {name: value for name, value in values.items() if name in names}
+
+
+def _check_algorithm(name: Any, path: Path) -> None:
+    """Raise ConfigError for an unknown algorithm, also if only another command uses it."""
+    if name in (None, "None"):
+        return
+    if not isinstance(name, str):
+        raise ConfigError(f"{path}: algorithm is {name!r}, wanted one of {', '.join(algorithm_names())}")
+    try:
+        load_algorithm(name)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def field_names(settings: type) -> Iterator[str]:

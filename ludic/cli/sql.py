@@ -10,7 +10,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
@@ -157,7 +157,8 @@ def open_sink(path: Path | None) -> Iterator[BinaryIO]:
     except OSError as error:
         raise ConfigError(f"{path} can't be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # the folder may be a file, or be read-only
+            partial.unlink(missing_ok=True)
 
 
 def _write_json(result: pa.RecordBatchReader, sink: BinaryIO) -> None:

@@ -22,8 +22,13 @@ _STOP_WITHIN_S = 60.0
 _MOST_DEATHS = 3
 """Number of deaths in a row, each soon after the start or with the same last words, that ends the supervision."""
 _QUICK_S = 20.0
+_HEALTHY_S = 3600.0
+"""Seconds of life that reset the count of deaths."""
 _TIME = re.compile(r"^\d\d:\d\d:\d\d ")
-"""Time at the begin of a logged line, which differs between deaths."""
+"""Time at the start of a logged line, which differs between deaths."""
+_REASON = re.compile(r"^(?:\d\d:\d\d:\d\d )?(?:ludic: |\[rank\d+\]: )")
+"""Start of a line with the reason of a death; torchrun's report, which is always the same, comes after it."""
+_LETTER = re.compile(r"[^\W\d_]")
 _LOOK_EVERY_S = 2.0
 
 
@@ -42,6 +47,10 @@ class Child:
     """File of its stdout and stderr, over all restarts."""
     is_free: Callable[[], bool] = lambda: True
     """Returns whether the process that replaced this one has ended; called every 2 s after an exit with REPLACED."""
+    was_replaced: Callable[[int], bool] = lambda pid: True
+    """Returns whether another process replaced this one, given its process id; called after an exit with REPLACED."""
+    progress: Callable[[], object] = lambda: None
+    """Returns a value that progress changes, such as the newest checkpoint's step; a change resets the count."""
     num_restarts: int = 0
     _quick_deaths: int = 0
     _deaths_alike: int = 0
@@ -50,13 +59,17 @@ class Child:
     _log_start: int = 0
     """Byte offset in the log at the last start."""
     _started: float = 0.0
+    _progress: object = None
+    """Value of `progress` at the last start."""
+    _replaced: bool | None = None
+    """Result of `was_replaced`; None before it is called."""
     _looked: float = 0.0
     _process: subprocess.Popen | None = field(default=None, repr=False)
 
     def start(self, environment: dict[str, str]) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         args = self.args()
-        self._started = time.monotonic()
+        self._started, self._progress, self._replaced = time.monotonic(), self.progress(), None
         with self.log.open("ab") as log:
             self._log_start = log.tell()
             self._process = subprocess.Popen(
@@ -75,8 +88,8 @@ class Child:
         return self._process
 
     def is_due(self) -> bool:
-        """Whether to restart it now, after it ended."""
-        if self.process.returncode != REPLACED:
+        """Return True if it has ended and is to be restarted now."""
+        if not self._is_replaced():
             return True
         if time.monotonic() - self._looked < _LOOK_EVERY_S:
             return False
@@ -84,6 +97,11 @@ class Child:
             logger.warning("%s was replaced and waits: %s", self.name, self.last_words())
         self._looked = time.monotonic()
         return self.is_free()
+
+    def _is_replaced(self) -> bool:
+        if self._replaced is None:
+            self._replaced = self.process.returncode == REPLACED and self.was_replaced(self.process.pid)
+        return self._replaced
 
     def restart(self, environment: dict[str, str]) -> None:
         """Restart it. Raises ChildError after 3 deaths in a row, soon after the start or with the same last words."""
@@ -102,10 +120,13 @@ class Child:
 
     def _count_death(self) -> None:
         # Deaths by a kill from outside, or by replacement, are not counted.
-        if self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM, REPLACED):
+        if self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM) or self._is_replaced():
             self._quick_deaths = self._deaths_alike = 0
             return
-        self._quick_deaths = self._quick_deaths + 1 if time.monotonic() - self._started < _QUICK_S else 0
+        lived_s = time.monotonic() - self._started
+        if lived_s >= _HEALTHY_S or self.progress() != self._progress:
+            self._quick_deaths = self._deaths_alike = 0
+        self._quick_deaths = self._quick_deaths + 1 if lived_s < _QUICK_S else 0
         words = _TIME.sub("", self._last_line())
         self._deaths_alike = self._deaths_alike + 1 if words == self._words else 1
         self._words = words
@@ -118,14 +139,15 @@ class Child:
             self.process.stdin.close()
 
     def last_words(self) -> str:
-        """Return the last line of its log since the last start, and the path of the log."""
+        """Return the log line that gives the reason of its last death, and the path of the log."""
         return f"{self._last_line()} ({self.log} has more)"
 
     def _last_line(self) -> str:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
-            lines = log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "(no output)"
+            lines = log.read().decode(errors="replace").splitlines()[::-1]
+        chosen = next(filter(_REASON.search, lines), None) or next(filter(_LETTER.search, lines), "(no output)")
+        return chosen.strip()
 
 
 def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, str], tick: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ludic.bounds import check_numbers
-from ludic.cli.code import CodeSettings, prepare_code
+from ludic.cli.code import CodeSettings, gives_consent, prepare_code
 from ludic.cli.process import LAUNCHER, stop_on_signals
 from ludic.cli.roots import start_like
 from ludic.cli.settings import Algorithm, RootUrl, last_value, take_option, to_flags
@@ -87,8 +87,7 @@ def _stored_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
 
 def main(settings: Settings) -> None:
     root = open_resumable(settings.root) if settings.resume else open_or_create(settings)
-    if settings.code.is_given:
-        prepare_trainer_code(root, settings.train, settings.code)
+    prepare_trainer_code(root, settings.train, settings.code)
     replaces = newest_claim(root) if settings.take_over else settings.replaces
     if settings.ranks > 1 and "WORLD_SIZE" not in os.environ:
         model = other_place(root, settings.model)
@@ -136,7 +135,7 @@ def last_step(root: Root) -> int:
 
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
-    """Apply the code flags to the files that this trainer plans with."""
+    """Do what the flags of code ask for, and consent to the user's own files that the root already holds."""
     from ludic.sql.code import rule_uses
     from ludic.sql.planner import Planner
     from ludic.training.code import names_in_root
@@ -144,7 +143,8 @@ def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) ->
 
     rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
     uses = rule_uses(rules, names_in_root(root))
-    prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.run.extra_columns))
+    if code.is_given or gives_consent(root, uses):
+        prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.run.extra_columns))
 
 
 def open_resumable(url: str) -> Root:

@@ -22,7 +22,7 @@ from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError
 from ludic.paths import local_path
-from ludic.python_files import describe, describe_failure, load_file
+from ludic.python_files import describe, describe_failure, load_file, only_exceptions
 from ludic.user_files import NO_FILES, Files, read_user_file
 
 EnvironmentFactory = Callable[[], Environment]
@@ -129,7 +129,8 @@ def _load_file(name: str, place: str, files: Files) -> ModuleType:
 
 def _load_module(name: str, module_name: str) -> ModuleType:
     try:
-        return importlib.import_module(module_name)
+        with only_exceptions():
+            return importlib.import_module(module_name)
     except Exception as error:
         raise ConfigError(
             f"environment {name}: module {module_name!r} can't be imported: {describe(error)}; "
@@ -152,7 +153,8 @@ def _with_options(name: str, make: Callable[..., Any], options: dict[str, Any], 
 
 def _build_first(name: str, build: Callable[[], Any]) -> Any:
     try:
-        return build()
+        with only_exceptions():
+            return build()
     except LudicError as error:
         raise ConfigError(f"environment {name}: {error}") from error
     except Exception as error:

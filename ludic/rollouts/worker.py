@@ -37,12 +37,15 @@ from ludic.store.troubles import find_sampling_troubles, warn_of_rows
 
 logger = logging.getLogger(__name__)
 
+_IDLE_S = 10.0
+"""Seconds without work after which a worker logs the reason."""
+
 MakeEngine = Callable[[str, int], Engine]
 """Function that makes an engine from a folder of weights and their version."""
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _REFUSED_S = 10.0
-"""Until a broken policy is read again."""
+"""Seconds until a broken policy is read again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +148,7 @@ def _wait_for_quota(
     follower: "_PolicyFollower", config: WorkerConfig, made: Counter[int], num_made: int, stop: threading.Event
 ) -> int:
     """Wait until there are groups to sample, following the newest policy; returns their number, or 0 if stopped."""
+    began, said = time.monotonic(), False
     for wait_s in _back_off():
         latest = follower.follow()
         if latest is not None:
@@ -152,9 +156,21 @@ def _wait_for_quota(
             remaining = quota if config.num_groups is None else min(quota, config.num_groups - num_made)
             if remaining > 0:
                 return min(remaining, config.groups_per_call)
+        if not said and time.monotonic() - began >= _IDLE_S:
+            said = True
+            logger.info("%s", _why_idle(follower, latest, made))
         if stop.wait(wait_s):
             break
     return 0
+
+
+def _why_idle(follower: "_PolicyFollower", latest: LatestPolicy | None, made: Counter[int]) -> str:
+    if latest is None:
+        return "waiting for a policy that can be loaded; `ludic train` publishes policies"
+    return (
+        f"nothing to sample: the trainer asks for {latest.groups_per_worker} groups of version {follower.version}, "
+        f"{made[follower.version]} were sampled; waiting for a new version"
+    )
 
 
 def _back_off() -> Iterator[float]:

@@ -57,8 +57,13 @@ class Storage:
 
     @classmethod
     def at(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
-        """Connect to a URL. Raises ConfigError if it holds a secret, StoreError if no filesystem serves it."""
+        """Connect to a URL.
+
+        Raises ConfigError if it is empty or holds a secret, StoreError if no filesystem serves it.
+        """
         url = str(url)
+        if not url.strip():
+            raise ConfigError("ROOT is empty; name a folder or a URL")
         _refuse_secrets(url)
         if fs is not None:
             path = fs._strip_protocol(url)

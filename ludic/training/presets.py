@@ -59,8 +59,9 @@ def load_algorithm(name: str) -> dict[str, Any]:
     """Return the values of all DIALS: `TrainConfig(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
-        close = get_close_matches(name, names) or names
-        raise ConfigError(f"there is no algorithm {name!r}; did you mean {' or '.join(close)}?")
+        close = get_close_matches(name, names)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
+        raise ConfigError(f"there is no algorithm {name!r}; {hint}")
     text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
     defaults = {field.name: _default(field) for field in fields(TrainConfig) if field.name in DIALS}
     return defaults | tomllib.loads(text)

@@ -1,8 +1,11 @@
 """`ludic create`: a root for workers and trainers elsewhere, and nothing started."""
 
+import json
 from pathlib import Path
 
-from ludic.store import Root
+import pytest
+
+from ludic.store import Root, RunConfig
 
 
 def test_a_root_is_made_and_nothing_is_started(ludic, tmp_path: Path, model_folder: str) -> None:
@@ -31,6 +34,29 @@ def test_what_no_worker_could_use_is_refused(ludic, tmp_path: Path, model_folder
     assert result.code == 1
     assert "environment 'moar_cat' is unknown; did you mean moar_cats?" in result.err
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("moar_cat", "did you mean 'moar_cats'?"), ("zzz", "env is moar_cats, addition")]
+)
+def test_options_of_an_environment_that_is_not_in_the_run_are_refused(
+    ludic, tmp_path: Path, model_folder: str, name: str, hint: str
+) -> None:
+    options = json.dumps({name: {"max_digits": 2}})
+    env = ["--env", "moar_cats", "addition", "--env-options", options]
+    result = ludic("create", tmp_path / "run", "--model", model_folder, *env)
+    assert (result.code, result.err) == (
+        1,
+        f"ludic: env_options has options of '{name}', which is not in env; {hint}\n",
+    )
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_there_with_such_options_still_opens(ludic, tmp_path: Path, model_folder: str) -> None:
+    Root.create(str(tmp_path / "run"), RunConfig(model=model_folder, env=("moar_cats",), env_options={"zzz": {"n": 1}}))
+    env = ["--env", "moar_cats", "--env-options", '{"zzz": {"n": 1}}']
+    assert ludic("create", tmp_path / "run", "--model", model_folder, *env).code == 0
+    assert ludic("stats", tmp_path / "run").code == 0
 
 
 def test_an_advantage_that_is_no_file_is_answered_with_what_was_looked_for(

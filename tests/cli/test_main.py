@@ -80,6 +80,29 @@ def test_a_missing_root_is_explained_in_one_line(ludic, tmp_path: Path, command:
     assert result.err == f"ludic: {tmp_path} holds no run: run.json is missing; `ludic run` starts one\n"
 
 
+@pytest.mark.parametrize("command", ["train", "run"])
+def test_options_before_the_root_are_refused_since_the_settings_in_the_root_come_before_them(
+    ludic, trained: Root, command: str
+) -> None:
+    result = ludic(command, "--num-steps", "20", trained.url)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == f"ludic: ROOT comes first: ludic {command} ROOT [options]\n"
+
+
+@pytest.mark.parametrize(("command", "places"), [("train", "ROOT"), ("run", "ROOT")])
+def test_usage_shows_the_root_before_the_options(ludic, command: str, places: str) -> None:
+    assert ludic(command, "--help").out.splitlines()[0] == f"usage: ludic {command} {places} [OPTIONS]"
+
+
+@pytest.mark.parametrize("url", ["", "  "])
+def test_an_empty_root_is_not_the_working_directory(ludic, tmp_path: Path, monkeypatch, url: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    for args in (["create", url, "--model", "model", "--env", "moar_cats"], ["train", url], ["stats", url]):
+        result = ludic(*args)
+        assert (result.code, result.err) == (1, "ludic: ROOT is empty; name a folder or a URL\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_root_on_no_filesystem_is_explained_in_one_line(ludic) -> None:
     assert ludic("stats", "nowhere://run").err == "ludic: nowhere://run: Protocol not known: nowhere\n"
 

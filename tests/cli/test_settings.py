@@ -6,13 +6,14 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 import tyro
 
-from ludic.cli import train
+from ludic.cli import train, worker
 from ludic.cli.settings import RootUrl, field_names, parse, to_flags
 from ludic.errors import ConfigError
 from ludic.store import Root, RunConfig
@@ -128,13 +129,59 @@ def test_config_without_a_file_is_explained() -> None:
         parsed("here", "--config")
 
 
-def test_a_value_of_the_wrong_type_in_a_file_is_wrong_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('ranks = "many"', "ranks is 'many', wanted an integer"),
+        ("ranks = true", "ranks is True, wanted an integer"),
+        ('learning_rate = "1e-6"', "learning_rate is '1e-6', wanted a number"),
+        ('max_lag = "8"', "max_lag is '8', wanted an integer or \"None\""),
+        ('resume = "yes"', "resume is 'yes', wanted true or false"),
+        ('filters = ["a", 1]', "filters is ['a', 1], wanted a list, each a string"),
+        ("options = 1", "options is 1, wanted a table"),
+        ('format = "xml"', "format is 'xml', wanted one of 'csv', 'json'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_file_and_setting(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "type.toml"
-    path.write_text('ranks = "many"')
-    with pytest.raises(SystemExit) as ended:
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{path}: {message}')}$"):
         parsed("here", "--config", str(path))
-    assert ended.value.code == 2
-    assert one_line(capsys) == "ludic: --ranks: invalid literal for int() with base 10: 'many'" + OPTIONS
+
+
+def test_none_and_a_single_value_of_a_list_fit(tmp_path: Path) -> None:
+    path = tmp_path / "type.toml"
+    path.write_text('max_lag = "None"\nfilters = "a"\nlearning_rate = 1\n')
+    nested = parsed("here", "--config", str(path)).nested
+    assert (nested.max_lag, nested.filters, nested.learning_rate) == (None, ("a",), 1.0)
+
+
+@pytest.mark.parametrize("command", ["create", "worker", "train", "run"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("algorithm = 3", "algorithm is 3, wanted one of cispo, dapo, "),
+        ('algorithm = "grp"', "there is no algorithm 'grp'; did you mean grpo"),
+        ('algorithm = "zzz"', "there is no algorithm 'zzz'; there are cispo, dapo, "),
+        ('accept_incomplete = "yes"', "accept_incomplete is 'yes', wanted true or false"),
+        ("group_size = true", "group_size is True, wanted an integer"),
+    ],
+)
+def test_every_command_checks_the_whole_experiment(
+    ludic, started, tmp_path: Path, command: str, text: str, message: str
+) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text(text)
+    result = ludic(command, started.url, "--config", path)
+    assert result.code == 1
+    assert result.err.startswith(f"ludic: {path}: {message}")
+
+
+def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.toml"
+    path.write_text('env = ["moar_cats"]\nlearning_rate = 0.5\nalgorithm = "grpo"\ngroups_per_call = 3\n')
+    settings = parse(worker.Settings, ["here", "--config", str(path)], program="ludic worker", description="")
+    assert settings.worker.groups_per_call == 3
 
 
 @pytest.mark.parametrize(
@@ -168,6 +215,18 @@ def test_help_goes_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert err == ""
 
 
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_help_has_no_line_break_within_a_sentence(ludic, command: str) -> None:
+    rows = [row.strip("│ ") for row in ludic(command, "--help").out.splitlines()]
+    assert "" not in rows[4:]
+    text = " ".join(" ".join(rows).split())
+    assert "Without it, code that came with somebody else's root is refused" in text
+    # Rows have up to 70 columns; the last word stays with the default behind it.
+    for row, following in pairwise(rows):
+        if row and following[:1].islower() and not row.startswith(("-", "╭", "─")):
+            assert len(row) + len(following.split()[0]) > 55, row
+
+
 def test_an_algorithm_is_named_in_a_file_and_what_is_set_besides_overrules_it(tmp_path: Path) -> None:
     # dapo clips at .2 and .28, and drops groups of equal rewards
     path = tmp_path / "experiment.toml"
@@ -191,6 +250,14 @@ def test_an_unknown_algorithm_is_answered_with_a_close_one(tmp_path: Path) -> No
     for args in (["--algorithm", "dappo"], ["--config", str(path)]):
         with pytest.raises(ConfigError, match=r"there is no algorithm 'dappo'; did you mean .*dapo"):
             train_settings("here", *args)
+
+
+@pytest.mark.parametrize("command", ["train", "run"])
+@pytest.mark.parametrize("flag", ["--config", "--algorithm"])
+def test_a_flag_that_decides_others_is_given_once(ludic, started, command: str, flag: str) -> None:
+    for flags in ([flag, "dapo", flag, "sft"], [f"{flag}=dapo", f"{flag}=sft"]):
+        result = ludic(command, started.url, *flags)
+        assert (result.code, result.err) == (1, f"ludic: {flag} is given twice\n")
 
 
 @pytest.mark.parametrize("command", ["run", "train"])

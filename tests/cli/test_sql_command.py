@@ -148,6 +148,12 @@ def test_a_folder_that_is_not_there_is_explained(ludic, trained: Root, tmp_path:
     assert result.err == f"ludic: {tmp_path}/none/x.csv can't be written: No such file or directory\n"
 
 
+def test_out_below_a_file_is_explained(ludic, trained, tmp_path) -> None:
+    (tmp_path / "file").touch()
+    result = ludic("sql", trained.url, "select 1", "--out", tmp_path / "file" / "x.csv")
+    assert (result.code, result.err) == (1, f"ludic: {tmp_path}/file/x.csv can't be written: Not a directory\n")
+
+
 @pytest.mark.parametrize(
     ("query", "reason"),
     [

@@ -1,12 +1,15 @@
 """Processes that `ludic run` starts again: when, and when no more."""
 
+import socket
 import time
 from pathlib import Path
 
 import pytest
 
 from ludic.cli.process import REPLACED
+from ludic.cli.run import _was_replaced
 from ludic.cli.supervisor import Child, ChildError, supervise
+from ludic.store.slots import claim_slot
 
 # Each life leaves a line; the worker ends at once, the trainer when the file `over` is there.
 LIFE = """
@@ -74,8 +77,10 @@ with lives.open("a") as file:
 number = len(lives.read_text().splitlines())
 if words == "alike":
     print(f"12:00:{number:02} ludic: the model has no head")
-elif words == "changing":
+elif words in ("changing", "reported"):
     print(f"ludic: step {number} failed")
+if words == "reported":
+    print("Root Cause (first observed failure):\\n  traceback : To enable traceback see: https://pytorch.org\\n====")
 sys.exit(1)
 """
 
@@ -86,10 +91,9 @@ def fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ludic.cli.supervisor._QUICK_S", 0.0)
     (tmp_path / "failing.py").write_text(FAILING)
 
-    def fail(words: str, most_lives: int = 5) -> tuple[str, int]:
-        child = Child(
-            name="trainer", args=lambda: ["failing", str(tmp_path / "lives"), words], log=tmp_path / "trainer.log"
-        )
+    def fail(words: str, most_lives: int = 5, **options) -> tuple[str, int]:
+        args = ["failing", str(tmp_path / "lives"), words]
+        child = Child(name="trainer", args=lambda: args, log=tmp_path / "trainer.log", **options)
 
         def tick() -> None:
             if num_lives(tmp_path, "lives") >= most_lives:
@@ -120,3 +124,51 @@ def test_a_life_that_says_nothing_does_not_repeat_the_words_of_the_one_before(fa
 
 def test_deaths_with_other_words_each_time_are_no_reason_to_stop(fail) -> None:
     assert fail("changing")[1] >= 5
+
+
+def test_torchruns_report_below_the_reason_does_not_make_deaths_alike(fail, tmp_path: Path) -> None:
+    assert fail("reported")[1] >= 5
+    child = Child(name="trainer", args=list, log=tmp_path / "trainer.log")
+    assert child.last_words().startswith("ludic: step 5 failed (")
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("[rank0]: ValueError: no head\n  traceback : To enable\n====\n", "[rank0]: ValueError: no head"),
+        ("12:00:00 ludic: first\n12:00:01 ludic.store: retried\n", "12:00:00 ludic: first"),
+        ("ValueError: no head\n-----\n 12 \n", "ValueError: no head"),
+    ],
+)
+def test_the_last_words_are_the_line_that_says_why(tmp_path: Path, log: str, words: str) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text(log)
+    assert Child(name="trainer", args=list, log=path).last_words() == f"{words} ({path} has more)"
+
+
+def test_a_new_checkpoint_or_a_long_life_ends_a_row_of_deaths(fail, tmp_path: Path, monkeypatch) -> None:
+    assert fail("alike", progress=lambda: num_lives(tmp_path, "lives"))[1] >= 5
+    (tmp_path / "lives").unlink()
+    monkeypatch.setattr("ludic.cli.supervisor._HEALTHY_S", 0.0)
+    assert fail("alike")[1] >= 5
+
+
+def test_the_exit_status_of_a_replaced_worker_is_not_believed_without_a_newer_claim(fail, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(f"{FAILING.replace('sys.exit(1)', f'sys.exit({REPLACED})')}")
+    message, lives = fail("alike", was_replaced=lambda pid: False)
+    assert message.startswith("trainer died 3 times")
+    assert lives == 3
+
+
+def test_a_worker_was_replaced_where_a_claim_follows_its_own(started, monkeypatch) -> None:
+    def claim(pid: int) -> None:
+        monkeypatch.setattr("ludic.store.slots.owner_name", lambda: f"{socket.gethostname()}-{pid}")
+        claim_slot(started, 0, f"w0-{pid}")
+
+    assert not _was_replaced(started, 0, 7)
+    claim(6)
+    assert not _was_replaced(started, 0, 7)
+    claim(7)
+    assert not _was_replaced(started, 0, 7)
+    claim(8)
+    assert _was_replaced(started, 0, 7)

@@ -172,3 +172,12 @@ def test_the_list_of_names_has_the_built_in_ones_first():
     assert names[:5] == ("addition", "moar_cats", "number_comparison", "opposites", "sequential_digits")
     assert "reasoning_gym/leg_counting" in names
     assert len(set(names)) == len(names) > 100
+
+
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "GeneratorExit()", "BaseException('no')"])
+@pytest.mark.parametrize("where", ["file", "class"])
+def test_whatever_a_file_raises_is_explained(tmp_path, raised, where):
+    body = f"raise {raised}" if where == "file" else f"class Cats:\n    def __init__(self):\n        raise {raised}"
+    (tmp_path / "cats.py").write_text(f"{body}\n")
+    with pytest.raises(ConfigError, match="RuntimeError: "):
+        make_environment(f"{tmp_path}/cats.py:Cats")

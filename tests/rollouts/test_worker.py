@@ -102,6 +102,20 @@ def test_a_worker_that_starts_before_the_first_policy_can_be_stopped(root: Root,
     assert list_files(root) == []
 
 
+def test_a_worker_without_work_says_once_what_it_waits_for(
+    root: Root, working: Working, folder: str, caplog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ludic.rollouts.worker._IDLE_S", 0.1)
+    caplog.set_level("INFO", "ludic.rollouts.worker")
+    waiting = "waiting for a policy that can be loaded; `ludic train` publishes policies"
+    idle = "nothing to sample: the trainer asks for 2 groups of version 0, 2 were sampled; waiting for a new version"
+    with working(root) as wait_until:
+        wait_until(lambda: waiting in caplog.messages)
+        publish(root, folder, groups_per_worker=2)
+        wait_until(lambda: idle in caplog.messages)
+    assert (caplog.messages.count(waiting), caplog.messages.count(idle)) == (1, 1)
+
+
 def test_the_worker_never_goes_back_to_a_lower_version(
     root: Root, working: Working, folder: str, other_folder: str
 ) -> None:
