@@ -103,10 +103,8 @@ class TrainConfig:
     """Scale advantages to mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
     normalize_over: Literal["tokens", "sequences", "constant"] = "tokens"
     """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), or divide each sequence's sum
-    by a constant (Dr. GRPO).
-
-    For dpo, ipo and orpo, sequences means pairs.
-    """
+    by a constant (Dr. GRPO). For dpo, ipo and
+    orpo, sequences means pairs."""
     constant_tokens: int | None = None
     """Tokens that replace each sequence's length if normalize_over is constant; usually max_tokens."""
     entropy_weight: float | None = None
