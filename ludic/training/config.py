@@ -20,10 +20,7 @@ _SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """Settings of a trainer. None means off, unless the field says otherwise.
-
-    Raises ConfigError if a value is out of range or contradicts another setting.
-    """
+    """Settings of a trainer. None means off, unless the setting says otherwise."""
 
     num_steps: int = 100
     """Total number of gradient steps, including those before a resume."""
@@ -188,6 +185,7 @@ class TrainConfig:
     """Metrics logger, in addition to the root's metrics table."""
 
     def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range or contradicts another setting."""
         check_numbers(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas is {self.betas}, wanted two numbers from 0 to below 1")

@@ -220,7 +220,7 @@ def test_help_has_no_line_break_within_a_sentence(ludic, command: str) -> None:
     rows = [row.strip("│ ") for row in ludic(command, "--help").out.splitlines()]
     assert "" not in rows[4:]
     text = " ".join(" ".join(rows).split())
-    assert "Without it, code that came with somebody else's root is refused" in text
+    assert "Without this flag, code that came with somebody else's root is refused" in text
     # Rows have up to 70 columns; the last word stays with the default behind it.
     for row, following in pairwise(rows):
         if row and following[:1].islower() and not row.startswith(("-", "╭", "─")):
