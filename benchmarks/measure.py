@@ -44,6 +44,11 @@ def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> 
     return median(top / bottom for top, bottom in zip(numerators, denominators, strict=True))
 
 
+def with_spread(values: Sequence[float]) -> str:
+    """Return the median of rounds, with the lowest and the highest."""
+    return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(title=title, title_justify="left")
     for place, column in enumerate(columns):

@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
 
-from benchmarks.measure import median_ratio, print_table, take_turns
+from benchmarks.measure import median_ratio, print_table, take_turns, with_spread
 from benchmarks.rollouts import Source, make_batch
 from ludic.records import RolloutBatch, new_id
 from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
@@ -40,6 +40,7 @@ FLUSH_GROUPS = 32
 """Groups of 8 rollouts that RolloutWriter writes as one file, and one row group, by default."""
 ENCODING = "Parquet (ludic), encoding alone"
 _CALLS = 7
+_ROUNDS = 7
 CALL_GROUPS = 8
 """Groups that a worker writes as one file by default, since it flushes after each engine call."""
 Rows = list[dict[str, Any]]
@@ -68,7 +69,7 @@ def main(quick: bool = False) -> None:
     mean_length, num_groups = (50, 2) if quick else (1000, FLUSH_GROUPS)
     batch = make_batch(num_groups, mean_length=mean_length)
     print_sizes(all_formats(batch), num_tokens := num_response_tokens(batch))
-    print_speeds(num_groups, mean_length, num_tokens, rounds=1 if quick else 3)
+    print_speeds(num_groups, mean_length, num_tokens, rounds=1 if quick else _ROUNDS)
     sources: tuple[Source, ...] = ("zipf",) if quick else ("zipf", "python")
     print_parts({(s, n): make_batch(n, mean_length=mean_length, source=s) for s in sources for n in flushes(quick)})
 
@@ -109,7 +110,10 @@ def print_sizes(formats: dict[str, Format], num_tokens: int) -> None:
 
 
 def print_speeds(num_groups: int, mean_length: int, num_tokens: int, rounds: int) -> None:
-    """Print speeds. Each contestant has separate processes, so that it does not pay for another's memory."""
+    """Print medians of rounds with their spread.
+
+    In each round each contestant has a process of its own, so that it does not pay for another's memory.
+    """
     writing: dict[str, list[float]] = {name: [] for name in [*FORMATS, ENCODING]}
     reading: dict[str, list[float]] = {name: [] for name in FORMATS}
     for _ in range(rounds):
@@ -124,7 +128,8 @@ def print_speeds(num_groups: int, mean_length: int, num_tokens: int, rounds: int
         [name, *_speed(writing, name, ours, num_tokens), *_speed(reading, name, ours, num_tokens)] for name in writing
     ]
     columns = ["", "written", "of ludic's", "read", "of ludic's"]
-    print_table("Million tokens a second on one core", columns, rows)
+    title = f"Million tokens a second on one core, median of {rounds} rounds (lowest to highest)"
+    print_table(title, columns, rows)
 
 
 def measure_speed(name: str, num_groups: int, mean_length: int) -> dict[str, float]:
@@ -141,11 +146,11 @@ def measure_speed(name: str, num_groups: int, mean_length: int) -> dict[str, flo
 
 
 def _speed(seconds: Mapping[str, Sequence[float]], name: str, ours: str, num_tokens: int) -> list[str]:
-    """Return million tokens per second, and the ratio to ludic's speed."""
+    """Return million tokens per second, the median of rounds with the lowest and highest, and the ratio to ludic's."""
     if name not in seconds:
         return ["", ""]
     return [
-        f"{num_tokens / median(seconds[name]) / 1e6:.1f}",
+        with_spread([num_tokens / taken / 1e6 for taken in seconds[name]]),
         f"{median_ratio(seconds[ours], seconds[name]):.2g}x",
     ]
 

@@ -80,6 +80,7 @@ class Engine(Protocol):
         """Replace the weights by those of a Hugging Face folder of the same architecture.
 
         All or nothing: raises ModelError if the folder is missing, half-written or of another architecture, and
-        keeps the old weights and version.
+        keeps the old weights and version. If reading fails later, while weights are copied: raises ModelError and keeps
+        the old version, and `generate` raises ModelError until a load succeeds.
         """
         ...

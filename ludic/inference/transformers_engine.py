@@ -10,6 +10,7 @@ can't be served.
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ludic.errors import ConfigError, ModelError, in_a_line
 from ludic.inference.adapters import base_of_adapter, merge_adapter
 from ludic.inference.engine import Completion, GenerationRequest
 from ludic.inference.sampling import make_rows, sample
+from ludic.inference.weight_files import can_read_into, check_tensors, first_unknown_name, open_weights, read_into
 
 # Config entries that may differ between folders of the same architecture.
 _NOT_ARCHITECTURE = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
@@ -67,6 +69,8 @@ class TransformersEngine:
         self._eos_token_ids = _eos_token_ids(self._model)
         self._max_batch = max_batch
         self._lock = threading.Lock()
+        self._half_loaded: str | None = None
+        """Folder whose weights have replaced only a part of those in use."""
         self.policy_version = version
         # A model without a table or range of positions, for example with ALiBi, has no limit in its config.
         self.max_length: int = getattr(self._model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
@@ -78,6 +82,8 @@ class TransformersEngine:
         order = sorted(range(len(requests)), key=lambda place: len(requests[place].prompt_tokens))
         completions: dict[int, Completion] = {}
         with self._lock, torch.inference_mode():
+            if self._half_loaded:
+                raise ModelError(f"{self._half_loaded}: its weights are half loaded; load a version again, then sample")
             for start in range(0, len(order), self._max_batch):
                 places = order[start : start + self._max_batch]
                 batch = [requests[place] for place in places]
@@ -88,11 +94,34 @@ class TransformersEngine:
         if not Path(folder).is_dir():
             raise ModelError(f"{folder}: there is no such folder; version {self.policy_version} stays in use")
         _check_same_architecture(self._model.config, _load_config(folder), folder)
+        if base_of_adapter(folder) or not can_read_into(self._model):
+            self._copy_second_model(folder, version)
+        elif difference := self._read_in_place(folder, version):
+            try:  # transformers translates some names, for example those of older releases
+                self._copy_second_model(folder, version)
+            except ModelError as error:
+                raise ModelError(difference) from error
+
+    def _read_in_place(self, folder: str, version: int) -> str | None:
+        """Read the weights, or change nothing and return the first difference if the tensors have other names."""
+        with open_weights(folder) as stored:
+            difference = first_unknown_name(stored, self._model, folder)
+            if difference is None:
+                check_tensors(stored, self._model)
+                self._replace(folder, version, partial(read_into, self._model, stored))
+        return difference
+
+    def _copy_second_model(self, folder: str, version: int) -> None:
+        """Load weights that transformers or peft have to convert."""
         model = _load_model(folder, self._model.dtype, self._base)
-        # The weights are complete and have the same shapes, so the copy can't fail half-way.
+        self._replace(folder, version, partial(self._model.load_state_dict, model.state_dict()))
+
+    def _replace(self, folder: str, version: int, copy: Callable[[], object]) -> None:
+        """Change the weights; if `copy` fails or is interrupted, `generate` raises until a later one succeeds."""
         with self._lock:
-            self._model.load_state_dict(model.state_dict())
-            self.policy_version = version
+            self._half_loaded = folder
+            copy()
+            self._half_loaded, self.policy_version = None, version
 
     def _check(self, request: GenerationRequest, place: int) -> None:
         prompt, vocab_size = request.prompt_tokens, self._model.config.get_text_config().vocab_size

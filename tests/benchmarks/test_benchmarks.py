@@ -69,6 +69,14 @@ def test_every_format_gives_the_same_tokens_back():
                 np.testing.assert_array_equal(array, getattr(rollout, column), err_msg=f"{name}: {column}")
 
 
+def test_speeds_show_the_spread_of_the_rounds():
+    from benchmarks.store_size import _speed
+
+    # 6 million tokens in 2, 3 and 1 s; in the same rounds ludic took 1, 1 and 2 s
+    seconds = {"ludic": [1.0, 1.0, 2.0], "other": [2.0, 3.0, 1.0]}
+    assert _speed(seconds, "other", "ludic", 6_000_000) == ["3.0 (2.0 to 6.0)", "0.5x"]
+
+
 def test_chunks_and_all_logits_give_the_same_logprobs():
     from benchmarks.logprobs_memory import _batch, _model, by_all_logits
     from ludic.training.logprobs import token_logprobs

@@ -3,7 +3,6 @@
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 import ludic
@@ -22,25 +21,34 @@ def stores(tmp_path_factory: pytest.TempPathFactory):
     return small, compact_copy(small, str(folder / "compacted"))
 
 
-def by_id(advantages: pa.Table) -> dict[str, float]:
-    return dict(zip(advantages["rollout_id"].to_pylist(), advantages["advantage"].to_pylist(), strict=True))
-
-
-def test_all_contestants_get_the_same_advantages(stores):
+def test_all_contestants_get_the_same_advantages(stores, tmp_path):
     small, compacted = stores
-    expected = by_id(sql.by_sql(ludic.connect(small)))
+    expected = sql.by_id(sql.by_sql(ludic.connect(small)))
     # Some of 6 x 64 are dropped by the flags that are drawn for them.
     assert 300 < len(expected) < 384
-    rows = ludic.connect(small).sql("from rollouts").to_arrow_table().to_pylist(maps_as_pydicts="lossy")
+    of_rows = sql.row_contestants(small, tmp_path / "rows.jsonl")
+    assert {name.partition(",")[0] for name in of_rows} == {"JSON lines", "MessagePack"}
+    assert {"JSON lines, DuckDB", "JSON lines, json", "JSON lines, msgspec, needed fields"} <= of_rows.keys()
     found = [
-        by_id(sql.by_sql(ludic.connect(compacted))),
-        by_id(sql.by_sql(sql.plain_duckdb(small))),
+        sql.by_id(sql.by_sql(ludic.connect(compacted))),
+        sql.by_id(sql.by_sql(sql.plain_duckdb(small))),
         dict(sql.by_polars(ludic.scan(small)).rows()),
         dict(sql.by_polars(ludic.scan(compacted), rows_are_episodes=True).rows()),
-        sql.by_python(rows),
+        *(call() for call in of_rows.values()),
     ]
     for advantages in found:
         assert advantages == pytest.approx(expected)
+
+
+def test_contestants_of_other_advantages_are_refused(stores):
+    small, _ = stores
+    found = sql.by_id(sql.by_sql(ludic.connect(small)))
+    sql.check_same(small, {"the same": lambda: found})
+    moved = {name: advantage + 1e-6 for name, advantage in found.items()}
+    with pytest.raises(AssertionError, match="moved gets other advantages"):
+        sql.check_same(small, {"moved": lambda: moved})
+    with pytest.raises(AssertionError, match="none keeps other rollouts"):
+        sql.check_same(small, {"none": dict})
 
 
 def test_compaction_leaves_a_file_a_version(stores):
