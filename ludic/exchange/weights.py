@@ -19,6 +19,7 @@ from ludic.store import Root
 from ludic.store.attempts import newest_attempt_id
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
 from ludic.store.filesystem import Storage
+from ludic.store.local import follow_umask
 from ludic.store.manifest import MANIFEST, check_folder
 from ludic.store.policies import policy_folder, stored_versions
 from ludic.training.first_model import first_model, first_tokenizer, write_files
@@ -137,13 +138,15 @@ def _staging_folder(storage: Storage) -> tempfile.TemporaryDirectory[str]:
 
 
 def _publish(folder: Path, storage: Storage) -> None:
+    files = sorted((file for file in folder.rglob("*") if file.is_file()), key=lambda file: file.name == "config.json")
     if storage.is_local:
         try:
+            for file in files:
+                follow_umask(file)
             folder.rename(storage.path)
         except OSError as error:  # another process may have made the folder
             raise ConfigError(f"{storage.url} can't be made: {error.strerror or error}") from error
         return
-    files = sorted((file for file in folder.rglob("*") if file.is_file()), key=lambda file: file.name == "config.json")
     for file in files:
         name = file.relative_to(folder).as_posix()
         if not storage.put_file_if_absent(file, name):

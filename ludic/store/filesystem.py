@@ -9,7 +9,6 @@ does not exist raises FileNotFoundError.
 import builtins
 import io
 import re
-import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -218,6 +217,8 @@ class Storage:
             if parent is not None:
                 parent.mkdir(parents=True, exist_ok=True)
             folder = tempfile.TemporaryDirectory(prefix="ludic-", dir=parent)
+            if parent is not None:
+                local.follow_umask(Path(folder.name))
         with folder as path:
             yield Path(path)
 
@@ -225,8 +226,7 @@ class Storage:
         """Move a local file to `name`, replacing any file of that name."""
         if self.is_local:
             with self.explained(name, writing=True):
-                Path(self.at_path(name)).parent.mkdir(parents=True, exist_ok=True)
-                shutil.move(file, self.at_path(name))
+                local.move_in(file, Path(self.at_path(name)))
         else:
             self._try(name, lambda: self.fs.put_file(str(file), self.at_path(name)), writing=True)
             file.unlink()

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,6 +36,7 @@ def replace(target: Path, data: Content, scratch: Path) -> None:
 
 def create_from(file: Path, target: Path, scratch: Path) -> None:
     """Create `target` as a hard link to a complete file, or as a copy if the disk can't link them; `file` stays."""
+    follow_umask(file)
     _fsync(file)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -46,6 +48,32 @@ def create_from(file: Path, target: Path, scratch: Path) -> None:
             shutil.copyfile(file, temporary)
             _fsync(temporary)
             _give_name(temporary, target)
+
+
+def move_in(file: Path, target: Path) -> None:
+    """Move a complete file to `target`, replacing any file of that name."""
+    follow_umask(file)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(file, target)
+
+
+def follow_umask(path: Path) -> None:
+    """Give a file or folder the permissions that a new one beside it gets.
+
+    safetensors and tempfile make files and folders that only their owner can read, so that another user's worker on
+    the same disk could not. The umask itself can't be read without changing it for all threads.
+    """
+    new = path.with_name(uuid4().hex)
+    if path.is_dir():
+        new.mkdir()
+        wanted = new.stat().st_mode
+        new.rmdir()
+    else:
+        new.touch()
+        wanted = new.stat().st_mode
+        new.unlink()
+    if path.stat().st_mode != wanted:
+        path.chmod(stat.S_IMODE(wanted))
 
 
 def walk(folder: str) -> Iterator[os.DirEntry[str]]:
