@@ -10,7 +10,7 @@ UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dis
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: .venv/installed  ## teach a tiny model on this machine, in a minute
+demo: .venv/demo  ## teach a tiny model on this machine, in a minute
 	$(BIN)/ludic demo
 
 test: .venv/installed  ## run the quick tests, in some minutes
@@ -58,9 +58,14 @@ clean:  ## remove what the other targets made
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[interop]'
 	touch $@
 
-# constraints.txt pins every package, so that two machines install the same.
-.venv/installed: pyproject.toml constraints.txt
+# What the tests, the checks and the notebooks need besides the package.
+.venv/installed: .venv/demo
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# The package alone. constraints.txt pins every package, so that two machines install the same.
+.venv/demo: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	touch $@
