@@ -8,7 +8,7 @@ UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dis
 	$(foreach folder,$(WHOLE_RUNS) faults interop,--ignore=tests/$(folder))
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 demo: .venv/demo  ## teach a tiny model on this machine, in a minute
 	$(BIN)/ludic demo
