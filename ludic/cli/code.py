@@ -1,10 +1,10 @@
-"""Flags about a root's code, shared by `create`, `run`, `worker` and `train`: whether it may run, and which version."""
+"""Consent to the code that a root names, and its copies in the root, as the flags ask."""
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from ludic.cli.flags.code import CodeSettings
 from ludic.consent import CodeUse, has_consent
 from ludic.errors import ConsentError, SchemaError, StoreError
 from ludic.store import Root
@@ -12,20 +12,6 @@ from ludic.store.code import FoundFiles, consent_to, find_files, keep_files, tru
 from ludic.user_files import Files, UserFile, file_of, read_user_file
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CodeSettings:
-    trust_code: bool = False
-    """Agree to run the files and modules that the root names, now and in the future. Without this flag, code that came
-    with somebody else's root is refused; see docs/security.md."""
-    update_code: bool = False
-    """Use users' files as they are on this machine now, and store them in the root. Without this flag, the root's
-    copies run."""
-
-    @property
-    def is_given(self) -> bool:
-        return self.trust_code or self.update_code
 
 
 def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, check: Callable[[Files], object]) -> None:

@@ -4,38 +4,15 @@ Safe while the run and readers continue. After an interruption, the same command
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
 
-from ludic.bounds import check_numbers
+from ludic.cli.flags.compact import Settings
 from ludic.cli.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
-from ludic.cli.settings import RootUrl
-from ludic.errors import ConfigError
 from ludic.store import Root
-from ludic.store.compaction import TARGET_BYTES, CompactedPartition, CompactionReport, compact, sealed_before
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run."""
-    before: int | None = None
-    """Compact versions below this one; None compacts the versions that workers and the newest trainer no longer use."""
-    all: bool = False
-    """Compact every version; for a finished run."""
-    target_mb: int = TARGET_BYTES >> 20
-    """Target size of a compacted file, in MiB."""
-    dry_run: bool = False
-    """Report the changes without making them."""
-    json: bool = False
-    """Print JSON instead of a table."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.all and self.before is not None:
-            raise ConfigError("--all and --before say different things; give one of them")
+from ludic.store.compaction import CompactedPartition, CompactionReport, compact, sealed_before
 
 
 def main(settings: Settings) -> None:

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
-from ludic.bounds import check_numbers
+from ludic.cli.flags.demo import Settings
 from ludic.cli.glance import Watcher
 from ludic.cli.live import open_view
 from ludic.cli.output import sparkline
@@ -46,17 +46,6 @@ OTHER_WORDS = (
     "our their this that here there now then always never often again more most some many all eat drink sleep run "
     "walk jump play sing dance work read write look find make take give come go"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: str = "runs/demo"
-    """Folder or URL of the run; a stopped demo is resumed."""
-    num_steps: int = 60
-    """Number of gradient steps."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 def main(settings: Settings) -> None:

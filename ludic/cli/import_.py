@@ -7,16 +7,14 @@ ConfigError if the format is unknown, a file is foreign, or the root does not ex
 import functools
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import tyro
 from rich.console import Console
 
-from ludic.bounds import check_numbers
+from ludic.cli.flags.import_ import Settings
 from ludic.cli.output import plural, print_json, printable, progress_bar, stdout_console
-from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError, MissingRootError
 from ludic.exchange.importing import ImportReport, import_file
 from ludic.exchange.mapping import load_format
@@ -28,31 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _MOST_REFUSED = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run; created if it does not exist and --model is given."""
-    files: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE")]
-    """Files to import, paths or URLs."""
-    from_: Annotated[str, tyro.conf.arg(name="from", metavar="FORMAT")]
-    """Format of the files: jsonl, verl, trl, prime-rl or art; or path/to/mapping.toml (docs/exchange.md)."""
-    env: str | None = None
-    """Environment name for records without one; None uses the format's name."""
-    tokenizer: str | None = None
-    """Folder, Hugging Face id or URL of the tokenizer for texts; None uses the tokenizer of the run's model."""
-    model: str | None = None
-    """Folder, Hugging Face id or URL of the weights, for a run that is created."""
-    group_size: int = 8
-    """Group size in the settings of a run that is created. Imported groups keep their size."""
-    groups_per_batch: int = 8
-    """Groups per batch in the settings of a run that is created."""
-    json: bool = False
-    """Print the whole report as JSON."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 def main(settings: Settings) -> None:

@@ -1,7 +1,7 @@
 """The `ludic` command: run a subcommand with settings from flags and a TOML file; report errors in one line.
 
 Results go to stdout, progress and logs to stderr. Exits with 0 for success, 1 for a reported failure, 2 for wrong
-usage. A command's module is imported only when that command runs.
+usage. A command's flags are imported only for that command, and its module only when the command runs.
 """
 
 import difflib
@@ -13,11 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.table import Table
-
-from ludic.cli.output import printable
-from ludic.cli.settings import parse, take_config, to_flags
+from ludic.cli.printable import printable
 from ludic.errors import LudicError
 from ludic.installed import LUDIC, installed_version
 
@@ -38,10 +34,12 @@ COMMANDS = {
     "export": "A Hugging Face folder of its weights, a Delta or Iceberg table of its files, or JSONL or CSV",
     "import": "Bring in rollouts that other programs wrote",
 }
-"""Commands and their descriptions. Each is a module of ludic.cli (`import` is import_.py) with a dataclass `Settings`
-and a function `main(settings)`. A command that reuses settings of a root also has `earlier_settings(root, args)`; a
-command with any number of positional arguments also has `places_to_flags(args)`."""
+"""Commands and their descriptions. Each is a module of ludic.cli.flags (`import` is import_.py) with a dataclass
+`Settings`, and one of ludic.cli with a function `main(settings)`. Flags with any number of positional arguments also
+have `places_to_flags(args)`."""
 
+_RESUMING = ("run", "train")
+"""Commands that reuse settings of a root; their modules have `earlier_settings(root, args)`."""
 _MOST_LINES = 4
 _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 """Error numbers of a full or broken device."""
@@ -110,22 +108,34 @@ def _dispatch(args: list[str]) -> int:
         hint = f"did you mean `ludic {close[0]}`?" if close else "`ludic --help` lists them"
         print(f"ludic: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2
-    module = importlib.import_module(f"ludic.cli.{name}{'_' if keyword.iskeyword(name) else ''}")
-    if hasattr(module, "places_to_flags"):
-        args = [name, *module.places_to_flags(args[1:])]
-    texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
+    return _run(name, args[1:])
+
+
+def _run(name: str, args: list[str]) -> int:
+    from ludic.cli.settings import parse, take_config, to_flags  # imports tyro, which the rest does not need
+
+    module = f"{name}{'_' if keyword.iskeyword(name) else ''}"
+    flags = importlib.import_module(f"ludic.cli.flags.{module}")
+    if hasattr(flags, "places_to_flags"):
+        args = flags.places_to_flags(args)
     earlier = {}
-    rest, values = take_config(args[1:], module.Settings)
-    if rest and not {"-h", "--help"}.intersection(rest) and hasattr(module, "earlier_settings"):
+    rest, values = take_config(args, flags.Settings)
+    if name in _RESUMING and rest and not {"-h", "--help"}.intersection(rest):
         if rest[0].startswith("-"):
             print(f"ludic: ROOT comes first: ludic {name} ROOT [options]", file=sys.stderr)
             return 2
-        earlier = module.earlier_settings(rest[0], [*to_flags(values), *rest[1:]])
-    module.main(parse(module.Settings, args[1:], **texts, earlier=earlier))
+        command = importlib.import_module(f"ludic.cli.{module}")
+        earlier = command.earlier_settings(rest[0], [*to_flags(values), *rest[1:]])
+    texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
+    settings = parse(flags.Settings, args, **texts, earlier=earlier)
+    importlib.import_module(f"ludic.cli.{module}").main(settings)
     return 0
 
 
 def _print_help() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console()
     console.print("[bold]ludic[/] COMMAND ROOT [options]     post-training with storage as the spine\n")
     table = Table.grid(padding=(0, 2))

@@ -6,7 +6,6 @@ Data of a run is always shown as text, never as markup or terminal escape codes,
 import itertools
 import json
 import math
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from ludic.cli.printable import CONTROL
+from ludic.cli.printable import printable as printable
 from ludic.store.track import Track as Track
 from ludic.store.track import untracked as untracked
 
@@ -28,11 +29,6 @@ SHOWN_ITEMS = 6
 """Number of items of a list that a cell shows."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
-# Line breaks and tabs are layout. Other characters of C0 and C1 could move the cursor or rename the window. Characters
-# that change the direction of writing, line separators and invisible tags could disguise the text.
-_CONTROL = re.compile(
-    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
-)
 
 
 def stdout_console() -> Console:
@@ -57,7 +53,7 @@ def print_json(value: Any) -> None:
 def json_text(value: Any, **options: Any) -> str:
     """Return plain values as JSON. Characters that `printable` spells out are escaped and read back the same."""
     text = json.dumps(value, ensure_ascii=False, **options)
-    return _CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
+    return CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
 
 
 def to_plain(value: Any) -> Any:
@@ -82,15 +78,6 @@ def _is_plain(values: Sequence[Any]) -> bool:
     """Whether a list needs no conversion. For 100,000 tokens this takes 1% of the time of converting each item."""
     types = set(map(type, values))
     return types <= {int, bool, str, type(None)} or (types == {float} and all(map(math.isfinite, values)))
-
-
-def printable(text: str) -> str:
-    """Return the text with its control characters, and those that hide or reorder text, spelt out."""
-    return _CONTROL.sub(lambda match: _spell(ord(match[0])), text)
-
-
-def _spell(code: int) -> str:
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def cell(value: Any, most: int = 60) -> Text:

@@ -8,26 +8,25 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tyro
-
-from ludic.bounds import check_numbers
 from ludic.cli import train
-from ludic.cli.code import CodeSettings, prepare_code
+from ludic.cli.code import prepare_code
+from ludic.cli.flags.code import CodeSettings
+from ludic.cli.flags.run import Settings
 from ludic.cli.glance import Watcher
 from ludic.cli.live import open_view
 from ludic.cli.process import interrupt_on_sigterm
 from ludic.cli.roots import open_or_start
-from ludic.cli.settings import Algorithm, RootUrl, to_flags
+from ludic.cli.settings import to_flags
 from ludic.cli.supervisor import Child, supervise
 from ludic.cli.train import last_step, outcome, train_args
+from ludic.defaults import ENV_TIMEOUT_S
 from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, StoreError
-from ludic.interaction.limits import ENV_TIMEOUT_S
 from ludic.rollouts.sampler import make_environments
 from ludic.sql import BatchRules, Planner
 from ludic.sql.code import rule_uses
@@ -39,32 +38,6 @@ from ludic.training.code import names_in_root
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
 from ludic.training.feed import batch_rules
 from ludic.user_files import NO_FILES, Files
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run; created if it does not exist."""
-    run: tyro.conf.OmitArgPrefixes[RunConfig]
-    algorithm: Algorithm = None
-    """Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them."""
-    train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
-    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
-    local_workers: int | None = None
-    """Number of workers to start on this machine, 0 for none; None starts num_workers, all of the schedule."""
-    ranks: int = 1
-    """Number of processes that train together."""
-    env_timeout_s: float | None = ENV_TIMEOUT_S
-    """Seconds that one environment call may take in a worker started here; None means no limit."""
-    take_over: bool = False
-    """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        if self.local_workers is not None and not 0 <= self.local_workers <= self.run.num_workers:
-            raise ConfigError(
-                f"local_workers is {self.local_workers}, wanted 0 to num_workers ({self.run.num_workers})"
-            )
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:

@@ -23,7 +23,7 @@ import tyro
 from ludic.cli.toml_types import check_types
 from ludic.errors import ConfigError
 from ludic.paths import local_path
-from ludic.store.run import RunConfig
+from ludic.run_config import RunConfig
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
 

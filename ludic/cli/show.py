@@ -7,17 +7,16 @@ also all ids of the run. Raises UnknownIdError if the id matches nothing or seve
 import logging
 import re
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import duckdb
-import tyro
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ludic.cli.flags.show import Settings
 from ludic.cli.output import cell, number, pairs, plain_table, plural, print_json, printable, stdout_console
 from ludic.cli.query import ask
-from ludic.cli.settings import RootUrl
 from ludic.cli.tokens import TokenReader, TokenRow, colour_legend, coloured, load_token_reader, token_table
 from ludic.errors import LudicError, QueryError
 from ludic.fsck import TABLES, read_footers
@@ -83,22 +82,6 @@ class Found:
 
 class UnknownIdError(LudicError, LookupError):
     """An id matches no rollout or group, or several."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run."""
-    id: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="ID")]
-    """rollout_id or group_id; its beginning or end is enough if no other id matches."""
-    color: Literal["logprob", "advantage", "none"] = "logprob"
-    """Colour the response's tokens by their probability (logprob) or by the advantage used in training."""
-    tokens: bool = False
-    """List the tokens, one per line, with ids, logprobs and rewards."""
-    full: bool = False
-    """Show long texts and responses whole; by default their middle is left out."""
-    json: bool = False
-    """Print JSON: the rows, their uses in training, and the code that scored them."""
 
 
 def main(settings: Settings) -> None:

@@ -11,29 +11,24 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Any, BinaryIO
 
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
-import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ludic.bounds import check_numbers
+from ludic.cli.flags.sql import Settings
 from ludic.cli.output import cell, json_text, pairs, printable, stdout_console, to_plain
 from ludic.cli.query import explain, interrupted_by_ctrl_c
-from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError, QueryError, in_a_line
 from ludic.sql import connect
 from ludic.sql.connect import check_only_reads
 from ludic.store import Root
-
-Format = Literal["table", "json", "csv", "parquet"]
 
 _ROWS_A_BATCH = 10_000
 _UNSAFE = "`--unsafe` allows it; use it only for a query that you trust"
@@ -41,40 +36,6 @@ _SEALED = re.compile(r"disabled (by|through) configuration|configuration has bee
 _BYTES_AT_ONCE = 4 << 20
 # Minimum width of a column; a table that would need narrower columns is shown row by row.
 _NARROWEST = 16
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run."""
-    query: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUERY")]
-    """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, workers, code, policies,
-    metrics, reference and token_stats. Column root is the run of a row; in batches and all_batches, ledger_root is."""
-    also: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROOT [ROOT ...]")] = ()
-    """More runs to query; `ludic sql ROOT ROOT ... QUERY` does the same."""
-    format: Format | None = None
-    """Output format; None derives it from the suffix of --out, else prints a table."""
-    out: Path | None = None
-    """File to write; None writes to stdout."""
-    max_rows: int = 40
-    """Maximum number of rows that a table shows."""
-    unsafe: bool = False
-    """Run any statement, not queries only: it may read and write files, attach databases and load extensions."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
-
-    @property
-    def chosen_format(self) -> Format:
-        suffixes: dict[str, Format] = {".json": "json", ".csv": "csv", ".parquet": "parquet"}
-        return self.format or suffixes.get(self.out.suffix if self.out else "", "table")
-
-
-def places_to_flags(args: list[str]) -> list[str]:
-    """Turn ROOT ROOT ... QUERY into ROOT QUERY --also ROOT ...: the number of positional arguments is fixed."""
-    num_places = next((place for place, arg in enumerate(args) if arg.startswith("-")), len(args))
-    root, *others, query = args[:num_places] if num_places > 2 else ("", "")
-    return [root, query, *args[num_places:], "--also", *others] if others else args
 
 
 def main(settings: Settings) -> None:

@@ -3,13 +3,14 @@
 Reads footers and scalar columns, no tokens. Files that can't be read, or were set aside, are listed and left out.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import duckdb
 from rich.console import Console
 from rich.text import Text
 
+from ludic.cli.flags.stats import Settings
 from ludic.cli.output import (
     Track,
     cell,
@@ -26,7 +27,6 @@ from ludic.cli.output import (
     untracked,
 )
 from ludic.cli.query import ask
-from ludic.cli.settings import RootUrl
 from ludic.fsck import TABLES, Footer, read_footers
 from ludic.sql import connect
 from ludic.store import Root
@@ -84,14 +84,6 @@ from attempts
 left join attempt_chain using (attempt_id)
 order by attempt_id
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run."""
-    json: bool = False
-    """Print JSON instead of tables."""
 
 
 def main(settings: Settings) -> None:

@@ -4,18 +4,18 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any
 
-import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ludic.bounds import check_numbers
-from ludic.cli.code import CodeSettings, gives_consent, prepare_code
+from ludic.cli.code import gives_consent, prepare_code
+from ludic.cli.flags.code import CodeSettings
+from ludic.cli.flags.train import Settings
 from ludic.cli.process import LAUNCHER, stop_on_signals
 from ludic.cli.roots import start_like
-from ludic.cli.settings import Algorithm, RootUrl, last_value, take_option, to_flags
+from ludic.cli.settings import last_value, take_option, to_flags
 from ludic.errors import ConfigError, MissingRootError
 from ludic.store import Root, newest_attempt_id, read_attempt
 from ludic.store.checkpoints import checkpoint_places, place_to_resume
@@ -25,32 +25,6 @@ from ludic.training.objective_settings import DECIDE_IGNORED, without_ignored
 from ludic.training.presets import load_algorithm
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run. Training continues from the last checkpoint, if there is one. With --sources or
-    --replay-batches, the run is created if it does not exist."""
-    algorithm: Algorithm = None
-    """Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them."""
-    train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
-    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
-    model: str | None = None
-    """First weights of a run that is created here; None takes the model of its first source. For an existing run: the
-    location of its first model, if it is not where run.json says."""
-    resume: bool = False
-    """Fail if there is no complete checkpoint to resume from. Without this flag, a run with a checkpoint is resumed,
-    and a run without one starts from its first weights."""
-    ranks: int = 1
-    """Number of processes that train together, started here under torchrun."""
-    take_over: bool = False
-    """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
-    replaces: int | None = None
-    """Attempt that is known to have ended, so that its lease is not watched; set by `ludic run`."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:

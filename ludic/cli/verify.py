@@ -5,13 +5,13 @@ With --repair, broken files are set aside first, and the remaining findings are 
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.text import Text
 
+from ludic.cli.flags.verify import Settings
 from ludic.cli.output import print_json, printable, progress_bar, stdout_console
-from ludic.cli.settings import RootUrl
 from ludic.errors import LudicError
 from ludic.fsck import Finding, Report, check_root, meaning_of
 from ludic.store import Root
@@ -19,16 +19,6 @@ from ludic.store import Root
 
 class UnsoundError(LudicError, ValueError):
     """A root has findings."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run. In a run that is still active, half-written data may be reported as well."""
-    repair: bool = False
-    """Move broken files to set_aside/ with the reason, and delete temporary files that are older than a day."""
-    json: bool = False
-    """Print JSON instead of a list."""
 
 
 def main(settings: Settings) -> None:

@@ -6,29 +6,14 @@ stays, with the reason below it. Raises MissingRootError if there is no run, or 
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 
-from ludic.bounds import check_numbers
+from ludic.cli.flags.watch import Settings
 from ludic.cli.glance import Watcher
 from ludic.cli.live import LiveView
 from ludic.cli.output import stdout_console
 from ludic.cli.panel import draw
-from ludic.cli.settings import RootUrl
 
 _TICK_S = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run."""
-    interval_s: float = 2.0
-    """Seconds between two looks at the files."""
-    once: bool = False
-    """Print one frame and exit."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 def main(settings: Settings) -> None:

@@ -4,38 +4,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Literal
 
-import tyro
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 
-from ludic.cli.code import CodeSettings, prepare_code
+from ludic.cli.code import prepare_code
+from ludic.cli.flags.worker import Settings
 from ludic.cli.guard import guarded
 from ludic.cli.process import REPLACED, stop_on_signals
-from ludic.cli.settings import RootUrl
 from ludic.errors import SlotTakenError
 from ludic.records import RolloutBatch
 from ludic.rollouts.metrics import mean_reward
 from ludic.rollouts.sampler import make_environments
-from ludic.rollouts.worker import WorkerConfig, run_worker
+from ludic.rollouts.worker import run_worker
 from ludic.store import Root
 from ludic.store.code import environment_uses
 from ludic.training.first_model import first_model
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    root: RootUrl
-    """Folder or URL of the run."""
-    worker: tyro.conf.OmitArgPrefixes[WorkerConfig] = field(default_factory=WorkerConfig)
-    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
-    device: Literal["cpu", "cuda"] | None = None
-    """Device to sample on; None uses CUDA if available."""
-    model: str | None = None
-    """Location of the run's first model, which adapters need; None means where run.json says."""
 
 
 def main(settings: Settings) -> None:

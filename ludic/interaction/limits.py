@@ -24,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ENV_TIMEOUT_S = 60.0
-"""Default limit in seconds."""
 MOST_TIMEOUTS = 3
 """Timeouts of a method in a row after which it is not called any more."""
 

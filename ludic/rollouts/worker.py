@@ -15,18 +15,17 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ludic.bounds import check_numbers
 from ludic.errors import ModelError, SchemaError, StoreError
 from ludic.inference.chat import load_tokenizer
 from ludic.inference.engine import Engine
-from ludic.interaction.limits import ENV_TIMEOUT_S, LimitedEnvironments, TimeLimit
+from ludic.interaction.limits import LimitedEnvironments, TimeLimit
 from ludic.interaction.single_step import Agent
 from ludic.records import RolloutBatch
 from ludic.rollouts.code import open_environments
+from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.metrics import call_metrics
 from ludic.rollouts.sampler import GroupSampler
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
@@ -46,27 +45,6 @@ MakeEngine = Callable[[str, int], Engine]
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _REFUSED_S = 10.0
 """Seconds until a broken policy is read again."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """Settings of one worker. Settings shared by all workers are in run.json."""
-
-    slot: int | None = None
-    """Number of the part of the run's schedule that this worker samples; a restarted worker keeps its slot. None takes
-    a random new slot."""
-    groups_per_call: int = 8
-    """Maximum number of groups sampled in one call of the engine and stored in one file."""
-    num_groups: int | None = None
-    """Number of groups after which the worker stops; None samples until it is stopped."""
-    follow_quota: bool = True
-    """Sample at most the number of groups per policy version that the trainer requests. If off, sample with the newest
-    version without limit."""
-    env_timeout_s: float | None = ENV_TIMEOUT_S
-    """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 def run_worker(

@@ -1,9 +1,9 @@
 """Schemas of the tables, validation of batches, and conversion of records to Arrow and back."""
 
+from ludic.extra_columns import EXTRA_TYPES, check_extra_columns, extra_names
 from ludic.schema.conversion import column_values, from_table, to_table, token_arrays
 from ludic.schema.references import resolve_row
 from ludic.schema.tables import (
-    EXTRA_TYPES,
     NO_COLUMNS,
     SCALAR_COLUMNS,
     SCHEMA_VERSION,
@@ -11,10 +11,8 @@ from ludic.schema.tables import (
     Column,
     TableSchema,
     arrow_schema,
-    check_extra_columns,
     check_schema,
     conform,
-    extra_names,
     load_table,
     rollouts_schema,
 )

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import InvalidBatchError
+from ludic.extra_columns import extra_names
 from ludic.records import (
     AgentStep,
     EnvironmentStep,
@@ -29,7 +30,7 @@ from ludic.records import (
     ToolCall,
 )
 from ludic.schema.references import REFERENCES, index_field, message_places, refer, resolve
-from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, extra_names, rollouts_schema
+from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, rollouts_schema
 
 RECORDS: dict[str, type] = {
     "agent_steps": AgentStep,

@@ -1,13 +1,11 @@
 """Load the table schemas from schemas/*.json as Arrow schemas, and check the schemas of files against them.
 
 Reads schemas/{rollouts,batches,metrics,reference,token_stats}.v{major}.json, from the wheel or from the checkout.
-Raises SchemaError with the file, the column, the found and the wanted type; ConfigError if a run's own column is
-invalid.
+Raises SchemaError with the file, the column, the found and the wanted type.
 """
 
 import json
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.errors import ConfigError, NewerSchemaError, SchemaError
+from ludic.errors import NewerSchemaError, SchemaError
 
 TABLES = ("rollouts", "batches", "metrics", "reference", "token_stats")
 
@@ -32,12 +30,6 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "double": pa.float64(),
     "bool": pa.bool_(),
 }
-
-_EXTRA_NAME = re.compile(r"x_[a-z0-9_]+")
-_EXTRA_ELEMENTS = ("string", "int64", "double", "bool")
-
-EXTRA_TYPES = tuple(f"list<{name}>" if is_list else name for is_list in (False, True) for name in _EXTRA_ELEMENTS)
-"""Types that a run's own columns may have, in the notation of type_name."""
 
 NO_COLUMNS: Mapping[str, str] = MappingProxyType({})
 """Extra columns of a run that has none."""
@@ -106,20 +98,6 @@ def _rollouts_schema(extra_columns: tuple[tuple[str, str], ...]) -> pa.Schema:
     for name, type_ in extra_columns:
         schema = schema.append(pa.field(name, _parse_type(_extra_spec(type_))))
     return schema
-
-
-def check_extra_columns(extra_columns: Mapping[str, str]) -> None:
-    """Raise ConfigError if a name is not x_ with lower-case letters, digits and _, or a type is unknown."""
-    for name, type_ in extra_columns.items():
-        if not isinstance(name, str) or not _EXTRA_NAME.fullmatch(name):
-            raise ConfigError(f"extra column {name!r}: wanted x_ and then lower-case letters, digits or _")
-        if type_ not in EXTRA_TYPES:
-            raise ConfigError(f"extra column {name!r} is {type_!r}, wanted one of {', '.join(EXTRA_TYPES)}")
-
-
-def extra_names(names: Sequence[str]) -> list[str]:
-    """Return the names that are a run's own columns."""
-    return [name for name in names if _EXTRA_NAME.fullmatch(name)]
 
 
 def check_schema(file_schema: pa.Schema, name: str, where: str) -> None:

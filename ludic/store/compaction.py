@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from ludic.defaults import TARGET_BYTES
 from ludic.errors import SchemaError
 from ludic.store.attempts import newest_attempt
 from ludic.store.files import COMPACTED, Folder, RolloutFile, Source, list_versions
@@ -21,9 +22,6 @@ from ludic.store.policies import latest_policy
 from ludic.store.root import Root
 from ludic.store.sources import read_sources
 from ludic.store.track import Track, untracked
-
-TARGET_BYTES = 128 << 20
-"""Target size of a compacted file, counted as the bytes of its sources."""
 
 _FOLDERS: tuple[Folder, ...] = ("rollouts", "evals")
 _CONCURRENT_REQUESTS = 8

@@ -21,6 +21,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from ludic.bounds import BOUNDS
+from ludic.defaults import LEASE_S
 from ludic.errors import LudicError, OwnedError, SchemaError
 from ludic.records import new_id
 from ludic.store.json_files import decode_record, encode_json
@@ -29,8 +30,6 @@ from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
 
-LEASE_S = 12.0
-"""Default length of a lease, in seconds. Costs a put and two gets every 4 s: 13 cents a day on S3."""
 _RENEWALS_A_LEASE = 3
 _LOOKS_A_LEASE = 12
 

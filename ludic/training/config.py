@@ -9,8 +9,8 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal
 
 from ludic.bounds import check_numbers
+from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError
-from ludic.store.lease import LEASE_S
 from ludic.training.objective_settings import Objective, check_objective
 
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")

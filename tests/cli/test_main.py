@@ -12,15 +12,16 @@ from ludic.store import Root
 
 READ_ONLY = {"sql": ["select 1"], "stats": [], "show": ["x"], "verify": []}
 
-# Runs a command, and says on stderr whether torch was imported.
-TORCH_PROBE = """
+# Runs a command, and prints the slow packages that were imported, as the last line of stderr.
+SLOW_PROBE = """
 import sys
 from ludic.cli.main import main
 try:
     main(sys.argv[1:])
 except SystemExit:
     pass
-print("torch" in sys.modules, file=sys.stderr)
+slow = ["duckdb", "fsspec", "msgspec", "numpy", "pyarrow", "torch", "transformers"]
+print(" ".join(name for name in slow if name in sys.modules) or "none", file=sys.stderr)
 """
 
 
@@ -133,12 +134,22 @@ def test_of_several_ranks_only_the_first_explains(
 
 
 @pytest.mark.parametrize(
-    "args", [["--help"], ["stats", "ROOT"], ["sql", "ROOT", "select 1"], ["show", "ROOT", "x"], ["verify", "ROOT"]]
+    "args", [["stats", "ROOT"], ["sql", "ROOT", "select 1"], ["show", "ROOT", "x"], ["verify", "ROOT"]]
 )
 def test_what_only_looks_does_not_wait_for_torch(trained: Root, args: list[str]) -> None:
-    command = [sys.executable, "-c", TORCH_PROBE, *(trained.url if arg == "ROOT" else arg for arg in args)]
+    assert "torch" not in slow_imports(*(trained.url if arg == "ROOT" else arg for arg in args))
+
+
+def slow_imports(*args: str) -> list[str]:
+    """The slow packages that `ludic ARGS` imports."""
+    command = [sys.executable, "-c", SLOW_PROBE, *args]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    assert result.stderr.splitlines()[-1] == "False"
+    return result.stderr.splitlines()[-1].replace("none", "").split()
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["xyzzy"], *([name, "--help"] for name in COMMANDS)])
+def test_help_imports_no_slow_package(args: list[str]) -> None:
+    assert slow_imports(*args) == []
 
 
 def test_a_reader_that_goes_away_is_no_error(trained: Root) -> None:

@@ -1,0 +1,1 @@
+"""Flags of each command, as a dataclass `Settings` a module. Imports nothing slow, so that --help answers at once."""

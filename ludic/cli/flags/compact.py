@@ -1,0 +1,29 @@
+"""Flags of `ludic compact`."""
+
+from dataclasses import dataclass
+
+from ludic.bounds import check_numbers
+from ludic.cli.settings import RootUrl
+from ludic.defaults import TARGET_BYTES
+from ludic.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run."""
+    before: int | None = None
+    """Compact versions below this one; None compacts the versions that workers and the newest trainer no longer use."""
+    all: bool = False
+    """Compact every version; for a finished run."""
+    target_mb: int = TARGET_BYTES >> 20
+    """Target size of a compacted file, in MiB."""
+    dry_run: bool = False
+    """Report the changes without making them."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if self.all and self.before is not None:
+            raise ConfigError("--all and --before say different things; give one of them")

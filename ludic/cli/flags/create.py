@@ -1,0 +1,17 @@
+"""Flags of `ludic create`."""
+
+from dataclasses import dataclass, field
+
+import tyro
+
+from ludic.cli.flags.code import CodeSettings
+from ludic.cli.settings import RootUrl
+from ludic.run_config import RunConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run to create."""
+    run: tyro.conf.OmitArgPrefixes[RunConfig]
+    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)

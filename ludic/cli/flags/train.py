@@ -1,0 +1,36 @@
+"""Flags of `ludic train`."""
+
+from dataclasses import dataclass, field
+
+import tyro
+
+from ludic.bounds import check_numbers
+from ludic.cli.flags.code import CodeSettings
+from ludic.cli.settings import Algorithm, RootUrl
+from ludic.training.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run. Training continues from the last checkpoint, if there is one. With --sources or
+    --replay-batches, the run is created if it does not exist."""
+    algorithm: Algorithm = None
+    """Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them."""
+    train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
+    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
+    model: str | None = None
+    """First weights of a run that is created here; None takes the model of its first source. For an existing run: the
+    location of its first model, if it is not where run.json says."""
+    resume: bool = False
+    """Fail if there is no complete checkpoint to resume from. Without this flag, a run with a checkpoint is resumed,
+    and a run without one starts from its first weights."""
+    ranks: int = 1
+    """Number of processes that train together, started here under torchrun."""
+    take_over: bool = False
+    """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
+    replaces: int | None = None
+    """Attempt that is known to have ended, so that its lease is not watched; set by `ludic run`."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)

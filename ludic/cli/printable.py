@@ -1,0 +1,18 @@
+"""Spell out characters of a run's data that would control a terminal or disguise text."""
+
+import re
+
+# Line breaks and tabs are layout. Other characters of C0 and C1 could move the cursor or rename the window. Characters
+# that change the direction of writing, line separators and invisible tags could disguise the text.
+CONTROL = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+
+
+def printable(text: str) -> str:
+    """Return the text with its control characters, and those that hide or reorder text, spelt out."""
+    return CONTROL.sub(lambda match: _spell(ord(match[0])), text)
+
+
+def _spell(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

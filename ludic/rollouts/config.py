@@ -1,0 +1,27 @@
+"""Settings of one worker process. Imports no engine and no store, so that `--help` answers at once."""
+
+from dataclasses import dataclass
+
+from ludic.bounds import check_numbers
+from ludic.defaults import ENV_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig:
+    """Settings of one worker. Settings shared by all workers are in run.json."""
+
+    slot: int | None = None
+    """Number of the part of the run's schedule that this worker samples; a restarted worker keeps its slot. None takes
+    a random new slot."""
+    groups_per_call: int = 8
+    """Maximum number of groups sampled in one call of the engine and stored in one file."""
+    num_groups: int | None = None
+    """Number of groups after which the worker stops; None samples until it is stopped."""
+    follow_quota: bool = True
+    """Sample at most the number of groups per policy version that the trainer requests. If off, sample with the newest
+    version without limit."""
+    env_timeout_s: float | None = ENV_TIMEOUT_S
+    """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)

@@ -1,0 +1,67 @@
+"""Settings that workers and trainers of one run share. Imports no store, so that `--help` answers at once."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ludic.bounds import check_numbers
+from ludic.errors import ConfigError
+from ludic.extra_columns import check_extra_columns
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Settings shared by every process of a run; `ludic worker ROOT` and `ludic train ROOT` need no others."""
+
+    model: str
+    """Folder or Hugging Face id of the first weights."""
+    env: tuple[str, ...]
+    """Environments, used in turn: a built-in name, reasoning_gym/NAME, or path/to/file.py:ClassName."""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environments, by environment name."""
+    group_size: int = 8
+    """Episodes sampled from one example."""
+    groups_per_batch: int = 8
+    """Groups in the batch of a gradient step, counted after filters."""
+    steps_per_version: int = 1
+    """Gradient steps between two published versions."""
+    batches_ahead: int = 1
+    """Batches that workers may sample beyond those that the current version needs; 0 is nearly on-policy."""
+    num_workers: int = 1
+    """Number of workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
+    temperature: float = 1.0
+    """Divides the logits before a token is sampled, and again when the trainer computes its logprob."""
+    top_p: float = 1.0
+    """Sample from the most likely tokens whose probabilities add up to this; 1 samples from all."""
+    top_k: int | None = None
+    """Sample from so many of the most likely tokens; None samples from all."""
+    max_tokens: int = 256
+    """Maximum tokens in one completion."""
+    accept_incomplete: bool = False
+    """Pass a completion that hit max_tokens to the environment; without this flag it is refused as a parse failure."""
+    float32_head: bool = False
+    """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
+    seed: int = 0
+    """Decides which examples are served in which order, and seeds the sampling of each answer."""
+    extra_columns: Mapping[str, str] = field(default_factory=dict)
+    """Extra columns of the run's rollouts, type by name, such as {"x_judge": "string"}; Score.extra fills them."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        if not self.env:
+            raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")
+        if self.temperature == 0:
+            raise ConfigError(f"temperature is {self.temperature}; training needs a number above 0")
+        check_extra_columns(self.extra_columns)
+
+    @property
+    def groups_per_version(self) -> int:
+        """Groups that the gradient steps of one version train on."""
+        return self.groups_per_batch * self.steps_per_version
+
+    def differences(self, other: "RunConfig") -> str:
+        """Describe in one sentence the settings that differ, compared as JSON; empty if none differs."""
+        mine, theirs = (json.loads(json.dumps(asdict(config))) for config in (self, other))
+        names = [name for name in mine if mine[name] != theirs[name]]
+        return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)
