@@ -20,6 +20,15 @@ from ludic.store.run import RunConfig
 hypothesis.settings.register_profile("ludic", deadline=None)
 hypothesis.settings.load_profile("ludic")
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that ask the S3 server as slow: each of its answers takes milliseconds of Python."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and any(str(value).startswith("s3") for value in callspec.params.values()):
+            item.add_marker(pytest.mark.slow)
+
+
 S3_ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "testing",
     "AWS_SECRET_ACCESS_KEY": "testing",

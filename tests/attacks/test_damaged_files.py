@@ -10,6 +10,8 @@ from ludic.errors import LudicError
 from ludic.fsck import check_root
 from ludic.store import Root
 
+pytestmark = pytest.mark.slow
+
 DAMAGES: Mapping[str, Callable[[bytes], bytes]] = {
     "truncated": lambda content: content[: len(content) // 2],
     "zeroed": lambda content: bytes(len(content)),

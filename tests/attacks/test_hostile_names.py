@@ -122,6 +122,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Root, str, str]:
     return root, rollouts[0].rollout_id, group.rollouts[0].group_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command)[:30])
 def test_no_command_prints_what_would_command_a_terminal(ludic, hostile: tuple[Root, str, str], command: tuple) -> None:
     root, rollout_id, group_id = hostile

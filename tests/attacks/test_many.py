@@ -34,6 +34,7 @@ def one_group(number: int, **metadata: datetime) -> RolloutBatch:
     return RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id=f"w{number}-test", **metadata))
 
 
+@pytest.mark.slow
 def test_a_batch_of_two_hundred_environments_is_stored_and_asked(tmp_path: Path) -> None:
     root = new_root(tmp_path)
     groups = []
@@ -47,6 +48,7 @@ def test_a_batch_of_two_hundred_environments_is_stored_and_asked(tmp_path: Path)
     assert names == [(200,)]
 
 
+@pytest.mark.slow
 def test_ten_thousand_groups_go_in_one_append(tmp_path: Path) -> None:
     root = new_root(tmp_path)
     batch = make_batch(worker_id="w0-test", num_groups=10_000, group_size=2, prompt_length=1, response_length=1)
@@ -56,6 +58,7 @@ def test_ten_thousand_groups_go_in_one_append(tmp_path: Path) -> None:
     assert num_delivered(root) == 20_000
 
 
+@pytest.mark.slow
 def test_three_hundred_writers_lose_and_double_nothing(tmp_path: Path) -> None:
     root = new_root(tmp_path)
     barrier = threading.Barrier(300)

@@ -26,6 +26,7 @@ FILES = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_another_shape_is_named_in_a_line(ludic, breakable: Path, name: str) -> None:
     for content in (b"[]", b"[" * 100_000):

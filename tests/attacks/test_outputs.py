@@ -12,6 +12,7 @@ from ludic.sql.library import load_advantage
 from ludic.store import Root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("redirect", "line"),
     [

@@ -14,6 +14,8 @@ from ludic.store import RolloutWriter, Root, list_files, start_attempt
 from ludic.store.compaction import compact
 from ludic.store.retention import read_tombstones
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def filled(started: Root) -> Root:
@@ -150,7 +152,6 @@ def test_sql_that_can_not_run_is_one_line_and_deletes_nothing(ludic, filled: Roo
     assert len(list_files(filled)) == 4
 
 
-@pytest.mark.slow
 def test_an_expired_run_stays_sound(ludic, root_url: str, make_trained: Callable[[str], Root], tmp_path: Path) -> None:
     root = make_trained(root_url)
     assert ludic("expire", root.url, "--keep-versions", "1", "--break-replay").code == 0

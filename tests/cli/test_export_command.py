@@ -20,6 +20,7 @@ def test_delta_says_what_came_in_and_then_that_nothing_did(ludic, breakable: Pat
     assert DeltaTable(breakable / "rollouts").to_pyarrow_table().num_rows == 16
 
 
+@pytest.mark.slow
 def test_the_run_is_sound_after_both_kinds_of_tables_were_made(ludic, breakable: Path):
     for kind in ("delta", "iceberg"):
         assert ludic("export", breakable, "--format", kind).code == 0

@@ -103,6 +103,7 @@ def test_a_foreign_root_runs_no_code_unasked(ludic, hostile, marker, command):
     assert "Traceback" not in result.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", ["stats", "verify", "sample", "show", "sql", "compact", "expire", "export"], ids=str
 )
@@ -197,6 +198,7 @@ def test_a_name_that_the_user_gives_needs_no_more_consent(ludic, hostile, folder
     assert read_attempt(hostile, 2).code[0]["path"] == str(folder / "own.py")
 
 
+@pytest.mark.slow
 def test_show_and_a_view_say_which_text_scored_and_which_weighed(ludic, mine, folder):
     assert work(ludic, mine).code == 0
     assert work(ludic, mine).code == 0

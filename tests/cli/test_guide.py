@@ -63,6 +63,7 @@ def test_the_environment_scores_praise_and_format(experiment: Path) -> None:
     assert (step.reward, step.reward_components) == (1.5, {"praise": 1.0, "format": 1.0})
 
 
+@pytest.mark.slow
 def test_the_six_queries_run(started: Root) -> None:
     fill(started, num_files=2, groups_per_file=2)
     train_here(started, num_steps=2, keep_token_stats=True)

@@ -35,6 +35,7 @@ def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, ver
     assert Root.open(str(root)).run.env == ("verl",)
 
 
+@pytest.mark.slow
 def test_the_other_commands_work_on_what_came_in(ludic, model_folder: str, verl_file: Path, tmp_path: Path):
     root = tmp_path / "run"
     ludic("import", root, "--from", "verl", verl_file, "--model", model_folder, "--env", "cats")

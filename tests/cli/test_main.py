@@ -133,6 +133,7 @@ def test_of_several_ranks_only_the_first_explains(
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args", [["stats", "ROOT"], ["sql", "ROOT", "select 1"], ["show", "ROOT", "x"], ["verify", "ROOT"]]
 )
@@ -152,6 +153,7 @@ def test_help_imports_no_slow_package(args: list[str]) -> None:
     assert slow_imports(*args) == []
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error(trained: Root) -> None:
     query = "select * from range(1000000)"
     ludic = subprocess.Popen(

@@ -49,6 +49,7 @@ def outlived(child: str, environment: dict[str, str]) -> str:
 RANK = {"TORCHELASTIC_RUN_ID": "none"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patch", [ONLY_SIGNAL, ONLY_POLL], ids=["signal", "poll"])
 def test_a_rank_stops_when_its_launcher_was_killed(patch):
     if patch == ONLY_SIGNAL and sys.platform != "linux":
@@ -56,6 +57,7 @@ def test_a_rank_stops_when_its_launcher_was_killed(patch):
     assert outlived(CHILD.format(patch=patch, body=WAIT), RANK) == "stopped\n"
 
 
+@pytest.mark.slow
 def test_a_rank_in_an_endless_loop_ends_too():
     assert outlived(CHILD.format(patch="", body=LOOP), RANK) == ""
 

@@ -47,6 +47,7 @@ def test_a_demo_that_moved_finds_its_model(tmp_path: Path) -> None:
         assert folder == tmp_path / "moved" / "model"
 
 
+@pytest.mark.slow
 def test_a_run_whose_model_is_nowhere_leaves_no_root(ludic, tmp_path: Path) -> None:
     for place in ("./none", "memory://none"):
         result = ludic("run", tmp_path / "run", "--model", place, *RUN)
@@ -78,6 +79,7 @@ def test_a_run_like_another_has_its_model(tmp_path: Path, model: Path, model_fol
     assert (other.run.model, other.run.env) == (model_folder, like.run.env)
 
 
+@pytest.mark.slow
 def test_a_trainer_is_told_where_the_model_is_now(ludic, make_trained, tmp_path: Path) -> None:
     root = make_trained(str(tmp_path / "run"))
     elsewhere = shutil.copytree(root.run.model, tmp_path / "elsewhere")

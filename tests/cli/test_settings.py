@@ -281,6 +281,7 @@ def test_names_are_those_of_the_flags() -> None:
     assert [*field_names(Example)] == ["learning_rate", "filters", "max_lag", "options", "resume", "ranks", "format"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["stats", "verify"])
 def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path, command: str) -> None:
     path = tmp_path / "json.toml"

@@ -45,6 +45,7 @@ def test_a_dropped_rollout_says_which_filter_dropped_it(ludic, trained: Root, ro
     assert "dropped by drop_zero_variance_groups at step 1 of attempt 1" in out
 
 
+@pytest.mark.slow
 def test_the_response_is_text_by_the_newest_tokenizer(ludic, trained: Root, rollout_id: Ids) -> None:
     shown = ludic("show", trained.url, rollout_id(0, 0), "--tokens", "--color", "none").out
     tokens = look_up(trained, rollout_id(0, 0)).rows[0]["response_tokens"]
@@ -54,6 +55,7 @@ def test_the_response_is_text_by_the_newest_tokenizer(ludic, trained: Root, roll
     assert all("'" in "".join(line) for line in table)
 
 
+@pytest.mark.slow
 def test_without_a_tokenizer_the_response_is_ids(ludic, breakable: Path, rollout_id: Ids) -> None:
     for path in breakable.glob("policies/*/tokenizer.json"):
         path.unlink()
@@ -62,6 +64,7 @@ def test_without_a_tokenizer_the_response_is_ids(ludic, breakable: Path, rollout
     assert " ".join(map(str, tokens)) in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_the_beginning_or_the_end_of_an_id_will_do(ludic, trained: Root, rollout_id: Ids) -> None:
     whole = ludic("show", trained.url, rollout_id(0, 1)).out
     assert ludic("show", trained.url, rollout_id(0, 1)[:8]).out == whole
@@ -100,6 +103,7 @@ def test_a_group_is_a_table_of_its_rollouts(ludic, trained: Root, group_id: str,
     assert "worst, 0 " in result.out
 
 
+@pytest.mark.slow
 def test_json_holds_rows_and_uses(ludic, trained: Root, rollout_id: Ids, group_id: str) -> None:
     shown = json.loads(ludic("show", trained.url, rollout_id(0, 0), "--json").out)
     assert (shown["kind"], len(shown["rows"])) == ("rollout", 1)
@@ -168,6 +172,7 @@ def test_a_runs_own_columns_are_shown(ludic, tmp_path: Path) -> None:
     assert not any(line.startswith("x_none") for line in lines)
 
 
+@pytest.mark.slow
 def test_the_middle_of_a_long_rollout_is_left_out_unless_asked_for(ludic, started: Root) -> None:
     group = make_group(rewards=[1.0], response_length=3_000)
     text = "a" * 3_000 + "MIDDLE" + "z" * 3_000

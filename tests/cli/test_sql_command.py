@@ -21,6 +21,8 @@ from ludic.cli.sql import open_result, print_table
 from ludic.sql import connect
 from ludic.store import Root, list_files
 
+pytestmark = pytest.mark.slow
+
 REWARDS = "select version, count(*) as n, avg(episode_reward) as reward from rollouts group by all order by all"
 
 

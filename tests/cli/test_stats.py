@@ -64,6 +64,7 @@ def test_training_is_counted_with_what_was_dropped_and_why(trained: Root) -> Non
     assert stats["unreadable"] == []
 
 
+@pytest.mark.slow
 def test_json_on_stdout_is_what_was_collected(ludic, trained: Root) -> None:
     result = ludic("stats", trained.url, "--json")
     assert (result.code, result.err) == (0, "")
@@ -99,6 +100,7 @@ def test_what_can_not_be_read_is_named_and_left_out(ludic, breakable: Path) -> N
     assert f"unreadable {torn}" in ludic("stats", breakable).out
 
 
+@pytest.mark.slow
 def test_what_was_set_aside_is_named(ludic, breakable: Path) -> None:
     root = Root.open(str(breakable))
     name = list_files(root)[0].name

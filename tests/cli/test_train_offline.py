@@ -18,6 +18,7 @@ def source(tmp_path, model_folder):
     return root
 
 
+@pytest.mark.slow
 def test_a_run_is_made_like_its_first_source_and_is_left_as_it_is_when_done(ludic, source, tmp_path):
     url = str(tmp_path / "offline")
     result = ludic("train", url, *OFFLINE, "--sources", source.url)
@@ -34,6 +35,7 @@ def test_a_run_is_made_like_its_first_source_and_is_left_as_it_is_when_done(ludi
     ]
 
 
+@pytest.mark.slow
 def test_resume_wants_a_complete_checkpoint_and_goes_on_from_the_newest(ludic, source, tmp_path):
     url = str(tmp_path / "offline")
     ludic("train", url, *OFFLINE, "--sources", source.url)

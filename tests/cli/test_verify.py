@@ -21,6 +21,8 @@ from ludic.store.slots import claim_slot
 from ludic.store.token_stats import encode_token_stats
 from ludic.user_files import read_user_file
 
+pytestmark = pytest.mark.slow
+
 Break = Callable[[Path], None]
 
 
@@ -47,7 +49,6 @@ def test_a_run_that_has_only_begun_is_sound(started: Root) -> None:
     assert check_root(started).findings == []
 
 
-@pytest.mark.slow
 def test_a_run_is_sound_on_every_filesystem(root_url: str, make_trained: Callable[[str], Root]) -> None:
     root = make_trained(root_url)
     assert check_root(root) == Report(findings=[], notes=[], repaired=[])

@@ -27,6 +27,8 @@ from ludic.store.repair import list_set_aside
 from ludic.store.retention import expire, stored_files
 from ludic.store.sources import SOURCES_KEY
 
+pytestmark = pytest.mark.slow
+
 LEDGER = "batches/attempt=1/step=1.parquet"
 
 
@@ -74,7 +76,6 @@ def test_without_repair_nothing_is_moved(ludic, breakable: Path, torn: list[str]
     assert all((breakable / name).exists() for name in torn)
 
 
-@pytest.mark.slow
 def test_broken_files_are_set_aside_on_every_filesystem(root_url: str, make_trained: Callable[[str], Root]):
     root = make_trained(root_url)
     name = list_files(root)[0].name

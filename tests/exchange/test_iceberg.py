@@ -77,6 +77,7 @@ def test_new_files_come_in_with_one_snapshot(filled, export, load, add_files: Ad
     assert rows_of(load()) == stored_rows(filled)
 
 
+@pytest.mark.slow
 def test_compacted_files_take_the_place_of_their_sources(filled, export, load, add_files: AddFiles):
     add_files(filled, [0, 1], "w1-test")
     export()
@@ -106,6 +107,7 @@ def test_columns_that_the_run_did_not_have_at_the_first_export_are_added(filled:
     assert {(row["worker_id"], row["x_judge"]) for row in judged} == {("w0-test", None), ("w1-test", "fine")}
 
 
+@pytest.mark.slow
 def test_a_table_of_an_older_schema_takes_newer_files_with_fields_in_the_midst_of_columns(golden_root, catalog, load):
     with closing(open_catalog(catalog)) as opened:
         opened.create_namespace("ludic")

@@ -28,6 +28,8 @@ from ludic.schema import arrow_schema, from_table
 from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
 from ludic.store.compaction import compact
 
+pytestmark = pytest.mark.slow
+
 Import = Callable[..., ImportReport]
 
 _NUM_GROUPS = 70
@@ -100,7 +102,6 @@ def test_an_import_that_was_cut_short_is_finished_by_the_next(root_url: str, mod
     assert late.num_rows == 2 * (_NUM_GROUPS - 64)
 
 
-@pytest.mark.slow
 def test_a_killed_import_leaves_whole_groups_and_can_be_repeated(tmp_path: Path, model_folder: str, verl_file: Path):
     root = new_root(str(tmp_path / "run"), model_folder)
     script = Path(__file__).with_name("import_until_killed.py")

@@ -99,6 +99,7 @@ def test_nothing_is_overwritten(trained: Root, root_url: str) -> None:
         export_weights(trained, url, version=2)
 
 
+@pytest.mark.slow
 def test_of_two_attempts_at_a_step_the_one_that_the_run_stands_on_is_exported(tmp_path: Path) -> None:
     root = create_root(str(tmp_path / "run"), make_model(tmp_path / "model"))
     fill(root, num_files=3)

@@ -121,6 +121,7 @@ def test_sql_sees_the_steps_with_their_texts(root, expected):
         assert {name: step[name] for name in record} == record
 
 
+@pytest.mark.slow
 def test_sql_sees_what_the_trainer_wrote(root, expected):
     ledger = ask(root, "select step, rollout_id, advantage, used, reason from batches")
     assert {(str(row.pop("step")), row.pop("rollout_id")): list(row.values()) for row in ledger} == {

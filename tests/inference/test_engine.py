@@ -209,6 +209,7 @@ def test_first_tokens_occur_as_often_as_their_probability_says(
     assert ((observed - expected) ** 2 / expected).sum() < df + 4 * np.sqrt(2 * df)
 
 
+@pytest.mark.slow
 def test_loaded_weights_are_used_and_can_be_taken_back(engine: Engine, model_folder: str, other_weights: str) -> None:
     requests = [a_request(seed=seed) for seed in range(4)]
     before = engine.generate(requests)

@@ -51,6 +51,7 @@ def test_an_endless_score_is_a_failed_rollout(root, work):
     assert connect(root).execute("select sum(num_errors) from metrics").fetchall() == [(2,)]
 
 
+@pytest.mark.slow
 def test_an_endless_score_is_tried_three_times_in_a_call_of_the_engine(start, work, caplog):
     root = start(ENDLESS.replace('example.example_id == "sum-1"', "True").replace("index == 2", "False"))
     assert work(root, env_timeout_s=0.3, num_groups=6, groups_per_call=3, follow_quota=False) == 6

@@ -27,6 +27,8 @@ from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 from ludic.store.slots import check_holds_slot, claim_slot
 
+pytestmark = pytest.mark.slow
+
 NUM_SCHEDULES = 200
 NUM_GROUPS, MOST_LIVES, NUM_BURSTS = 8, 3, 25
 GROUP_SIZE = 1
@@ -184,7 +186,6 @@ def act_between(trainer: Trainer, rng: random.Random) -> None:
         compact(trainer.run.root)
 
 
-@pytest.mark.slow
 def test_each_request_is_used_once_whatever_two_lives_of_a_slot_do():
     runs = run_schedules(Rules())
     num_doubles = sum(run.num_stored - NUM_GROUPS for run in runs)

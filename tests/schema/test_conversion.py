@@ -37,6 +37,7 @@ def round_trip(batch: RolloutBatch) -> RolloutBatch:
     return read
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rollout_batches())
 def test_any_valid_batch_comes_back_bit_for_bit(batch):
@@ -47,6 +48,7 @@ def test_any_valid_batch_comes_back_bit_for_bit(batch):
     assert as_plain(from_table(table)) == as_plain([batch])
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(rollout_batches(max_groups=3))
 def test_a_slice_of_several_chunks_comes_back_as_its_rows(batch):
@@ -225,6 +227,7 @@ _EXTRA = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.lists(_EXTRA, min_size=1, max_size=4))
 def test_a_runs_own_columns_come_back_and_what_is_left_out_is_null(extras):

@@ -40,6 +40,7 @@ def test_the_page_in_the_repository_is_up_to_date():
     assert PAGE.read_text(encoding="utf-8") == render()
 
 
+@pytest.mark.slow
 def test_a_written_page_passes_the_check_and_a_stale_one_fails_in_one_line(tmp_path):
     page = tmp_path / "schemas.md"
     assert run("--write", str(page)).returncode == 0

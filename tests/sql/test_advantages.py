@@ -17,6 +17,8 @@ from ludic.schema import to_table
 from ludic.sql import advantages
 from ludic.sql.connect import open_duckdb
 
+pytestmark = pytest.mark.slow
+
 METADATA = RolloutMetadata(worker_id="worker")
 
 

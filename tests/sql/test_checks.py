@@ -20,6 +20,8 @@ from ludic.store.repair import set_aside
 from ludic.store.retention import expire, stored_files
 from ludic.store.root import Root
 
+pytestmark = pytest.mark.slow
+
 
 def found(root: Root) -> dict[str, list[dict]]:
     """Offending rows of the checks that found any."""

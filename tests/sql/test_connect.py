@@ -20,6 +20,8 @@ from ludic.store.root import Root
 from ludic.store.run import RunConfig
 from ludic.store.slots import claim_slot, held_slot
 
+pytestmark = pytest.mark.slow
+
 VIEWS = (
     "rollouts",
     "groups",

@@ -118,6 +118,7 @@ def test_a_function_may_give_each_token_its_own(file, arrive):
     assert first["token_advantages"] == [float(i) for i in range(16)]
 
 
+@pytest.mark.slow
 def test_a_function_gets_all_scalars_and_the_lists_that_its_file_names_by_rollout_id(root, store, rows, file, arrive):
     wanted = {*SCALAR_COLUMNS, "response_tokens"}
     store(rows([[1.0, 0.0]]))

@@ -172,6 +172,7 @@ def test_stale_and_old_groups_are_dropped_by_what_the_trainer_knows(arrive):
     assert dropped(ledger, "reason") == ["max_off_policy_steps"] * 2 + ["max_age"] * 2
 
 
+@pytest.mark.slow
 def test_the_order_of_adding_does_not_change_the_plan(arrive):
     tables = [arrive([[0.1, 0.2, 0.7], [0.3, 0.3, 0.9]], arrival=0, seed=seed) for seed in range(3)]
     tables = [

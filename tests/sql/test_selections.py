@@ -9,6 +9,8 @@ import pytest
 from ludic.errors import ConfigError, QueryError
 from ludic.sql import BatchRules, Planner
 
+pytestmark = pytest.mark.slow
+
 
 def planner_of(tables: list[pa.Table], **rules) -> Planner:
     planner = Planner(BatchRules(**({"groups_per_batch": 1} | rules)))

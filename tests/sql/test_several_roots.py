@@ -40,6 +40,7 @@ def two(tmp_path: Path, rows) -> tuple[Root, Root]:
 MEANS = "select root, count(*), avg(episode_reward) from rollouts group by root order by root"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_list", [True, False])
 def test_each_row_says_which_root_it_is_from_as_it_was_given(two: tuple[Root, Root], as_list: bool):
     a, b = (root.url for root in two)
@@ -51,6 +52,7 @@ def test_each_row_says_which_root_it_is_from_as_it_was_given(two: tuple[Root, Ro
     assert counts.collect().rows() == [(a, 2, 0.5), (b, 3, 0.5)]
 
 
+@pytest.mark.slow
 def test_one_root_has_the_same_columns_as_several(two: tuple[Root, Root]):
     one, several = ludic.connect(two[0]), ludic.connect(*two)
     views = [name for (name,) in one.sql("select view_name from duckdb_views() where schema_name = 'main'").fetchall()]
@@ -125,6 +127,7 @@ def test_a_root_named_twice_is_refused_and_so_is_none(two: tuple[Root, Root]):
             read([])
 
 
+@pytest.mark.slow
 def test_advantages_compare_rollouts_of_one_run_alone(tmp_path: Path, rows):
     # The second root is a copy of the first that went on: their first group has the same id.
     a = make_root(tmp_path / "a", [[1.0, 0.0]], rows=rows, seed=1)

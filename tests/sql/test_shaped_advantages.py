@@ -191,6 +191,7 @@ def test_token_returns_are_finite_and_right_however_long_the_response(length):
     np.testing.assert_allclose(found, wanted - wanted.mean(), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=40), st.sampled_from([0.0, 0.5, 0.9, 1.0]))
 def test_token_returns_are_the_backward_recursion(rewards: list[int], discount: float):
     returns = [0.0]

@@ -20,6 +20,8 @@ from ludic.store import RolloutFile, Root, RunConfig, list_files
 from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 
+pytestmark = pytest.mark.slow
+
 EXTRA = {"x_judge": "string", "x_spans": "list<int64>"}
 WAYS = ("few files", "many files", "compacted", "half compacted")
 

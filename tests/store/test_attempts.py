@@ -124,6 +124,7 @@ def test_a_claim_fences_before_its_attempt_is_there(root):
 PARENTS = {1: None, 2: (1, 6), 3: (2, 9), 4: (1, 4), 5: (3, 7)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("newest", "expected"),
     [

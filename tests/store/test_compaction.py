@@ -103,6 +103,7 @@ def test_a_dry_run_says_what_a_run_does_and_changes_nothing(root, put_file):
     assert would == replace(did, size_bytes_after=did.size_bytes_before)
 
 
+@pytest.mark.slow
 def test_rows_are_sorted_by_group_and_row_groups_hold_whole_groups(root, put_file):
     for worker_id in ("w0", "w1", "w2"):
         put_file(root, worker_id, 0, num_groups=300)
@@ -153,6 +154,7 @@ def test_a_single_file_is_left_as_it_is(root, put_file):
     assert names_of(root) == ["w0-0.parquet"]
 
 
+@pytest.mark.slow
 def test_environments_and_versions_stay_apart_and_evaluations_are_compacted_too(root, next_batch):
     for worker_id, folder in (("w0", "rollouts"), ("w1", "evals")):
         with RolloutWriter(root, worker_id, folder=folder) as writer:
@@ -357,6 +359,7 @@ def test_older_files_gain_nulls_and_what_newer_ones_hold_is_kept(root, next_batc
 # --- Memory -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=2, max_size=8),
     buffer_bytes=st.sampled_from([0, 5_000, 1 << 30]),
@@ -422,6 +425,7 @@ def put_two_partitions(root: Root, put_file) -> list[str]:
     return sorted(groups * 2)
 
 
+@pytest.mark.slow
 def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url, run_config, put_file):
     """Over memory:// at each call, elsewhere at those that change something: what is stored is the same between."""
     place, is_over = 0, False

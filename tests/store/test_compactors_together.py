@@ -51,6 +51,7 @@ def test_a_source_that_vanishes_while_it_is_merged_is_no_error(
     assert stored(root) == Counter(groups * 2)
 
 
+@pytest.mark.slow
 def test_three_compactors_that_begin_together_all_end_well(root: Root, put_file) -> None:
     groups = [
         group

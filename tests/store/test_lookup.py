@@ -23,6 +23,7 @@ def put(root: Root, version: int, sequence: int, batch: RolloutBatch | None = No
     return table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compacted", [False, True])
 def test_every_row_and_every_group_is_found(root: Root, is_compacted: bool):
     # Ids are random here, so that no version can be guessed from them.

@@ -31,6 +31,7 @@ def test_a_file_that_was_replaced_is_read_anew(root: Root):
             assert read_columns(root, "rollouts/a.parquet", COLUMNS).equals(table.select(COLUMNS))
 
 
+@pytest.mark.slow
 def test_more_files_than_are_remembered(tmp_path, run_config):
     root = Root.create(str(tmp_path / "run"), run_config)
     tables = {f"rollouts/{seed}.parquet": table_of(root, seed, num_groups=1) for seed in range(150)}

@@ -437,6 +437,7 @@ def test_a_broken_compacted_file_stops_nobody_and_is_read_when_it_is_there(root,
     assert reader.set_aside == {}
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=30, deadline=None)
 def test_whatever_listings_show_of_sources_and_compacted_files_all_is_delivered_once(data):

@@ -48,6 +48,7 @@ def file(tmp_path):
     return tmp_path / "file"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reaction", "operation"),
     [
@@ -67,6 +68,7 @@ def test_what_passes_by_itself_is_tried_again(s3_proxy, s3_root, file, monkeypat
     assert len(s3_proxy.requests) > MANY_TIMES
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_too_late_is_asked_for_again(s3_proxy, s3_bucket, run_config, monkeypatch):
     """With the user's own time-out, in fsspec's configuration."""
     S3.clear_instance_cache()
@@ -85,6 +87,7 @@ def test_the_error_comes_after_the_limit_and_says_how_long_was_tried(s3_proxy, s
         s3_root.read("there.bin")
 
 
+@pytest.mark.slow
 def test_a_long_wait_is_logged(s3_proxy, s3_root, monkeypatch, caplog):
     monkeypatch.setenv("LUDIC_RETRY_S", "60")
     s3_proxy.react = lambda method, path: None if caplog.text else SLOW_DOWN
@@ -155,6 +158,7 @@ def test_each_operation_is_one_request_or_two(s3_proxy, s3_root, file):
         assert len(s3_proxy.requests) == cost, s3_proxy.requests
 
 
+@pytest.mark.slow
 def test_a_large_file_is_created_in_parts_once(s3_proxy, s3_root, tmp_path):
     for name in ("mine", "theirs"):
         with (tmp_path / name).open("wb") as file:
@@ -169,6 +173,7 @@ def test_a_large_file_is_created_in_parts_once(s3_proxy, s3_root, tmp_path):
     assert (tmp_path / "copy" / "large.bin").read_bytes() == (tmp_path / "mine").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_lost_answer_to_the_last_part_is_no_other_file(s3_proxy, s3_root, tmp_path, monkeypatch):
     monkeypatch.setenv("LUDIC_RETRY_S", "60")
     (tmp_path / "large").write_bytes(bytes(33 << 20))

@@ -146,6 +146,7 @@ def refusing(s3_proxy, s3_bucket, run_config, tmp_path):
     s3_proxy.react = lambda method, path: None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reaction", "said"),
     [

@@ -52,6 +52,7 @@ def stamped(batch: RolloutBatch, worker_id: str) -> RolloutBatch:
 # --- What comes back ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(on_one_root, max_examples=15)
 @given(batches=st.lists(rollout_batches(), min_size=1, max_size=2))
 def test_what_was_appended_comes_back_bit_for_bit(root, batches):
@@ -139,6 +140,7 @@ def test_a_group_whose_weights_were_swapped_lies_whole_with_its_oldest_rollout(r
     assert read_columns(root, file.name, ["policy_version"]).column(0).to_pylist() == [6, 5, 7]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=8), data=st.data())
 def test_a_group_is_never_split_between_row_groups_or_files(sizes, data, tmp_path_factory):
@@ -479,6 +481,7 @@ def test_an_error_surfaces_at_the_next_call_and_the_write_is_tried_again(unrelia
     assert stored_groups(unreliable_root, "w0") == [as_plain(batch.groups[0]) for batch in batches]
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_nothing_is_lost_repeated_or_reordered_however_often_writes_fail(unreliable_root, data):

@@ -43,6 +43,7 @@ def test_a_batch_is_packed_tokens_with_advantages(root):
     assert np.array_equal(np.sort(packed.advantages.numpy()), of_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_batches", [0, 1, 3, 4, 5])
 def test_it_goes_on_from_its_state_in_another_process(root, num_batches):
     whole = BatchStream(root)
@@ -59,6 +60,7 @@ def test_it_goes_on_from_its_state_in_another_process(root, num_batches):
     assert found == wanted
 
 
+@pytest.mark.slow
 def test_ranks_share_each_batch(root):
     alone = list(BatchStream(root))
     shares = list(zip(*(BatchStream(root, rank=rank, num_ranks=2) for rank in range(2)), strict=True))
@@ -73,6 +75,7 @@ def test_ranks_share_each_batch(root):
         assert torch.equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_several_roots_a_choice_and_a_seed(root, new_root):
     other = new_root("other")
     fill(other, num_files=1, worker_id="w0-other", seed=5)

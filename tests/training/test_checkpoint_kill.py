@@ -12,6 +12,8 @@ from tiny_runs import fill, final_weights, ledger, query, train_here
 from ludic.store.checkpoints import checkpoint_places
 from ludic.training.checkpoint import complete_checkpoints
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).with_name("killed_in_checkpoint.py")
 POINTS = {
     # Of the files in the scratch folder only config.json is written.
@@ -40,7 +42,6 @@ POINTS = {
 """Where a trainer dies, and the files that it leaves in the checkpoint's folder."""
 
 
-@pytest.mark.slow
 def test_a_trainer_killed_anywhere_in_a_checkpoint_resumes_from_the_one_before(new_root):
     roots = {point: new_root(f"killed-{place}") for place, point in enumerate(POINTS)}
     straight = new_root("straight")

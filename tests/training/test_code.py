@@ -42,6 +42,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
+@pytest.mark.slow
 def test_an_attempt_says_which_texts_it_plans_with(root, tmp_path):
     train_mine(root, num_steps=1)
     advantage, filter_, selection = read_attempt(root, 1).code
@@ -57,6 +58,7 @@ def test_an_attempt_says_which_texts_it_plans_with(root, tmp_path):
     assert root.read(f"code/{filter_['sha256']}.sql") == b"response_length < 0"
 
 
+@pytest.mark.slow
 def test_a_resumed_trainer_plans_with_the_copy_from_any_folder(root, tmp_path, monkeypatch, caplog):
     train_mine(root, num_steps=1)
     (tmp_path / "mine.py").write_text(ADVANTAGE.replace("episode_reward", "response_length"))
@@ -93,6 +95,7 @@ def test_a_file_that_does_not_work_is_not_kept(root, tmp_path):
     assert train_mine(root, num_steps=1) == 1
 
 
+@pytest.mark.slow
 def test_offline_training_records_its_texts_as_well(root):
     train_here(root, offline=True, epochs=1, advantage="mine.py:scaled", num_steps=1)
     assert [(record["role"], record["name"]) for record in read_attempt(root, 1).code] == [

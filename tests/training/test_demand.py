@@ -203,6 +203,7 @@ runs = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     run=runs,
@@ -241,6 +242,7 @@ def test_the_workers_of_the_run_may_all_be_gone_when_others_join() -> None:
     simulation.train(num_steps=20, max_ticks_a_step=400)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(
     run=runs,

@@ -63,6 +63,7 @@ def test_plans_take_every_group_once_in_the_order_of_arrival(new_root, open_feed
     assert [plan.num_pending_groups for plan in plans] == [6, 4, 2, 0]
 
 
+@pytest.mark.slow
 def test_the_cursor_of_a_plan_is_what_the_ledger_holds(new_root, open_feed):
     root = new_root()
     fill(root, num_files=2, groups_per_file=3)
@@ -256,6 +257,7 @@ def test_a_limit_that_is_a_setting_is_no_sql_param():
         Planner(batch_rules(config, 1))
 
 
+@pytest.mark.slow
 def test_of_two_groups_of_one_request_the_later_is_dropped_and_said_to_be(new_root, open_feed):
     root = new_root()
     first = fill(root, num_files=1, worker_id="w0-first")

@@ -44,6 +44,7 @@ def train_with(root: Root, model: str, **settings) -> int:
     return trainer.train(root, train_config(checkpoint_every=1, **settings), threading.Event(), model=model)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_its_models_folder(root: Root, model: Path, tmp_path: Path) -> None:
     whole = create_root(str(tmp_path / "whole"), str(model))
     fill(whole, num_files=2)
@@ -71,6 +72,7 @@ def test_a_model_named_from_another_working_directory_is_found(
         assert folder == model
 
 
+@pytest.mark.slow
 def test_first_weights_that_are_nowhere_are_said_to_be_needed(root: Root, model: Path, tmp_path: Path) -> None:
     remember_model(root)
     moved = model.rename(tmp_path / "moved")
@@ -85,6 +87,7 @@ def test_first_weights_that_are_nowhere_are_said_to_be_needed(root: Root, model:
     assert train(root, num_steps=2) == 2
 
 
+@pytest.mark.slow
 def test_adapters_need_the_first_weights_at_each_start(root: Root, model: Path, tmp_path: Path) -> None:
     assert train(root, num_steps=1, publish_lora="adapter", **LORA) == 1
     moved = model.rename(tmp_path / "moved")
@@ -120,6 +123,7 @@ def test_weights_that_changed_where_the_model_was_are_refused(root: Root, model:
         train(root, num_steps=1)
 
 
+@pytest.mark.slow
 def test_the_policy_of_step_0_is_the_first_model(root: Root, model: Path, caplog: pytest.LogCaptureFixture) -> None:
     train(root, num_steps=1)
     root.delete("checkpoints")
@@ -130,6 +134,7 @@ def test_the_policy_of_step_0_is_the_first_model(root: Root, model: Path, caplog
     assert root.read("policies/version=2/model.safetensors") == before["model.safetensors"]
 
 
+@pytest.mark.slow
 def test_the_reference_that_is_the_first_model_moves_with_it(root: Root, model: Path, tmp_path: Path) -> None:
     settings = {"reference": str(model), "kl_weight": 0.1}
     train(root, num_steps=1, **settings)

@@ -310,6 +310,7 @@ def test_a_base_in_bfloat16_computes_as_float32_weights_do_in_it(mesh, model_fol
     assert len(prints) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("publish_lora", ["merged", "adapter"])
 def test_a_run_publishes_and_resumes_adapters(new_root, tiny_folder, publish_lora):
     root = new_root()
@@ -333,6 +334,7 @@ def test_a_run_publishes_and_resumes_adapters(new_root, tiny_folder, publish_lor
     assert list(check_root(root).findings) == []
 
 
+@pytest.mark.slow
 def test_a_run_killed_with_adapters_ends_as_one_that_was_not(new_root):
     straight, root = new_root("straight"), new_root("killed")
     for each in (straight, root):
@@ -347,6 +349,7 @@ def test_a_run_killed_with_adapters_ends_as_one_that_was_not(new_root):
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_the_run_s_own_model_is_the_reference_without_a_copy(new_root, monkeypatch, tiny_folder):
     shared, separate = new_root("shared"), new_root("separate")
     copy = str(shared.path) + "-model"

@@ -27,6 +27,7 @@ def seen(tmp_path_factory):
 
 
 # Gemma takes its norms in float32, whatever the rest is in.
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "tolerance"), [("qwen2", 1e-12), ("qwen3", 1e-12), ("gemma2", 1e-6)])
 def test_two_ranks_have_the_logprobs_and_gradients_of_the_whole_model(seen, family, tolerance):
     """Embeddings are tied in qwen2 and gemma2; gemma2 caps its logits."""

@@ -106,6 +106,7 @@ def test_what_was_trained_on_a_cpu_is_replayed_on_one(trained):
     assert "device" not in replay_settings(trained.url)
 
 
+@pytest.mark.slow
 def test_a_resume_keeps_the_threads_and_names_what_differs(new_root, caplog):
     root = new_root("resumed")
     fill(root, num_files=1)

@@ -11,6 +11,8 @@ from ludic.store import latest_policy
 from ludic.store.compaction import compact
 from ludic.training.checkpoint import complete_checkpoints
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def source(new_root):

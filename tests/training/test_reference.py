@@ -26,6 +26,8 @@ from ludic.training.packing import Sequences, cap, pack
 from ludic.training.reference import CachedReference, fingerprint, model_reference
 from ludic.training.replay import replay_settings
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 MODEL = "0123456789abcdef" * 2
 

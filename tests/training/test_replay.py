@@ -8,6 +8,8 @@ from ludic.sql import connect
 from ludic.store.compaction import compact
 from ludic.training.replay import replay_settings
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = {
     "num_steps": 6,
     "schedule": "linear",

@@ -32,6 +32,8 @@ from ludic.training import checkpoint, ownership
 from ludic.training.checkpoint import checkpoint_to_resume, complete_checkpoints
 from ludic.training.trainer import train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def straight(new_root):

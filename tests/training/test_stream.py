@@ -201,6 +201,7 @@ def byte_range(metadata: pq.FileMetaData, row_group: int) -> tuple[int, int]:
     return min(starts), max(stops)
 
 
+@pytest.mark.slow
 def test_only_the_row_groups_of_the_plan_are_read(new_root, plan_of, monkeypatch):
     monkeypatch.setattr("ludic.store.parquet._SMALL_BYTES", 0)  # a small file is read at once
     # 256 rows make a row group, here a group each: 4 a file, of which the plan needs the first file's first two.

@@ -61,6 +61,7 @@ def plain_forward(model: torch.nn.Module, row: dict) -> tuple[np.ndarray, np.nda
     return logprobs.numpy(), -(distributions.exp() * distributions).sum(-1).numpy()
 
 
+@pytest.mark.slow
 def test_what_is_stored_is_what_a_plain_forward_pass_and_the_formula_give(root: Root, model: str):
     train_here(root, num_steps=1, micro_token_budget=60, **SETTINGS)
     plain = AutoModelForCausalLM.from_pretrained(model)
@@ -83,6 +84,7 @@ def test_what_is_stored_is_what_a_plain_forward_pass_and_the_formula_give(root: 
     assert not all(row["mask"].all() for row in found)
 
 
+@pytest.mark.slow
 def test_the_columns_add_up_to_the_metrics_of_the_step(root: Root):
     train_here(root, num_steps=2, **SETTINGS)
     sums = """
@@ -101,6 +103,7 @@ def test_the_columns_add_up_to_the_metrics_of_the_step(root: Root):
     np.testing.assert_allclose(query(root, sums), metrics, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_response_that_is_cut_has_its_first_tokens_and_one_that_is_cut_away_has_no_row(root: Root):
     train_here(root, num_steps=2, max_seq_len=16, **SETTINGS)
     lengths = """
@@ -114,6 +117,7 @@ def test_a_response_that_is_cut_has_its_first_tokens_and_one_that_is_cut_away_ha
     assert ends == (True,)
 
 
+@pytest.mark.slow
 def test_steps_that_a_resumed_trainer_took_again_count_once(root: Root):
     train_until_killed(root, at_step=3, num_steps=4, checkpoint_every=2, async_checkpoint=False, **SETTINGS)
     train_here(root, num_steps=4, **SETTINGS)
@@ -136,6 +140,7 @@ def test_rounded_floats_are_as_near_as_11_bits_can_be(value: float):
     assert abs(found - value) <= max(abs(value) * 2**-11, 2.0**-136)
 
 
+@pytest.mark.slow
 def test_the_guides_queries_run(root: Root):
     train_here(root, num_steps=2, **SETTINGS)
     guide = (Path(__file__).parents[2] / "docs/token_stats.md").read_text(encoding="utf-8")

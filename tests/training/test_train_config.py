@@ -14,6 +14,7 @@ def test_bfloat16_is_for_computing_only():
     assert compute_dtype(TrainConfig()) is None
 
 
+@pytest.mark.slow
 def test_settings_are_there_before_torch_is():
     code = "import sys, ludic.training.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -25,6 +25,8 @@ from ludic.training.flops import model_cost, step_flops
 from ludic.training.model import load_model
 from ludic.training.trainer import train
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def filled(root_url, tiny_folder):
@@ -282,7 +284,6 @@ def cats_folder(tmp_path_factory) -> str:
     return folder
 
 
-@pytest.mark.slow
 def test_collecting_and_training_share_nothing_but_the_root(root_url, cats_folder):
     root = create_root(root_url, cats_folder, max_tokens=8)
     with collecting(root):
