@@ -15,7 +15,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from ludic.errors import in_a_line
+from ludic.errors import Interruption, in_a_line
 from ludic.user_files import UserFile
 
 _beside: dict[str, UserFile] = {}
@@ -99,11 +99,11 @@ def exit_is_an_error() -> Iterator[None]:
 
 @contextmanager
 def only_exceptions() -> Iterator[None]:
-    """RuntimeError in place of what is no Exception, where a user's code is loaded. Ctrl-C passes."""
+    """Turn what a user's code raises into RuntimeError, unless it is an Exception, Ctrl-C or the end of its time."""
     try:
         with exit_is_an_error():
             yield
-    except (Exception, KeyboardInterrupt):
+    except (Exception, KeyboardInterrupt, Interruption):
         raise
     except BaseException as error:
         failure = RuntimeError(f"{type(error).__name__} was raised: {error}; raise an Exception instead")

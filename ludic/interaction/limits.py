@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ludic.environments.environment import Environment, Example, Split, Transition
 from ludic.environments.single_turn import SingleTurn
-from ludic.errors import TimeLimitError
+from ludic.errors import Interruption, TimeLimitError
 from ludic.records import Message
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class TimeLimit:
                 answer = function()
             if time.monotonic() - began <= self.timeout_s:
                 return answer
-        except _Interruption:
+        except Interruption:
             pass
         finally:
             announce("")
@@ -125,13 +125,9 @@ class LimitedEnvironment:
         return self._call(called, f" on example {self._example_id!r}", partial(self._environment.step, action))
 
 
-class _Interruption(BaseException):
-    """Timer interrupt; not an Exception, so that an environment that catches Exception does not continue."""
-
-
 @contextmanager
 def _interrupted_after(timeout_s: float) -> Iterator[None]:
-    """Raise _Interruption in the block after timeout_s; only in the main thread, where Python delivers signals."""
+    """Raise Interruption in the block after timeout_s; only in the main thread, where Python delivers signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -140,7 +136,7 @@ def _interrupted_after(timeout_s: float) -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         if armed:
             armed.clear()
-            raise _Interruption
+            raise Interruption
 
     began = time.monotonic()
     handler = signal.signal(signal.SIGALRM, interrupt)
