@@ -7,7 +7,6 @@ does not exist raises FileNotFoundError.
 """
 
 import builtins
-import io
 import re
 import tempfile
 import threading
@@ -28,7 +27,7 @@ from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
 from ludic.store.local import Content
 from ludic.store.names import check_inside
-from ludic.store.remote import TAIL_BYTES, RemoteFile
+from ludic.store.remote import TAIL_BYTES, MemoryFile, RemoteFile
 
 Result = TypeVar("Result")
 
@@ -112,7 +111,7 @@ class Storage:
         if self.is_local:
             return self._try(name, lambda: self.fs.open(self.at_path(name), "rb"))
         if self._is_memory:  # fs.open would give every thread the same file, with one position
-            return io.BytesIO(self.read(name))
+            return MemoryFile(self.read(name))
         tail, size = self._tail(name)
         return cast(BinaryIO, RemoteFile(partial(self._read_exactly, name), size, tail))
 

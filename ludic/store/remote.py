@@ -1,4 +1,4 @@
-"""Random reads of a remote file by ranged requests."""
+"""Random reads of files that no local path names: remote ones by ranged requests, and ones in memory."""
 
 import io
 from collections.abc import Callable
@@ -6,6 +6,14 @@ from typing import Any
 
 TAIL_BYTES = 1 << 20
 """Bytes of the end of a file, read first: they hold a Parquet file's footer, and all of most rollout files."""
+
+
+class MemoryFile(io.BytesIO):
+    """File of bytes in memory, which can also be read without a copy: by slices of `data`."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.data = data
 
 
 class RemoteFile(io.RawIOBase):
