@@ -191,7 +191,8 @@ def _take_first(result: pa.RecordBatchReader, max_rows: int) -> tuple[pa.Table, 
     """Return the first rows, and the number of all rows."""
     first, num_rows = [], 0
     for batch in result:
-        first.append(batch.slice(0, max(0, max_rows - num_rows)))
+        if num_rows < max_rows:  # a slice without rows would keep the whole batch in memory
+            first.append(batch.slice(0, max_rows - num_rows))
         num_rows += batch.num_rows
     return pa.Table.from_batches(first, result.schema), num_rows
 
