@@ -4,7 +4,6 @@ The same command resumes a run, with the settings that are stored in the root.
 """
 
 import os
-import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +32,7 @@ from ludic.sql.code import rule_uses
 from ludic.store import Root, RunConfig
 from ludic.store.code import environment_uses
 from ludic.store.lease import await_free, newest_claim
+from ludic.store.names import owner_name
 from ludic.store.slots import newest_slot_claim, read_slot_claim
 from ludic.training.code import names_in_root
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
@@ -192,8 +192,8 @@ def _was_replaced(root: Root, slot: int, pid: int) -> bool:
         newest = newest_slot_claim(root, slot)
         lives = range(newest.life if newest else 0, 0, -1)
         claims = (read_slot_claim(root, slot, life) for life in lives)
-        own = next((claim for claim in claims if claim and claim.owner == f"{socket.gethostname()}-{pid}"), None)
-    except LudicError:  # the slot is asked for again before the next life
+        own = next((claim for claim in claims if claim and claim.owner == owner_name(pid)), None)
+    except LudicError:  # `is_free` asks again before the next life
         return True
     return own is not None and newest is not None and newest.life > own.life
 

@@ -10,9 +10,7 @@ N + 1. Code that the user did not bring does not run without consent (ludic.cons
 
 import json
 import logging
-import os
 import re
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
@@ -23,6 +21,7 @@ from ludic.consent import CodeUse, Role, give_consent, has_consent
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.paths import local_path
 from ludic.store.json_files import decode_json, encode_json
+from ludic.store.names import owner_name
 from ludic.user_files import Files, UserFile, digest, files_of, read_user_file
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def keep_files(root: "Root", files: Files) -> None:
         for file in files.values():
             for each in (file, *file.imports.values()):
                 _put_text(root, each)
-        about = {"owner": f"{socket.gethostname()}-{os.getpid()}", "created_at": datetime.now(UTC).isoformat()}
+        about = {"owner": owner_name(), "created_at": datetime.now(UTC).isoformat()}
         if root.put_if_absent(_list_name(number + 1), encode_json({**about, "files": wanted})):
             return
 

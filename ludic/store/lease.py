@@ -8,7 +8,6 @@ machine's monotonic clock counts. An expired lease does not stop a trainer; a ne
 
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from ludic.defaults import LEASE_S
 from ludic.errors import LudicError, OwnedError, SchemaError
 from ludic.records import new_id
 from ludic.store.json_files import decode_record, encode_json
-from ludic.store.names import parse_attempt_id, parse_number
+from ludic.store.names import owner_name, parse_attempt_id, parse_number
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
@@ -55,11 +54,6 @@ class Lease:
 
     def to_json(self) -> bytes:
         return encode_json(asdict(self))
-
-
-def owner_name() -> str:
-    """Return the name of this process as host-pid, for people."""
-    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def lease_name(attempt_id: int) -> str:

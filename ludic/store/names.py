@@ -1,6 +1,11 @@
-"""Check names below a root, which other programs may have written: their numbers, and that they stay in the root."""
+"""Check names below a root, which other programs may have written: their numbers, and that they stay in the root.
 
+Also names this process, for claims.
+"""
+
+import os
 import re
+import socket
 
 from ludic.errors import SchemaError
 
@@ -31,3 +36,8 @@ def check_inside(name: str, url: str) -> str:
     if ".." in name.split("/") or "\0" in name:
         raise SchemaError(f"{url}: a file of the run names {name!r}, which leads out of the run; it is not touched")
     return name
+
+
+def owner_name(pid: int | None = None) -> str:
+    """Return the name of a process of this machine as host-pid, for people; None: of this process."""
+    return f"{socket.gethostname()}-{os.getpid() if pid is None else pid}"

@@ -16,8 +16,8 @@ from typing import Any
 
 from ludic.errors import LudicError, SchemaError, SlotTakenError
 from ludic.store.json_files import decode_record, encode_json
-from ludic.store.lease import describe_process, is_dead, owner_name
-from ludic.store.names import parse_numbers
+from ludic.store.lease import describe_process, is_dead
+from ludic.store.names import owner_name, parse_numbers
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
