@@ -31,7 +31,7 @@ soak: .venv/installed  ## the state machine of the store, for an hour
 	LUDIC_SOAK=1 $(BIN)/python -m pytest tests/faults --timeout=7200
 
 interop: .venv/interop  ## read a root with pandas, datasets, Ray and Spark
-	$(BIN)/python -m pytest tests/interop
+	$(BIN)/python -m pytest tests/readers
 
 check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff format --check .

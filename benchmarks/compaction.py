@@ -26,10 +26,10 @@ import tyro
 
 from benchmarks.measure import print_table, take_turns
 from benchmarks.rollouts import make_batch
+from ludic.maintenance.compact import compact
 from ludic.records import new_id
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig, list_files
-from ludic.store.compaction import compact
 from ludic.store.encoding import encode, open_writer, row_group_bounds, writer_options
 from ludic.store.merge import ROW_GROUP_ROWS, group_ranges
 

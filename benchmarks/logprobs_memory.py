@@ -20,9 +20,9 @@ from transformers import PreTrainedModel
 
 from benchmarks.measure import print_table
 from benchmarks.models import make_model
+from ludic.batches.packing import MicroBatch, TrainingSequence, pack
 from ludic.training.attention import sequence_lengths
 from ludic.training.logprobs import token_logprobs
-from ludic.training.packing import MicroBatch, TrainingSequence, pack
 
 ALL_LOGITS = 0
 """Chunk size that means no chunks."""

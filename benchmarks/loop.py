@@ -15,18 +15,18 @@ from statistics import fmean, median
 import tyro
 
 from benchmarks.measure import median_ratio, print_table, take_turns
+from ludic.agents.single_turn import Agent
+from ludic.batches.packing import TrainingSequence, pack
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
-from ludic.inference.chat import load_tokenizer
-from ludic.inference.tiny import make_tiny_model
-from ludic.inference.transformers_engine import TransformersEngine
-from ludic.interaction.single_step import Agent
+from ludic.models.chat import load_tokenizer
+from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_model
 from ludic.training.optimizer import build_optimizer, learning_rate
-from ludic.training.packing import TrainingSequence, pack
 from ludic.training.step import train_step
 from pipelines import minimal
 

@@ -23,11 +23,11 @@ from transformers import PreTrainedModel
 from benchmarks.measure import median_ratio, print_table
 from benchmarks.models import make_model
 from benchmarks.padding import fill_padded, padded_logprobs
+from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import rl_loss
-from ludic.training.packing import MicroBatch, TrainingSequence, assign, pack
 
 CONTESTANTS = ("packed", "packed, dense mask", "padded, sorted", "padded")
 

@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.rollouts import make_batch
+from ludic.maintenance.compact import compact
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig
-from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 from ludic.store.local import Content
 

@@ -29,14 +29,14 @@ from benchmarks.measure import print_table
 from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
 from benchmarks.padding import fill_padded, pad_tokens, padded_logprobs, response_states
+from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
+from ludic.distributed import init_distributed, shut_down
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import init_distributed, shut_down
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.losses import rl_loss
 from ludic.training.model import compute_dtype, shard
 from ludic.training.optimizer import build_optimizer
-from ludic.training.packing import MicroBatch, TrainingSequence, assign, pack
 from ludic.training.step import train_step
 
 Size = Literal["0.6B", "1.7B", "tiny"]

@@ -23,16 +23,16 @@ import tyro
 from benchmarks.measure import print_table
 from benchmarks.rollouts import make_batch, with_own_requests
 from benchmarks.s3_server import BUCKET, s3_server
+from ludic.batches.online import PlanFeed, batch_rules
+from ludic.batches.stream import PlannedStream
+from ludic.distributed import init_distributed, shut_down
 from ludic.records import RolloutBatch, RolloutGroup, new_id
 from ludic.schema import to_table
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, RolloutFile, Root, RunConfig, start_attempt
 from ludic.store.encoding import encode
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import init_distributed, shut_down
-from ludic.training.feed import PlanFeed, batch_rules
 from ludic.training.publisher import Publisher
-from ludic.training.stream import PlannedStream
 
 S3_LATENCY_S = 0.02
 NUM_WORKERS, GROUPS_A_FILE, GROUP_SIZE = 8, 4, 8

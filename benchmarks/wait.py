@@ -16,15 +16,15 @@ from typing import Any
 import tyro
 
 from benchmarks.measure import print_table
+from ludic.batches.packing import pack
+from ludic.batches.stream import read_sequences
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
-from ludic.inference.tiny import make_tiny_model
-from ludic.inference.transformers_engine import TransformersEngine
+from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.sql import BatchRules, Planner, connect
 from ludic.store import RolloutReader, Root, RunConfig
 from ludic.training.config import TrainConfig
-from ludic.training.packing import pack
-from ludic.training.stream import read_sequences
 from ludic.training.trainer import train
 from pipelines.collect import publish_first
 

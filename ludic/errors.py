@@ -77,6 +77,6 @@ class Interruption(BaseException):
     """A timer interrupted a user's code; not an Exception, so that code that catches Exception does not continue."""
 
 
-def in_a_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """Return an error's message on one line, for use in another message."""
     return " ".join(str(error).split())

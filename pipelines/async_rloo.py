@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 import tyro
 
-from ludic.cli.process import stop_on_signals
-from ludic.cli.train import describe
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
-from ludic.inference.tiny import make_tiny_model
-from ludic.inference.transformers_engine import TransformersEngine
+from ludic.launch.process import stop_on_signals
+from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig
 from ludic.training.trainer import train
+from ludic.viewer.status import describe_step
 
 
 def main(root: str = "runs/async", model: str = "runs/async-model", num_steps: int = 50, num_workers: int = 2) -> None:
@@ -45,7 +45,7 @@ def main(root: str = "runs/async", model: str = "runs/async-model", num_steps: i
         worker.start()
     try:
         torch.set_num_threads(1)  # three processes share the cores
-        train(opened, config, stop, lambda step, row: print(f"step {step:3}  {describe(row)}", flush=True))
+        train(opened, config, stop, lambda step, row: print(f"step {step:3}  {describe_step(row)}", flush=True))
     finally:
         for worker in workers:
             worker.terminate()  # SIGTERM: what is sampled is flushed

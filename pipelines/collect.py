@@ -11,8 +11,8 @@ from pathlib import Path
 
 import tyro
 
-from ludic.cli.process import stop_on_signals
-from ludic.inference.transformers_engine import TransformersEngine
+from ludic.engines.transformers_engine import TransformersEngine
+from ludic.launch.process import stop_on_signals
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, RunConfig, latest_policy, publish_policy
 from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights

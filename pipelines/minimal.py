@@ -19,22 +19,22 @@ import tyro
 from transformers import PreTrainedModel
 
 from ludic import store
+from ludic.agents.single_turn import Agent
+from ludic.batches.packing import pack
+from ludic.batches.stream import read_sequences
+from ludic.distributed import init_distributed, shut_down
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
-from ludic.inference.chat import load_tokenizer
-from ludic.inference.tiny import make_tiny_model
-from ludic.inference.transformers_engine import TransformersEngine
-from ludic.interaction.single_step import Agent
+from ludic.models.chat import load_tokenizer
+from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.sampler import GroupSampler
 from ludic.rollouts.schedule import new_worker_id
 from ludic.sql import BatchRules, Planner
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import init_distributed, shut_down
 from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
 from ludic.training.optimizer import build_optimizer, learning_rate
-from ludic.training.packing import pack
 from ludic.training.publisher import Publisher
 from ludic.training.step import train_step
-from ludic.training.stream import read_sequences
 
 
 def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_steps: int = 50) -> None:

@@ -11,13 +11,13 @@ Stopped or killed, either goes on from its last checkpoint.
 
 import tyro
 
-from ludic.cli.process import stop_on_signals
-from ludic.cli.train import describe
+from ludic.batches.replay import replay_settings
 from ludic.errors import ConfigError
+from ludic.launch.process import stop_on_signals
 from ludic.store import Root
 from ludic.training.config import TrainConfig
-from ludic.training.replay import replay_settings
 from ludic.training.trainer import train
+from ludic.viewer.status import describe_step
 
 
 def main(
@@ -54,7 +54,7 @@ def main(
         )
     like = Root.open(replay if replay is not None else sources[0])
     opened = Root.create(root, like.run, like=like)
-    last_step = train(opened, config, stop_on_signals(), lambda step, row: print(f"step {step}  {describe(row)}"))
+    last_step = train(opened, config, stop_on_signals(), lambda step, row: print(f"step {step}  {describe_step(row)}"))
     print(f"trained to step {last_step}; {opened.url} holds the last weights as a policy and as a checkpoint")
 
 

@@ -11,12 +11,12 @@ the same command goes on from the last checkpoint.
 
 import tyro
 
-from ludic.cli.process import stop_on_signals
-from ludic.cli.train import describe
+from ludic.launch.process import stop_on_signals
 from ludic.sql import connect
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 from ludic.training.trainer import train
+from ludic.viewer.status import describe_step
 
 
 def main(root: str = "runs/collected", num_steps: int | None = None, learning_rate: float = 1e-6) -> None:
@@ -36,7 +36,7 @@ def main(root: str = "runs/collected", num_steps: int | None = None, learning_ra
         truncate_ratio=2.0,
         stall_limit_s=30.0,
     )
-    last_step = train(opened, config, stop_on_signals(), lambda step, row: print(f"step {step}  {describe(row)}"))
+    last_step = train(opened, config, stop_on_signals(), lambda step, row: print(f"step {step}  {describe_step(row)}"))
     print(f"trained to step {last_step}; {opened.url} holds the weights of every step")
 
 

@@ -8,21 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import LudicError
-from ludic.fsck.code import check_code
-from ludic.fsck.compactions import check_compactions
-from ludic.fsck.model import check_model
-from ludic.fsck.notes import check_notes
-from ludic.fsck.tables import TABLES, check_file
-from ludic.fsck.weights import check_weights
+from ludic.maintenance.verify.code import check_code
+from ludic.maintenance.verify.compactions import check_compactions
+from ludic.maintenance.verify.model import check_model
+from ludic.maintenance.verify.notes import check_notes
+from ludic.maintenance.verify.tables import TABLES, check_file
+from ludic.maintenance.verify.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
+from ludic.store.compaction_plans import read_plans
 from ludic.store.lease import read_lease
 from ludic.store.manifest import check_folder
 from ludic.store.model import read_identity, read_kept
 from ludic.store.parquet import decode
-from ludic.store.plans import read_plans
 from ludic.store.policies import read_policy
+from ludic.store.quarantine import list_quarantined
 from ludic.store.reference import read_reference, read_reference_index
-from ludic.store.repair import list_set_aside
 from ludic.store.retention import read_tombstones
 from ludic.store.slots import read_slot_claim
 from ludic.training.checkpoint import complete_checkpoints
@@ -101,7 +101,7 @@ def read_as_training_does(root: Root, name: str) -> Any:
 def _rollouts(root: Root, name: str) -> Any:
     reader = RolloutReader(root, ["episode_reward", "env_name", "policy_version", "request_index", "response_length"])
     rows = reader.poll(None)
-    if name in reader.set_aside or rows is None:
+    if name in reader.broken_files or rows is None:
         return None
     return rows.filter([file == name for file in rows["file"].to_pylist()]), read_columns(root, name, TOKENS)
 
@@ -165,5 +165,5 @@ _READS: dict[str, Callable[[Root, str], Any]] = {
     "expired": lambda root, name: read_tombstones(root) or None,
     "model": _model,
     "run.json": lambda root, name: Root.open(root.url).run,
-    "set_aside": lambda root, name: list_set_aside(root)[0].reason or None,
+    "set_aside": lambda root, name: list_quarantined(root)[0].reason or None,
 }

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from strategies import make_batch
 
+from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch
 from ludic.store import Cursor, RolloutReader, RolloutWriter, Root
-from ludic.store.compaction import compact
-from ludic.store.relocated import read_rollouts
+from ludic.store.ledger_reads import read_rollouts
 from ludic.store.retention import expire, stored_files
 
 GROUP_SIZE = 3

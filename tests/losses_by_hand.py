@@ -3,10 +3,10 @@
 import numpy as np
 import torch
 
+from ludic.batches.packing import TrainingSequence, pack
 from ludic.training.config import TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.objective_settings import PAIRED
-from ludic.training.packing import TrainingSequence, pack
 
 # Sampler logprobs are -1 throughout, so that a trainer logprob is -1 + log(ratio).
 

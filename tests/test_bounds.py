@@ -11,8 +11,8 @@ import pytest
 
 from ludic.bounds import BOUNDS, check_numbers
 from ludic.cli.main import COMMANDS
+from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
-from ludic.inference.engine import SamplingParams
 from ludic.rollouts.worker import WorkerConfig
 from ludic.store import RunConfig
 from ludic.training.config import TrainConfig

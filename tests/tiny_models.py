@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from ludic.inference.tiny import make_tiny_model
+from ludic.models.tiny import make_tiny_model
 from ludic.store import Root, list_files, publish_policy, read_columns
 
 WORDS = "what is the sum of two end with a b c d"

@@ -14,16 +14,16 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 import ludic
-from ludic.inference.tiny import make_tiny_model
+from ludic.distributed import run_on_main
+from ludic.maintenance.compact import compact
+from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root, RunConfig
-from ludic.store.compaction import compact
-from ludic.store.repair import set_aside
+from ludic.store.quarantine import quarantine
 from ludic.store.retention import expire, stored_files
 from ludic.store.slots import claim_slot
 from ludic.training.checkpoint import CheckpointInfo, complete_checkpoints, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import run_on_main
 from ludic.training.trainer import train
 
 GROUP_SIZE, GROUPS_PER_BATCH = 4, 2
@@ -90,7 +90,7 @@ def make_whole_root(folder: Path) -> Root:
     (*_, last) = stored_files(root)
     expire(root, [last], rule="the newest")
     root.put("rollouts/version=1/env=moar_cats/w2-test-0.parquet", b"torn")
-    set_aside(root, "rollouts/version=1/env=moar_cats/w2-test-0.parquet", "no Parquet file")
+    quarantine(root, "rollouts/version=1/env=moar_cats/w2-test-0.parquet", "no Parquet file")
     return root
 
 

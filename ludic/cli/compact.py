@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from ludic.cli.flags.compact import Settings
-from ludic.cli.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
+from ludic.maintenance.compact import CompactedPartition, CompactionReport, compact, sealed_before
 from ludic.store import Root
-from ludic.store.compaction import CompactedPartition, CompactionReport, compact, sealed_before
+from ludic.viewer.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
 
 
 def main(settings: Settings) -> None:

@@ -16,17 +16,15 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from ludic.agents.single_turn import Agent
 from ludic.cli.flags.demo import Settings
-from ludic.cli.glance import Watcher
-from ludic.cli.live import open_view
-from ludic.cli.output import sparkline
-from ludic.cli.process import interrupt_on_sigterm
 from ludic.cli.run import predecessor, run
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
-from ludic.inference.chat import load_tokenizer
-from ludic.inference.tiny import make_tiny_model
-from ludic.inference.transformers_engine import TransformersEngine
-from ludic.interaction.single_step import Agent
+from ludic.launch.process import interrupt_on_sigterm
+from ludic.models.chat import load_tokenizer
+from ludic.models.first_model import first_model, remember_model
+from ludic.models.tiny import make_tiny_model
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler
 from ludic.sql import connect
@@ -34,7 +32,9 @@ from ludic.sql.library import load_advantage, run_query
 from ludic.store import Root, RunConfig, fetch_policy, latest_policy
 from ludic.store.model import MODEL, identify, keep_model
 from ludic.training.config import TrainConfig
-from ludic.training.first_model import first_model, remember_model
+from ludic.viewer.live import open_view
+from ludic.viewer.output import sparkline
+from ludic.viewer.status import Watcher
 
 NUM_WORKERS = 2
 # Further words of the model's vocabulary.

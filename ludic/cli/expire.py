@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 
 from ludic.cli.flags.expire import AGE, Settings
-from ludic.cli.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
 from ludic.cli.query import ask
 from ludic.sql import connect
 from ludic.store import Cursor, Root, latest_policy
@@ -28,6 +27,7 @@ from ludic.store.retention import (
     stored_files,
 )
 from ludic.store.token_stats import token_stats_step
+from ludic.viewer.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _MOST_ROWS = 40

@@ -1,7 +1,7 @@
 """`ludic export ROOT --format ...`: export a run's files as a table, its rows as text, its weights for Hugging Face.
 
 delta and iceberg register the existing files without a copy; jsonl and csv stream with one row group in memory (with
---sql, as much as DuckDB needs); hf copies weights (ludic.exchange.weights). Raises ConfigError if options conflict or
+--sql, as much as DuckDB needs); hf copies weights (ludic.interop.weights). Raises ConfigError if options conflict or
 the output file exists, StoreError if a table's writer fails, QueryError if the SQL fails.
 """
 
@@ -14,16 +14,16 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from ludic.cli.flags.export import Settings
-from ludic.cli.output import json_text, plural, print_json, printable, progress_bar, size, stdout_console
 from ludic.cli.sql import open_result, open_sink, plain_rows, write_csv
 from ludic.errors import ConfigError
-from ludic.exchange.delta import export_delta
-from ludic.exchange.iceberg import export_iceberg
-from ludic.exchange.tables import TableReport
-from ludic.exchange.whole_rows import whole_rows
+from ludic.interop.delta import export_delta
+from ludic.interop.iceberg import export_iceberg
+from ludic.interop.tables import TableReport
+from ludic.interop.whole_rows import whole_rows
 from ludic.paths import local_path
 from ludic.schema import resolve_row
 from ludic.store import Root
+from ludic.viewer.output import json_text, plural, print_json, printable, progress_bar, size, stdout_console
 
 _ROWS_A_BATCH = 64
 
@@ -49,7 +49,7 @@ def _catalog(settings: Settings) -> Path | None:
 
 
 def _write_weights(root: Root, settings: Settings) -> None:
-    from ludic.exchange.weights import export_weights  # imports torch, which the other formats do not need
+    from ludic.interop.weights import export_weights  # imports torch, which the other formats do not need
 
     assert settings.out is not None
     report = export_weights(root, settings.out, step=settings.step, version=settings.version, model=settings.model)

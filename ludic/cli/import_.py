@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from ludic.cli.flags.import_ import Settings
-from ludic.cli.output import plural, print_json, printable, progress_bar, stdout_console
 from ludic.errors import ConfigError, MissingRootError
-from ludic.exchange.importing import ImportReport, import_file
-from ludic.exchange.mapping import load_format
-from ludic.inference.chat import load_tokenizer
+from ludic.interop.importing import ImportReport, import_file
+from ludic.interop.mapping import load_format
+from ludic.models.chat import load_tokenizer
+from ludic.models.first_model import first_tokenizer, is_hub_id, local_folder, remember_model, write_files
 from ludic.store import Root, RunConfig
-from ludic.training.first_model import first_tokenizer, is_hub_id, local_folder, remember_model, write_files
+from ludic.viewer.output import plural, print_json, printable, progress_bar, stdout_console
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -13,9 +13,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ludic.cli.printable import printable
 from ludic.errors import LudicError
 from ludic.installed import LUDIC, installed_version
+from ludic.viewer.printable import printable
 
 COMMANDS = {
     "demo": "Teach a tiny model on this machine, in a minute",

@@ -7,9 +7,9 @@ ModelError if the model is not found or differs from the run's first model.
 from dataclasses import replace
 
 from ludic.errors import MissingRootError
+from ludic.models.first_model import identify_at, local_folder, remember_model
 from ludic.store import Root, RunConfig
 from ludic.store.model import copy_kept, keep_model
-from ludic.training.first_model import identify_at, local_folder, remember_model
 
 
 def open_or_start(url: str, run: RunConfig) -> Root:

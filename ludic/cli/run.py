@@ -13,19 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ludic.batches.online import batch_rules
 from ludic.cli import train
 from ludic.cli.code import prepare_code
 from ludic.cli.flags.code import CodeSettings
 from ludic.cli.flags.run import Settings
-from ludic.cli.glance import Watcher
-from ludic.cli.live import open_view
-from ludic.cli.process import interrupt_on_sigterm
 from ludic.cli.roots import open_or_start
 from ludic.cli.settings import to_flags
-from ludic.cli.supervisor import Child, supervise
 from ludic.cli.train import last_step, outcome, train_args
 from ludic.defaults import ENV_TIMEOUT_S
 from ludic.errors import ConfigError, LudicError, MissingRootError, SchemaError, StoreError
+from ludic.launch.process import interrupt_on_sigterm
+from ludic.launch.supervisor import Child, supervise
 from ludic.rollouts.sampler import make_environments
 from ludic.sql import BatchRules, Planner
 from ludic.sql.code import rule_uses
@@ -36,8 +35,9 @@ from ludic.store.names import owner_name
 from ludic.store.slots import newest_slot_claim, read_slot_claim
 from ludic.training.code import names_in_root
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
-from ludic.training.feed import batch_rules
 from ludic.user_files import NO_FILES, Files
+from ludic.viewer.live import open_view
+from ludic.viewer.status import Watcher
 
 
 def earlier_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:

@@ -14,16 +14,16 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ludic.agents.requests import derive_seed
 from ludic.cli.flags.sample import Settings
-from ludic.cli.output import number, print_json, printable, stdout_console
 from ludic.cli.worker import base_of_run
+from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
 from ludic.errors import ConfigError, MissingRootError, StoreError
-from ludic.inference.engine import Completion, GenerationRequest, SamplingParams
-from ludic.interaction.requests import derive_seed
+from ludic.models.first_model import is_hub_id, local_folder
 from ludic.records import Message
 from ludic.store import Root, fetch_policy, latest_policy
 from ludic.store.filesystem import Storage
-from ludic.training.first_model import is_hub_id, local_folder
+from ludic.viewer.output import number, print_json, printable, stdout_console
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +58,8 @@ def main(settings: Settings) -> None:
 
 def sample(folder: str, version: int, settings: Settings, root: Root | None) -> list[Answer]:
     """Sample n answers from the model in a folder. Raises ModelError, ConfigError."""
-    from ludic.inference.chat import decode, load_tokenizer, render_prompt
-    from ludic.inference.transformers_engine import TransformersEngine
+    from ludic.engines.transformers_engine import TransformersEngine
+    from ludic.models.chat import decode, load_tokenizer, render_prompt
 
     tokenizer = load_tokenizer(folder)
     with base_of_run(root) if root else nullcontext() as base:

@@ -15,15 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.cli.flags.show import Settings
-from ludic.cli.output import cell, number, pairs, plain_table, plural, print_json, printable, stdout_console
 from ludic.cli.query import ask
 from ludic.cli.tokens import TokenReader, TokenRow, colour_legend, coloured, load_token_reader, token_table
 from ludic.errors import LudicError, QueryError
-from ludic.fsck import TABLES, read_footers
+from ludic.maintenance.verify import TABLES, read_footers
 from ludic.schema import extra_names, resolve_row
 from ludic.sql import connect
 from ludic.store import Root
 from ludic.store.lookup import Address, find_rows, read_addresses
+from ludic.viewer.output import cell, number, pairs, plain_table, plural, print_json, printable, stdout_console
 
 logger = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.cli.flags.sql import Settings
-from ludic.cli.output import cell, json_text, pairs, printable, stdout_console, to_plain
 from ludic.cli.query import explain, interrupted_by_ctrl_c
-from ludic.errors import ConfigError, QueryError, in_a_line
+from ludic.errors import ConfigError, QueryError, one_line
 from ludic.sql import connect
 from ludic.sql.connect import check_only_reads
 from ludic.store import Root
+from ludic.viewer.output import cell, json_text, pairs, printable, stdout_console, to_plain
 
 _ROWS_A_BATCH = 10_000
 _UNSAFE = "`--unsafe` allows it; use it only for a query that you trust"
@@ -74,7 +74,7 @@ def open_result(
         if not _SEALED.search(str(error)):
             raise QueryError(explain(error, *roots)) from error
         raise QueryError(
-            f"the query reaches outside of {' and '.join(root.url for root in roots)}: {in_a_line(error)}; {_UNSAFE}"
+            f"the query reaches outside of {' and '.join(root.url for root in roots)}: {one_line(error)}; {_UNSAFE}"
         ) from error
     except (duckdb.Error, pa.ArrowException) as error:
         raise QueryError(explain(error, *roots)) from error

@@ -11,7 +11,12 @@ from rich.console import Console
 from rich.text import Text
 
 from ludic.cli.flags.stats import Settings
-from ludic.cli.output import (
+from ludic.cli.query import ask
+from ludic.maintenance.verify import TABLES, Footer, read_footers
+from ludic.sql import connect
+from ludic.store import Root
+from ludic.store.quarantine import list_quarantined
+from ludic.viewer.output import (
     Track,
     cell,
     number,
@@ -26,11 +31,6 @@ from ludic.cli.output import (
     stdout_console,
     untracked,
 )
-from ludic.cli.query import ask
-from ludic.fsck import TABLES, Footer, read_footers
-from ludic.sql import connect
-from ludic.store import Root
-from ludic.store.repair import list_set_aside
 
 _MOST_VERSIONS = 10
 _KEY_TITLES = {"policy_version": "version", "env_name": "env"}
@@ -120,7 +120,7 @@ def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
         "policies": _policies(weights["policies"]),
         "checkpoints": _folders_with(weights["checkpoints"], "checkpoint.json"),
         "unreadable": [{"name": footer.name, "problem": footer.problem} for footer in broken],
-        "set_aside": [asdict(file) for file in list_set_aside(root)],
+        "set_aside": [asdict(file) for file in list_quarantined(root)],
     }
 
 

@@ -13,8 +13,8 @@ from rich.table import Table
 from rich.text import Text
 from tokenizers import Tokenizer
 
-from ludic.cli.output import cell, number, plain_table, printable
 from ludic.store import Root
+from ludic.viewer.output import cell, number, plain_table, printable
 
 Color = Literal["logprob", "advantage", "none"]
 TokenReader = Callable[[Sequence[int]], list[str]]

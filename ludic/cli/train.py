@@ -13,16 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ludic.cli.code import gives_consent, prepare_code
 from ludic.cli.flags.code import CodeSettings
 from ludic.cli.flags.train import Settings
-from ludic.cli.process import LAUNCHER, stop_on_signals
 from ludic.cli.roots import start_like
 from ludic.cli.settings import last_value, take_option, to_flags
 from ludic.errors import ConfigError, MissingRootError
+from ludic.launch.process import LAUNCHER, stop_on_signals
 from ludic.store import Root, newest_attempt_id, read_attempt
-from ludic.store.checkpoints import checkpoint_places, place_to_resume
+from ludic.store.checkpoints import checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.lease import newest_claim
 from ludic.training.config import TrainConfig
 from ludic.training.objective_settings import DECIDE_IGNORED, without_ignored
 from ludic.training.presets import load_algorithm
+from ludic.viewer.status import describe_step
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def chosen_objective(args: Sequence[str]) -> dict[str, Any]:
 def _stored_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
     _, replayed = take_option(list(args), "--replay-batches", "a run's folder or URL")
     if replayed not in (None, "None"):
-        from ludic.training.replay import replay_settings
+        from ludic.batches.replay import replay_settings
 
         return replay_settings(replayed)
     try:
@@ -85,9 +86,9 @@ def main(settings: Settings) -> None:
         task = progress.add_task("waiting for rollouts", total=num_steps)
 
         def report(step: int, row: Mapping[str, Any]) -> None:
-            progress.update(task, completed=step, description=describe(row))
+            progress.update(task, completed=step, description=describe_step(row))
             if progress.disable:
-                logger.info("step %d%s  %s", step, f" of {num_steps}" if num_steps else "", describe(row))
+                logger.info("step %d%s  %s", step, f" of {num_steps}" if num_steps else "", describe_step(row))
 
         model = other_place(root, settings.model)
         step = train(root, settings.train, stop, report, replaces=replaces, model=model, resume=settings.resume)
@@ -104,16 +105,16 @@ def outcome(url: str, step: int, num_steps: int | None) -> str:
 
 def last_step(root: Root) -> int:
     """Return the step of the checkpoint that a trainer would resume from; 0 if there is none."""
-    place = place_to_resume(root, newest_attempt_id(root), checkpoint_places(root))
+    place = checkpoint_id_to_resume(root, newest_attempt_id(root), checkpoint_ids(root))
     return place[1] if place else 0
 
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
     """Do what the flags of code ask for, and consent to the user's own files that the root already holds."""
+    from ludic.batches.online import batch_rules
     from ludic.sql.code import rule_uses
     from ludic.sql.planner import Planner
     from ludic.training.code import names_in_root
-    from ludic.training.feed import batch_rules
 
     rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
     uses = rule_uses(rules, names_in_root(root))
@@ -160,11 +161,3 @@ def train_args(
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
     flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
     return [*launch, "ludic", "train", root, *flags]
-
-
-def describe(row: Mapping[str, Any]) -> str:
-    """Return a step's main metrics as one line."""
-    reward = row.get("reward_mean")
-    shown = "unscored" if reward is None else f"{reward:.3f}"
-    lag = "" if row.get("lag_mean") is None else f"lag {row['lag_mean']:.1f}  "
-    return f"reward {shown}  loss {row['loss']:.4f}  {lag}{row['tokens_per_s']:,.0f} tokens/s"

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ludic.cli.flags.verify import Settings
-from ludic.cli.output import print_json, printable, progress_bar, stdout_console
 from ludic.errors import LudicError
-from ludic.fsck import Finding, Report, check_root, meaning_of
+from ludic.maintenance.verify import Finding, Report, check_root, meaning_of
 from ludic.store import Root
+from ludic.viewer.output import print_json, printable, progress_bar, stdout_console
 
 
 class UnsoundError(LudicError, ValueError):

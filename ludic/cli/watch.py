@@ -8,10 +8,10 @@ import time
 from contextlib import suppress
 
 from ludic.cli.flags.watch import Settings
-from ludic.cli.glance import Watcher
-from ludic.cli.live import LiveView
-from ludic.cli.output import stdout_console
-from ludic.cli.panel import draw
+from ludic.viewer.dashboard import draw
+from ludic.viewer.live import LiveView
+from ludic.viewer.output import stdout_console
+from ludic.viewer.status import Watcher
 
 _TICK_S = 0.1
 

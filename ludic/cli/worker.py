@@ -11,16 +11,16 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 
 from ludic.cli.code import prepare_code
 from ludic.cli.flags.worker import Settings
-from ludic.cli.guard import guarded
-from ludic.cli.process import REPLACED, stop_on_signals
 from ludic.errors import SlotTakenError
+from ludic.launch.guard import guarded
+from ludic.launch.process import REPLACED, stop_on_signals
+from ludic.models.first_model import first_model
 from ludic.records import RolloutBatch
 from ludic.rollouts.metrics import mean_reward
 from ludic.rollouts.sampler import make_environments
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root
 from ludic.store.code import environment_uses
-from ludic.training.first_model import first_model
 
 
 def main(settings: Settings) -> None:
@@ -46,7 +46,7 @@ def base_of_run(root: Root, model: str | None = None) -> Iterator[Callable[[], s
 
 
 def _run(root: Root, settings: Settings, stop: threading.Event, base: Callable[[], str]) -> int:
-    from ludic.inference.transformers_engine import TransformersEngine
+    from ludic.engines.transformers_engine import TransformersEngine
 
     def make_engine(folder: str, version: int) -> TransformersEngine:
         return TransformersEngine(

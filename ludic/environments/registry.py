@@ -22,7 +22,7 @@ from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, LudicError
 from ludic.paths import local_path
-from ludic.python_files import describe, describe_failure, load_file, only_exceptions
+from ludic.user_code import describe, describe_failure, load_file, only_exceptions
 from ludic.user_files import NO_FILES, Files, read_user_file
 
 EnvironmentFactory = Callable[[], Environment]

@@ -1,9 +1,9 @@
 """Code that a worker scores with: find it, check consent, keep it in the root, and record it."""
 
 from ludic.consent import CodeUse
+from ludic.environments.limits import TimeLimit
 from ludic.environments.registry import EnvironmentFactory
 from ludic.environments.sources import installed_source
-from ludic.interaction.limits import TimeLimit
 from ludic.rollouts.sampler import make_environments
 from ludic.store import Root, RunConfig
 from ludic.store.code import CodeRecord, describe_file, environment_uses, keep_files, trusted_files

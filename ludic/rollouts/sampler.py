@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
+from ludic.agents.single_turn import Agent, run_single_step
+from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Environment, Split
+from ludic.environments.limits import NO_LIMIT, TimeLimit
 from ludic.environments.registry import make_environment
-from ludic.inference.engine import SamplingParams
-from ludic.interaction.limits import NO_LIMIT, TimeLimit
-from ludic.interaction.requests import EpisodeRequest, derive_seed, repeat
-from ludic.interaction.single_step import Agent, run_single_step
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
 from ludic.store import RunConfig
 from ludic.user_files import NO_FILES, Files

@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, SchemaError
 from ludic.store import RolloutFile, Root, RunConfig, list_files, read_columns
+from ludic.store.compaction_plans import find_replacement
 from ludic.store.cursor import Intervals
 from ludic.store.files import slot_of, slot_prefix
-from ludic.store.plans import find_replacement
 from ludic.store.retention import read_tombstones
 from ludic.store.sources import read_sources
 
@@ -69,7 +69,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierLives:
+class CommittedGroups:
     """Groups that earlier lives of a slot committed."""
 
     positions: Intervals = field(default_factory=Intervals)
@@ -88,13 +88,13 @@ def new_worker_id(slot: int) -> str:
     return f"{slot_prefix(slot)}{host}-{os.getpid()}-{time.time_ns():x}"
 
 
-def read_earlier_lives(root: Root, slot: int) -> EarlierLives:
+def read_earlier_lives(root: Root, slot: int) -> CommittedGroups:
     """Read which groups this slot committed, from its own files, compacted files and tombstones of expired files.
 
     Broken files count as not committed, expired files as committed.
     """
     schedule = Schedule.of_slot(root.run, slot)
-    lives = EarlierLives()
+    lives = CommittedGroups()
     # Read tombstones last: they include files that expire while the others are read.
     for version, number in chain(_stored_groups(root, slot), _expired_groups(root)):
         place = schedule.position(number)

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from ludic.agents.single_turn import Agent
+from ludic.engines.engine import Engine
+from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, SchemaError, StoreError
-from ludic.inference.chat import load_tokenizer
-from ludic.inference.engine import Engine
-from ludic.interaction.limits import LimitedEnvironments, TimeLimit
-from ludic.interaction.single_step import Agent
+from ludic.models.chat import load_tokenizer
 from ludic.records import RolloutBatch
 from ludic.rollouts.code import open_environments
 from ludic.rollouts.config import WorkerConfig

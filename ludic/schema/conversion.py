@@ -29,7 +29,7 @@ from ludic.records import (
     RolloutMetadata,
     ToolCall,
 )
-from ludic.schema.references import REFERENCES, index_field, message_places, refer, resolve
+from ludic.schema.references import REFERENCES, index_field, message_indexes, refer, resolve
 from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, rollouts_schema
 
 RECORDS: dict[str, type] = {
@@ -93,7 +93,7 @@ def _tables(
 def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema, tokens: TokenColumns) -> pa.Table:
     rollouts = [rollout for _, rollout in rows]
     extras = set(extra_names(schema.names))
-    places = message_places(rollouts)
+    places = message_indexes(rollouts)
     columns = []
     for name, type_ in zip(schema.names, schema.types, strict=True):
         if name in stamps:

@@ -28,7 +28,7 @@ INDEX_FIELDS = frozenset(index_field(name) for names in REFERENCES.values() for 
 """Fields that rows have and records do not."""
 
 
-def message_places(rollouts: Iterable[Rollout]) -> list[dict[str, int]]:
+def message_indexes(rollouts: Iterable[Rollout]) -> list[dict[str, int]]:
     """Return, for each rollout, the index of the first message with each content."""
     places = []
     for rollout in rollouts:
@@ -42,7 +42,7 @@ def refer(
 ) -> dict[str, list[str | None] | list[int | None]]:
     """Return the values of a column's text and index fields, for the concatenated steps of all rollouts.
 
-    places: result of `message_places`, the same for both columns of steps.
+    places: result of `message_indexes`, the same for both columns of steps.
     """
     lookups = [
         (place.get, step) for rollout, place in zip(rollouts, places, strict=True) for step in getattr(rollout, column)

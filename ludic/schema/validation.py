@@ -25,8 +25,8 @@ from ludic.records import (
     RolloutMetadata,
 )
 from ludic.schema.conversion import TokenColumns, join_tokens
-from ludic.schema.misfits import RowProblem, find_misfits, shown
 from ludic.schema.tables import NO_COLUMNS
+from ludic.schema.type_checks import RowProblem, find_misfits, shown
 
 MAX_LISTED = 20
 """Number of problems that an error lists; it counts the rest."""

@@ -1,7 +1,7 @@
 """Load the SQL of advantages, filters and selections, by name or from a user's file, and run it.
 
 An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages, or advantage and
-pair_id), or a Python function that returns these (ludic.sql.functions). A filter is one predicate over a row of
+pair_id), or a Python function that returns these (ludic.sql.python_advantages). A filter is one predicate over a row of
 `rollouts`; a row is dropped if it is true. A selection is one SELECT over `groups` (ludic/sql/plan/groups.sql) that
 returns group_id, in the order in which groups are wanted. Parameters are $names; a header line
 `-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default. Reads ludic/sql/{advantages,filters,selections}/
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from ludic.errors import ConfigError, QueryError
 from ludic.paths import local_path
 from ludic.schema import SCALAR_COLUMNS
-from ludic.sql.functions import FUNCTION_WANTED, load_function
+from ludic.sql.python_advantages import FUNCTION_WANTED, load_function
 from ludic.user_files import NO_FILES, Files, file_of, python_file_of, read_user_file
 
 _COMMENT = re.compile(r"--[^\n]*")

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from ludic.errors import LudicError, SchemaError
 from ludic.schema import rollouts_schema
 from ludic.store import Root
+from ludic.store.ledger_reads import read_rollouts
 from ludic.store.parquet import read_row_groups
-from ludic.store.relocated import read_rollouts
 
 ARGUMENTS = ("file", "row_group", "row", "rollout_id", "group_id")
 """Columns of a segment (ludic.sql.scalars) that locate a row's lists."""

@@ -22,7 +22,7 @@ from ludic.store.lease import Lease, claim, newest_claim, read_lease
 from ludic.store.names import parse_attempt_id
 from ludic.store.root import Root
 
-Place = tuple[int, int]
+CheckpointId = tuple[int, int]
 """attempt_id and step of a checkpoint."""
 
 
@@ -50,7 +50,7 @@ class Attempt:
         return f"attempts/{self.attempt_id}.json"
 
     @property
-    def parent(self) -> Place | None:
+    def parent(self) -> CheckpointId | None:
         if self.parent_attempt is None or self.parent_step is None:
             return None
         return self.parent_attempt, self.parent_step
@@ -80,7 +80,7 @@ def start_attempt(
 def record_attempt(
     root: Root,
     lease: Lease,
-    parent: Place | None,
+    parent: CheckpointId | None,
     config: Mapping[str, Any],
     numerics: Mapping[str, Any] | None = None,
     *,
@@ -133,7 +133,7 @@ def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:
     return None
 
 
-def read_parent(root: Root, attempt_id: int) -> Place | None:
+def read_parent(root: Root, attempt_id: int) -> CheckpointId | None:
     """Return an attempt's parent; None if it has none or the attempt is gone."""
     with contextlib.suppress(FileNotFoundError):
         return read_attempt(root, attempt_id).parent
@@ -162,7 +162,7 @@ class Link:
     """Last step that counts; None for the newest attempt, all of whose steps count."""
 
 
-def chain(attempt_id: int, parent_of: Callable[[int], Place | None]) -> Iterator[Link]:
+def chain(attempt_id: int, parent_of: Callable[[int], CheckpointId | None]) -> Iterator[Link]:
     """Yield an attempt and its chain of parents, newest first; the SQL view attempt_chain has the same links.
 
     parent_of: returns an attempt's parent, or None if it has none or the attempt is gone.
@@ -176,7 +176,7 @@ def chain(attempt_id: int, parent_of: Callable[[int], Place | None]) -> Iterator
         link = Link(parent[0], parent[1] if link.last_step is None else min(parent[1], link.last_step))
 
 
-def newest_checkpoint(links: Iterable[Link], checkpoints: Collection[Place]) -> Place | None:
+def newest_checkpoint(links: Iterable[Link], checkpoints: Collection[CheckpointId]) -> CheckpointId | None:
     """Return the newest complete checkpoint on the chain, from which a trainer resumes; None if there is none.
 
     Checkpoints off the chain do not count: a fenced trainer may have finished one that no attempt continues.
@@ -192,7 +192,7 @@ def newest_checkpoint(links: Iterable[Link], checkpoints: Collection[Place]) -> 
     return None
 
 
-def outdated(checkpoints: Iterable[Place], keep: int) -> list[Place]:
+def outdated(checkpoints: Iterable[CheckpointId], keep: int) -> list[CheckpointId]:
     """Return all checkpoints except the newest `keep`, oldest first."""
     assert keep >= 1, "a run must keep a checkpoint"
     return sorted(checkpoints)[:-keep]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from functools import partial
 
-from ludic.store.attempts import Place, chain, newest_checkpoint, read_parent
+from ludic.store.attempts import CheckpointId, chain, newest_checkpoint, read_parent
 from ludic.store.names import NUMBER
 from ludic.store.root import Root
 
@@ -13,17 +13,17 @@ MARKER = "checkpoint.json"
 _NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
 
 
-def checkpoint_folder(place: Place) -> str:
+def checkpoint_folder(place: CheckpointId) -> str:
     attempt_id, step = place
     return f"checkpoints/attempt={attempt_id}/step={step}"
 
 
-def checkpoint_places(root: Root) -> list[Place]:
+def checkpoint_ids(root: Root) -> list[CheckpointId]:
     """Return attempt and step of the complete checkpoints, sorted; takes one listing and reads no file."""
     matches = map(_NAME.fullmatch, root.list("checkpoints"))
     return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
 
-def place_to_resume(root: Root, attempt_id: int, places: Collection[Place]) -> Place | None:
+def checkpoint_id_to_resume(root: Root, attempt_id: int, places: Collection[CheckpointId]) -> CheckpointId | None:
     """Return the newest of these checkpoints on an attempt's chain of parents; None if none is on it."""
     return newest_checkpoint(chain(attempt_id, partial(read_parent, root)), places)

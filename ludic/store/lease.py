@@ -169,7 +169,7 @@ def _renew(
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
+class LeaseState:
     """State of a lease's owner, as far as repeated looks at the lease show."""
 
     state: Literal["alive", "silent", "ended", "dead", "unknown"]
@@ -186,7 +186,7 @@ class LeaseWatch:
         self._since = 0.0
         self._was_renewed = False
 
-    def look(self, lease: Lease) -> Pulse:
+    def look(self, lease: Lease) -> LeaseState:
         """Take the lease as read now, and return its owner's state."""
         if lease != self._lease:
             known = self._lease
@@ -194,12 +194,12 @@ class LeaseWatch:
             self._lease, self._since = lease, time.monotonic()
         unchanged_s = time.monotonic() - self._since
         if lease.released:
-            return Pulse("ended", unchanged_s)
+            return LeaseState("ended", unchanged_s)
         if _is_over(lease):
-            return Pulse("dead", unchanged_s)
+            return LeaseState("dead", unchanged_s)
         if unchanged_s >= lease.lease_s:
-            return Pulse("silent", unchanged_s)
-        return Pulse("alive" if self._was_renewed else "unknown", unchanged_s)
+            return LeaseState("silent", unchanged_s)
+        return LeaseState("alive" if self._was_renewed else "unknown", unchanged_s)
 
 
 def _is_over(lease: Lease) -> bool:

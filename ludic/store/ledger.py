@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ludic.errors import FencedError
 from ludic.schema import arrow_schema, check_schema, conform
-from ludic.store.attempts import Attempt, Place, chain, check_not_fenced, read_attempt, read_parent
+from ludic.store.attempts import Attempt, CheckpointId, chain, check_not_fenced, read_attempt, read_parent
 from ludic.store.encoding import encode_plain
 from ludic.store.names import NUMBER
 from ludic.store.parquet import decode
@@ -48,7 +48,7 @@ def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
     return conform(table, "batches")
 
 
-def count_uses(root: Root, checkpoint: Place | None) -> dict[str, int]:
+def count_uses(root: Root, checkpoint: CheckpointId | None) -> dict[str, int]:
     """Count the steps that trained on each group up to a checkpoint, in attempts that may use a group again.
 
     The reader's cursor holds only groups that are used up; this counts the uses of groups that it delivers again.
@@ -59,9 +59,11 @@ def count_uses(root: Root, checkpoint: Place | None) -> dict[str, int]:
     return recall_groups(root, places)[0]
 
 
-def effective_steps(root: Root, checkpoint: Place, *, of: Callable[[int], bool] = lambda _: True) -> list[Place]:
+def effective_steps(
+    root: Root, checkpoint: CheckpointId, *, of: Callable[[int], bool] = lambda _: True
+) -> list[CheckpointId]:
     """Return attempt_id and step of steps planned up to a checkpoint, unordered. of: whether to include an attempt."""
-    places: list[Place] = []
+    places: list[CheckpointId] = []
     for link in chain(checkpoint[0], partial(read_parent, root)):
         if of(link.attempt_id):
             last_step = checkpoint[1] if link.last_step is None else min(link.last_step, checkpoint[1])
@@ -69,7 +71,7 @@ def effective_steps(root: Root, checkpoint: Place, *, of: Callable[[int], bool] 
     return places
 
 
-def recall_groups(root: Root, places: Iterable[Place]) -> tuple[dict[str, int], set[str]]:
+def recall_groups(root: Root, places: Iterable[CheckpointId]) -> tuple[dict[str, int], set[str]]:
     """Return how many of these steps trained on each group, and the groups that they considered but did not use."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         steps = list(pool.map(lambda place: _groups_of_step(root, *place), places))

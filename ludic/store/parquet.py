@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.errors import LudicError, SchemaError, StoreError, in_a_line
+from ludic.errors import LudicError, SchemaError, StoreError, one_line
 from ludic.schema import arrow_schema, check_schema, rollouts_schema
 from ludic.store.digests import CheckedFile, Digests, parse_end, read_end
 from ludic.store.root import Root
@@ -96,7 +96,7 @@ def decode(data: bytes, where: str) -> pa.Table:
         raise
     except _UNREADABLE as error:
         raise SchemaError(
-            f"{where}: no Parquet file, or a broken one, of {len(data)} bytes ({in_a_line(error)})"
+            f"{where}: no Parquet file, or a broken one, of {len(data)} bytes ({one_line(error)})"
         ) from error
     check_text(table, where)
     return table
@@ -111,7 +111,7 @@ def check_text(rows: pa.Table | pa.RecordBatch, where: str) -> None:
             column.validate(full=True)
         except pa.ArrowInvalid as error:
             what = "text that is no UTF-8" if "UTF8" in str(error) else f"a broken {column.type}"
-            raise SchemaError(f"{where}: column {name!r} holds {what} ({in_a_line(error)})") from error
+            raise SchemaError(f"{where}: column {name!r} holds {what} ({one_line(error)})") from error
 
 
 def _holds_text(type_: pa.DataType) -> bool:
@@ -142,10 +142,10 @@ def _why_unreadable(root: Root, name: str, error: Exception) -> LudicError:
             file.read_row_group(row_group)
     except _UNREADABLE:
         return SchemaError(
-            f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes ({in_a_line(error)}); "
+            f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes ({one_line(error)}); "
             f"it is set aside; `ludic verify {root.url}` lists all such files"
         )
-    return StoreError(f"{root.url}/{name}: {type(error).__name__}: {in_a_line(error)}")
+    return StoreError(f"{root.url}/{name}: {type(error).__name__}: {one_line(error)}")
 
 
 def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:

@@ -45,7 +45,7 @@ class RolloutReader:
         self._columns = list(dict.fromkeys([*columns, *_OWN_COLUMNS]))
         self._schema = rollouts_schema(root.run.extra_columns)
         self.cursor = cursor or Cursor()
-        self.set_aside: dict[str, str] = {}
+        self.broken_files: dict[str, str] = {}
         """Reason by name of each broken file; broken files never stop a run."""
         self._groups_left: defaultdict[Source, set[str]] = defaultdict(set)
         self._sources: defaultdict[str, set[Source]] = defaultdict(set)
@@ -114,7 +114,7 @@ class RolloutReader:
         if self._has_source(file.source):
             self._delivered.add(file.name)
             return False
-        return file.name not in self.set_aside
+        return file.name not in self.broken_files
 
     def _has_source(self, source: Source) -> bool:
         """Return whether a source was delivered in this life, or consumed in an earlier life."""
@@ -133,9 +133,9 @@ class RolloutReader:
         except FileNotFoundError:
             return None
         except SchemaError as error:
-            self.set_aside[file.name] = str(error)
+            self.broken_files[file.name] = str(error)
             return None
-        self.set_aside.pop(file.name, None)
+        self.broken_files.pop(file.name, None)
         return _with_address(table, file.name, counts)
 
     def _deliver(self, file: RolloutFile, table: pa.Table) -> pa.Table:

@@ -30,7 +30,7 @@ _UNREADABLE = (pa.ArrowException, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
-class ReferencePlace:
+class ReferenceRow:
     """Address of a rollout's reference logprobs, with the temperature and length that they were computed for."""
 
     temperature: float
@@ -56,7 +56,7 @@ def write_reference(root: Root, model: str, rows: pa.Table) -> pa.Table:
 
 
 def read_reference_index(root: Root, model: str) -> pa.Table:
-    """Return the index of a model's stored rows: rollout_id, and the fields of ReferencePlace."""
+    """Return the index of a model's stored rows: rollout_id, and the fields of ReferenceRow."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         tables = list(pool.map(lambda name: _read_index(root, name), root.list(_folder(model))))
     return pa.concat_tables([_index(arrow_schema("reference").empty_table(), ""), *tables])

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from ludic.errors import SchemaError
+from ludic.store.compaction_plans import find_replacement
 from ludic.store.cursor import Cursor
 from ludic.store.files import RolloutFile, list_files, slot_of
 from ludic.store.parquet import read_columns
-from ludic.store.plans import find_replacement
 from ludic.store.retention import read_tombstones
 from ludic.store.root import Root
 

@@ -33,14 +33,14 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from ludic.distributed import from_main, num_ranks, rank, run_on_main
 from ludic.errors import ModelError, NameTakenError, SchemaError
+from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
 from ludic.store.attempts import Attempt, check_not_fenced, outdated
-from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
+from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.json_files import decode_json, decode_record, encode_json
 from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
 from ludic.store.root import Root
-from ludic.training.distributed import from_main, num_ranks, rank, run_on_main
-from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
 from ludic.training.model import full_state_dict, load_model, save_weights
 
 logger = logging.getLogger(__name__)
@@ -157,7 +157,7 @@ def last_checkpoint(
     if attempt is None:
         return None
     found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
-    while (place := place_to_resume(root, attempt.attempt_id, found)) is not None:
+    while (place := checkpoint_id_to_resume(root, attempt.attempt_id, found)) is not None:
         if is_sound(found[place]):
             return found[place]
         del found[place]
@@ -231,7 +231,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
 
 def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
     """Return checkpoints that have a marker, ordered by attempt and step. Raises SchemaError for a foreign marker."""
-    found = [_read_marker(root, f"{checkpoint_folder(place)}/{MARKER}") for place in checkpoint_places(root)]
+    found = [_read_marker(root, f"{checkpoint_folder(place)}/{MARKER}") for place in checkpoint_ids(root)]
     return [info for info in found if info]
 
 

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ludic.batches.online import batch_rules
 from ludic.sql.code import rule_uses
 from ludic.sql.planner import BatchRules, Planner
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.store.code import keep_files, trusted_files
 from ludic.training.config import TrainConfig
-from ludic.training.feed import batch_rules
 
 
 def own_rules(root: Root, config: TrainConfig) -> BatchRules:

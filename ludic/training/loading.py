@@ -11,13 +11,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from ludic.distributed import run_on_main
 from ludic.errors import ConfigError
+from ludic.models.first_model import first_config, first_model, local_folder
+from ludic.models.lora import add_adapters
 from ludic.paths import is_url
 from ludic.store import Root
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import run_on_main
-from ludic.training.first_model import first_config, first_model, local_folder
-from ludic.training.lora import add_adapters
 from ludic.training.model import compute_dtype, load_sharded
 from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import CachedReference, Reference, base_reference, fingerprint, model_reference

@@ -20,9 +20,9 @@ from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from ludic.batches.packing import MicroBatch
 from ludic.errors import ModelError
 from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
-from ludic.training.packing import MicroBatch
 
 CHUNK_TOKENS = 1024
 """Rows of logits in memory at once: 0.6 GB of float32 at a vocabulary of 150,000, and enough to keep a GPU busy."""

@@ -24,13 +24,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from ludic.errors import LudicError, ModelError, in_a_line
+from ludic.distributed import from_main, is_main, run_on_main
+from ludic.errors import LudicError, ModelError, one_line
+from ludic.models.first_model import local_folder, tokenizer_files, write_files
+from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.training.attention import PACKED_ATTENTION, keep_uncompiled
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import from_main, is_main, run_on_main
-from ludic.training.first_model import local_folder, tokenizer_files, write_files
 from ludic.training.logprobs import check_head, register_token_logprobs
-from ludic.training.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
@@ -155,7 +155,7 @@ def _configured(folder: str, dtype: torch.dtype) -> PreTrainedModel:
         if Path(folder, "generation_config.json").is_file():
             model.generation_config = GenerationConfig.from_pretrained(folder)
     except Exception as error:  # the type depends on the parser, as in load_model
-        raise ModelError(f"{folder}: not a configuration that transformers can use: {in_a_line(error)}") from error
+        raise ModelError(f"{folder}: not a configuration that transformers can use: {one_line(error)}") from error
     return model
 
 

@@ -14,7 +14,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+from ludic.batches.online import PlanFeed
+from ludic.batches.plans import Feed
+from ludic.batches.stored import StoredFeed, StoredPlans, open_stored
+from ludic.distributed import run_on_main
 from ludic.errors import ConfigError
+from ludic.models.first_model import first_tokenizer, remember_model
 from ludic.sql.code import describe_rules
 from ludic.sql.planner import Planner
 from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
@@ -27,12 +32,7 @@ from ludic.store.troubles import find_training_troubles, warn_of_rows
 from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume, last_checkpoint
 from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import run_on_main
-from ludic.training.feed import PlanFeed
-from ludic.training.first_model import first_tokenizer, remember_model
-from ludic.training.plans import Feed
 from ludic.training.publisher import Publisher
-from ludic.training.stored import StoredFeed, StoredPlans, open_stored
 from ludic.training.telemetry import open_log
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Main:
+class Ownership:
     """State held only by rank 0."""
 
     attempt: Attempt
@@ -150,7 +150,7 @@ class Main:
 
 
 @contextmanager
-def open_main(
+def open_ownership(
     root: Root,
     config: TrainConfig,
     stored: StoredPlans | None,
@@ -159,7 +159,7 @@ def open_main(
     numerics: Mapping[str, Any],
     stop: threading.Event,
     report: Report | None,
-) -> Iterator[Main]:
+) -> Iterator[Ownership]:
     """Take ownership of the root and hold it until the end of the block; on rank 0.
 
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
@@ -194,7 +194,7 @@ def open_main(
                     report(step, row)
 
             with contextlib.closing(log):
-                yield Main(
+                yield Ownership(
                     attempt=attempt,
                     resumed=resumed,
                     feed=feed,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from ludic.batches.quota import QuotaController
 from ludic.errors import SchemaError
 from ludic.store import (
     Attempt,
@@ -23,7 +24,6 @@ from ludic.store import (
     publish_policy,
 )
 from ludic.store.policies import newest_version
-from ludic.training.demand import Demand
 
 
 class Publisher:
@@ -31,7 +31,7 @@ class Publisher:
 
     def __init__(self, root: Root, attempt: Attempt, keep: int | None) -> None:
         self._root, self._attempt, self._keep = root, attempt, keep
-        self._demand = Demand(root.run)
+        self._demand = QuotaController(root.run)
         self._lock = threading.Lock()
         self.version = newest_version(root)
         """Newest version of any attempt; None before the first."""
@@ -67,7 +67,7 @@ class Publisher:
             self._lock.release()
 
     def note_arrivals(self, rows: pa.Table) -> None:
-        """Count the groups that workers delivered; see Demand."""
+        """Count the groups that workers delivered; see QuotaController."""
         with self._lock:
             self._demand.note_arrivals(rows)
 

@@ -25,15 +25,15 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from ludic.batches.packing import MicroBatch
+from ludic.distributed import broadcast_bytes, num_ranks, run_on_all, run_on_main
 from ludic.errors import SchemaError
+from ludic.models.lora import adapters_off, base_weights
 from ludic.schema import arrow_schema
-from ludic.store.reference import ReferencePlace, read_reference, read_reference_index, write_reference
+from ludic.store.reference import ReferenceRow, read_reference, read_reference_index, write_reference
 from ludic.store.root import Root
-from ludic.training.distributed import broadcast_bytes, num_ranks, run_on_all, run_on_main
 from ludic.training.logprobs import CHUNK_TOKENS, token_logprobs
-from ludic.training.lora import adapters_off, base_weights
 from ludic.training.model import full_state_dict
-from ludic.training.packing import MicroBatch
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class CachedReference:
         """Read the index of stored logprobs; collective. model: the fingerprint. device: of the results."""
         self._reference, self._root, self._model, self._device = reference, root, model, device
         self._roots = {holder.url: holder for holder in (*sources, root)}
-        self._index: dict[str, tuple[str, ReferencePlace]] = {}
+        self._index: dict[str, tuple[str, ReferenceRow]] = {}
         for holder in self._roots.values():
             index = run_on_main(partial(_index_bytes, holder, model))
             self._note(holder.url, _from_bytes(index))
@@ -168,7 +168,7 @@ class CachedReference:
 
     def _note(self, url: str, index: pa.Table) -> None:
         for row in index.to_pylist():
-            rollout_id, place = row.pop("rollout_id"), ReferencePlace(**row)
+            rollout_id, place = row.pop("rollout_id"), ReferenceRow(**row)
             if rollout_id not in self._index or self._index[rollout_id][1].response_length <= place.response_length:
                 self._index[rollout_id] = (url, place)
 

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ludic.batches.packing import MicroBatch
 from ludic.training.config import TrainConfig
 from ludic.training.losses.ratios import KL_ESTIMATORS
-from ludic.training.packing import MicroBatch
 
 _VARIANCE_FLOOR = 1e-8
 """Constant added to the variance, as in verl's masked_whiten."""

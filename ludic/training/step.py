@@ -9,12 +9,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from ludic.batches.packing import MicroBatch
 from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import clipped_tokens, loss_units, rl_loss
 from ludic.training.objective_settings import BOUNDS
-from ludic.training.packing import MicroBatch
 from ludic.training.reference import Reference
 from ludic.training.shaping import shape_advantages
 from ludic.training.timing import StepTimer

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 from torch import Tensor
 
+from ludic.batches.packing import MicroBatch
 from ludic.store.token_stats import to_token_stats
-from ludic.training.packing import MicroBatch
 
 
 @dataclass(slots=True)

@@ -22,7 +22,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from ludic.batches.stored import StoredPlans
+from ludic.batches.stream import PlannedStream, RankBatch
+from ludic.distributed import init_distributed, num_ranks, rank, run_on_all, run_on_main, shut_down
 from ludic.errors import ConfigError, StalledError, StoreError
+from ludic.models.first_model import write_files
 from ludic.store import (
     Root,
     check_not_fenced,
@@ -36,8 +40,6 @@ from ludic.training.checkpoint import (
     write_checkpoint,
 )
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import init_distributed, num_ranks, rank, run_on_all, run_on_main, shut_down
-from ludic.training.first_model import write_files
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.loading import FirstModel, load_reference, load_trained
 from ludic.training.metrics import step_metrics, trained_lengths
@@ -46,7 +48,7 @@ from ludic.training.numerics import agree_on_numerics
 from ludic.training.optimizer import learning_rate
 from ludic.training.ownership import (
     Found,
-    Main,
+    Ownership,
     Report,
     agree_on_checkpoint,
     agree_on_model,
@@ -56,12 +58,10 @@ from ludic.training.ownership import (
     agree_on_stored,
     checkpoint_from_bytes,
     checkpoint_to_bytes,
-    open_main,
+    open_ownership,
 )
 from ludic.training.reference import Reference
 from ludic.training.step import train_step
-from ludic.training.stored import StoredPlans
-from ludic.training.stream import PlannedStream, Share
 from ludic.training.timing import StepTimer
 from ludic.training.token_stats import TokenStats
 
@@ -174,7 +174,7 @@ def _open_trainer(
         trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
 
         def take_ownership() -> bytes:
-            main = open_main(root, config, stored, predecessor, found, numerics, stop, report)
+            main = open_ownership(root, config, stored, predecessor, found, numerics, stop, report)
             trainer.main = stack.enter_context(main)
             return checkpoint_to_bytes(trainer.main.resumed)
 
@@ -201,7 +201,7 @@ class _Trainer:
     stream: PlannedStream
     version = -1
     """Newest version published; -1 before the first."""
-    main: Main | None = None
+    main: Ownership | None = None
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class _Trainer:
         if step < self._config.num_steps:
             self.stream.start_plan(step + 1, self.version + 1 if self._is_publishing(step) else self.version)
 
-    def step(self, step: int, batch: Share, timer: StepTimer) -> dict[str, float]:
+    def step(self, step: int, batch: RankBatch, timer: StepTimer) -> dict[str, float]:
         num_action_tokens = max(1, batch.num_action_tokens)
         token_stats = TokenStats(num_action_tokens / num_ranks()) if self._token_stats_log else None
         metrics = train_step(
@@ -313,7 +313,7 @@ class _Trainer:
         if not self._config.async_checkpoint:
             run_on_main(partial(self._finish_writing, wait=True))
 
-    def _write(self, main: Main, snapshot: Snapshot) -> None:
+    def _write(self, main: Ownership, snapshot: Snapshot) -> None:
         """Write and prune, in the writing thread: `prune_checkpoints` must read the claims after the marker is put."""
         write_checkpoint(self._root, snapshot, max_shard_size=self._config.max_shard_size)
         if self._config.keep_checkpoints is not None:
@@ -326,7 +326,7 @@ class _Trainer:
             writing.result()
         return b""
 
-    def log(self, step: int, batch: Share, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
+    def log(self, step: int, batch: RankBatch, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
         if self.main is not None:
             row = step_metrics(batch.plan, metrics, num_tokens=batch.num_tokens, num_truncated=batch.num_truncated)
             row |= {f"{phase}_s": value for phase, value in seconds.items()}
@@ -334,7 +334,7 @@ class _Trainer:
             row |= {"tokens_per_s": batch.num_tokens / seconds["step"]}
             self.main.write_metrics(step, row | self._utilisation(batch, seconds["step"]))
 
-    def _utilisation(self, batch: Share, step_s: float) -> dict[str, float | None]:
+    def _utilisation(self, batch: RankBatch, step_s: float) -> dict[str, float | None]:
         if self._cost is None:
             return {}
         flops = step_flops(self._cost, *trained_lengths(batch.plan, self._config.max_seq_len))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ludic.errors import LudicError
-from ludic.fsck import check_root
+from ludic.maintenance.verify import check_root
 from ludic.store import Root
 
 pytestmark = pytest.mark.slow

@@ -11,9 +11,9 @@ import ludic as package
 from ludic.errors import ConfigError, SchemaError
 from ludic.records import Message, RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.store.compaction_plans import read_partition_plans
 from ludic.store.files import list_versions, parse_source
 from ludic.store.names import parse_attempt_id, parse_number
-from ludic.store.plans import read_partition_plans
 from ludic.store.policies import policy_versions
 
 ESCAPE, TURNED, TAG = "\x1b]0;owned\x07", "\u202egnp.exe", "\U000e0041"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from ludic.maintenance.compact import compact
 from ludic.store import Root
 from ludic.store.attempts import Attempt
-from ludic.store.compaction import compact
 from ludic.store.json_files import decode_record, encode_json
 from ludic.store.lease import Lease
 from ludic.store.policies import LatestPolicy, Policy, latest_policy, publish_policy

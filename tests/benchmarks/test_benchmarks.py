@@ -91,8 +91,8 @@ def test_packed_and_padded_rows_give_the_same_logprobs():
     from benchmarks.packing import skewed_sequences
     from benchmarks.padding import padded_logprobs
     from benchmarks.train_step import SIZES, _plain_logprobs
+    from ludic.batches.packing import pack
     from ludic.training.logprobs import token_logprobs
-    from ludic.training.packing import pack
 
     model = make_model(num_attention_heads=2, num_key_value_heads=1, head_dim=32, **SIZES["tiny"])
     sequences = skewed_sequences(5, 20, 100)

@@ -9,9 +9,9 @@ import pytest
 from strategies import make_batch
 from tiny_runs import fill, train_here
 
+from ludic.maintenance.compact import compact
 from ludic.records import RolloutMetadata
 from ludic.store import RolloutWriter, Root, list_files, start_attempt
-from ludic.store.compaction import compact
 from ludic.store.retention import read_tombstones
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 from tiny_models import forward_logprobs, publish
 from tiny_runs import create_root
 
-from ludic.inference.chat import load_tokenizer, render_prompt
+from ludic.models.chat import load_tokenizer, render_prompt
 from ludic.records import Message
 from ludic.store import Root
 

@@ -9,9 +9,9 @@ import pytest
 from strategies import make_group
 
 from ludic.cli.show import look_up
+from ludic.maintenance.compact import compact
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
-from ludic.store.compaction import compact
 
 Ids = Callable[[int, int], str]
 

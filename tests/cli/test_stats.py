@@ -11,7 +11,7 @@ from strategies import make_batch
 from ludic.cli.stats import collect
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, list_files
-from ludic.store.repair import set_aside
+from ludic.store.quarantine import quarantine
 
 
 def test_a_run_is_counted(trained: Root) -> None:
@@ -104,7 +104,7 @@ def test_what_can_not_be_read_is_named_and_left_out(ludic, breakable: Path) -> N
 def test_what_was_set_aside_is_named(ludic, breakable: Path) -> None:
     root = Root.open(str(breakable))
     name = list_files(root)[0].name
-    set_aside(root, name, "cut off")
+    quarantine(root, name, "cut off")
     printed = json.loads(ludic("stats", breakable, "--json").out)
     assert [(file["name"], file["reason"]) for file in printed["set_aside"]] == [(name, "cut off")]
     assert f"set aside {name}: cut off\n" in ludic("stats", breakable).out

@@ -11,7 +11,7 @@ import pytest
 from strategies import make_batch
 from tiny_runs import fill, train_here
 
-from ludic.fsck import Finding, Report, check_root, meaning_of
+from ludic.maintenance.verify import Finding, Report, check_root, meaning_of
 from ludic.schema import conform, to_table
 from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, Root, list_files

@@ -17,13 +17,13 @@ from fsspec.implementations.local import LocalFileSystem
 from strategies import make_batch
 
 from ludic.errors import StoreError
-from ludic.fsck import Finding, check_root
+from ludic.maintenance.compact import compact
+from ludic.maintenance.verify import Finding, check_root
 from ludic.schema import to_table
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files, start_attempt
-from ludic.store.compaction import compact
 from ludic.store.digests import DIGESTS_KEY
 from ludic.store.encoding import encode, open_writer
-from ludic.store.repair import list_set_aside
+from ludic.store.quarantine import list_quarantined
 from ludic.store.retention import expire, stored_files
 from ludic.store.sources import SOURCES_KEY
 
@@ -82,7 +82,7 @@ def test_broken_files_are_set_aside_on_every_filesystem(root_url: str, make_trai
     root.put(name, root.read(name)[:-1])
     report = check_root(root, repair=True)
     assert ([finding.where for finding in report.repaired], report.findings) == ([name], [])
-    assert [file.name for file in list_set_aside(root)] == [name]
+    assert [file.name for file in list_quarantined(root)] == [name]
     assert check_root(root).findings == []
 
 
@@ -93,7 +93,7 @@ def test_a_move_that_was_cut_short_is_finished(breakable: Path, torn: list[str])
         target.parent.mkdir(parents=True)
         shutil.copy(breakable / name, target)
     assert check_root(open_root(breakable), repair=True).findings == []
-    assert [file.name for file in list_set_aside(open_root(breakable))] == sorted(torn)
+    assert [file.name for file in list_quarantined(open_root(breakable))] == sorted(torn)
 
 
 def test_the_ledger_of_a_step_that_counts_stays(ludic, breakable: Path):

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ludic.cli.glance import Glance, Trainer, Watcher, steps_that_count
-from ludic.cli.panel import draw
 from ludic.errors import MissingRootError
 from ludic.schema import arrow_schema
 from ludic.store import MetricsLog, Root
-from ludic.store.lease import Pulse
+from ludic.store.lease import LeaseState
 from ludic.store.policies import Policy
+from ludic.viewer.dashboard import draw
+from ludic.viewer.status import RunStatus, Trainer, Watcher, steps_that_count
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -47,12 +47,12 @@ def worker_row(worker_id: str, seconds_ago: float, **values: Any) -> dict[str, A
 
 
 @pytest.fixture
-def glance(started: Root) -> Glance:
+def status(started: Root) -> RunStatus:
     """Of a run after its third step of ten."""
-    return Glance(
+    return RunStatus(
         root=started,
         at=NOON,
-        trainer=Trainer(attempt_id=1, owner="host-5", pulse=Pulse("alive", 1.0), config={"num_steps": 10}),
+        trainer=Trainer(attempt_id=1, owner="host-5", lease_state=LeaseState("alive", 1.0), config={"num_steps": 10}),
         steps=[train_row(step) for step in (1, 2, 3)],
         calls=[],
         policy=Policy(version=3, step=3, attempt_id=1, parent_version=2, created_at="2026-11-21T11:58:30+00:00"),
@@ -60,9 +60,9 @@ def glance(started: Root) -> Glance:
     )
 
 
-def shown(glance: Glance, width: int = 80) -> str:
+def shown(status: RunStatus, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
-    console.print(draw(glance, width))
+    console.print(draw(status, width))
     return console.file.getvalue()
 
 
@@ -72,8 +72,8 @@ def line(text: str, name: str) -> str:
     return found.strip("│ ").removeprefix(name).strip()
 
 
-def test_a_frame_says_where_the_run_is(glance: Glance) -> None:
-    text = shown(glance)
+def test_a_frame_says_where_the_run_is(status: RunStatus) -> None:
+    text = shown(status)
     assert line(text, "trainer") == "attempt 1, host-5: renews its lease"
     assert line(text, "step").startswith("3 of 10")
     assert line(text, "reward") == "3.000  ▁▅█  over 3 steps"
@@ -86,11 +86,11 @@ def test_a_frame_says_where_the_run_is(glance: Glance) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_time_is_shared_out_over_the_phases_of_the_loop(glance: Glance) -> None:
+def test_time_is_shared_out_over_the_phases_of_the_loop(status: RunStatus) -> None:
     # 0.5 waiting, 1 stepping, 0.3 publishing, 0.2 checkpointing: 2 s a step, of which 0.1 s of the step is nobody's.
     parts = {"forward_s": 0.4, "backward_s": 0.4, "collectives_s": 0.06, "optimizer_s": 0.04, "checkpoint_s": 0.2}
     steps = [train_row(step, **parts, read_s=0.05, pack_s=0.01, mfu=0.415) for step in (1, 2)]
-    text = shown(replace(glance, steps=steps))
+    text = shown(replace(status, steps=steps))
     assert line(text, "time") == "█" * 40 + "  2 s a step"
     assert "│             wait 25%  forward 20%  backward 20%  collectives 3%" in text
     assert "│             optimizer 2%  other 5%  publish 15%  checkpoint 10%" in text
@@ -99,30 +99,30 @@ def test_time_is_shared_out_over_the_phases_of_the_loop(glance: Glance) -> None:
 
 
 @pytest.mark.parametrize(("imbalance", "is_told"), [(1.25, True), (1.01, False), (None, False)])
-def test_uneven_ranks_are_told_of(glance: Glance, imbalance: float | None, is_told: bool) -> None:
-    text = shown(replace(glance, steps=[train_row(1, token_imbalance=imbalance)]))
+def test_uneven_ranks_are_told_of(status: RunStatus, imbalance: float | None, is_told: bool) -> None:
+    text = shown(replace(status, steps=[train_row(1, token_imbalance=imbalance)]))
     assert ("the fullest rank 25% above the mean" in " ".join(text.split())) == is_told
 
 
-def test_metrics_of_an_older_ludic_show_the_step_as_a_whole(glance: Glance) -> None:
-    text = shown(glance)
+def test_metrics_of_an_older_ludic_show_the_step_as_a_whole(status: RunStatus) -> None:
+    text = shown(status)
     assert "wait 28%  step 56%  publish 17%" in text  # 0.5, 1.0 and 0.3 of 1.8
     assert "beside it" not in text
 
 
-def test_drops_are_added_up_by_reason(glance: Glance) -> None:
+def test_drops_are_added_up_by_reason(status: RunStatus) -> None:
     drops = [{"drop_truncated": 2}, [("drop_truncated", 1), ("max_age", 9)], None]
     steps = [train_row(step, drops=each) for step, each in enumerate(drops, 1)]
-    assert line(shown(replace(glance, steps=steps)), "dropped") == "9 by max_age, 3 by drop_truncated, in 3 steps"
+    assert line(shown(replace(status, steps=steps)), "dropped") == "9 by max_age, 3 by drop_truncated, in 3 steps"
 
 
-def test_workers_and_environments_have_rates_over_the_time_that_is_known(glance: Glance) -> None:
+def test_workers_and_environments_have_rates_over_the_time_that_is_known(status: RunStatus) -> None:
     # The first call began 120 s ago: 40 + 20 rollouts in two minutes.
     calls = [
         worker_row("w0-a", 100, num_rollouts=40),
         worker_row("w1-b", 10, env_name="addition", reward_mean=None, num_rollouts=20, wait_s=60.0),
     ]
-    lines = [words.strip("│ ").split() for words in shown(replace(glance, calls=calls)).splitlines()]
+    lines = [words.strip("│ ").split() for words in shown(replace(status, calls=calls)).splitlines()]
     assert ["moar_cats", "20", "0.5", "60", "2.5%", "22.5%", "5.0%", "0.0%"] in lines
     # Of a call that began 30 s ago.
     assert ["addition", "40", "-", "60", "5.0%", "45.0%", "10.0%", "0.0%"] in lines
@@ -130,18 +130,18 @@ def test_workers_and_environments_have_rates_over_the_time_that_is_known(glance:
     assert ["w1-b", "40", "20", "7", "75%", "10", "s", "ago"] in lines
 
 
-def test_workers_that_do_not_count_incomplete_completions_show_a_dash(glance: Glance) -> None:
-    text = shown(replace(glance, calls=[worker_row("w0", 10, num_incomplete_completions=None)]))
+def test_workers_that_do_not_count_incomplete_completions_show_a_dash(status: RunStatus) -> None:
+    text = shown(replace(status, calls=[worker_row("w0", 10, num_incomplete_completions=None)]))
     lines = [words.strip("│ ").split() for words in text.splitlines()]
     assert ["moar_cats", "20", "0.5", "60", "10.0%", "-", "20.0%", "0.0%"] in lines
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
-def test_nothing_is_cut_in_a_terminal_of_any_width(glance: Glance, width: int) -> None:
+def test_nothing_is_cut_in_a_terminal_of_any_width(status: RunStatus, width: int) -> None:
     parts = {"forward_s": 0.4, "backward_s": 0.4, "collectives_s": 0.06, "optimizer_s": 0.04, "read_s": 0.05}
     steps = [train_row(step, **parts) for step in range(1, 100)]
     calls = [worker_row("w0-host-1234", 12, num_rollouts=1234), worker_row("w1-host-1235", 10, env_name="cats.py:Cats")]
-    text = shown(replace(glance, steps=steps, calls=calls), width)
+    text = shown(replace(status, steps=steps, calls=calls), width)
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= min(width, 80)
     words = " ".join(text.replace("│", " ").split())
@@ -149,29 +149,31 @@ def test_nothing_is_cut_in_a_terminal_of_any_width(glance: Glance, width: int) -
         assert each in words
 
 
-def test_of_many_workers_some_are_shown_and_the_rest_counted(glance: Glance) -> None:
-    text = shown(replace(glance, calls=[worker_row(f"w{slot:02}-host", 10) for slot in range(11)]))
+def test_of_many_workers_some_are_shown_and_the_rest_counted(status: RunStatus) -> None:
+    text = shown(replace(status, calls=[worker_row(f"w{slot:02}-host", 10) for slot in range(11)]))
     assert "w07-host" in text
     assert "w08-host" not in text
     assert "and 3 more" in text
 
 
 @pytest.mark.parametrize(
-    ("pulse", "words"),
+    ("lease_state", "words"),
     [
-        (Pulse("silent", 90.0), "silent for 90 s, longer than its lease: dead or cut off"),
-        (Pulse("ended", 0.0), "has ended"),
-        (Pulse("dead", 0.0), "its process is gone"),
-        (Pulse("unknown", 1.0), "not watched long enough to tell if it lives"),
+        (LeaseState("silent", 90.0), "silent for 90 s, longer than its lease: dead or cut off"),
+        (LeaseState("ended", 0.0), "has ended"),
+        (LeaseState("dead", 0.0), "its process is gone"),
+        (LeaseState("unknown", 1.0), "not watched long enough to tell if it lives"),
     ],
 )
-def test_a_trainer_that_is_not_seen_to_live_is_said_to_be_what_is_known(glance, pulse: Pulse, words: str) -> None:
-    trainer = replace(glance.trainer, pulse=pulse)
-    assert " ".join(shown(replace(glance, trainer=trainer)).replace("│", "").split()).count(f"host-5: {words}") == 1
+def test_a_trainer_that_is_not_seen_to_live_is_said_to_be_what_is_known(
+    status, lease_state: LeaseState, words: str
+) -> None:
+    trainer = replace(status.trainer, lease_state=lease_state)
+    assert " ".join(shown(replace(status, trainer=trainer)).replace("│", "").split()).count(f"host-5: {words}") == 1
 
 
-def test_names_from_the_files_reach_the_terminal_as_text(glance: Glance) -> None:
-    text = shown(replace(glance, calls=[worker_row("w0", 10, env_name="[bold]\x1b[31mred")]))
+def test_names_from_the_files_reach_the_terminal_as_text(status: RunStatus) -> None:
+    text = shown(replace(status, calls=[worker_row("w0", 10, env_name="[bold]\x1b[31mred")]))
     assert "\x1b" not in text
     assert "[bold]\\x1b[31mred" in text
 
@@ -203,14 +205,14 @@ def test_a_run_that_was_just_created_is_not_told_to_start_a_second_trainer(ludic
     assert "ludic train" not in words
 
 
-def test_a_run_that_has_had_no_trainer_for_long_says_how_to_start_one(glance: Glance) -> None:
-    words = " ".join(shown(replace(glance, at=datetime.now(UTC) + timedelta(hours=1), trainer=None)).split())
+def test_a_run_that_has_had_no_trainer_for_long_says_how_to_start_one(status: RunStatus) -> None:
+    words = " ".join(shown(replace(status, at=datetime.now(UTC) + timedelta(hours=1), trainer=None)).split())
     assert "none has started; unless one is loading its model, `ludic train" in words
 
 
-def test_what_is_wrong_comes_first(glance: Glance) -> None:
+def test_what_is_wrong_comes_first(status: RunStatus) -> None:
     failing = worker_row("w0", 10, num_errors=10, first_error="ValueError: reward is nan")
-    text = " ".join(shown(replace(glance, newest_calls=[failing])).replace("│", " ").split())
+    text = " ".join(shown(replace(status, newest_calls=[failing])).replace("│", " ").split())
     assert "warning every one of 10 rollouts failed in moar_cats; the first error: ValueError: reward is nan" in text
     assert text.index("warning") < text.index("model ")
 
@@ -293,7 +295,7 @@ def test_a_run_looks_the_same_on_every_filesystem(root_url: str, make_trained: C
     first = watcher.look()
     assert [step["step"] for step in first.steps] == [1]
     assert (first.checkpoint, first.policy.version) == ((1, 1), 1)
-    assert first.trainer.pulse.state == "ended"
+    assert first.trainer.lease_state.state == "ended"
     time.sleep(0.01)
     assert watcher.look().steps == first.steps
 
@@ -301,14 +303,14 @@ def test_a_run_looks_the_same_on_every_filesystem(root_url: str, make_trained: C
 @pytest.mark.parametrize(
     ("seconds_ago", "age"), [(119, "119 s"), (120, "2 min"), (7199, "120 min"), (172800, "2 days")]
 )
-def test_ages_are_in_the_largest_unit_of_which_there_are_two(glance: Glance, seconds_ago: float, age: str) -> None:
+def test_ages_are_in_the_largest_unit_of_which_there_are_two(status: RunStatus, seconds_ago: float, age: str) -> None:
     created_at = (NOON - timedelta(seconds=seconds_ago)).isoformat()
-    text = shown(replace(glance, policy=replace(glance.policy, created_at=created_at)))
+    text = shown(replace(status, policy=replace(status.policy, created_at=created_at)))
     assert line(text, "policy").startswith(f"version 3, {age} old")
 
 
-def test_what_could_not_be_trained_on_is_shown(glance: Glance) -> None:
+def test_what_could_not_be_trained_on_is_shown(status: RunStatus) -> None:
     steps = [train_row(1, num_unreadable_files=2, num_seq_len_truncated=1)]
-    text = shown(replace(glance, steps=steps))
+    text = shown(replace(status, steps=steps))
     assert line(text, "unreadable") == "2 files set aside"
     assert line(text, "cut") == "1 sequence cut to max_seq_len in the last step"

@@ -18,14 +18,14 @@ import lives
 import pytest
 from strategies import as_plain
 
+from ludic.maintenance.compact import compact
 from ludic.records import RolloutGroup
 from ludic.schema import arrow_schema, from_table
 from ludic.store import Root, list_files, read_columns
-from ludic.store.compaction import compact
 
 # A process then starts in some ms: what it imports is there already.
 fork_server = multiprocessing.get_context("forkserver")
-fork_server.set_forkserver_preload(["hypothesis.strategies", "ludic.store.compaction", "s3fs"])
+fork_server.set_forkserver_preload(["hypothesis.strategies", "ludic.maintenance.compact", "s3fs"])
 
 
 @dataclass

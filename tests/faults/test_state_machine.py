@@ -28,12 +28,12 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from strategies import as_plain, make_batch
 
 from ludic.errors import StoreError
+from ludic.maintenance.compact import compact
 from ludic.records import RolloutGroup
 from ludic.schema import arrow_schema, from_table
 from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, RunConfig, list_files
-from ludic.store.compaction import compact
-from ludic.store.relocated import read_rollouts
-from ludic.store.repair import set_aside
+from ludic.store.ledger_reads import read_rollouts
+from ludic.store.quarantine import quarantine
 from ludic.store.retention import expire, stored_files
 
 GROUP_SIZE = 2
@@ -181,7 +181,7 @@ class StoreUnderFaults(RuleBasedStateMachine):
             assert group_id not in trainer.history, "delivered after it was used"
             trainer.pending[group_id] = rows.filter(pc.equal(rows.column("group_id"), group_id))
             assert trainer.pending[group_id].num_rows == GROUP_SIZE, "a group in pieces"
-        assert {trainer.root.at(name) for name in trainer.reader.set_aside} <= self.storage.torn
+        assert {trainer.root.at(name) for name in trainer.reader.broken_files} <= self.storage.torn
 
     def train_on(self, trainer: Trainer, group_ids: Sequence[str]) -> None:
         if not group_ids:
@@ -221,12 +221,12 @@ class StoreUnderFaults(RuleBasedStateMachine):
         self.expired |= {key for key, group in self.written.items() if group.rollouts[0].policy_version == 0}
         expire(root, [stored for stored in stored_files(root) if stored.file.version == 0], rule="version 0")
 
-    def set_aside(self, rng: random.Random) -> None:
+    def quarantine(self, rng: random.Random) -> None:
         """As `ludic verify --repair` does with broken files."""
         root = self.connect()
         with bad_luck(root, draw_trouble(rng, 8)):
             for name in self.torn_names():
-                set_aside(root, name, "half of it is missing")
+                quarantine(root, name, "half of it is missing")
 
     def settle(self, rng: random.Random) -> None:
         """What was under way for long arrives."""
@@ -259,7 +259,7 @@ class StoreUnderFaults(RuleBasedStateMachine):
         compact,
         compact,
         expire,
-        set_aside,
+        quarantine,
         settle,
         read_without_ludic,
     )

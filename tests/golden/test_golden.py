@@ -15,8 +15,6 @@ import pytest
 from golden.write_golden import as_json
 
 import ludic
-from ludic.cli.glance import Watcher
-from ludic.cli.panel import draw
 from ludic.errors import SchemaError
 from ludic.schema import SCHEMA_VERSION, arrow_schema, from_table, resolve_row, rollouts_schema
 from ludic.store import (
@@ -31,6 +29,8 @@ from ludic.store import (
     read_rows,
 )
 from ludic.store.policies import read_policy
+from ludic.viewer.dashboard import draw
+from ludic.viewer.status import Watcher
 
 HERE = Path(__file__).parent
 STORES = {"v1.0": {"extra": {}}, "v1.1": {}}
@@ -85,7 +85,7 @@ def test_the_reader_delivers_each_row_once_with_the_address_that_reads_it(root, 
     wanted = by_id(rows_of(expected, "rollouts"))
     assert sorted(row["rollout_id"] for row in rows) == sorted(wanted)
     assert reader.poll(None) is None
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
     for row in rows:
         (read,) = read_rows(root, row["file"], [(row["row_group"], row["row"])], ["response_logprobs"]).to_pylist()
         assert read["response_logprobs"] == wanted[row["rollout_id"]]["response_logprobs"]
@@ -184,7 +184,7 @@ def test_a_newer_major_version_is_refused_by_name(tmp_path, name):
         read_columns(root, file, ["rollout_id"])
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None) is None
-    assert message in reader.set_aside[file]
+    assert message in reader.broken_files[file]
 
 
 def test_a_ledger_of_an_older_schema_reads_with_nulls_for_what_it_lacks(name):
@@ -215,7 +215,7 @@ def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, exp
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):
-    glance = Watcher(root.url).look()
-    assert [step["step"] for step in glance.steps] == [1]
-    assert (glance.trainer.owner, glance.policy) == ("host-3", read_policy(root, 3))
-    draw(glance)
+    status = Watcher(root.url).look()
+    assert [step["step"] for step in status.steps] == [1]
+    assert (status.trainer.owner, status.policy) == ("host-3", read_policy(root, 3))
+    draw(status)

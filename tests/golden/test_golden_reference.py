@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.fsck import check_root
+from ludic.maintenance.verify import check_root
 from ludic.store import Root
 from ludic.store.reference import read_reference, read_reference_index
 

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import ludic
+from ludic.agents.single_turn import Agent
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
-from ludic.inference.chat import load_tokenizer
-from ludic.inference.tiny import make_tiny_model
-from ludic.inference.transformers_engine import TransformersEngine
-from ludic.interaction.single_step import Agent
+from ludic.models.chat import load_tokenizer
+from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy, latest_policy

@@ -10,7 +10,7 @@ import pytest
 
 import ludic
 from ludic.environments.moar_cats import WORDS
-from ludic.inference.tiny import make_tiny_model
+from ludic.models.tiny import make_tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
 

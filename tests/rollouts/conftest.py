@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tiny_models import make_model
 
-from ludic.inference.transformers_engine import TransformersEngine
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, RunConfig
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from ludic.agents.single_turn import Agent
+from ludic.engines.engine import Completion, Engine, GenerationRequest
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError
-from ludic.inference.chat import load_tokenizer
-from ludic.inference.engine import Completion, Engine, GenerationRequest
-from ludic.inference.transformers_engine import TransformersEngine
-from ludic.interaction.single_step import Agent
+from ludic.models.chat import load_tokenizer
 from ludic.records import RolloutGroup
 from ludic.rollouts.sampler import GroupSampler
 from ludic.schema import validate

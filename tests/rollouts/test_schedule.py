@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from strategies import make_batch
 
 from ludic.errors import ConfigError
+from ludic.maintenance.compact import compact
 from ludic.rollouts import schedule
 from ludic.rollouts.schedule import MAX_SLOT, Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
-from ludic.store.compaction import compact
 from ludic.store.cursor import Intervals
 from ludic.store.retention import expire, stored_files
 

@@ -19,11 +19,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from strategies import make_batch
 
 from ludic.errors import SlotTakenError
+from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.rollouts.schedule import Schedule, read_earlier_lives
 from ludic.schema import to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, Root, RunConfig
-from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 from ludic.store.slots import check_holds_slot, claim_slot
 

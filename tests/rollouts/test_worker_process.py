@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pytest
 from tiny_models import committed_rows, forward_logprobs, publish
 
-from ludic.cli.process import REPLACED, SUPERVISED
+from ludic.launch.process import REPLACED, SUPERVISED
 from ludic.store import MetricsTail, RolloutReader, Root, RunConfig, list_files
 
 pytestmark = pytest.mark.slow

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 
 from ludic.errors import QueryError
-from ludic.fsck import check_root, meaning_of
+from ludic.maintenance.compact import compact
+from ludic.maintenance.verify import check_root, meaning_of
 from ludic.schema import arrow_schema
 from ludic.sql import BatchRules, Planner, connect, run_checks
 from ludic.store.attempts import start_attempt
-from ludic.store.compaction import compact
 from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
 from ludic.store.policies import Policy
-from ludic.store.repair import set_aside
+from ludic.store.quarantine import quarantine
 from ludic.store.retention import expire, stored_files
 from ludic.store.root import Root
 
@@ -47,7 +47,7 @@ def expire_all(root: Root) -> None:
 
 def set_all_aside(root: Root) -> None:
     for name in root.list("rollouts"):
-        set_aside(root, name, "torn")
+        quarantine(root, name, "torn")
 
 
 def commit(root: Root, step: int, rows: list[dict]) -> None:
@@ -115,7 +115,7 @@ def test_a_group_lies_in_the_partition_of_its_oldest_version(root: Root, store, 
 
 def test_files_that_were_set_aside_or_have_expired_are_no_gap(root: Root, store, rows):
     names = [store(rows([[1.0]], seed=sequence, sequence=sequence)) for sequence in range(5)]
-    set_aside(root, names[1], "torn")
+    quarantine(root, names[1], "torn")
     (stored,) = [stored for stored in stored_files(root) if stored.file.name == names[3]]
     expire(root, [stored], rule="by hand")
     assert found(root) == {}
@@ -147,7 +147,7 @@ def test_the_sources_of_a_compacted_file_that_was_set_aside_are_not_missed(root:
         commit(root, step, rows)
     compact(root)
     (compacted,) = root.list("rollouts")
-    set_aside(root, compacted, "torn")
+    quarantine(root, compacted, "torn")
     assert found(root) == {}
 
 

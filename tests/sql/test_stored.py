@@ -14,10 +14,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 import ludic
 from ludic.errors import QueryError
+from ludic.maintenance.compact import compact
 from ludic.schema import rollouts_schema
 from ludic.sql import advantages, run_checks, run_query, scalars, snapshot
 from ludic.store import RolloutFile, Root, RunConfig, list_files
-from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 
 pytestmark = pytest.mark.slow

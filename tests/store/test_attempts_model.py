@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ludic.store.attempts import Place, chain, newest_checkpoint, outdated
+from ludic.store.attempts import CheckpointId, chain, newest_checkpoint, outdated
 
 NUM_SCHEDULES = 100_000
 NUM_STEPS, MOST_TRAINERS, NUM_BURSTS = 4, 4, 12
@@ -35,10 +35,10 @@ class Root:
 
     leases: dict[int, int] = field(default_factory=dict)
     """Renewals by claimed attempt; -1: released."""
-    parents: dict[int, Place | None] = field(default_factory=dict)
-    ledger: dict[Place, int] = field(default_factory=dict)
+    parents: dict[int, CheckpointId | None] = field(default_factory=dict)
+    ledger: dict[CheckpointId, int] = field(default_factory=dict)
     """The group that a step of an attempt trains on."""
-    checkpoints: dict[Place, tuple[int, ...]] = field(default_factory=dict)
+    checkpoints: dict[CheckpointId, tuple[int, ...]] = field(default_factory=dict)
     """The groups of steps 1, 2, ... that are in the weights."""
     claimed_versions: set[int] = field(default_factory=set)
     latest: int = -1
@@ -87,7 +87,7 @@ class Trainer:
         if applies and self.rules.checks_fence and self.is_fenced:
             raise FencedError
 
-    def _choose(self, before: int) -> Place | None:
+    def _choose(self, before: int) -> CheckpointId | None:
         root = self.root
         if not self.rules.resumes_on_chain:
             return max(root.checkpoints, key=lambda place: place[1], default=None)

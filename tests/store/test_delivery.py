@@ -109,7 +109,7 @@ class Delivery(RuleBasedStateMachine):
         if self.pending:
             self.reader.consume(pa.concat_tables(self.pending.values()))
         assert sorted([*self.history, *self.pending]) == sorted(self.committed)
-        assert set(self.reader.set_aside) == self.broken
+        assert set(self.reader.broken_files) == self.broken
         assert self.reader.poll(None) is None
         assert RolloutReader(self.root, ["rollout_id"], self.reader.cursor).poll(None) is None
         self.root.delete("")

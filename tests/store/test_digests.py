@@ -10,7 +10,7 @@ import pytest
 from strategies import make_batch
 
 from ludic.errors import SchemaError
-from ludic.fsck.tables import read_content
+from ludic.maintenance.verify.tables import read_content
 from ludic.schema import to_table
 from ludic.store import Root, RunConfig, read_columns
 from ludic.store.digests import DIGESTS_KEY, PAGE_BYTES

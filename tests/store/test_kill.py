@@ -50,7 +50,7 @@ def test_killed_workers_leave_whole_files_and_all_that_was_flushed(root, num_kil
 
     reader = RolloutReader(root, ["rollout_id"])
     rows = reader.poll(None)
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
     delivered = Counter(rows.column("group_id").to_pylist())
     assert set(flushed) <= set(delivered)
     assert set(delivered.values()) == {3}, "a group in pieces, or twice"

@@ -219,9 +219,9 @@ def test_a_watched_lease_is_judged_by_its_changes(root):
     assert watch.look(lease).state == "unknown"
     assert watch.look(replace(lease, num_renewals=1)).state == "alive"
     time.sleep(LEASE_S)
-    pulse = watch.look(replace(lease, num_renewals=1))
-    assert pulse.state == "silent"
-    assert pulse.unchanged_s >= LEASE_S
+    lease_state = watch.look(replace(lease, num_renewals=1))
+    assert lease_state.state == "silent"
+    assert lease_state.unchanged_s >= LEASE_S
     assert watch.look(replace(lease, num_renewals=2)).state == "alive"
     assert watch.look(replace(lease, num_renewals=3, released=True)).state == "ended"
 

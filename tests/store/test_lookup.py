@@ -6,10 +6,10 @@ from fsspec.implementations.local import LocalFileSystem
 from strategies import make_batch
 
 from ludic.errors import StoreError
+from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig, list_files
-from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 from ludic.store.lookup import find_rows, read_addresses
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from strategies import make_batch
 
 from ludic.errors import SchemaError, StoreError
+from ludic.maintenance.compact import compact
 from ludic.schema import arrow_schema, to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
-from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 from ludic.store.parquet import read_rows
 
@@ -234,9 +234,9 @@ def test_a_file_that_cannot_be_read_is_set_aside_with_its_reason(root, put_file,
     after = put_file(root, "z", 0)
     reader = reader_of(root)
     assert ids(reader.poll(None)) == [*before, *after]
-    assert list(reader.set_aside) == [NAME]
-    assert reader.set_aside[NAME].startswith(f"{root.url}/{NAME}")
-    assert reason in reader.set_aside[NAME]
+    assert list(reader.broken_files) == [NAME]
+    assert reader.broken_files[NAME].startswith(f"{root.url}/{NAME}")
+    assert reason in reader.broken_files[NAME]
     later = put_file(root, "z", 1)
     assert ids(reader.poll(None)) == later
 
@@ -247,7 +247,7 @@ def test_files_with_other_names_are_not_ours(root, put_file, name):
     groups = put_file(root)
     reader = reader_of(root)
     assert ids(reader.poll(None)) == groups
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
     assert [file.worker_id for file in list_files(root)] == ["w0"]
 
 
@@ -272,7 +272,7 @@ def test_files_that_other_tools_rewrote_are_read_beside_our_own(root, put_file):
     root.put(RolloutFile(0, "moar_cats", "other", 0).name, parquet_of(table))
     reader = reader_of(root)
     rows = reader.poll(None)
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
     assert sorted(ids(rows)) == sorted({*groups, *table.column("group_id").to_pylist()})
 
 
@@ -282,7 +282,7 @@ def test_a_file_that_vanishes_after_the_listing_is_no_error(unreliable_root, put
     unreliable_root.fs.failures_of_reads.append(FileNotFoundError("compacted"))
     reader = reader_of(unreliable_root)
     rows = [*ids(reader.poll(None)), *ids(reader.poll(None))]
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
     assert len(rows) == 4
     assert set(groups) < set(rows)
 
@@ -296,7 +296,7 @@ def test_a_failing_filesystem_raises_and_the_next_poll_goes_on(unreliable_root, 
     with pytest.raises(StoreError, match="reset by peer"):
         reader.poll(None)
     assert ids(reader.poll(None)) == groups
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
 
 
 class BreakingFileSystem(AbstractFileSystem):
@@ -329,7 +329,7 @@ def test_a_connection_that_breaks_while_a_sound_file_is_read_is_no_broken_file(u
     reader = reader_of(replace(unreliable_root, fs=fs))
     with pytest.raises(StoreError, match=r"bad-0\.parquet: OSError: connection lost while reading"):
         reader.poll(None)
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
 
 
 def test_reading_tokens_of_a_broken_file_names_it(root):
@@ -420,7 +420,7 @@ def test_a_file_that_a_compaction_deletes_before_it_is_opened_is_found_in_its_re
     assert reader.poll(None) is None
     shown.append(unreliable_root.at(compacted.name))
     assert ids(reader.poll(None)) == sorted(groups)
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
 
 
 def test_a_broken_compacted_file_stops_nobody_and_is_read_when_it_is_there(root, put_file):
@@ -429,12 +429,12 @@ def test_a_broken_compacted_file_stops_nobody_and_is_read_when_it_is_there(root,
     root.put(name, b"torn")
     reader = reader_of(root)
     assert ids(reader.poll(None)) == groups
-    assert list(reader.set_aside) == [name]
+    assert list(reader.broken_files) == [name]
     root.delete(name)
     late = put_file(root, "w0", 2)
     compact(root)
     assert ids(reader.poll(None)) == late
-    assert reader.set_aside == {}
+    assert reader.broken_files == {}
 
 
 @pytest.mark.slow

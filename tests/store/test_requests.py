@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from strategies import make_batch
 
+from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, list_files
-from ludic.store.compaction import compact
 from ludic.store.encoding import encode
 from ludic.store.requests import recall_requests
 from ludic.store.retention import expire, stored_files

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from ludic.maintenance.compact import compact
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, list_files
-from ludic.store.compaction import compact
 from ludic.store.files import Source
 from ludic.store.retention import (
     StoredFile,

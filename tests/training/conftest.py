@@ -12,14 +12,14 @@ from tiny_runs import create_root, make_model, save_checkpoint
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from ludic.batches.packing import MicroBatch, TrainingSequence, assign_pairs, pack
+from ludic.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.store.root import Root
 from ludic.store.run import RunConfig
 from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.training.model import load_sharded
 from ludic.training.optimizer import build_optimizer
-from ludic.training.packing import MicroBatch, TrainingSequence, assign_pairs, pack
 from ludic.training.step import train_step
 
 VOCAB_SIZE = 256

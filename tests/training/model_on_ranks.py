@@ -15,11 +15,11 @@ from conftest import random_sequences
 from model_families import random_model_of
 from torch import Tensor
 
+from ludic.batches.packing import MicroBatch, pack
+from ludic.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.training.attention import sequence_lengths
-from ludic.training.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import shard
-from ludic.training.packing import MicroBatch, pack
 
 
 def whole_logprobs(model: torch.nn.Module, batch: MicroBatch) -> Tensor:

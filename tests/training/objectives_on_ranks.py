@@ -17,10 +17,10 @@ from tiny_runs import save_checkpoint
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ludic.distributed import init_distributed, is_main, num_ranks, shut_down
 from ludic.store import Root
 from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
 from ludic.training.config import TrainConfig
-from ludic.training.distributed import init_distributed, is_main, num_ranks, shut_down
 from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard
 from ludic.training.objective_settings import PAIRED

@@ -16,11 +16,11 @@ import torch
 from conftest import random_sequences, train
 from torch import Tensor
 
+from ludic.batches.packing import MicroBatch, pack
+from ludic.distributed import init_distributed, rank, shut_down
+from ludic.models.lora import add_adapters
 from ludic.store.root import Root
-from ludic.training.distributed import init_distributed, rank, shut_down
-from ludic.training.lora import add_adapters
 from ludic.training.model import load_model, load_sharded
-from ludic.training.packing import MicroBatch, pack
 from ludic.training.reference import CachedReference, fingerprint, model_reference
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import fill, final_weights, ledger, query, train_here
 
-from ludic.store.checkpoints import checkpoint_places
+from ludic.store.checkpoints import checkpoint_ids
 from ludic.training.checkpoint import complete_checkpoints
 
 pytestmark = pytest.mark.slow
@@ -58,7 +58,7 @@ def test_a_trainer_killed_anywhere_in_a_checkpoint_resumes_from_the_one_before(n
     for point, root in roots.items():
         left = {name.rpartition("/")[2] for name in root.list("checkpoints/attempt=1/step=4")}
         assert left == POINTS[point], point
-        assert checkpoint_places(root) == [(1, 2)], "a half checkpoint is visible"
+        assert checkpoint_ids(root) == [(1, 2)], "a half checkpoint is visible"
         assert [info.step for info in complete_checkpoints(root)] == [2]
         assert train_here(root, num_steps=5) == 5
         assert query(root, "select parent_attempt, parent_step from attempts where attempt_id = 2") == [(1, 2)]

@@ -1,7 +1,6 @@
 import pytest
 
-from ludic.errors import StalledError
-from ludic.training.distributed import (
+from ludic.distributed import (
     broadcast_bytes,
     init_distributed,
     is_main,
@@ -10,6 +9,7 @@ from ludic.training.distributed import (
     run_on_all,
     run_on_main,
 )
+from ludic.errors import StalledError
 
 
 def test_one_process_is_a_group_of_one_without_torchrun(mesh):

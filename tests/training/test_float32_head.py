@@ -5,14 +5,14 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
+from ludic.batches.packing import TrainingSequence, pack
+from ludic.engines.engine import GenerationRequest, SamplingParams
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
-from ludic.inference.engine import GenerationRequest, SamplingParams
-from ludic.inference.tiny import make_tiny_model
-from ludic.inference.transformers_engine import TransformersEngine
+from ludic.models.tiny import make_tiny_model
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses.ratios import k3
 from ludic.training.model import load_model, load_sharded
-from ludic.training.packing import TrainingSequence, pack
 from ludic.training.reference import fingerprint
 
 

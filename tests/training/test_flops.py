@@ -4,8 +4,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from ludic.models.lora import add_adapters
 from ludic.training.flops import ModelCost, model_cost, peak_flops, step_flops
-from ludic.training.lora import add_adapters
 from ludic.training.model import shard
 
 

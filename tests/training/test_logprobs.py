@@ -6,10 +6,10 @@ from model_families import FAMILIES, random_model_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from ludic.batches.packing import pack
 from ludic.errors import ModelError
 from ludic.training.logprobs import check_head, linear_logprobs, token_logprobs
 from ludic.training.model import shard
-from ludic.training.packing import pack
 
 
 def plain(hidden, weight, bias, targets, temperatures, softcap=None):

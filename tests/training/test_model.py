@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ludic.batches.packing import pack
 from ludic.errors import ModelError
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import (
@@ -14,7 +15,6 @@ from ludic.training.model import (
     save_weights,
     shard,
 )
-from ludic.training.packing import pack
 
 
 def logprobs(model, batch):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
+from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ConfigError
 from ludic.training.config import TrainConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
 from ludic.training.objective_settings import PAIRED, READ_BY, without_ignored
-from ludic.training.packing import TrainingSequence, pack
 from ludic.training.shaping import shape_advantages
 
 # What each setting is changed to; it would matter to the ratios and advantages below.

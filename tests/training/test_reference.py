@@ -14,17 +14,17 @@ import pytest
 import torch
 from tiny_runs import fill, make_model, query, train_here
 
+from ludic.batches.packing import Sequences, cap, pack
+from ludic.batches.replay import replay_settings
 from ludic.errors import ConfigError, SchemaError
-from ludic.fsck import check_root
+from ludic.maintenance.verify import check_root
+from ludic.models.lora import add_adapters
 from ludic.schema import arrow_schema
 from ludic.store.encoding import encode_plain
 from ludic.store.reference import read_reference, read_reference_index, write_reference
 from ludic.training.config import TrainConfig
-from ludic.training.lora import add_adapters
 from ludic.training.model import load_model, load_sharded, shard
-from ludic.training.packing import Sequences, cap, pack
 from ludic.training.reference import CachedReference, fingerprint, model_reference
-from ludic.training.replay import replay_settings
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from ludic.batches.packing import TrainingSequence, pack
 from ludic.training.config import TrainConfig
-from ludic.training.packing import TrainingSequence, pack
 from ludic.training.shaping import shape_advantages
 
 pytestmark = pytest.mark.usefixtures("mesh")

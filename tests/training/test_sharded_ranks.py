@@ -13,8 +13,8 @@ from model_families import random_model_of
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ludic.models.lora import add_adapters
 from ludic.store import Root, RunConfig
-from ludic.training.lora import add_adapters
 
 pytestmark = pytest.mark.slow
 

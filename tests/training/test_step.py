@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from ludic.batches.packing import assign, pack
 from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
 from ludic.training.losses import rl_loss
 from ludic.training.model import shard
-from ludic.training.packing import assign, pack
 from ludic.training.reference import model_reference, reference_logprobs
 from ludic.training.step import train_step
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from tiny_runs import GROUP_SIZE, GROUPS_PER_BATCH, create_root, fill, ledger, query, train_config, train_here
 
+from ludic.distributed import num_ranks
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.errors import FencedError, QueryError, StalledError
-from ludic.fsck import check_root
-from ludic.inference.tiny import make_tiny_model
-from ludic.inference.transformers_engine import TransformersEngine
+from ludic.maintenance.verify import check_root
+from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, latest_policy, newest_attempt_id, start_attempt
 from ludic.store.policies import policy_versions
 from ludic.training.checkpoint import complete_checkpoints
-from ludic.training.distributed import num_ranks
 from ludic.training.flops import model_cost, step_flops
 from ludic.training.model import load_model
 from ludic.training.trainer import train

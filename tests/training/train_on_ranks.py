@@ -13,9 +13,8 @@ from pathlib import Path
 from conftest import random_model, random_sequences, train
 from torch.optim import SGD
 
-from ludic.errors import StalledError, TrainingError
-from ludic.training.config import TrainConfig
-from ludic.training.distributed import (
+from ludic.batches.packing import pack
+from ludic.distributed import (
     broadcast_bytes,
     init_distributed,
     is_main,
@@ -24,8 +23,9 @@ from ludic.training.distributed import (
     run_on_main,
     shut_down,
 )
+from ludic.errors import StalledError, TrainingError
+from ludic.training.config import TrainConfig
 from ludic.training.model import shard
-from ludic.training.packing import pack
 from ludic.training.step import train_step
 
 

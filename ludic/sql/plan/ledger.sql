@@ -2,7 +2,7 @@
 -- grain: one row per rollout_id, used rows in the order of the selection, then dropped rows in order of arrival
 -- reads: judged, chosen, estimated, rollouts
 -- if rows are used in pairs ($pairs), a row without its other side is dropped as no_pair
--- a sequence is cut if prompt and response are longer than $max_seq_len, as in ludic.training.packing
+-- a sequence is cut if prompt and response are longer than $max_seq_len, as in ludic.batches.packing
 -- NULL: as in schemas/batches.v1.json
 with whole_pairs as (
     select pair_id

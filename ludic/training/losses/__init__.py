@@ -14,13 +14,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ludic.batches.packing import MicroBatch
 from ludic.training.config import TrainConfig
 from ludic.training.losses.pairs import dpo, ipo, orpo, preferences
 from ludic.training.losses.policy import cispo, dppo, gmpo, gspo, masked_out, ppo_clip, reinforce, sapo, sft, vespo
 from ludic.training.losses.ratios import KL_ESTIMATORS, k3
 from ludic.training.losses.terms import TokenTerms, loss_units, make_terms
 from ludic.training.objective_settings import PAIRED, Objective
-from ludic.training.packing import MicroBatch
 
 __all__ = ["OBJECTIVES", "clipped_tokens", "loss_units", "rl_loss"]
 

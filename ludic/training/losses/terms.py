@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ludic.batches.packing import MicroBatch
 from ludic.training.config import TrainConfig
 from ludic.training.losses.ratios import bounded
 from ludic.training.objective_settings import PAIRED
-from ludic.training.packing import MicroBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Agents: from a request to the rollouts of one episode."""

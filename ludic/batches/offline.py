@@ -1,0 +1,195 @@
+"""Offline plans: epochs over the rollouts that one or several roots hold now, through the planner of online training.
+
+Reads the scalars of all sources once, at the start, and token columns that the advantage SQL mentions. Rollouts that
+arrive later are used after the next start. The position is not stored: it follows from the ledger since the first step
+of the pass, which the checkpoint's cursor holds as "offline".
+"""
+
+import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ludic.batches.plans import Plan
+from ludic.errors import ConfigError
+from ludic.models.first_model import same_tokenizer
+from ludic.schema import rollouts_schema
+from ludic.sql.code import describe_rules
+from ludic.sql.planner import ADDED, BatchRules, Planner
+from ludic.store import Cursor, RolloutReader, Root
+from ludic.store.code import CodeRecord
+from ludic.store.ledger import effective_steps, recall_groups
+from ludic.training.checkpoint import CheckpointInfo
+from ludic.training.code import own_rules
+from ludic.training.config import TrainConfig
+
+logger = logging.getLogger(__name__)
+
+_KEY = "offline"
+"""Key of the pass in a cursor."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRollouts:
+    """Rollouts of one or several roots, read into memory."""
+
+    sources: tuple[str, ...]
+    extra_columns: Mapping[str, str]
+    rows: pa.Table
+    """Scalars with the columns ADDED and root, in whole groups. A group in several roots is taken from the first."""
+    num_unreadable_files: int
+
+    @classmethod
+    def read(cls, sources: Sequence[Root], rules: BatchRules, *, own: Root | None = None) -> Self:
+        """Read all sources. own: the root that is trained; its rows have NULL in column `root`.
+
+        Raises ConfigError if there are no rollouts, or if two runs have columns of the same name and different types.
+        """
+        extra_columns = _join_extra_columns(sources)
+        schema = rollouts_schema(extra_columns)
+        schema = pa.schema([schema.field(name) for name in Planner(rules, extra_columns).columns])
+        tables: list[pa.Table] = []
+        num_unreadable_files = 0
+        for source in sources:
+            known = rollouts_schema(source.run.extra_columns).names
+            reader = RolloutReader(source, [name for name in schema.names if name in known])
+            rows = reader.poll(None)
+            for name, why in reader.broken_files.items():
+                logger.warning("%s/%s is left out: %s", source.url, name, why)
+            num_unreadable_files += len(reader.broken_files)
+            if rows is not None:
+                url = None if own is not None and source.run_id == own.run_id else source.url
+                tables.append(_new_groups(_conform(rows, schema), url, tables))
+        urls = tuple(source.url for source in sources)
+        if not tables:
+            raise ConfigError(f"{', '.join(urls)}: no rollouts, wanted at least one group to train on")
+        return cls(
+            sources=urls,
+            extra_columns=extra_columns,
+            rows=pa.concat_tables(tables),
+            num_unreadable_files=num_unreadable_files,
+        )
+
+    def planner(
+        self, rules: BatchRules, *, num_uses: Mapping[str, int] | None = None, without: Collection[str] = ()
+    ) -> Planner:
+        """Return a planner with the rows of all groups except those in `without`."""
+        planner = Planner(rules, self.extra_columns)
+        planner.recall_uses(num_uses or {})
+        left_out = pc.is_in(self.rows["group_id"], pa.array(without, pa.string()))
+        planner.add(self.rows.filter(pc.invert(left_out)))
+        return planner
+
+    def plan(
+        self, planner: Planner, step: int, *, attempt_id: int, trainer_version: int, cursor: Mapping[str, Any]
+    ) -> Plan | None:
+        """Return a planner's next plan; the last one may have fewer groups than a batch. None after the last."""
+        rows = planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version, at_least=1)
+        if rows is None:
+            return None
+        return Plan(
+            step=step,
+            rows=self._with_root(rows),
+            cursor=cursor,
+            num_pending_groups=planner.num_pending_groups,
+            num_unreadable_files=self.num_unreadable_files,
+        )
+
+    def _with_root(self, ledger: pa.Table) -> pa.Table:
+        """Return the ledger rows with column `root` filled in."""
+        places = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
+        return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(places))
+
+    def count_groups(self, rules: BatchRules) -> int:
+        """Return the number of groups that can be trained on. Raises ConfigError if there is none."""
+        shortage = self.planner(rules).shortage(1, 0)
+        if shortage.ready_groups == 0:
+            where = "" if rules.where is None else f" where {rules.where}"
+            raise ConfigError(f"{', '.join(self.sources)}: nothing to train on{where}; {shortage.describe()}")
+        return shortage.ready_groups
+
+
+class OfflinePlans:
+    """StoredPlans over epochs of stored rollouts. The last groups of an epoch share a batch with the next epoch's."""
+
+    def __init__(self, root: Root, config: TrainConfig) -> None:
+        sources = [Root.open(url) for url in config.sources] or [root]
+        _warn_of_other_models(root, sources)
+        self._root, self._epochs = root, config.epochs
+        self._rules = own_rules(root, config)
+        self._stored = StoredRollouts.read(sources, self._rules, own=root)
+        self._num_groups = self._stored.count_groups(self._rules)
+        self._choice = {"sources": list(self._stored.sources), "where": config.where}
+        self._cursor: Mapping[str, Any] = {}
+
+    def count_steps(self, resumed: CheckpointInfo | None) -> int | None:
+        if self._epochs is None:
+            return None
+        num_steps = math.ceil(self._epochs * self._num_groups / self._rules.groups_per_batch)
+        return self._first_step(resumed) - 1 + num_steps
+
+    def code(self) -> list[CodeRecord]:
+        return describe_rules(self._rules)
+
+    def resume(self, resumed: CheckpointInfo | None) -> None:
+        first_step = self._first_step(resumed)
+        cursor = resumed.cursor if resumed else Cursor().to_dict()
+        self._cursor = {**cursor, _KEY: {"first_step": first_step, **self._choice}}
+        places = effective_steps(self._root, (resumed.attempt_id, resumed.step)) if resumed else []
+        num_uses, dropped = recall_groups(self._root, [place for place in places if place[1] >= first_step])
+        dropped |= {group_id for group_id, uses in num_uses.items() if uses >= self._rules.max_uses}
+        self._planner = self._stored.planner(self._rules, num_uses=num_uses, without=dropped)
+
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+        return self._stored.plan(
+            self._planner, step, attempt_id=attempt_id, trainer_version=trainer_version, cursor=self._cursor
+        )
+
+    def _first_step(self, resumed: CheckpointInfo | None) -> int:
+        """Return the first step of the checkpoint's pass if sources and where are the same, else the next step."""
+        if resumed is None:
+            return 1
+        begun = dict(resumed.cursor.get(_KEY, {}))
+        first_step = begun.pop("first_step", None)
+        return resumed.step + 1 if first_step is None or begun != self._choice else first_step
+
+
+def _join_extra_columns(sources: Sequence[Root]) -> dict[str, str]:
+    joined: dict[str, str] = {}
+    for source in sources:
+        for name, type_ in source.run.extra_columns.items():
+            if joined.setdefault(name, type_) != type_:
+                raise ConfigError(f"{source.url}: {name} is {type_}, and {joined[name]} in a source before it")
+    return joined
+
+
+def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return a reader's rows with nulls for columns that its run does not have."""
+    columns = {
+        field.name: rows[field.name] if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
+        for field in (*schema, *ADDED)
+    }
+    return pa.table(columns)
+
+
+def _new_groups(rows: pa.Table, url: str | None, before: Sequence[pa.Table]) -> pa.Table:
+    """Return rows of groups that no earlier table has, with later arrival numbers and the root that holds them."""
+    for table in before:
+        rows = rows.filter(pc.invert(pc.is_in(rows["group_id"], table["group_id"].combine_chunks())))
+    num_arrivals = sum(pc.max(table["arrival"]).as_py() + 1 for table in before[-1:] if table.num_rows)
+    arrival = rows.schema.get_field_index("arrival")
+    rows = rows.set_column(arrival, "arrival", pc.add(rows["arrival"], num_arrivals))
+    return rows.append_column("root", pa.repeat(pa.scalar(url, pa.string()), rows.num_rows))
+
+
+def _warn_of_other_models(root: Root, sources: Sequence[Root]) -> None:
+    for source in sources:
+        if not same_tokenizer(root, source):
+            logger.warning(
+                "%s was sampled by %s, and %s trains %s: tokens mean the same only if both have one tokenizer",
+                *(source.url, source.run.model, root.url, root.run.model),
+            )

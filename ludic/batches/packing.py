@@ -1,0 +1,350 @@
+"""Pack rollouts into micro-batches: balanced over ranks, laid end to end without padding.
+
+Pure NumPy and CPU tensors; no I/O. Raises InvalidBatchError, which names the rollout, if a sequence can't be trained
+on.
+"""
+
+# Shapes: S = sequences, T = packed tokens of a micro-batch, A = response tokens among them.
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import accumulate, chain, pairwise
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludic.batches.load_balancing import deal
+from ludic.errors import InvalidBatchError
+
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TrainingSequence:
+    """Fields of one rollout that the loss needs."""
+
+    rollout_id: str
+    prompt_tokens: np.ndarray
+    """(prompt_length,) int32, at least one."""
+    response_tokens: np.ndarray
+    """(response_length,) int32; the arrays below have the same length."""
+    sampler_logprobs: np.ndarray
+    """(response_length,) float32, nats, under the distribution sampled from."""
+    action_mask: np.ndarray | None = None
+    """(response_length,) bool, 1 for sampled tokens; None if all tokens are sampled."""
+    advantage: float | np.ndarray
+    """Advantage of the whole response, or (response_length,) float32 per token."""
+    weight: float = 1.0
+    """Factor of the sequence's loss."""
+    temperature: float = 1.0
+    """Divisor of the trainer's logits, the same as the sampler's."""
+    pair_id: str | None = None
+    """Id shared by both sequences of a pair, which must be packed together; None without a pair."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and response; 0 if the response is empty, since `pack` leaves such a sequence out."""
+        return _num_tokens(self.prompt_tokens, self.response_tokens)
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Tokens that the loss is computed over."""
+        return _num_action_tokens(self.action_mask, self.response_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sequences:
+    """S training sequences as columns, like in the files: no object per sequence, and no copy of tokens.
+
+    Columns are named like the fields of TrainingSequence. Raises InvalidBatchError if a list is not as long as its
+    response, a prompt is empty, or a temperature is not finite and above 0.
+    """
+
+    rollout_id: Sequence[str]
+    prompt_tokens: Sequence[np.ndarray]
+    response_tokens: Sequence[np.ndarray]
+    sampler_logprobs: Sequence[np.ndarray]
+    action_mask: Sequence[np.ndarray | None]
+    advantage: Sequence[float | np.ndarray]
+    weight: Sequence[float]
+    temperature: Sequence[float]
+    pair_id: Sequence[str | None]
+
+    def __post_init__(self) -> None:
+        for name in ("sampler_logprobs", "action_mask", "advantage"):
+            self._check_lengths(name)
+        for rollout_id, prompt, temperature in zip(self.rollout_id, self.prompt_tokens, self.temperature, strict=True):
+            if len(prompt) == 0:
+                raise InvalidBatchError(
+                    f"rollout {rollout_id}: prompt_tokens is empty; the first response token has nothing to predict it"
+                )
+            if not 0 < temperature < float("inf"):
+                raise InvalidBatchError(
+                    f"rollout {rollout_id}: temperature is {temperature}, wanted above 0; "
+                    "greedy samples can't be trained on, drop them with a filter"
+                )
+
+    def _check_lengths(self, name: str) -> None:
+        for rollout_id, values, tokens in zip(self.rollout_id, getattr(self, name), self.response_tokens, strict=True):
+            if isinstance(values, np.ndarray) and values.shape != tokens.shape:
+                raise InvalidBatchError(
+                    f"rollout {rollout_id}: {name} has shape {values.shape}, "
+                    f"response_tokens has {tokens.shape}; both must be one value a response token"
+                )
+
+    @classmethod
+    def of(cls, sequences: Iterable[TrainingSequence]) -> Self:
+        """Build the columns from single sequences."""
+        rows = list(sequences)
+        return cls(**{column.name: [getattr(row, column.name) for row in rows] for column in fields(cls)})
+
+    def __len__(self) -> int:
+        return len(self.rollout_id)
+
+    @property
+    def num_tokens(self) -> int:
+        """Sum of TrainingSequence.num_tokens over the sequences."""
+        return sum(map(_num_tokens, self.prompt_tokens, self.response_tokens))
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Sum of TrainingSequence.num_action_tokens over the sequences."""
+        return sum(map(_num_action_tokens, self.action_mask, self.response_tokens))
+
+
+def _num_tokens(prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> int:
+    return len(prompt_tokens) + len(response_tokens) if len(response_tokens) else 0
+
+
+def _num_action_tokens(action_mask: np.ndarray | None, response_tokens: np.ndarray) -> int:
+    return len(response_tokens) if action_mask is None else int(np.count_nonzero(action_mask))
+
+
+def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
+    """Cut responses at the end to at most max_seq_len tokens per sequence; returns the sequences and how many were cut.
+
+    A prompt of max_seq_len tokens or more leaves an empty response.
+    """
+    room = [max(0, max_seq_len - len(prompt)) for prompt in sequences.prompt_tokens]
+    num_cut = sum(len(tokens) > most for tokens, most in zip(sequences.response_tokens, room, strict=True))
+
+    def cut(column: Sequence[Any]) -> list[Any]:
+        return [v[:most] if isinstance(v, np.ndarray) else v for v, most in zip(column, room, strict=True)]
+
+    lists = ("response_tokens", "sampler_logprobs", "action_mask", "advantage")
+    return replace(
+        sequences, **{name: cut(getattr(sequences, name)) for name in lists}
+    ) if num_cut else sequences, num_cut
+
+
+def assign(
+    lengths: np.ndarray, num_ranks: int, micro_token_budget: int, row_groups: np.ndarray | None = None
+) -> list[list[list[int]]]:
+    """Assign sequences to the ranks' micro-batches: [rank][micro_batch] -> indexes. Deterministic.
+
+    lengths: (S,) tokens of each sequence. row_groups: (S,) int64, see `deal`; by default each sequence is a row group.
+    A micro-batch holds at most micro_token_budget tokens; a longer sequence gets its own micro-batch. Every rank gets
+    the same number of micro-batches, some of them empty, since FSDP's collectives need every rank in each.
+    """
+    ranks = deal(lengths, num_ranks, np.arange(len(lengths)) if row_groups is None else row_groups)
+    longest_first = np.argsort(-lengths, kind="stable")
+    shares = [longest_first[ranks[longest_first] == rank].tolist() for rank in range(num_ranks)]
+    plans = [_fill(share, lengths, micro_token_budget) for share in shares]
+    num_micro_batches = max(len(plan) for plan in plans)
+    return [plan + [[] for _ in range(num_micro_batches - len(plan))] for plan in plans]
+
+
+def assign_pairs(
+    lengths: np.ndarray,
+    pair_ids: Sequence[str | None],
+    num_ranks: int,
+    micro_token_budget: int,
+    row_groups: np.ndarray | None = None,
+) -> list[list[list[int]]]:
+    """Like `assign`, with both sequences of a pair_id in one micro-batch: a pair counts as one long sequence."""
+    if not any(pair_ids):
+        return assign(lengths, num_ranks, micro_token_budget, row_groups)
+    members: dict[str | int, list[int]] = {}
+    for index, pair_id in enumerate(pair_ids):
+        members.setdefault(index if pair_id is None else pair_id, []).append(index)
+    units = list(members.values())
+    unit_lengths = np.array([lengths[unit].sum() for unit in units], np.int64)
+    unit_row_groups = None if row_groups is None else row_groups[[unit[0] for unit in units]]
+    plan = assign(unit_lengths, num_ranks, micro_token_budget, unit_row_groups)
+    return [[[index for unit in micro_batch for index in units[unit]] for micro_batch in rank] for rank in plan]
+
+
+def _fill(share: list[int], lengths: np.ndarray, budget: int) -> list[list[int]]:
+    """First fit: put each sequence, longest first, into the first micro-batch that has room."""
+    micro_batches: list[list[int]] = []
+    room: list[int] = []
+    for index in share:
+        tokens = int(lengths[index])
+        for place, free in enumerate(room):  # noqa: B007 - a generator would take twice as long
+            if tokens <= free:
+                break
+        else:
+            place = len(room)
+            micro_batches.append([])
+            room.append(budget)
+        micro_batches[place].append(index)
+        room[place] -= tokens
+    return micro_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MicroBatch:
+    """Sequences laid end to end, as tensors. A is at least 1."""
+
+    input_ids: Tensor
+    """(1, T) int64."""
+    position_ids: Tensor
+    """(1, T) int64, restarting at 0 at each sequence, which isolates sequences."""
+    logit_positions: Tensor
+    """(A,) int64, indexes into T of the tokens whose logits predict the response tokens."""
+    targets: Tensor
+    """(A,) int64, the response tokens to predict."""
+    sampler_logprobs: Tensor
+    """(A,) float32, nats."""
+    advantages: Tensor
+    """(A,) float32."""
+    action_mask: Tensor
+    """(A,) bool: tokens that the loss is computed over."""
+    weights: Tensor
+    """(A,) float32."""
+    temperatures: Tensor
+    """(A,) float32."""
+    sequence_ids: Tensor
+    """(A,) int64, number of the packed sequence, from 0."""
+    pair_ids: Tensor
+    """(A,) int64, first sequence_id of the pair; without a pair, the token's own sequence_id."""
+    rollout_ids: tuple[str, ...]
+    """rollout_id of each sequence_id; empty in a rank's empty micro-batch."""
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy on another device."""
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+        return replace(self, **moved)
+
+
+# A rank without sequences still takes part in the collectives of forward and backward. Its single
+# token has action_mask 0, so its loss and gradient are zero.
+_NOTHING = TrainingSequence(
+    rollout_id="(none)",
+    prompt_tokens=np.zeros(1, np.int32),
+    response_tokens=np.zeros(1, np.int32),
+    sampler_logprobs=np.zeros(1, np.float32),
+    action_mask=np.zeros(1, bool),
+    advantage=0.0,
+)
+
+
+def pack(sequences: Sequences | Sequence[TrainingSequence]) -> MicroBatch:
+    """Lay sequences end to end, without those whose response is empty; if none is left, return a masked dummy."""
+    columns = sequences if isinstance(sequences, Sequences) else Sequences.of(sequences)
+    return pack_each(columns, [range(len(columns))])[0]
+
+
+def pack_each(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
+    """Return the micro-batch of each plan, a list of indexes, as `pack` would make it; all share one memory block."""
+    kept = [[place for place in plan if len(sequences.response_tokens[place])] for plan in plans]
+    packed = iter(_pack_full(sequences, [places for places in kept if places]))
+    return [next(packed) if places else replace(pack([_NOTHING]), rollout_ids=()) for places in kept]
+
+
+def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
+    """Pack micro-batches. plans: indexes of each one's sequences, at least one, none with an empty response."""
+    if not plans:
+        return []
+    places = list(chain.from_iterable(plans))
+
+    def pick(column: Sequence[V]) -> list[V]:
+        return [column[place] for place in places]
+
+    prompts, responses = pick(sequences.prompt_tokens), pick(sequences.response_tokens)
+    lengths = np.array([len(response) for response in responses])
+    # A response's last token predicts nothing, so it is a target but never an input.
+    input_lengths = lengths + [len(prompt) - 1 for prompt in prompts]
+    inputs = [part for prompt, response in zip(prompts, responses, strict=True) for part in (prompt, response[:-1])]
+    bounds = list(pairwise(accumulate(map(len, plans), initial=0)))
+    ends = [end for start, stop in bounds for end in np.cumsum(input_lengths[start:stop]).tolist()]
+    counting = np.arange(max(ends))
+
+    out = _allocate(input_lengths.sum(), lengths.sum())
+    np.concatenate(inputs, out=out["input_ids"])
+    np.concatenate([counting[:length] for length in input_lengths.tolist()], out=out["position_ids"])
+    logit_positions = [counting[end - length : end] for end, length in zip(ends, lengths.tolist(), strict=True)]
+    np.concatenate(logit_positions, out=out["logit_positions"])
+    np.concatenate(responses, out=out["targets"])
+    np.concatenate(pick(sequences.sampler_logprobs), out=out["sampler_logprobs"])
+    _spread(pick(sequences.advantage), lengths, out["advantages"])
+    _spread([True if mask is None else mask for mask in pick(sequences.action_mask)], lengths, out["action_mask"])
+    _spread(pick(sequences.weight), lengths, out["weights"])
+    _spread(pick(sequences.temperature), lengths, out["temperatures"])
+    out["sequence_ids"][:] = np.repeat(np.concatenate([counting[: len(plan)] for plan in plans]), lengths)
+    out["pair_ids"] = out["sequence_ids"]
+    if any(pick(sequences.pair_id)):
+        out["pair_ids"] = np.repeat(
+            list(chain.from_iterable(_pair_numbers(sequences, plan) for plan in plans)), lengths
+        )
+    rollout_ids = [tuple(sequences.rollout_id[place] for place in plan) for plan in plans]
+    sizes = [(int(input_lengths[start:stop].sum()), int(lengths[start:stop].sum())) for start, stop in bounds]
+    return _split(out, sizes, rollout_ids)
+
+
+def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
+    """Return for each sequence of a micro-batch the number of its pair's first sequence, or its own if unpaired."""
+    firsts: dict[str, int] = {}
+    pair_ids = [sequences.pair_id[place] for place in plan]
+    return [i if pair_id is None else firsts.setdefault(pair_id, i) for i, pair_id in enumerate(pair_ids)]
+
+
+# Wide types first, so that each field is aligned.
+_FIELDS = {
+    **dict.fromkeys(("input_ids", "position_ids", "logit_positions", "targets", "sequence_ids"), np.int64),
+    **dict.fromkeys(("sampler_logprobs", "advantages", "weights", "temperatures"), np.float32),
+    "action_mask": np.bool_,
+}
+_OF_INPUTS = ("input_ids", "position_ids")
+
+
+def _allocate(num_inputs: int, num_targets: int) -> dict[str, np.ndarray]:
+    """Allocate each field of all micro-batches, in one memory block.
+
+    Mapping new pages costs more than writing to them. A block of this size gets large pages, or is reused for the
+    next batch.
+    """
+    counts = {name: num_inputs if name in _OF_INPUTS else num_targets for name in _FIELDS}
+    sizes = [counts[name] * np.dtype(dtype).itemsize for name, dtype in _FIELDS.items()]
+    pieces = np.split(np.empty(sum(sizes), np.uint8), np.cumsum(sizes)[:-1])
+    return {name: piece.view(dtype) for (name, dtype), piece in zip(_FIELDS.items(), pieces, strict=True)}
+
+
+def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None:
+    """Write values end to end into `out`: arrays have one value per response token, scalars are repeated."""
+    if any(isinstance(value, np.ndarray) for value in values):
+        lists = [np.broadcast_to(value, length) for value, length in zip(values, lengths.tolist(), strict=True)]
+        np.concatenate(lists, out=out)
+    elif all(value == values[0] for value in values):  # usual for masks, weights and temperatures
+        out.fill(values[0])
+    else:
+        out[:] = np.repeat(np.array(values, out.dtype), lengths)
+
+
+def _split(
+    arrays: Mapping[str, np.ndarray], sizes: Sequence[tuple[int, int]], rollout_ids: Sequence[tuple[str, ...]]
+) -> list[MicroBatch]:
+    """Split the arrays into micro-batches. sizes: packed and response tokens of each."""
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    num_inputs, num_targets = (list(column) for column in zip(*sizes, strict=True))
+    pieces = {
+        name: tensor[None].split(num_inputs, dim=1) if name in _OF_INPUTS else tensor.split(num_targets)
+        for name, tensor in tensors.items()
+    }
+    return [
+        MicroBatch(**{name: pieces[name][number] for name in pieces}, rollout_ids=ids)
+        for number, ids in enumerate(rollout_ids)
+    ]

@@ -1,0 +1,217 @@
+"""Batch stream: from rollouts in the store to packed micro-batches, on every rank.
+
+Rank 0 plans (ludic.batches.plans) and sends the plan to the other ranks as Arrow IPC. Each rank reads the row groups
+of its own sequences and packs them. Threads do all of this while the previous step trains. Memory holds the tokens of
+at most two batches.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from itertools import chain
+from threading import Thread
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+import torch.distributed as dist
+
+from ludic.batches.load_balancing import imbalance
+from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, pack_each
+from ludic.batches.plans import Feed, Plan
+from ludic.distributed import num_ranks, rank, run_on_all, run_on_main
+from ludic.errors import SchemaError, StoreError
+from ludic.schema import token_arrays
+from ludic.store.ledger_reads import read_rollouts
+from ludic.store.parquet import take_rows
+from ludic.store.quarantine import quarantine
+from ludic.store.root import Root
+from ludic.training.config import TrainConfig
+
+TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
+_COLUMNS = ["temperature", *TOKEN_COLUMNS]
+_PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
+_PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
+"""Ledger columns that locate a rollout and say how it is trained on."""
+_UNLIMITED = timedelta(days=365)
+"""Timeout of waiting for a plan; the feed's stall limit or the end of rank 0's process ends the wait."""
+_CLOSE_S = 30.0
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBatch:
+    """One rank's part of a step's batch."""
+
+    plan: Plan
+    """Plan of the step, for all ranks."""
+    micro_batches: list[MicroBatch]
+    """Micro-batches of this rank; the same number on every rank."""
+    num_action_tokens: int
+    """Action tokens of this rank. All three counts are of this rank; `PlannedStream.next_batch` returns sums over
+    ranks."""
+    num_tokens: int
+    """Tokens of prompts and responses."""
+    num_truncated: int
+    """Sequences that were cut to max_seq_len."""
+    token_imbalance: float
+    """Tokens of the fullest rank over the mean of all ranks, for the whole batch."""
+    read_s: float
+    """Seconds this rank spent reading its sequences, in the background."""
+    pack_s: float
+    """Seconds this rank spent packing its sequences, in the background."""
+
+
+class PlannedStream:
+    """Batches in order of steps, each prepared in the background. Collective: every rank must call every method."""
+
+    def __init__(self, root: Root, config: TrainConfig, feed: Feed | None) -> None:
+        """feed: the source of plans on rank 0, None on other ranks."""
+        self._root, self._config, self._feed = root, config, feed
+        self._next: Future[RankBatch | None] | None = None
+        # A separate group: plans are sent while the step's collectives use the default group.
+        self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=_UNLIMITED)
+
+    def start_plan(self, step: int, trainer_version: int) -> None:
+        """Begin to plan, read and pack a step that will start from the weights of `trainer_version`."""
+        assert self._next is None, "the batch before was not taken"
+        if self._feed is not None:
+            self._feed.start(step, trainer_version)
+        self._next = _in_background(self._prepare)
+
+    def next_batch(self) -> RankBatch | None:
+        """Wait for the batch that was started, and return this rank's share, with counts summed over all ranks.
+
+        Returns None if rank 0 was told to stop or there are no more plans. Raises, on every rank, the feed's errors,
+        and StoreError, SchemaError or InvalidBatchError if a rank can't read or train on a rollout.
+        """
+        assert self._next is not None, "no plan was started"
+        coming, self._next = self._next, None
+        share = run_on_all(coming.result)
+        if share is None:
+            return None
+        counts = torch.tensor([share.num_action_tokens, share.num_tokens, share.num_truncated])
+        dist.all_reduce(counts)
+        num_action_tokens, num_tokens, num_truncated = counts.tolist()
+        return replace(share, num_action_tokens=num_action_tokens, num_tokens=num_tokens, num_truncated=num_truncated)
+
+    def close(self) -> None:
+        """Give up an unfinished batch. Waits for it at most 30 s: a rank that fails alone must not wait for rank 0."""
+        if self._feed is not None:
+            self._feed.close()
+        if self._next is not None:
+            wait([self._next], timeout=_CLOSE_S)
+        if self._group is not None:
+            dist.destroy_process_group(self._group)
+            self._group = None
+
+    def _prepare(self) -> RankBatch | None:
+        data = run_on_main(self._take_plan, self._group)
+        if not data:
+            return None
+        return read_rank_batch(self._root, self._config, Plan.from_bytes(data), rank(), num_ranks())
+
+    def _take_plan(self) -> bytes:
+        assert self._feed is not None
+        plan = self._feed.take()
+        return plan.to_bytes() if plan else b""
+
+
+def _in_background(function: Callable[[], Result]) -> "Future[Result]":
+    """Run the function in a daemon thread, which, unlike a pool's thread, does not keep the process alive."""
+    future: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:
+            future.set_exception(error)
+
+    Thread(target=run, name="ludic-read", daemon=True).start()
+    return future
+
+
+def read_rank_batch(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks: int) -> RankBatch:
+    """Read and pack one rank's sequences of a plan; the result is the same on any machine.
+
+    Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
+    """
+    used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
+    lengths = _sum_columns(used, "prompt_length", "response_length")
+    if config.max_seq_len is not None:
+        lengths = np.minimum(lengths, config.max_seq_len)
+    shares = assign_pairs(lengths, used["pair_id"].to_pylist(), num_ranks, config.micro_token_budget, _row_groups(used))
+    indexes = [sorted(chain.from_iterable(share)) for share in shares]
+    reading_since = time.perf_counter()
+    sequences, num_truncated = read_sequences(root, take_rows(used, indexes[rank])), 0
+    packing_since = time.perf_counter()
+    if config.max_seq_len is not None:
+        sequences, num_truncated = cap(sequences, config.max_seq_len)
+    place_of = {index: place for place, index in enumerate(indexes[rank])}
+    micro_batches = pack_each(sequences, [[place_of[index] for index in micro_batch] for micro_batch in shares[rank]])
+    return RankBatch(
+        plan=plan,
+        micro_batches=micro_batches,
+        num_action_tokens=sequences.num_action_tokens,
+        num_tokens=sequences.num_tokens,
+        num_truncated=num_truncated,
+        token_imbalance=imbalance(np.array([lengths[of_rank].sum() for of_rank in indexes])),
+        read_s=packing_since - reading_since,
+        pack_s=time.perf_counter() - packing_since,
+    )
+
+
+def read_sequences(root: Root, rows: pa.Table) -> Sequences:
+    """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
+
+    Raises StoreError if a file is missing or broken. A broken file is set aside, so the next trainer plans without it.
+    """
+    if rows.num_rows == 0:
+        return Sequences.of([])
+    # Read in the order of the files, so that whole row groups are not copied.
+    order = pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]).to_numpy()
+    try:
+        table = read_rollouts(root, take_rows(rows, order.tolist()), _COLUMNS, on_broken=partial(quarantine, root))
+    except SchemaError as error:
+        raise StoreError(f"{error}; it was planned for a step: start the trainer again to make a new plan") from error
+    places = np.argsort(order).tolist()
+    columns = {name: _values(table[name]) for name in _COLUMNS}
+    columns = {name: [values[place] for place in places] for name, values in columns.items()}
+    return Sequences(
+        rollout_id=rows["rollout_id"].to_pylist(),
+        sampler_logprobs=columns.pop("response_logprobs"),
+        advantage=_advantages(rows),
+        weight=rows["weight"].to_pylist(),
+        pair_id=rows["pair_id"].to_pylist(),
+        **columns,
+    )
+
+
+def _advantages(rows: pa.Table) -> list[float | np.ndarray]:
+    """Return each row's advantage: a number, or (response_length,) float32 if the advantage SQL gives one per token."""
+    pairs = zip(_values(rows["token_advantages"]), rows["advantage"].to_pylist(), strict=True)
+    return [one if per_token is None else per_token for per_token, one in pairs]
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the value of each row, lists as arrays; goes by chunk, since joining chunks would copy them."""
+    if not pa.types.is_list(column.type):
+        return column.to_pylist()
+    return [values for chunk in column.chunks for values in token_arrays(chunk)]
+
+
+def _row_groups(rows: pa.Table) -> np.ndarray:
+    """Return (num_rows,) int64: number, from 0, of the row group that each row was planned from."""
+    keys = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group")), strict=True))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], np.int64)
+
+
+def _sum_columns(table: pa.Table, *names: str) -> np.ndarray:
+    return sum(table[name].to_numpy().astype(np.int64) for name in names)

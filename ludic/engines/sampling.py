@@ -1,0 +1,119 @@
+"""Sample the next token of every row of a batch, each row with its own parameters and random numbers.
+
+Pure tensor code. A row's token depends only on its own logits, parameters and uniforms, so a request gives the same
+tokens whatever else is in its batch. Batches of another shape round logits differently (about 1e-6); that changes a
+token only if its uniform is this close to a boundary.
+"""
+
+# Shapes: B = rows, V = vocabulary, N = most tokens of a row, S = most stop tokens of a row.
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ludic.engines.engine import GenerationRequest
+
+OFF = torch.iinfo(torch.int64).max
+"""top_k of a row that keeps all tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Requests as tensors, one entry per row. A tensor is None if no row uses it, so the common case skips the work."""
+
+    index: Tensor
+    """(B,) int64, index of the request in the list given to `make_rows`."""
+    temperature: Tensor
+    """(B, 1) float32; 1 for greedy rows."""
+    greedy: Tensor | None
+    """(B,) bool: rows that take the most likely token."""
+    top_k: Tensor | None
+    """(B, 1) int64; OFF disables it for a row."""
+    top_p: Tensor | None
+    """(B, 1) float32; infinity disables it for a row, since a sum of probabilities may round to 1 too early."""
+    max_tokens: Tensor
+    """(B,) int64."""
+    stop_token_ids: Tensor
+    """(B, S) int64, padded with -1, which is no token."""
+    uniforms: Tensor
+    """(B, N) float64 in [0, 1): the random number of each token."""
+
+    def select(self, places: Tensor) -> "Rows":
+        """Return the rows at the indexes `places`, (n,) int64."""
+        columns = ((field.name, getattr(self, field.name)) for field in fields(self))
+        selected: dict[str, Any] = {name: None if column is None else column[places] for name, column in columns}
+        return Rows(**selected)
+
+
+def make_rows(requests: Sequence[GenerationRequest], eos_token_ids: Sequence[int], device: torch.device) -> Rows:
+    """Build rows from at least one request; the model's eos_token_ids stop every row."""
+    params = [request.params for request in requests]
+    num_uniforms = max(p.max_tokens for p in params)
+
+    def column(values: list, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    greedy = [p.temperature == 0 for p in params]
+    top_k = [p.top_k or OFF for p in params]
+    top_p = [p.top_p if p.top_p < 1 else float("inf") for p in params]
+    return Rows(
+        index=torch.arange(len(requests), device=device),
+        temperature=column([[p.temperature or 1.0] for p in params], torch.float32),
+        greedy=column(greedy, torch.bool) if any(greedy) else None,
+        top_k=column(top_k, torch.int64)[:, None] if min(top_k) < OFF else None,
+        top_p=column(top_p, torch.float32)[:, None] if min(top_p) < 1 else None,
+        max_tokens=column([p.max_tokens for p in params], torch.int64),
+        stop_token_ids=column(_fill_up([(*p.stop_token_ids, *eos_token_ids) for p in params]), torch.int64),
+        uniforms=torch.from_numpy(np.stack([_uniforms(r.seed, num_uniforms) for r in requests])).to(device),
+    )
+
+
+def sample(logits: Tensor, rows: Rows, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Sample next tokens, (B,) int64; returns them and their logprobs, (B,) float32 nats.
+
+    logits: (B, V). uniforms: (B,) float64 in [0, 1), for inverting the cumulative distribution. The distribution is
+    the softmax of logits / temperature, cut to top_k, then to top_p, and renormalised; logprobs are under this
+    distribution. A row with NaN among its logits gets an arbitrary token and the logprob NaN.
+    """
+    scaled = logits.float() / rows.temperature
+    if rows.top_k is not None or rows.top_p is not None:
+        scaled = _cut(scaled, rows.top_k, rows.top_p)
+    logprobs = torch.log_softmax(scaled, dim=-1)
+    # float64: the error of a float32 sum over 150,000 tokens exceeds the probability of most of them.
+    cumulative = logprobs.double().exp().cumsum(dim=-1)
+    tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    tokens = tokens.clamp(max=logits.shape[-1] - 1)  # only NaN goes past the end
+    taken = logprobs.gather(-1, tokens)
+    tokens, taken = tokens[:, 0], taken[:, 0]
+    if rows.greedy is not None:
+        tokens = torch.where(rows.greedy, logits.argmax(dim=-1), tokens)
+        taken = torch.where(rows.greedy, taken - taken, taken)  # 0, or NaN if it was NaN
+    return tokens, taken
+
+
+def _cut(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
+    """Return (B, V) logits with -inf outside top_k and top_p; of equally likely tokens, the lower id comes first."""
+    ordered, tokens = scaled.sort(dim=-1, descending=True, stable=True)
+    if top_k is not None:
+        rank = torch.arange(scaled.shape[-1], device=scaled.device)
+        ordered = ordered.masked_fill(rank >= top_k, -torch.inf)
+    if top_p is not None:
+        probabilities = ordered.softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        ordered = ordered.masked_fill(before >= top_p, -torch.inf)
+    return torch.empty_like(scaled).scatter(-1, tokens, ordered)
+
+
+def _uniforms(seed: int, length: int) -> np.ndarray:
+    """Return (length,) float64 in [0, 1); a longer draw begins with the shorter one."""
+    # Philox is designed for streams that differ only by their key (Salmon et al. 2011).
+    return np.random.Generator(np.random.Philox(key=seed % 2**64)).random(length)
+
+
+def _fill_up(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    longest = max(len(row) for row in rows)
+    return [row + (-1,) * (longest - len(row)) for row in rows]

@@ -1,0 +1,153 @@
+"""Export a run's weights as a Hugging Face folder, from a step's checkpoint or a published policy version.
+
+Reads checkpoints/ or policies/, and the tokenizer of the run's model; writes a folder on the local disk or any fsspec
+filesystem. A LoRA adapter is merged into the run's model. A local folder appears whole. On other filesystems
+config.json comes last, and no loader accepts a folder without it; the same call finishes an interrupted export. Nothing
+is overwritten. Raises ConfigError if the step or version does not exist, naming those that do, or if the target exists;
+ModelError if an adapter does not fit the model; StoreError if a filesystem fails.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ludic.errors import ConfigError
+from ludic.models.adapters import merge_adapter
+from ludic.models.first_model import first_model, first_tokenizer, write_files
+from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from ludic.store import Root
+from ludic.store.attempts import newest_attempt_id
+from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids
+from ludic.store.filesystem import Storage
+from ludic.store.local import follow_umask
+from ludic.store.manifest import MANIFEST, check_folder
+from ludic.store.policies import policy_folder, stored_versions
+from ludic.training.model import full_state_dict, load_model, save_weights
+
+_OURS = (MARKER, MANIFEST, "policy.json", "optimizer.safetensors", "random.safetensors")
+_MOST_NAMED = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsReport:
+    """Result of an export of weights."""
+
+    location: str
+    source: str
+    """Folder below the root from which the weights were exported."""
+    num_files: int
+    size_bytes: int
+
+
+def export_weights(
+    root: Root, target: str, *, step: int | None = None, version: int | None = None, model: str | None = None
+) -> WeightsReport:
+    """Export weights to the folder `target`, a path or a URL; the newest version if step and version are both None.
+
+    step: step of a checkpoint. If several attempts have one, the checkpoint on the chain of the newest attempt is used,
+    else the newest.
+    model: passed to `first_model` to find the run's model, into which an adapter is merged.
+    """
+    assert step is None or version is None
+    source = _policy_folder(root, version) if step is None else _checkpoint_folder(root, step)
+    storage = Storage.at(target)
+    _refuse_to_overwrite(storage)
+    with _staging_folder(storage) as staged:
+        folder = Path(staged, "weights")
+        _download(root, source, folder)
+        if (folder / ADAPTER_CONFIG).exists():
+            with first_model(root, model) as base:
+                _merge_adapter(base, folder, f"{root.url}/{source}")
+        write_files(first_tokenizer(root), folder)
+        sizes = [file.stat().st_size for file in folder.rglob("*") if file.is_file()]
+        _publish(folder, storage)
+    return WeightsReport(location=storage.url, source=source, num_files=len(sizes), size_bytes=sum(sizes))
+
+
+def _download(root: Root, source: str, folder: Path) -> None:
+    """Copy weights to a local folder. Raises ConfigError if a trainer deletes them during the copy.
+
+    A trainer that prunes deletes the file that completes a folder before model*.safetensors: if that file still exists
+    after the copy, the weights were whole.
+    """
+    with suppress(FileNotFoundError):
+        check_folder(root, source)
+        root.download(source, folder, leave_out=_OURS)
+        if root.exists(f"{source}/{MARKER if source.startswith('checkpoints/') else 'config.json'}"):
+            return
+    raise ConfigError(f"{root.url}/{source} was deleted while it was copied; export a newer one")
+
+
+def _merge_adapter(model: Path, folder: Path, where: str) -> None:
+    """Replace a LoRA adapter of `model` by merged whole weights, which any program can load without the adapter."""
+    merged = merge_adapter(load_model(str(model)), str(folder), where=where)
+    for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+        (folder / file).unlink()
+    save_weights(merged, full_state_dict(merged), folder)
+
+
+def _checkpoint_folder(root: Root, step: int) -> str:
+    places = checkpoint_ids(root)
+    fitting = [place for place in places if place[1] == step]
+    if not fitting:
+        raise ConfigError(
+            f"{root.url} has no checkpoint of step {step}; there are {_named('step', sorted({s for _, s in places}))}"
+        )
+    return checkpoint_folder(checkpoint_id_to_resume(root, newest_attempt_id(root), fitting) or fitting[-1])
+
+
+def _policy_folder(root: Root, version: int | None) -> str:
+    versions = stored_versions(root)
+    if version is None and versions:
+        version = versions[-1]
+    if version not in versions:
+        raise ConfigError(
+            f"{root.url} has no weights of {'any version' if version is None else f'version {version}'}; "
+            f"there are {_named('version', versions)}"
+        )
+    assert version is not None
+    return policy_folder(version)
+
+
+def _named(noun: str, numbers: Sequence[int]) -> str:
+    """Return the newest numbers as text, and how many older ones there are."""
+    if not numbers:
+        return f"no {noun}s"
+    older = f" and {len(numbers) - _MOST_NAMED} older ones" if len(numbers) > _MOST_NAMED else ""
+    return f"{noun}s {', '.join(map(str, numbers[-_MOST_NAMED:]))}{older}"
+
+
+def _refuse_to_overwrite(storage: Storage) -> None:
+    is_taken = Path(storage.path).exists() if storage.is_local else storage.exists("config.json")
+    if is_taken:
+        raise ConfigError(f"{storage.url} exists; choose another --out, or delete it")
+
+
+def _staging_folder(storage: Storage) -> tempfile.TemporaryDirectory[str]:
+    """Make a temporary folder, on the same disk as a local target, so that a rename can move it there at once."""
+    if not storage.is_local:
+        return tempfile.TemporaryDirectory(prefix="ludic-export-")
+    parent = Path(storage.path).parent
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(prefix=".ludic-export-", dir=parent)
+    except OSError as error:
+        raise ConfigError(f"{storage.url} can't be written: {error.strerror or error}") from error
+
+
+def _publish(folder: Path, storage: Storage) -> None:
+    files = sorted((file for file in folder.rglob("*") if file.is_file()), key=lambda file: file.name == "config.json")
+    if storage.is_local:
+        try:
+            for file in files:
+                follow_umask(file)
+            folder.rename(storage.path)
+        except OSError as error:  # another process may have made the folder
+            raise ConfigError(f"{storage.url} can't be made: {error.strerror or error}") from error
+        return
+    for file in files:
+        name = file.relative_to(folder).as_posix()
+        if not storage.put_file_if_absent(file, name):
+            raise ConfigError(f"{storage.url}/{name} exists with other content; choose another --out, or delete it")

@@ -1,0 +1,1 @@
+"""Start the processes of a run on this machine, and end them together."""

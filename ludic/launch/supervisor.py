@@ -1,0 +1,183 @@
+"""Start and watch processes on this machine, and restart them when they die."""
+
+import contextlib
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ludic.errors import LudicError
+from ludic.launch.process import REPLACED, SUPERVISED
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+_STOP_WITHIN_S = 60.0
+_MOST_DEATHS = 3
+"""Number of deaths in a row, each soon after the start or with the same last words, that ends the supervision."""
+_QUICK_S = 20.0
+_HEALTHY_S = 3600.0
+"""Seconds of life that reset the count of deaths."""
+_TIME = re.compile(r"^\d\d:\d\d:\d\d ")
+"""Time at the start of a logged line, which differs between deaths."""
+_REASON = re.compile(r"^(?:\d\d:\d\d:\d\d )?(?:ludic: |\[rank\d+\]: )")
+"""Start of a line with the reason of a death; torchrun's report, which is always the same, comes after it."""
+_LETTER = re.compile(r"[^\W\d_]")
+_LOOK_EVERY_S = 2.0
+
+
+class ChildError(LudicError, RuntimeError):
+    """A process died repeatedly."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Child:
+    """One process and its history."""
+
+    name: str
+    args: Callable[[], Sequence[str]]
+    """Returns the arguments after `python -m`; called before each start. An error in it ends the supervision."""
+    log: Path
+    """File of its stdout and stderr, over all restarts."""
+    is_free: Callable[[], bool] = lambda: True
+    """Returns whether the process that replaced this one has ended; called every 2 s after an exit with REPLACED."""
+    was_replaced: Callable[[int], bool] = lambda pid: True
+    """Returns whether another process replaced this one, given its process id; called after an exit with REPLACED."""
+    progress: Callable[[], object] = lambda: None
+    """Returns a value that progress changes, such as the newest checkpoint's step; a change resets the count."""
+    num_restarts: int = 0
+    _quick_deaths: int = 0
+    _deaths_alike: int = 0
+    _words: str | None = None
+    """Last line before the last death, without the time."""
+    _log_start: int = 0
+    """Byte offset in the log at the last start."""
+    _started: float = 0.0
+    _progress: object = None
+    """Value of `progress` at the last start."""
+    _replaced: bool | None = None
+    """Result of `was_replaced`; None before it is called."""
+    _looked: float = 0.0
+    _process: subprocess.Popen | None = field(default=None, repr=False)
+
+    def start(self, environment: dict[str, str]) -> None:
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        args = self.args()
+        self._started, self._progress, self._replaced = time.monotonic(), self.progress(), None
+        with self.log.open("ab") as log:
+            self._log_start = log.tell()
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", *args],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | environment | {SUPERVISED: "1"},
+                # We pass Ctrl-C on, as SIGTERM; and a child's own processes can be killed with it.
+                start_new_session=True,
+            )
+
+    @property
+    def process(self) -> subprocess.Popen:
+        assert self._process is not None
+        return self._process
+
+    def is_due(self) -> bool:
+        """Return True if it has ended and is to be restarted now."""
+        if not self._is_replaced():
+            return True
+        if time.monotonic() - self._looked < _LOOK_EVERY_S:
+            return False
+        if self._looked < self._started:
+            logger.warning("%s was replaced and waits: %s", self.name, self.last_words())
+        self._looked = time.monotonic()
+        return self.is_free()
+
+    def _is_replaced(self) -> bool:
+        if self._replaced is None:
+            self._replaced = self.process.returncode == REPLACED and self.was_replaced(self.process.pid)
+        return self._replaced
+
+    def restart(self, environment: dict[str, str]) -> None:
+        """Restart it. Raises ChildError after 3 deaths in a row, soon after the start or with the same last words."""
+        code = self.process.returncode
+        self._count_death()
+        if self._quick_deaths >= _MOST_DEATHS:
+            raise ChildError(f"{self.name} died {self._quick_deaths} times soon after its start: {self.last_words()}")
+        if self._deaths_alike >= _MOST_DEATHS:
+            raise ChildError(
+                f"{self.name} died {self._deaths_alike} times with the same last words: {self.last_words()}"
+            )
+        self.kill_rest()
+        self.num_restarts += 1
+        self.start(environment)
+        logger.warning("%s ended with %s; started again", self.name, code)
+
+    def _count_death(self) -> None:
+        # Deaths by a kill from outside, or by replacement, are not counted.
+        if self.process.returncode in (-signal.SIGKILL, -signal.SIGTERM) or self._is_replaced():
+            self._quick_deaths = self._deaths_alike = 0
+            return
+        lived_s = time.monotonic() - self._started
+        if lived_s >= _HEALTHY_S or self.progress() != self._progress:
+            self._quick_deaths = self._deaths_alike = 0
+        self._quick_deaths = self._quick_deaths + 1 if lived_s < _QUICK_S else 0
+        words = _TIME.sub("", self._last_line())
+        self._deaths_alike = self._deaths_alike + 1 if words == self._words else 1
+        self._words = words
+
+    def kill_rest(self) -> None:
+        """Kill its process group, with processes it left behind, such as the ranks of a torchrun that was killed."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        if self.process.stdin:
+            self.process.stdin.close()
+
+    def last_words(self) -> str:
+        """Return the log line that gives the reason of its last death, and the path of the log."""
+        return f"{self._last_line()} ({self.log} has more)"
+
+    def _last_line(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors="replace").splitlines()[::-1]
+        chosen = next(filter(_REASON.search, lines), None) or next(filter(_LETTER.search, lines), "(no output)")
+        return chosen.strip()
+
+
+def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, str], tick: Callable[[], None]) -> None:
+    """Run all children until `main` exits with 0; restart those that end before. Then, or on an error, stop all.
+
+    `tick` is called some times a second. Raises ChildError, and KeyboardInterrupt after stopping all.
+    """
+    children = [main, *others]
+    try:
+        for child in children:
+            child.start(environment)
+        while main.process.poll() != 0:
+            for child in children:
+                if child.process.poll() is not None and child.is_due():
+                    child.restart(environment)
+            tick()
+            time.sleep(_POLL_S)
+    finally:
+        _stop(children)
+    tick()
+
+
+def _stop(children: Sequence[Child]) -> None:
+    """Send SIGTERM, so that children flush; send SIGKILL to children that do not end within 60 s."""
+    started = [child for child in children if child._process is not None]
+    for child in started:
+        child.process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + _STOP_WITHIN_S
+    for child in started:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(max(0.1, deadline - time.monotonic()))
+        child.kill_rest()
+        child.process.wait()

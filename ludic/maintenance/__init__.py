@@ -1,0 +1,1 @@
+"""Keep a root tidy and sound: compact, expire, quarantine, verify."""

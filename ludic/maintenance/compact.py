@@ -1,0 +1,272 @@
+"""Rewrite the many small files of a partition into few large ones, safe at any crash and beside any reader.
+
+A plan is put into the intent log first (store/compaction_plans.py). Then each output is put beside its sources if
+absent, and only sources that a stored output's footer names are deleted. A compactor that finds an unfinished plan
+continues it.
+Each step depends only on stored files, so two compactors at once, or one that died at any point, do no harm.
+While both a source and its output exist, ludic's readers take the rows once, and other readers see them twice.
+Compacted files are never compacted again; files that arrive late go into the next plan.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+from ludic.defaults import TARGET_BYTES
+from ludic.errors import SchemaError
+from ludic.store.attempts import newest_attempt
+from ludic.store.compaction_plans import Plan, put_plan, read_partition_plans
+from ludic.store.files import COMPACTED, Folder, RolloutFile, Source, list_versions
+from ludic.store.merge import LostSourceError, SourceIndex, read_indexes, write_merged
+from ludic.store.parquet import open_parquet
+from ludic.store.policies import latest_policy
+from ludic.store.root import Root
+from ludic.store.sources import read_sources
+from ludic.store.track import Track, untracked
+
+_FOLDERS: tuple[Folder, ...] = ("rollouts", "evals")
+_CONCURRENT_REQUESTS = 8
+_LISTED_AHEAD = 64
+_MOST_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A file that was not compacted, and the reason."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedPartition:
+    """Files and bytes of a partition before and after compaction; in a dry run, as they would be."""
+
+    name: str
+    num_files_before: int
+    num_files_after: int
+    size_bytes_before: int
+    size_bytes_after: int
+    """In a dry run a new file counts the bytes of its sources, since only writing shows its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompactionReport:
+    """Result of a compaction."""
+
+    partitions: list[CompactedPartition] = field(default_factory=list)
+    """Partitions in which something changed."""
+    skipped: list[Skipped] = field(default_factory=list)
+
+
+def sealed_before(root: Root) -> int:
+    """Return the first version that is not sealed. Workers and the newest trainer's window are past all sealed ones.
+
+    Returns 0 if none is sealed: no policy was published, or the trainer takes rollouts of any age.
+    """
+    latest, attempt = latest_policy(root), newest_attempt(root)
+    window = attempt.config.get("max_off_policy_steps") if attempt else None
+    if latest is None or window is None:
+        return 0
+    # A worker may still be sampling with the version before.
+    return max(0, latest.version - max(1, window))
+
+
+def compact(
+    root: Root,
+    *,
+    before_version: int | None = None,
+    target_bytes: int = TARGET_BYTES,
+    dry_run: bool = False,
+    track: Track = untracked,
+) -> CompactionReport:
+    """Compact the partitions of versions below `before_version`; None means all versions.
+
+    Compacted files are left alone, so a second call does nothing. Broken files stay where they are and are reported.
+    Raises StoreError if the filesystem fails; calling it again is safe.
+    """
+    report = CompactionReport()
+    folders = [
+        f"{folder}/version={version}"
+        for folder in _FOLDERS
+        for version in list_versions(root, folder)
+        if before_version is None or version < before_version
+    ]
+    for sizes in track(_list_ahead(root, folders), len(folders), "versions"):
+        for name, files in _by_partition(sizes).items():
+            partition = _Partition(root, name, files)
+            partition.compact(target_bytes, dry_run=dry_run)
+            report.partitions.extend(partition.change())
+            report.skipped.extend(Skipped(*pair) for pair in sorted(partition.skipped.items()))
+    return report
+
+
+def _list_ahead(root: Root, folders: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield the sizes of files below each folder, some of them listed ahead."""
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+        for start in range(0, len(folders), _LISTED_AHEAD):
+            yield from pool.map(root.sizes, folders[start : start + _LISTED_AHEAD])
+
+
+def _by_partition(sizes: Mapping[str, int]) -> dict[str, dict[RolloutFile, int]]:
+    partitions: dict[str, dict[RolloutFile, int]] = {}
+    for name, size_bytes in sizes.items():
+        file = RolloutFile.parse(name)
+        if file is not None:
+            partitions.setdefault(file.partition, {})[file] = size_bytes
+    return partitions
+
+
+class _Partition:
+    """The files of a partition and their sizes, kept up to date while they are compacted."""
+
+    def __init__(self, root: Root, name: str, sizes: Mapping[RolloutFile, int]) -> None:
+        self._root, self._name, self._before = root, name, sizes
+        self._sizes = dict(sizes)
+        self._indexes: dict[RolloutFile, SourceIndex] = {}
+        self.skipped: dict[str, str] = {}
+        self._written: set[RolloutFile] = set()
+        """Outputs that this process wrote, or read whole and found sound."""
+        self._is_shared = False
+        """True if files vanished or appeared, because another process compacts or expires this partition, too."""
+
+    def change(self) -> list[CompactedPartition]:
+        """Return the change of this partition as a list of one; empty if nothing changed."""
+        if self._sizes == self._before:
+            return []
+        before, after = self._before.values(), self._sizes.values()
+        return [CompactedPartition(self._name, len(before), len(after), sum(before), sum(after))]
+
+    def compact(self, target_bytes: int, *, dry_run: bool) -> None:
+        """Finish existing plans, plan the remaining files, and finish that plan. Raises StoreError."""
+        if len(self._sizes) < 2 or not self._sources():
+            return
+        self._work_off(target_bytes, dry_run=dry_run)
+        if self._is_shared and not dry_run:
+            self._sizes = _by_partition(self._root.sizes(self._name)).get(self._name, {})
+
+    def _work_off(self, target_bytes: int, *, dry_run: bool) -> None:
+        for _ in range(_MOST_ROUNDS):
+            plans = read_partition_plans(self._root, self._name)
+            fresh = self._finish_plans(plans, dry_run=dry_run)
+            outputs = self._divide(fresh, target_bytes)
+            if dry_run:
+                self._pretend(outputs)
+            if dry_run or not outputs:
+                return
+            put_plan(self._root, self._name, len(plans), [[file.source for file in files] for files in outputs])
+
+    def _finish_plans(self, plans: Sequence[Plan], *, dry_run: bool) -> list[RolloutFile]:
+        """Finish each planned output that has a source here; return the files that no plan will replace."""
+        here = self._sources()
+        outputs = {output.file: output for plan in plans for output in plan.outputs}
+        # The newest plan counts: a source is planned again only if its output was stored broken.
+        owners = {source: output.file for output in outputs.values() for source in output.sources}
+        broken: set[RolloutFile] = set()
+        for output in sorted({owners[source] for source in here if source in owners}):
+            try:
+                self._finish(output, [s for s in outputs[output].sources if owners[s] == output], dry_run=dry_run)
+            except SchemaError as error:
+                self.skipped[output.name] = str(error)
+                broken.add(output)
+        fresh = (source for source in here if source not in owners or owners[source] in broken)
+        return [here[source] for source in fresh if here[source].name not in self.skipped]
+
+    def _finish(self, output: RolloutFile, sources: Sequence[Source], *, dry_run: bool) -> None:
+        """Make an output unless it exists, and delete the sources in it. Raises SchemaError if it was stored broken."""
+        held = self._held(output)
+        if held is None:
+            held = set(sources) if dry_run else self._make(output, sources)
+        self._is_shared |= output not in self._sizes
+        here = self._sources()  # only now, since _make removes sources that it finds gone
+        replaced = [here[source] for source in here.keys() & held]
+        if replaced and not dry_run and not self._is_sound(output):
+            replaced = []
+        if dry_run:
+            self._sizes.setdefault(output, sum(self._sizes[file] for file in replaced))
+        else:
+            _delete(self._root, [file.name for file in replaced])
+        for file in replaced:
+            del self._sizes[file]
+        for source in (here.keys() & set(sources)) - held:
+            self.skipped.setdefault(here[source].name, f"it was left out of {output.name}")
+
+    def _make(self, output: RolloutFile, sources: Sequence[Source]) -> set[Source]:
+        """Write an output from the sources that can be read; return the sources that the stored output holds."""
+        while (held := self._held(output)) is None:
+            files = [replace(output, worker_id=worker_id, sequence=sequence) for worker_id, sequence in sources]
+            indexes = self._read_indexes(files)
+            if not indexes:
+                return set()
+            with self._root.scratch_folder() as folder:
+                try:
+                    write_merged(self._root, indexes, folder / "compacted.parquet")
+                except LostSourceError as error:
+                    self._note_lost(error)
+                    continue
+                if self._root.put_file_if_absent(folder / "compacted.parquet", output.name):
+                    self._written.add(output)
+                self._sizes[output] = (folder / "compacted.parquet").stat().st_size
+        return held
+
+    def _is_sound(self, output: RolloutFile) -> bool:
+        """Return True if an output still exists. Raises SchemaError if it is damaged and its sources can replace it."""
+        if output in self._written:
+            return True
+        try:
+            with open_parquet(self._root, output.name, whole=True):
+                self._written.add(output)
+        except FileNotFoundError:
+            self._is_shared = True
+        return output in self._written
+
+    def _held(self, output: RolloutFile) -> set[Source] | None:
+        """Return the sources whose rows a stored output holds; None if the output does not exist."""
+        try:
+            return set(read_sources(self._root, output))
+        except FileNotFoundError:
+            return None
+
+    def _divide(self, files: Sequence[RolloutFile], target_bytes: int) -> list[list[RolloutFile]]:
+        """Divide files, in order of time, into outputs of at least two files; rewriting one alone gains nothing."""
+        outputs: list[list[RolloutFile]] = []
+        filled_bytes = target_bytes
+        for index in sorted(self._read_indexes(files), key=lambda index: min(index.row_groups)):
+            if filled_bytes >= target_bytes:
+                outputs.append([])
+                filled_bytes = 0
+            outputs[-1].append(index.file)
+            filled_bytes += self._sizes[index.file]
+        if len(outputs) > 1 and len(outputs[-1]) == 1:
+            outputs[-2].extend(outputs.pop())
+        return [output for output in outputs if len(output) > 1]
+
+    def _pretend(self, outputs: Sequence[Sequence[RolloutFile]]) -> None:
+        for files in outputs:
+            self._sizes[replace(files[0], worker_id=COMPACTED)] = sum(self._sizes.pop(file) for file in files)
+
+    def _read_indexes(self, files: Sequence[RolloutFile]) -> list[SourceIndex]:
+        """Return the indexes of files that can be merged with each other, and note the others; reads each file once."""
+        unknown = [file for file in files if file not in self._indexes and file.name not in self.skipped]
+        found, lost = read_indexes(self._root, unknown)
+        self._indexes |= {index.file: index for index in found}
+        for error in lost:
+            self._note_lost(error)
+        return [self._indexes[file] for file in files if file in self._indexes]
+
+    def _note_lost(self, error: LostSourceError) -> None:
+        file, reason = error.args
+        self._indexes.pop(file, None)
+        if reason is None:
+            self._sizes.pop(file, None)
+            self._is_shared = True
+        else:
+            self.skipped[file.name] = reason
+
+    def _sources(self) -> dict[Source, RolloutFile]:
+        return {file.source: file for file in self._sizes if not file.is_compacted}
+
+
+def _delete(root: Root, names: Sequence[str]) -> None:
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+        list(pool.map(root.delete, names))

@@ -1,0 +1,71 @@
+"""Check that a root is sound: files match their names and schemas, weights and checkpoints are whole, data checks pass.
+
+Reads all files below the root; with `repair`, also sets broken files aside and deletes old temporary files. Each
+problem becomes a Finding. Raises StoreError if the filesystem fails: a file that can't be reached is not reported as
+broken. Files that vanish while they are checked are ignored, since a run may delete them.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from ludic.maintenance.verify.code import check_code
+from ludic.maintenance.verify.compactions import check_compactions, unfinished_compactions
+from ludic.maintenance.verify.data import check_data, note_data
+from ludic.maintenance.verify.findings import Finding, Report, meaning_of
+from ludic.maintenance.verify.model import check_model
+from ludic.maintenance.verify.notes import check_notes
+from ludic.maintenance.verify.repairs import delete_leftovers, set_broken_aside
+from ludic.maintenance.verify.rows import RowChecks
+from ludic.maintenance.verify.tables import TABLES, Checked, Footer, check_tables, first_names, read_footers
+from ludic.maintenance.verify.weights import check_weights
+from ludic.store import RolloutFile, Root
+from ludic.store.quarantine import list_leftovers, list_quarantined
+from ludic.store.track import Track, untracked
+
+__all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", "read_footers"]
+
+
+def check_root(root: Root, track: Track = untracked, *, repair: bool = False) -> Report:
+    """Return all problems of a run, file by file, then check by check. Raises StoreError if the filesystem fails.
+
+    repair: also set broken files aside and delete old temporary files.
+    """
+    rows = RowChecks()
+    stored = check_tables(root, rows, track)
+    findings = sorted((finding for file in stored for finding in file.findings), key=lambda finding: finding.check)
+    repaired: list[Finding] = []
+    if repair:
+        repaired, findings = set_broken_aside(root, findings)
+        repaired += delete_leftovers(root)
+    moved = {finding.where for finding in repaired}
+    rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
+    findings += [*check_compactions(root, rollouts), *check_weights(root)]
+    findings += [*check_model(root), *check_notes(root), *check_code(root)]
+    unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
+    findings += rows.finish()
+    findings += check_data(root, unreadable, track)
+    notes = [
+        *note_data(root, unreadable),
+        *unfinished_compactions(root, rollouts),
+        *_leftovers(root),
+        *_quarantined(root),
+        *_without_digests(stored),
+    ]
+    return Report(findings=findings, notes=notes, repaired=repaired)
+
+
+def _leftovers(root: Root) -> Iterator[Finding]:
+    for leftover in list_leftovers(root):
+        problem = f"last written {leftover.age_s / 3600:.1f} hours ago; after a day `ludic verify --repair` deletes it"
+        yield Finding(check="leftover", where=leftover.name, problem=problem)
+
+
+def _without_digests(stored: Sequence[Checked]) -> Iterator[Finding]:
+    names = {file.name for file in stored if not file.has_digests}
+    if names:
+        problem = f"{first_names(names)}; a flipped bit in them may pass; `ludic compact` writes rollouts with digests"
+        yield Finding(check="no_digests", where="", problem=problem)
+
+
+def _quarantined(root: Root) -> Iterator[Finding]:
+    for file in list_quarantined(root):
+        yield Finding(check="set_aside", where=file.name, problem=f"{file.reason} (found at {file.found_at})")

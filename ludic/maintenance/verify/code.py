@@ -1,0 +1,32 @@
+"""Check code/: each copy of a user's file matches the digest in its name, and each list can be read. Runs no code."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ludic.errors import SchemaError, StoreError
+from ludic.maintenance.verify.findings import Finding, reason_of
+from ludic.maintenance.verify.tables import FOREIGN_NAME
+from ludic.store import Root
+from ludic.store.code import check_list, parse_name
+from ludic.user_files import digest
+
+
+def check_code(root: Root) -> Iterator[Finding]:
+    """Check all files of code/. Raises StoreError if the filesystem fails."""
+    for name in root.list("code"):
+        with suppress(FileNotFoundError):
+            yield from _check_file(root, name)
+
+
+def _check_file(root: Root, name: str) -> Iterator[Finding]:
+    place = parse_name(name)
+    if place is None:
+        yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
+    elif isinstance(place, int):
+        try:
+            check_list(root, place)
+        except (SchemaError, StoreError) as error:
+            yield Finding(check="code", where=name, problem=reason_of(error))
+    elif digest(root.read(name)) != place:
+        problem = "is not the text that its name says; --update-code puts the file as it is now"
+        yield Finding(check="code", where=name, problem=problem)

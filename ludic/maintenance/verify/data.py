@@ -1,0 +1,33 @@
+"""Run the data checks of ludic/sql/checks/ that compare rows with each other, and the notes, over readable files."""
+
+from collections.abc import Iterable, Iterator
+
+from ludic.errors import QueryError
+from ludic.maintenance.verify.findings import Finding, reason_of
+from ludic.maintenance.verify.rows import MOST_SHOWN, ROW_CHECKS, row_findings
+from ludic.sql import connect
+from ludic.sql.library import load_checks, load_notes, run_query
+from ludic.store import Root
+from ludic.store.track import Track, untracked
+
+
+def check_data(root: Root, without: Iterable[str], track: Track = untracked) -> Iterator[Finding]:
+    """Run the checks; findings show the first rows of each check's result. without: names of unreadable files."""
+    checks = {name: sql for name, sql in load_checks().items() if name not in ROW_CHECKS}
+    return _run(root, without, track(checks.items(), len(checks), "data checks"))
+
+
+def note_data(root: Root, without: Iterable[str]) -> Iterator[Finding]:
+    """Run the queries of ludic/sql/notes/; findings and `without` are as in check_data."""
+    return _run(root, without, load_notes().items())
+
+
+def _run(root: Root, without: Iterable[str], queries: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    con = connect(root, without=without)
+    for name, sql in queries:
+        try:
+            rows = run_query(con, sql)
+        except QueryError as error:
+            yield Finding(check=name, where="", problem=f"can't be checked: {reason_of(error)}")
+        else:
+            yield from row_findings(name, rows.slice(0, MOST_SHOWN).to_pylist(), rows.num_rows)

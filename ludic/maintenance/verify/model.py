@@ -1,0 +1,45 @@
+"""Check model/: the kept files of the run's first model match their fingerprints.
+
+Raises StoreError if the filesystem fails; files that vanish while they are checked are ignored.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import suppress
+
+from ludic.errors import SchemaError
+from ludic.maintenance.verify.findings import Finding, reason_of
+from ludic.store import Root
+from ludic.store.model import IDENTITY, MODEL, ModelIdentity, kept_files, read_identity
+
+
+def check_model(root: Root) -> Iterator[Finding]:
+    """Compare each kept file with its fingerprint, reading all of them; weights may be absent from model/."""
+    try:
+        identity = read_identity(root)
+    except SchemaError as error:
+        yield Finding(check="model", where=IDENTITY, problem=reason_of(error))
+        return
+    if identity is not None:
+        yield from _check_files(root, identity)
+
+
+def _check_files(root: Root, identity: ModelIdentity) -> Iterator[Finding]:
+    kept = set(kept_files(root))
+    wanted = {**identity.config, **identity.tokenizer, **identity.weights}
+    for name in sorted(kept & wanted.keys()):
+        with suppress(FileNotFoundError):
+            if _digest(root, f"{MODEL}/{name}") != wanted[name]:
+                problem = "does not match its fingerprint; delete it with identity.json, and start where the model is"
+                yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
+    for name in sorted((identity.config.keys() | identity.tokenizer.keys()) - kept):
+        problem = "is missing; delete identity.json, and start where the model is"
+        yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
+
+
+def _digest(root: Root, name: str) -> str:
+    with root.open_file(name) as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+        return digest.hexdigest()

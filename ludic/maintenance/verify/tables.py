@@ -1,0 +1,322 @@
+"""Check the Parquet files of a root: read each to its last page, and compare it with its name and its schema.
+
+Memory is bounded: four files are read at a time, and of each file a compressed row group and about 8 MB of its rows
+are in memory. A file counts as broken only if a copy on the local disk can't be read either: network errors raise
+StoreError.
+"""
+
+import io
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ludic.errors import LudicError, NewerSchemaError, SchemaError, StoreError
+from ludic.maintenance.verify.findings import Finding, reason_of
+from ludic.maintenance.verify.rows import RowChecks
+from ludic.schema import arrow_schema, check_schema
+from ludic.store import RolloutFile, Root
+from ludic.store.encoding import group_starts
+from ludic.store.files import Folder, Source
+from ludic.store.ledger import ledger_name
+from ludic.store.names import NUMBER
+from ludic.store.parquet import check_text, open_checked
+from ludic.store.sources import sources_of
+from ludic.store.token_stats import TOKEN_STATS_NAME, token_stats_name
+from ludic.store.track import Track, untracked
+
+TABLES = {
+    "rollouts": "rollouts",
+    "evals": "rollouts",
+    "batches": "batches",
+    "metrics": "metrics",
+    "reference": "reference",
+    "token_stats": "token_stats",
+}
+"""The table that each folder of Parquet files holds."""
+
+_CONCURRENT_FILES = 4
+_BATCH_BYTES = 8 << 20
+_COPIED_BYTES = 1 << 20
+_MOST_NAMES = 3
+_BROKEN = (pa.ArrowException, OSError, ValueError)
+"""Errors that pyarrow raises for truncated, damaged or foreign files; OSError may also come from the filesystem."""
+FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
+_NAMES = {
+    "batches": re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet"),
+    "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
+    "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
+    "token_stats": TOKEN_STATS_NAME,
+}
+# `ludic export --format delta` writes its log beside the files that it registers.
+_DELTA_LOG = "/_delta_log/"
+_KEYS = {
+    "rollouts": ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"],
+    "batches": ["attempt_id", "step"],
+    "metrics": ["run_id"],
+    "reference": ["model"],
+    "token_stats": ["attempt_id", "step"],
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    """Size, number of rows and problem of a Parquet file, from its footer."""
+
+    name: str
+    size_bytes: int
+    num_rows: int = 0
+    problem: str | None = None
+    """Why the file can't be used; None if it is sound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The result of checking one file."""
+
+    name: str
+    findings: tuple[Finding, ...] = ()
+    sources: tuple[Source, ...] = ()
+    """Sources of a compacted file, as its footer names them."""
+    has_digests: bool = True
+    """False for a sound file whose writer stored no digests."""
+
+
+def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[Checked]:
+    """Read every file of TABLES, and pass the rollouts to `rows`; a file that vanishes in between has no findings."""
+    names = [name for folder in TABLES for name in root.list(folder) if _DELTA_LOG not in name]
+    with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
+        return list(track(pool.map(lambda name: check_file(root, name, rows), names), len(names), "files"))
+
+
+def read_footers(root: Root, folder: str, track: Track = untracked) -> list[Footer]:
+    """Return size, number of rows and problem of each Parquet file of a folder of TABLES, reading only footers."""
+    sizes = {name: size for name, size in root.sizes(folder).items() if _is_table(name)}
+    with ThreadPoolExecutor(8) as pool:
+        return list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), sizes), len(sizes), folder))
+
+
+def ledger_place(name: str) -> tuple[int, int] | None:
+    """Return attempt_id and step of a file of batches/; None for any other name."""
+    match = _NAMES["batches"].fullmatch(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _is_table(name: str) -> bool:
+    return name.endswith(".parquet") and _DELTA_LOG not in name
+
+
+def _read_footer(root: Root, name: str, size_bytes: int) -> Footer:
+    try:
+        with root.open_file(name) as source, open_checked(source, name) as (file, _):
+            check_schema(file.schema_arrow, _table_of(name), name)
+            return Footer(name=name, size_bytes=size_bytes, num_rows=file.metadata.num_rows)
+    except (*_BROKEN, LudicError) as error:
+        return Footer(name=name, size_bytes=size_bytes, problem=_problem(name, error))
+
+
+def _table_of(name: str) -> str:
+    return TABLES[name.partition("/")[0]]
+
+
+def _problem(name: str, error: Exception) -> str:
+    return reason_of(error).removeprefix(f"{name}: ")
+
+
+def check_file(root: Root, name: str, rows: RowChecks | None = None) -> Checked:
+    """Read one file of TABLES, and pass its rollouts to `rows`. Raises StoreError if the filesystem fails."""
+    try:
+        content = _read(root, name, rows) if name.endswith(".parquet") else None
+    except FileNotFoundError:
+        return Checked(name)
+    except NewerSchemaError as error:
+        return Checked(name, (Finding(check="newer_schema", where=name, problem=_problem(name, error)),))
+    except SchemaError as error:
+        return Checked(name, (Finding(check="unreadable", where=name, problem=_problem(name, error)),))
+    if content is None or not _is_name(name):
+        return Checked(name, (Finding(check="misnamed", where=name, problem=FOREIGN_NAME),))
+    return Checked(name, tuple(_disagreements(root, name, content)), content.sources, content.has_digests)
+
+
+def _is_name(name: str) -> bool:
+    pattern = _NAMES.get(name.partition("/")[0])
+    return bool(pattern.fullmatch(name)) if pattern else RolloutFile.parse(name) is not None
+
+
+@dataclass(slots=True)
+class _Content:
+    """Keys of a file's rows, for comparison with its name and its footer."""
+
+    runs: set[str] = field(default_factory=set)
+    """run_ids of the rows."""
+    homes: set[str] = field(default_factory=set)
+    """Names of the files in which the rows were committed."""
+    scattered: set[str] = field(default_factory=set)
+    """group_ids whose rows are not contiguous."""
+    sources: tuple[Source, ...] = ()
+    """Sources of a compacted file, as its footer names them."""
+    has_digests: bool = False
+
+
+def _read(root: Root, name: str, rows: RowChecks | None) -> _Content:
+    """Read all of a file, from a local copy if a direct read fails.
+
+    Raises SchemaError if the file is broken or foreign, FileNotFoundError if it does not exist, StoreError if the
+    filesystem fails.
+    """
+    try:
+        with root.open_file(name) as source:
+            return read_content(source, name, rows)
+    except (LudicError, FileNotFoundError):
+        raise
+    except Exception:
+        # A network fails in many ways while pyarrow reads: only a copy of the whole file shows if the file is broken.
+        with tempfile.TemporaryFile() as copy:
+            _copy(root, name, copy)
+            return _read_copy(copy, name, rows)
+
+
+def _copy(root: Root, name: str, target: BinaryIO) -> None:
+    """Copy a file to `target`. Raises StoreError if the filesystem fails, or if it silently returns too few bytes."""
+    with root.explained(name), root.open_file(name) as source:
+        num_bytes = source.seek(0, io.SEEK_END)
+        source.seek(0)
+        shutil.copyfileobj(source, target, _COPIED_BYTES)
+        if target.tell() != num_bytes:
+            raise StoreError(f"{root.url}/{name}: {target.tell():,} of {num_bytes:,} bytes came; try again")
+
+
+def _read_copy(copy: BinaryIO, name: str, rows: RowChecks | None) -> _Content:
+    try:
+        return read_content(copy, name, rows)
+    except LudicError:
+        raise
+    except _BROKEN as error:
+        raise SchemaError(reason_of(error)) from error
+
+
+def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> _Content:
+    """Read all of a file. Raises SchemaError if the file is not as it was written, and pyarrow's errors."""
+    table, file = _table_of(name), RolloutFile.parse(name)
+    content = _Content()
+    groups: list[str] = []
+    with open_checked(source, name, pre_buffer=True) as (parquet, checked):
+        content.has_digests = checked is not None
+        check_schema(parquet.schema_arrow, table, name)
+        if file is not None and file.is_compacted:
+            content.sources = tuple(sources_of(parquet, file))
+        for keys in _read_row_groups(parquet, name, rows):
+            if "run_id" in _KEYS[table]:
+                content.runs |= set(keys.column("run_id").unique().to_pylist())
+            content.homes |= _homes(keys, name)
+            if table == "rollouts":
+                groups += keys.column("group_id").take(group_starts(keys)).to_pylist()
+        if checked is not None:
+            checked.check_rest()
+    content.scattered = _scattered(groups)
+    return content
+
+
+def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks | None) -> Iterator[pa.Table]:
+    """Decode all columns of each row group, pass the batches to `rows`, and yield the key columns."""
+    table = _table_of(name)
+    for place in range(parquet.num_row_groups):
+        row_group = parquet.metadata.row_group(place)
+        batch_size = max(1, _BATCH_BYTES * row_group.num_rows // max(1, row_group.total_byte_size))
+        batches = []
+        for batch in parquet.iter_batches(batch_size, row_groups=[place], use_threads=False):
+            check_text(batch, name)
+            _check_nulls(batch, table, name)
+            if table == "rollouts" and rows is not None:
+                rows.add(batch)
+            batches.append(batch.select(_KEYS[table]))
+        if sum(batch.num_rows for batch in batches) != row_group.num_rows:
+            raise SchemaError(f"{name}: row group {place} has fewer rows than the {row_group.num_rows} of its footer")
+        if batches:
+            yield pa.Table.from_batches(batches)
+
+
+def _check_nulls(batch: pa.RecordBatch, table: str, name: str) -> None:
+    for column in arrow_schema(table):
+        if not column.nullable and batch.column(column.name).null_count:
+            raise SchemaError(f"{name}: column {column.name!r} has nulls, wanted none")
+
+
+def _homes(keys: pa.Table, name: str) -> set[str]:
+    match name.partition("/")[0]:
+        case "batches":
+            return {ledger_name(**row) for row in _distinct(keys, "attempt_id", "step")}
+        case "metrics":
+            return {name}
+        case "reference":
+            base = name.rpartition("/")[2]
+            return {f"reference/model={row['model']}/{base}" for row in _distinct(keys, "model")}
+        case "token_stats":
+            match = TOKEN_STATS_NAME.fullmatch(name)
+            rank = int(match[3]) if match else 0
+            return {token_stats_name(**row, rank=rank) for row in _distinct(keys, "attempt_id", "step")}
+    # A group is stored in the partition of its oldest version.
+    groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
+    groups = groups.aggregate([("policy_version", "min")])
+    rows = _distinct(groups, "policy_version_min", "env_name", "worker_id", "sequence")
+    folder: Folder = "evals" if name.startswith("evals/") else "rollouts"
+    return {
+        RolloutFile(row["policy_version_min"], row["env_name"], row["worker_id"], row["sequence"], folder).name
+        for row in rows
+    }
+
+
+def _distinct(table: pa.Table, *columns: str) -> list[dict[str, Any]]:
+    return table.select(columns).group_by(list(columns), use_threads=False).aggregate([]).to_pylist()
+
+
+def _scattered(groups: Sequence[str]) -> set[str]:
+    """Return the group_ids that occur again after another group_id.
+
+    groups: the group_id of each run of equal ids, row group by row group.
+    """
+    runs = [group_id for place, group_id in enumerate(groups) if place == 0 or groups[place - 1] != group_id]
+    return {group_id for group_id, count in Counter(runs).items() if count > 1}
+
+
+def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding]:
+    """Find rows of a file that do not agree with its name or its footer."""
+    others = sorted(content.runs - {root.run_id})
+    if others:
+        yield Finding(check="misnamed", where=name, problem=f"holds rows that belong in another run ({others[0]})")
+        return
+    wanted = {name}
+    file = RolloutFile.parse(name)
+    if file is not None and file.is_compacted:
+        wanted = {replace(file, worker_id=worker_id, sequence=sequence).name for worker_id, sequence in content.sources}
+        yield from _source_problems(name, content.homes, wanted)
+    elif content.homes - wanted:
+        yield Finding(
+            check="misnamed", where=name, problem=f"holds rows that belong in {first_names(content.homes - wanted)}"
+        )
+    if content.scattered:
+        yield Finding(check="scattered_groups", where=name, problem=first_names(content.scattered))
+
+
+def _source_problems(name: str, homes: set[str], sources: set[str]) -> Iterator[Finding]:
+    """Find sources whose rows a compacted file holds though its footer does not name them, and the reverse."""
+    if homes - sources:
+        problem = f"holds rows of {first_names(homes - sources)}, which its footer does not name"
+        yield Finding(check="compaction", where=name, problem=problem)
+    if sources - homes:
+        problem = f"holds no rows of {first_names(sources - homes)}, which its footer names"
+        yield Finding(check="compaction", where=name, problem=problem)
+
+
+def first_names(names: set[str]) -> str:
+    """Return the first names in order as text, with the number of further names."""
+    shown = sorted(names)[:_MOST_NAMES]
+    more = f" and {len(names) - len(shown):,} more" if len(names) > len(shown) else ""
+    return f"{', '.join(shown)}{more}"

@@ -1,0 +1,197 @@
+"""Check that attempts, workers' claims, published policies and checkpoints can be read and are complete.
+
+Loads no tensors. Files that vanish while they are checked are ignored, since a trainer prunes. Raises StoreError if
+the filesystem fails.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+from ludic.maintenance.verify.findings import Finding, reason_of
+from ludic.maintenance.verify.tables import FOREIGN_NAME
+from ludic.store import Root, latest_policy, read_attempt
+from ludic.store.attempts import read_parent
+from ludic.store.checkpoints import MARKER, checkpoint_folder
+from ludic.store.json_files import decode_json, decode_record
+from ludic.store.lease import read_lease
+from ludic.store.ledger import ledger_name
+from ludic.store.manifest import folder_problems
+from ludic.store.names import parse_attempt_id, parse_number
+from ludic.store.policies import LATEST, Policy, policy_folder
+from ludic.store.quarantine import QUARANTINE
+from ludic.store.slots import FOLDER as WORKERS
+from ludic.store.slots import claim_name, read_slot_claim
+
+_ADAPTER_CONFIG = "adapter_config.json"
+"""Config of a LoRA adapter, which is stored instead of whole weights."""
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+"""Errors from parsing a damaged file; ludic's SchemaError is a ValueError."""
+_MOST_HEADER_BYTES = 100_000_000
+"""Maximum header length in the safetensors format."""
+
+
+def check_weights(root: Root) -> Iterator[Finding]:
+    """Check attempts, then claims of workers, then policies, then checkpoints."""
+    for name in root.list("attempts"):
+        yield from _unless_gone(_check_attempt(root, name))
+    for name in root.list(WORKERS):
+        yield from _check_slot_claim(root, name)
+    policies = root.sizes("policies")
+    for name in policies:
+        if name.endswith("/policy.json"):
+            yield from _unless_gone(_check_policy(root, name))
+        elif name.endswith("/config.json"):  # the last file of a complete version
+            folder = name.removesuffix("/config.json")
+            yield from _unless_gone(_findings("policy", root, folder, _weights_problems(root, folder, policies)))
+    yield from _check_latest(root, policies)
+    checkpoints = root.sizes("checkpoints")
+    for name in checkpoints:
+        if name.endswith(f"/{MARKER}"):  # without it a checkpoint is incomplete, and no trainer reads it
+            folder = name.removesuffix(f"/{MARKER}")
+            yield from _unless_gone(
+                _findings("checkpoint", root, folder, _checkpoint_problems(root, folder, checkpoints))
+            )
+
+
+def _unless_gone(findings: Iterator[Finding]) -> Iterator[Finding]:
+    with suppress(FileNotFoundError):
+        yield from findings
+
+
+def _findings(check: str, root: Root, folder: str, in_form: Iterator[str]) -> Iterator[Finding]:
+    """Yield the problems `in_form` of a folder, and files without such problems that do not match their digests."""
+    found = list(in_form)
+    for name, problem in folder_problems(root, folder):
+        if not any(each.startswith(name) for each in found):
+            found.append(f"{name} {problem}")
+    yield from (Finding(check=check, where=folder, problem=problem) for problem in found)
+
+
+def _check_attempt(root: Root, name: str) -> Iterator[Finding]:
+    readers: Mapping[str, Callable[[Root, int], Any]] = {"json": read_attempt, "lease": read_lease}
+    stem, _, kind = name.removeprefix("attempts/").rpartition(".")
+    number = parse_attempt_id(stem)
+    if number is None or kind not in readers:
+        yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
+        return
+    try:
+        found = readers[kind](root, number).attempt_id
+    except _UNREADABLE as error:
+        yield Finding(check="attempt", where=name, problem=f"is no {kind} that ludic can read: {reason_of(error)}")
+        return
+    if found != number:
+        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in attempts/{found}.{kind}")
+
+
+def _check_slot_claim(root: Root, name: str) -> Iterator[Finding]:
+    texts = name.removeprefix(f"{WORKERS}/slot=").removesuffix(".json").partition("/")
+    slot, life = parse_number(texts[0]), parse_number(texts[2])
+    if slot is None or life is None or claim_name(slot, life) != name:
+        yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
+        return
+    try:
+        claim = read_slot_claim(root, slot, life)
+    except _UNREADABLE as error:
+        yield Finding(check="worker", where=name, problem=reason_of(error))
+        return
+    if claim is not None and claim.name != name:
+        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {claim.name}")
+
+
+def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
+    try:
+        latest = latest_policy(root)
+    except _UNREADABLE as error:
+        yield Finding(check="policy", where=LATEST, problem=f"names no version: {reason_of(error)}")
+        return
+    if latest is not None and f"{policy_folder(latest.version)}/config.json" not in sizes:
+        yield Finding(check="policy", where=LATEST, problem=f"names version {latest.version}, which has no config.json")
+
+
+def _check_policy(root: Root, name: str) -> Iterator[Finding]:
+    try:
+        found = f"{policy_folder(decode_record(root.read(name), Policy).version)}/policy.json"
+    except _UNREADABLE as error:
+        yield Finding(check="policy", where=name, problem=f"is no policy.json that ludic can read: {reason_of(error)}")
+        return
+    if found != name:
+        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {found}")
+
+
+def _checkpoint_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    yield from _marker_problems(root, folder)
+    yield from _weights_problems(root, folder, sizes)
+    for name in ("optimizer.safetensors", "random.safetensors"):
+        yield from _tensor_problems(root, f"{folder}/{name}", sizes)
+
+
+def _marker_problems(root: Root, folder: str) -> Iterator[str]:
+    try:
+        info = decode_json(root.read(f"{folder}/{MARKER}"))
+        attempt_id, step = int(info["attempt_id"]), int(info["step"])
+    except _UNREADABLE as error:
+        yield f"{MARKER} can't be read: {reason_of(error)}"
+        return
+    wanted = checkpoint_folder((attempt_id, step))
+    if folder != wanted:
+        yield f"{MARKER} belongs in {wanted}"
+    yield from _ledger_problems(root, attempt_id, step)
+
+
+def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
+    """Find a missing ledger of a checkpoint's step.
+
+    The ledger is written before the gradient step. The step that an attempt resumed from has no ledger of that attempt.
+    """
+    try:
+        parent = read_parent(root, attempt_id)
+    except _UNREADABLE:
+        return  # the attempt has a finding of its own
+    name = ledger_name(attempt_id, step)
+    names = (name, f"{QUARANTINE}/{name}")
+    if step > (parent[1] if parent else 0) and not any(map(root.exists, names)):
+        yield f"{name}, which says what its last step trained on, is missing"
+
+
+def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Find missing or incomplete parts of a Hugging Face folder: config, weights and their shards, or adapter."""
+    if f"{folder}/config.json" not in sizes:
+        yield "config.json is missing"
+    if f"{folder}/{_ADAPTER_CONFIG}" in sizes:
+        yield from _tensor_problems(root, f"{folder}/adapter_model.safetensors", sizes)
+        return
+    index = f"{folder}/model.safetensors.index.json"
+    if index not in sizes:
+        yield from _tensor_problems(root, f"{folder}/model.safetensors", sizes)
+        return
+    try:
+        shards = sorted(set(json.loads(root.read(index))["weight_map"].values()))
+    except _UNREADABLE as error:
+        yield f"model.safetensors.index.json can't be read: {reason_of(error)}"
+        return
+    for shard in shards:
+        yield from _tensor_problems(root, f"{folder}/{shard}", sizes)
+
+
+def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Check that a safetensors file is as long as its header says: 8 bytes of header length, header, tensors."""
+    file = name.rpartition("/")[2]
+    if name not in sizes:
+        yield f"{file} is missing"
+        return
+    try:
+        with root.explained(name):
+            length = int.from_bytes(root.fs.cat_file(root.at(name), start=0, end=8), "little")
+            if length > _MOST_HEADER_BYTES or 8 + length > sizes[name]:
+                yield f"{file} has {sizes[name]:,} bytes, its header alone wants {8 + length:,}"
+                return
+            header = json.loads(root.fs.cat_file(root.at(name), start=8, end=8 + length))
+        ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
+    except _UNREADABLE as error:
+        yield f"{file} is no safetensors file: {reason_of(error)}"
+        return
+    wanted = 8 + length + max(ends, default=0)
+    if sizes[name] != wanted:
+        yield f"{file} has {sizes[name]:,} bytes, its header says {wanted:,}"

@@ -1,0 +1,259 @@
+"""Find models by folder, Hugging Face id or URL, and find a run's first model.
+
+The first weights are searched for under the root's model/, at the location in run.json, where they were when the run
+began, and in a policy of step 0; --model names another location. Except for that policy, a folder is used only if its
+fingerprints equal those of model/identity.json, so that no other model is taken. Imports no torch. Raises ModelError,
+which names the locations that were tried.
+"""
+
+import logging
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from ludic.errors import ModelError, one_line
+from ludic.paths import is_url
+from ludic.store import Root
+from ludic.store.filesystem import Storage
+from ludic.store.model import (
+    CONFIG_FILES,
+    MODEL,
+    TOKENIZER_FILES,
+    WEIGHT_FILES,
+    ModelIdentity,
+    check_same,
+    identify,
+    keep_model,
+    kept_files,
+    matching,
+    read_identity,
+    read_kept,
+)
+from ludic.store.policies import policy_folder, read_policy, stored_versions
+
+logger = logging.getLogger(__name__)
+
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+_ADVICE = "go where the path is right, or give the model as an absolute path"
+_SMALL_FILES = (*CONFIG_FILES, *TOKENIZER_FILES)
+
+
+def is_hub_id(source: str) -> bool:
+    """Return whether a text can be a Hugging Face id and is no local folder."""
+    return _HUB_ID.fullmatch(source) is not None and not Path(source).is_dir()
+
+
+@contextmanager
+def local_folder(source: str, *, revision: str | None = None, with_weights: bool = True) -> Iterator[Path]:
+    """Yield a local folder with a model, given by folder, Hugging Face id or URL.
+
+    A copy from a URL is deleted at the end. revision: of a model from the Hub. with_weights: whether to download the
+    weights. Raises ModelError if there is no such model.
+    """
+    patterns = (*_SMALL_FILES, *WEIGHT_FILES) if with_weights else _SMALL_FILES
+    if is_url(source):
+        with tempfile.TemporaryDirectory(prefix="ludic-model-") as copy:
+            _fetch(source, Path(copy), patterns)
+            yield Path(copy)
+        return
+    folder = Path(source).expanduser()
+    if not folder.is_dir():
+        if not is_hub_id(source):
+            raise ModelError(f"{_absent(source)}, and it is no Hugging Face id; {_ADVICE}")
+        folder = _snapshot(source, revision, with_weights)
+    yield folder
+
+
+def _fetch(url: str, folder: Path, patterns: Sequence[str]) -> None:
+    storage = Storage.at(url)
+    paths = {name: PurePosixPath(name.lstrip("/")) for name in storage.list("")}
+    wanted = {name: path for name, path in paths.items() if any(_matches(path, pattern) for pattern in patterns)}
+    if PurePosixPath("config.json") not in wanted.values():
+        raise ModelError(f"{url}: holds no config.json; wanted a Hugging Face folder of a model")
+    storage.download(wanted, folder)
+
+
+def _matches(path: PurePosixPath, pattern: str) -> bool:
+    """Match as Path.glob does: path and pattern must have the same depth."""
+    return path.match(pattern) and len(path.parts) == len(PurePosixPath(pattern).parts)
+
+
+def _snapshot(model_id: str, revision: str | None, with_weights: bool) -> Path:
+    """Download a model into the Hub's cache and return its folder; pickled weights only if there are no others."""
+    from huggingface_hub import snapshot_download  # takes half a second, not needed for folders
+
+    try:
+        folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=list(_SMALL_FILES)))
+        for pattern in WEIGHT_FILES if with_weights else ():
+            snapshot_download(model_id, revision=folder.name, allow_patterns=[pattern])
+            if any(folder.glob(pattern)):
+                break
+        return folder
+    except (OSError, ValueError) as error:  # all errors of the Hub's client derive from these
+        raise ModelError(f"{_absent(model_id)}, nor such a model on the Hub ({one_line(error)}); {_ADVICE}") from error
+
+
+def _absent(source: str) -> str:
+    return f"{source}: there is no such folder, seen from {Path.cwd()}"
+
+
+def identify_at(folder: Path, source: str) -> ModelIdentity:
+    """Return the identity of a model that `local_folder` found."""
+    is_own = not is_url(source) and Path(source).expanduser().is_dir()
+    revision = folder.name if folder.parent.name == "snapshots" and not is_own else None
+    return identify(folder, source, at=str(folder.resolve()) if is_own else None, revision=revision)
+
+
+def remember_model(root: Root, given: str | None = None) -> None:
+    """Write model/ if the root has none and its model is found, and check `given`, another location of the model.
+
+    Raises ModelError if `given` is another model or can't be compared.
+    """
+    identity = read_identity(root)
+    if identity is None:
+        try:
+            with local_folder(root.run.model) as folder:
+                keep_model(root, folder, identify_at(folder, root.run.model))
+        except ModelError as error:
+            if given is not None:
+                raise ModelError(
+                    f"{root.url} does not say which model it began with, so that {given} can't be compared with it: "
+                    f"{error}; put the model where run.json says, once"
+                ) from error
+            logger.debug("%s keeps no model: %s", root.url, error)
+            return
+    if given is not None:
+        with local_folder(given) as folder:
+            check_same(root, identify_at(folder, given))
+
+
+@contextmanager
+def first_model(root: Root, given: str | None = None) -> Iterator[Path]:
+    """Yield a local folder with the first weights of a run, unchanged since the run began.
+
+    given: the only location to search, instead of all. Raises ModelError if the weights are not found.
+    """
+    identity = read_identity(root)
+    if identity is None:  # written by an older ludic, and its model was not found since then
+        with local_folder(given or root.run.model) as folder:
+            yield folder
+        return
+    with ExitStack() as stack:
+        yield _find(root, identity, given, stack)
+
+
+def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitStack) -> Path:
+    problems: list[str] = []
+    for name, open_place in _places(root, identity, given).items():
+        try:
+            folder = stack.enter_context(open_place())
+            differences = identity.differences(identify(folder, name))
+        except ModelError as error:
+            problems.append(str(error))
+            continue
+        if not differences:
+            return folder
+        problems.append(f"{name}: {differences}")
+    version = _version_of_step_0(root)
+    if given is not None or version is None:
+        raise ModelError(
+            f"{root.url} began with {identity.source}, whose first weights are needed and are nowhere: "
+            f"{'; '.join(problems)}; --model PATH says where the same model is"
+        )
+    logger.warning(
+        "%s: the first weights are those of policies/version=%d, in the dtype that it was published in (%s)",
+        *(root.url, version, "; ".join(problems)),
+    )
+    return stack.enter_context(_folder_of(root, policy_folder(version)))
+
+
+def _places(
+    root: Root, identity: ModelIdentity, given: str | None
+) -> Mapping[str, Callable[[], AbstractContextManager[Path]]]:
+    """Return the locations of the first weights, without duplicates, in the order of the search."""
+    if given is not None:
+        return {given: partial(local_folder, given)}
+    kept = (
+        {f"{root.url}/{MODEL}": partial(_folder_of, root, MODEL)}
+        if set(identity.weights) & set(kept_files(root))
+        else {}
+    )
+    names = dict.fromkeys(name for name in (root.run.model, identity.source, identity.folder) if name)
+    return kept | {name: partial(local_folder, name, revision=identity.revision) for name in names}
+
+
+def _version_of_step_0(root: Root) -> int | None:
+    """Return the version of a policy with whole weights that was published before training; None if there is none."""
+    for version in stored_versions(root):
+        policy = read_policy(root, version)
+        if policy and policy.step == 0 and not root.exists(f"{policy_folder(version)}/adapter_config.json"):
+            return version
+    return None
+
+
+@contextmanager
+def _folder_of(root: Root, name: str) -> Iterator[Path]:
+    """Yield a local path of a folder of the root: the folder itself if the root is local, else a copy."""
+    if root.is_local:
+        yield Path(root.at(name))
+        return
+    with tempfile.TemporaryDirectory(prefix="ludic-model-") as copy:
+        root.download(name, copy)
+        yield Path(copy)
+
+
+@contextmanager
+def first_config(root: Root) -> Iterator[Path]:
+    """Yield a local folder with the configuration of a run's first model; weights may be absent."""
+    identity = read_identity(root)
+    if identity is None:
+        with local_folder(root.run.model, with_weights=False) as folder:
+            yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="ludic-model-") as copy:
+        write_files(read_kept(root, identity.config), Path(copy))
+        yield Path(copy)
+
+
+def first_tokenizer(root: Root) -> dict[str, bytes]:
+    """Return the tokenizer files of a run's first model by name, with chat templates; empty if it has no tokenizer."""
+    identity = read_identity(root)
+    if identity is not None:
+        return read_kept(root, identity.tokenizer)
+    with local_folder(root.run.model, with_weights=False) as folder:
+        return tokenizer_files(folder)
+
+
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in matching(folder, TOKENIZER_FILES)}
+
+
+def write_files(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write files, given as bytes by name, into a local folder."""
+    for name, data in files.items():
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
+
+
+def same_model(root: Root, other: Root) -> str:
+    """Return how two runs' first models differ, in a sentence; empty if equal.
+
+    Compares the models' names if a root has no identity.json.
+    """
+    mine, theirs = read_identity(root), read_identity(other)
+    if mine is not None and theirs is not None:
+        return theirs.differences(mine)
+    same = root.run.model == other.run.model
+    return "" if same else f"model is {other.run.model!r} there and {root.run.model!r} here"
+
+
+def same_tokenizer(root: Root, other: Root) -> bool:
+    """Return whether two runs have the same tokenizer. Compares the models' names if a root has no identity.json."""
+    mine, theirs = read_identity(root), read_identity(other)
+    if mine is not None and theirs is not None:
+        return mine.tokenizer == theirs.tokenizer
+    return root.run.model == other.run.model

@@ -1,0 +1,127 @@
+"""Run a user's Python file as a module, and describe in one line where the code in it failed.
+
+The text that ludic.user_files has read is what runs, even if the file has changed since.
+"""
+
+import importlib.abc
+import importlib.util
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType
+
+from ludic.errors import Interruption, one_line
+from ludic.user_files import UserFile
+
+_beside: dict[str, UserFile] = {}
+"""Modules imported by users' files that were run, by module name."""
+
+
+def load_file(file: UserFile) -> ModuleType:
+    """Run a file as a module of its own. Other modules can't import it by its name, and it needs no package.
+
+    The modules that were read with it can be imported from then on. Raises ImportError if another module has the name
+    of one of them, and any error that the file raises.
+    """
+    for name, beside in file.imports.items():
+        _make_importable(name, beside)
+    module_name = f"ludic_file_{sha256(str(file.path).encode() + file.source).hexdigest()[:16]}"
+    spec = _spec(module_name, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # dataclasses look their module up while it still runs
+    assert spec.loader is not None
+    with only_exceptions():
+        spec.loader.exec_module(module)
+    return module
+
+
+class _TextLoader(importlib.abc.InspectLoader):
+    """Loader that runs the text that was read, not the file on the disk."""
+
+    def __init__(self, file: UserFile) -> None:
+        self.file = file
+
+    def get_source(self, fullname: str) -> str:
+        return importlib.util.decode_source(self.file.source)
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = str(self.file.path)
+        code = compile(self.file.source, path, "exec", dont_inherit=True)
+        source = self.get_source(fullname)
+        # Makes tracebacks and inspect show the lines that run. An entry without a time is never reread from the disk.
+        linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+        return code
+
+
+class _BesideFinder(importlib.abc.MetaPathFinder):
+    """Finder of the modules that were read with users' files."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return _spec(fullname, _beside[fullname]) if fullname in _beside else None
+
+
+_finder = _BesideFinder()
+
+
+def _spec(module_name: str, file: UserFile) -> ModuleSpec:
+    spec = importlib.util.spec_from_file_location(module_name, file.path, loader=_TextLoader(file))
+    assert spec is not None
+    return spec
+
+
+def _make_importable(name: str, file: UserFile) -> None:
+    """Let later imports of `name` find this file. Raises ImportError if that name already belongs to another module."""
+    loader = getattr(sys.modules.get(name), "__loader__", None)
+    loaded = loader.file if isinstance(loader, _TextLoader) else _beside.get(name)
+    if (name in sys.modules and loaded is None) or (loaded is not None and loaded.source != file.source):
+        raise ImportError(f"module {name} of {file.path} has the name of another module that is in use; rename it")
+    _beside[name] = file
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+
+
+@contextmanager
+def exit_is_an_error() -> Iterator[None]:
+    """Turn a SystemExit of a user's code into RuntimeError: an episode may fail, but the process continues."""
+    try:
+        yield
+    except SystemExit as error:
+        failure = RuntimeError(f"sys.exit({error.code!r}) was called; raise an error instead")
+        raise failure.with_traceback(error.__traceback__) from error
+
+
+@contextmanager
+def only_exceptions() -> Iterator[None]:
+    """Turn what a user's code raises into RuntimeError, unless it is an Exception, Ctrl-C or the end of its time."""
+    try:
+        with exit_is_an_error():
+            yield
+    except (Exception, KeyboardInterrupt, Interruption):
+        raise
+    except BaseException as error:
+        failure = RuntimeError(f"{type(error).__name__} was raised: {error}; raise an Exception instead")
+        raise failure.with_traceback(error.__traceback__) from error
+
+
+def describe_failure(path: Path, error: Exception) -> str:
+    """Describe a failure in a user's file, such as: mine.py, line 7, failed: KeyError: 'reward'.
+
+    The line is that of the innermost frame in the file.
+    """
+    lines = [
+        frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path.absolute()
+    ]
+    where = f"{path}, line {lines[-1]}," if lines else str(path)
+    return f"{where} failed: {describe(error)}"
+
+
+def describe(error: Exception) -> str:
+    """Return the error's class and message on one line, such as: KeyError: 'reward'."""
+    return f"{type(error).__name__}: {one_line(error)}"

@@ -1,0 +1,185 @@
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludic.batches.packing import MicroBatch, Sequences, TrainingSequence, assign, assign_pairs, cap, pack, pack_each
+from ludic.errors import InvalidBatchError
+
+
+def sequence(prompt, response, **values):
+    values = {
+        "rollout_id": "r1",
+        "sampler_logprobs": np.full(len(response), -1.0, np.float32),
+        "advantage": 2.0,
+    } | values
+    return TrainingSequence(
+        prompt_tokens=np.array(prompt, np.int32), response_tokens=np.array(response, np.int32), **values
+    )
+
+
+lengths_ranks_budget = st.tuples(
+    st.lists(st.integers(0, 50), max_size=40).map(np.array), st.integers(1, 5), st.integers(1, 120)
+)
+
+
+@given(lengths_ranks_budget)
+def test_every_sequence_is_assigned_once(case):
+    lengths, num_ranks, budget = case
+    plan = assign(lengths, num_ranks, budget)
+    assert sorted(i for rank in plan for micro_batch in rank for i in micro_batch) == list(range(len(lengths)))
+
+
+@given(lengths_ranks_budget)
+def test_a_micro_batch_is_within_budget_or_one_long_sequence(case):
+    lengths, num_ranks, budget = case
+    micro_batches = [m for rank in assign(lengths, num_ranks, budget) for m in rank]
+    assert all(lengths[m].sum() <= budget or sum(lengths[m] > 0) == 1 for m in micro_batches if m)
+
+
+@given(lengths_ranks_budget)
+def test_every_rank_has_as_many_micro_batches(case):
+    lengths, num_ranks, budget = case
+    plan = assign(lengths, num_ranks, budget)
+    assert len(plan) == num_ranks
+    assert len({len(rank) for rank in plan}) == 1
+
+
+@given(lengths_ranks_budget)
+def test_ranks_differ_by_no_more_than_the_longest_sequence(case):
+    lengths, num_ranks, budget = case
+    loads = [sum(int(lengths[i]) for m in rank for i in m) for rank in assign(lengths, num_ranks, budget)]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_assignment_worked_out_by_hand():
+    # longest first to the emptier rank: 9 -> 0, 5 -> 1, 4 -> 1 (5 < 9), 3 -> 0 (9 = 9), 2 -> 1 (9 < 12)
+    # rank 0 with a budget of 10: [9], [3]; rank 1: [5, 4], then 2 does not fit into 1
+    assert assign(np.array([2, 9, 4, 5, 3]), 2, 10) == [[[1], [4]], [[3, 2], [0]]]
+
+
+def test_a_rank_with_less_gets_empty_micro_batches():
+    assert assign(np.array([7]), 2, 10) == [[[0]], [[]]]
+
+
+def test_both_sides_of_a_pair_share_a_micro_batch():
+    # pairs are 9 + 1 = 10 and 4 + 3 = 7 long, the single one 5; by length to the emptier rank: 10 -> 0, 7 -> 1, 5 -> 1
+    plan = assign_pairs(np.array([9, 4, 5, 1, 3]), ["a", "b", None, "a", "b"], 2, 12)
+    assert plan == [[[0, 3]], [[1, 4, 2]]]
+
+
+@given(lengths_ranks_budget)
+def test_without_pairs_the_assignment_is_that_of_sequences(case):
+    lengths, num_ranks, budget = case
+    assert assign_pairs(lengths, [None] * len(lengths), num_ranks, budget) == assign(lengths, num_ranks, budget)
+
+
+def test_packing_worked_out_by_hand():
+    first = sequence([10, 11], [12, 13], sampler_logprobs=np.array([-0.5, -0.25], np.float32))
+    second = sequence(
+        [20],
+        [21, 22, 23],
+        action_mask=np.array([True, False, True]),
+        advantage=np.array([1.0, 0.0, -1.0], np.float32),
+        weight=0.5,
+        temperature=0.7,
+    )
+    batch = pack([first, second])
+    # a response's last token (13, 23) predicts nothing and is no input
+    assert batch.input_ids.tolist() == [[10, 11, 12, 20, 21, 22]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 0, 1, 2]]
+    assert batch.logit_positions.tolist() == [1, 2, 3, 4, 5]
+    assert batch.targets.tolist() == [12, 13, 21, 22, 23]
+    assert batch.sampler_logprobs.tolist() == [-0.5, -0.25, -1, -1, -1]
+    assert batch.advantages.tolist() == [2, 2, 1, 0, -1]
+    assert batch.action_mask.tolist() == [True, True, True, False, True]
+    assert batch.weights.tolist() == [1, 1, 0.5, 0.5, 0.5]
+    assert batch.temperatures.tolist() == pytest.approx([1, 1, 0.7, 0.7, 0.7])
+    assert batch.sequence_ids.tolist() == [0, 0, 1, 1, 1]
+    assert batch.pair_ids.tolist() == [0, 0, 1, 1, 1]
+    assert {t.dtype for t in (batch.input_ids, batch.position_ids, batch.targets)} == {torch.int64}
+    assert {t.dtype for t in (batch.advantages, batch.weights, batch.sampler_logprobs)} == {torch.float32}
+
+
+def test_an_empty_micro_batch_is_one_token_that_is_not_trained_on():
+    batch = pack([])
+    assert batch.input_ids.shape == (1, 1)
+    assert batch.action_mask.tolist() == [False]
+
+
+def test_a_sequence_without_a_response_is_left_out():
+    batch = pack([sequence([1, 2], []), sequence([3], [4])])
+    assert batch.input_ids.tolist() == [[3]]
+    assert batch.sequence_ids.tolist() == [0]
+
+
+def test_a_pair_has_the_number_of_its_first_sequence():
+    batch = pack([sequence([1], [2], pair_id=pair_id) for pair_id in ("a", None, "b", "a", "b")])
+    assert batch.sequence_ids.tolist() == [0, 1, 2, 3, 4]
+    assert batch.pair_ids.tolist() == [0, 1, 2, 0, 2]
+
+
+def test_micro_batches_packed_at_once_are_those_packed_one_by_one():
+    rng = np.random.default_rng(0)
+    rows = [
+        sequence(
+            rng.integers(0, 99, 1 + i % 3),
+            rng.integers(0, 99, i % 5),
+            sampler_logprobs=rng.normal(size=i % 5).astype(np.float32),
+            action_mask=rng.random(i % 5) < 0.5 if i % 2 else None,
+            advantage=rng.normal(size=i % 5).astype(np.float32) if i % 4 else float(i),
+            weight=i / 4,
+            temperature=0.5 + i,
+            rollout_id=f"r{i}",
+            pair_id="pair" if i in (7, 9) else None,
+        )
+        for i in range(12)
+    ]
+    plans = [[3, 1, 0], [], [5], [11, 7, 2, 9], [10]]  # 0, 5 and 10 have no response
+    for packed, plan in zip(pack_each(Sequences.of(rows), plans), plans, strict=True):
+        alone = pack([rows[i] for i in plan])
+        for field in fields(MicroBatch):
+            found, expected = getattr(packed, field.name), getattr(alone, field.name)
+            if isinstance(expected, torch.Tensor):
+                assert found.dtype == expected.dtype
+                torch.testing.assert_close(found, expected, rtol=0, atol=0)
+            else:
+                assert found == expected
+
+
+def test_cap_cuts_the_end_of_the_response_and_all_that_is_as_long():
+    long = sequence([1, 2], [3, 4, 5], advantage=np.array([1, 2, 3], np.float32), action_mask=np.array([1, 0, 1], bool))
+    capped, num_cut = cap(Sequences.of([long, sequence([1, 2], [3, 4])]), 4)
+    assert num_cut == 1
+    assert [tokens.tolist() for tokens in capped.response_tokens] == [[3, 4], [3, 4]]
+    assert capped.advantage[0].tolist() == [1, 2]
+    assert capped.advantage[1] == 2.0
+    assert capped.num_action_tokens == 1 + 2
+
+
+def test_cap_leaves_sequences_that_just_fit():
+    fitting = Sequences.of([sequence([1, 2], [3, 4])])
+    assert cap(fitting, 4) == (fitting, 0)
+
+
+def test_a_prompt_over_the_cap_leaves_nothing_to_train_on():
+    capped, num_cut = cap(Sequences.of([sequence([1, 2, 3], [4])]), 2)
+    assert num_cut == 1
+    assert capped.num_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "values", "message"),
+    [
+        ([1], {"sampler_logprobs": np.zeros(3, np.float32)}, r"rollout r1: sampler_logprobs has shape \(3,\)"),
+        ([1], {"advantage": np.zeros(1, np.float32)}, r"rollout r1: advantage has shape \(1,\)"),
+        ([1], {"temperature": 0.0}, r"rollout r1: temperature is 0.0"),
+        ([], {}, "rollout r1: prompt_tokens is empty"),
+    ],
+)
+def test_a_sequence_that_cannot_be_trained_on_is_refused_by_name(prompt, values, message):
+    with pytest.raises(InvalidBatchError, match=message):
+        pack([sequence(prompt, [2, 3], **values)])

@@ -1,0 +1,370 @@
+"""What every engine promises (ludic.engines.engine.Engine), tried on every implementation."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
+from ludic.engines.transformers_engine import TransformersEngine
+from ludic.errors import ConfigError, ModelError
+from ludic.models.tiny import make_tiny_model
+
+EOS = 2
+VOCABULARY = 64
+PROMPT = np.array([4, 46, 50, 47, 2, 5], dtype=np.int32)
+LONGER_PROMPT = np.array([3, 45, 48, 46, 2, 4, 51, 52, 53, 54, 2, 5], dtype=np.int32)
+
+
+@pytest.fixture(scope="module", params=["transformers"])
+def loaded_engine(request: pytest.FixtureRequest, model_folder: str) -> Engine:
+    """One engine for the module, since some implementations take half a minute to start."""
+    engines: dict[str, Callable[[], Engine]] = {
+        "transformers": lambda: TransformersEngine(model_folder, device="cpu", dtype=torch.float32)
+    }
+    return engines[request.param]()
+
+
+@pytest.fixture
+def engine(loaded_engine: Engine, model_folder: str) -> Engine:
+    loaded_engine.load_weights(model_folder, 0)
+    return loaded_engine
+
+
+def a_request(prompt: np.ndarray = PROMPT, *, seed: int = 0, max_tokens: int = 16, **params: Any) -> GenerationRequest:
+    params["max_tokens"] = max_tokens
+    return GenerationRequest(prompt_tokens=prompt, params=SamplingParams(**params), seed=seed)
+
+
+def tokens_of(completions: list[Completion]) -> list[list[int]]:
+    return [completion.tokens.tolist() for completion in completions]
+
+
+def logits_after(folder: str, prompt: np.ndarray, response: np.ndarray) -> np.ndarray:
+    """(len(response), vocabulary) float64: what a plain forward pass says before each response token."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.from_numpy(np.concatenate([prompt, response]).astype(np.int64))[None]
+    with torch.inference_mode():
+        logits = model(tokens).logits[0].double().numpy()
+    return logits[len(prompt) - 1 : -1]
+
+
+def expected_logprobs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Log of the distribution to sample from, worked out one row at a time, -inf for what is cut off."""
+    rows = []
+    for row in logits / params.temperature:
+        probabilities = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
+        kept = np.argsort(-probabilities)[: params.top_k]
+        share = np.cumsum(probabilities[kept]) / probabilities[kept].sum()
+        kept = kept[: int(np.searchsorted(share, params.top_p)) + 1] if params.top_p < 1 else kept
+        cut = np.zeros_like(probabilities)
+        cut[kept] = probabilities[kept] / probabilities[kept].sum()
+        with np.errstate(divide="ignore"):
+            rows.append(np.log(cut))
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.7},
+        {"temperature": 0.7, "top_k": 10},
+        {"temperature": 0.7, "top_p": 0.8},
+        {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_logprobs_are_those_of_a_plain_forward_pass_cut_and_renormalised(
+    engine: Engine, model_folder: str, params: dict[str, Any]
+) -> None:
+    requests = [a_request(prompt, seed=seed, **params) for seed in range(4) for prompt in (PROMPT, LONGER_PROMPT)]
+    for request, completion in zip(requests, engine.generate(requests), strict=True):
+        logits = logits_after(model_folder, request.prompt_tokens, completion.tokens)
+        expected = expected_logprobs(logits, request.params)[np.arange(len(completion.tokens)), completion.tokens]
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)
+
+
+def test_arrays_have_the_types_that_records_store(engine: Engine) -> None:
+    [completion] = engine.generate([a_request()])
+    assert completion.tokens.dtype == np.int32
+    assert completion.logprobs.dtype == np.float32
+    assert completion.tokens.shape == completion.logprobs.shape
+
+
+def test_the_same_seed_gives_the_same_completion_and_another_seed_another(engine: Engine) -> None:
+    first, again, other = (tokens_of(engine.generate([a_request(seed=seed)])) for seed in (7, 7, 8))
+    assert first == again
+    assert first != other
+
+
+def test_negative_and_large_seeds_are_seeds_like_others(engine: Engine) -> None:
+    seeds = [-1, 0, 1, 2**63 - 1]
+    completions = tokens_of(engine.generate([a_request(seed=seed) for seed in seeds]))
+    assert len({tuple(tokens) for tokens in completions}) == len(seeds)
+
+
+def test_a_completion_does_not_depend_on_what_else_is_in_its_batch(engine: Engine) -> None:
+    requests = [
+        a_request(LONGER_PROMPT if seed % 3 else PROMPT, seed=seed, **params)
+        for seed in range(5)
+        for params in ({}, {"temperature": 0.0}, {"top_p": 0.6}, {"top_k": 5, "max_tokens": 3}, {"max_tokens": 40})
+    ]
+    together = engine.generate(requests)
+    alone = [engine.generate([request])[0] for request in requests]
+    assert tokens_of(together) == tokens_of(alone)
+    for one, other in zip(together, alone, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5, rtol=0)
+        assert one.finish_reason == other.finish_reason
+
+
+def test_completions_come_in_the_order_of_the_requests(engine: Engine) -> None:
+    lengths = [5, 1, 4, 2, 3]
+    prompts = [LONGER_PROMPT, PROMPT, LONGER_PROMPT, PROMPT, PROMPT]
+    requests = [a_request(p, temperature=0.0, max_tokens=n) for p, n in zip(prompts, lengths, strict=True)]
+    greedy = {len(prompt): engine.generate([a_request(prompt, temperature=0.0)])[0] for prompt in prompts}
+    for request, completion in zip(requests, engine.generate(requests), strict=True):
+        expected = greedy[len(request.prompt_tokens)].tokens[: request.params.max_tokens]
+        assert completion.tokens.tolist() == expected.tolist()
+
+
+def test_no_request_gives_no_completion(engine: Engine) -> None:
+    assert engine.generate([]) == []
+
+
+def test_max_tokens_ends_a_completion_with_length(engine: Engine) -> None:
+    requests = [a_request(seed=seed, max_tokens=max_tokens) for seed in range(20) for max_tokens in (1, 6)]
+    completions = engine.generate(requests)
+    cut_off = [(r, c) for r, c in zip(requests, completions, strict=True) if c.finish_reason == "length"]
+    assert len(cut_off) > 10
+    for request, completion in cut_off:
+        assert len(completion.tokens) == request.params.max_tokens
+        assert EOS not in completion.tokens
+
+
+def test_the_models_end_of_sequence_stops_and_is_the_last_token(engine: Engine) -> None:
+    completions = engine.generate([a_request(seed=seed, max_tokens=200) for seed in range(40)])
+    stopped = [completion for completion in completions if completion.finish_reason == "stop"]
+    assert len(stopped) > 10
+    for completion in stopped:
+        assert completion.tokens.tolist().index(EOS) == len(completion.tokens) - 1
+
+
+def test_a_stop_token_of_the_request_stops_that_request_alone(engine: Engine) -> None:
+    [free] = engine.generate([a_request(temperature=0.0, max_tokens=12)])
+    place = 5
+    stop = int(free.tokens[place])
+    first = free.tokens.tolist().index(stop)
+    stopped, still_free = engine.generate(
+        [a_request(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)), a_request(temperature=0.0, max_tokens=12)]
+    )
+    assert stopped.tokens.tolist() == free.tokens[: first + 1].tolist()
+    assert stopped.finish_reason == "stop"
+    assert still_free.tokens.tolist() == free.tokens.tolist()
+
+
+def test_a_stop_token_in_the_last_place_is_a_stop(engine: Engine) -> None:
+    [free] = engine.generate([a_request(temperature=0.0, max_tokens=1)])
+    [stopped] = engine.generate([a_request(temperature=0.0, max_tokens=1, stop_token_ids=(int(free.tokens[0]),))])
+    assert (free.finish_reason, stopped.finish_reason) == ("length", "stop")
+
+
+def test_greedy_takes_the_most_likely_tokens_with_logprob_zero(engine: Engine, model_folder: str) -> None:
+    one, other = engine.generate([a_request(temperature=0.0, seed=seed) for seed in (1, 2)])
+    assert one.tokens.tolist() == logits_after(model_folder, PROMPT, one.tokens).argmax(axis=1).tolist()
+    assert one.tokens.tolist() == other.tokens.tolist()
+    assert one.logprobs.tolist() == [0.0] * len(one.tokens)
+
+
+@pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-6}], ids=str)
+def test_cutting_down_to_one_token_is_greedy(engine: Engine, params: dict[str, Any]) -> None:
+    greedy, cut = engine.generate([a_request(temperature=0.0), a_request(seed=3, **params)])
+    assert cut.tokens.tolist() == greedy.tokens.tolist()
+    assert cut.logprobs.tolist() == [0.0] * len(cut.tokens)
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 0.6}, {"top_k": 12}, {"top_p": 0.7}], ids=str)
+def test_first_tokens_occur_as_often_as_their_probability_says(
+    engine: Engine, model_folder: str, params: dict[str, Any]
+) -> None:
+    num_samples = 3000
+    requests = [a_request(seed=seed, max_tokens=1, **params) for seed in range(num_samples)]
+    first = np.array([completion.tokens[0] for completion in engine.generate(requests)])
+    logits = logits_after(model_folder, PROMPT, PROMPT[:1])
+    expected = num_samples * np.exp(expected_logprobs(logits, requests[0].params)[0])
+    observed = np.bincount(first, minlength=len(expected))
+    assert observed[expected == 0].sum() == 0
+    # Pearson's statistic has mean df and variance 2 df; tokens expected less than 5 times count as one.
+    common = expected >= 5
+    observed = np.append(observed[common], observed[~common].sum())
+    expected = np.append(expected[common], expected[~common].sum() + 1e-9)
+    df = len(expected) - 1
+    assert ((observed - expected) ** 2 / expected).sum() < df + 4 * np.sqrt(2 * df)
+
+
+@pytest.mark.slow
+def test_loaded_weights_are_used_and_can_be_taken_back(engine: Engine, model_folder: str, other_weights: str) -> None:
+    requests = [a_request(seed=seed) for seed in range(4)]
+    before = engine.generate(requests)
+    engine.load_weights(other_weights, 12)
+    swapped = engine.generate(requests)
+    engine.load_weights(model_folder, 13)
+    after = engine.generate(requests)
+
+    assert tokens_of(swapped) != tokens_of(before)
+    assert tokens_of(after) == tokens_of(before)
+    logits = logits_after(other_weights, PROMPT, swapped[0].tokens)
+    expected = expected_logprobs(logits, requests[0].params)[np.arange(len(logits)), swapped[0].tokens]
+    np.testing.assert_allclose(swapped[0].logprobs, expected, atol=1e-4, rtol=0)
+    versions = [(c.policy_version, c.policy_version_last) for c in (before[0], swapped[0], after[0])]
+    assert versions == [(0, 0), (12, 12), (13, 13)]
+    assert engine.policy_version == 13
+
+
+def test_sharded_weights_are_loaded(engine: Engine, other_weights: str, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_pretrained(other_weights).save_pretrained(tmp_path, max_shard_size="100kB")
+    assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 1
+    engine.load_weights(str(tmp_path), 1)
+    sharded = tokens_of(engine.generate([a_request()]))
+    engine.load_weights(other_weights, 2)
+    assert sharded == tokens_of(engine.generate([a_request()]))
+
+
+def remove_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def remove_config(folder: Path) -> None:
+    (folder / "config.json").unlink()
+
+
+def truncate_config(folder: Path) -> None:
+    data = (folder / "config.json").read_bytes()
+    (folder / "config.json").write_bytes(data[: len(data) // 2])
+
+
+def drop_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def add_a_tensor(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.2.mlp.up_proj.weight"] = torch.zeros(2, 2)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def change_a_shape(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"] = tensors["model.layers.1.mlp.up_proj.weight"].T.contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def lose_a_shard(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    remove_weights(folder)
+    model.save_pretrained(folder, max_shard_size="100kB")
+    sorted(folder.glob("model-*-of-*.safetensors"))[1].unlink()
+
+
+def pickle_weights(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    remove_weights(folder)
+
+
+def grow_the_model(folder: Path) -> None:
+    make_tiny_model(str(folder), ["another one"], hidden_size=128)
+
+
+def change_the_positions(folder: Path) -> None:
+    """Other rotations with the same shapes of weights."""
+    config = json.loads((folder / "config.json").read_text())
+    config["rope_parameters"]["rope_theta"] = 500.0
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def remove_everything(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (remove_everything, "no such folder"),
+        (remove_weights, "model.safetensors"),
+        (remove_config, "config.json"),
+        (truncate_config, "config.json"),
+        (drop_a_tensor, "missing_keys.*layers.1.mlp.up_proj"),
+        (add_a_tensor, "unexpected_keys.*layers.2.mlp.up_proj"),
+        (change_a_shape, "mismatched_keys.*layers.1.mlp.up_proj"),
+        (lose_a_shard, "could not be loaded"),
+        (pickle_weights, "model.safetensors"),
+        (grow_the_model, "hidden_size 128 instead of 64"),
+        (change_the_positions, "rope_parameters"),
+    ],
+)
+def test_a_damaged_folder_is_refused_and_the_old_weights_stay(
+    engine: Engine, other_weights: str, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    before = engine.generate([a_request()])
+    folder = tmp_path / "policy"
+    shutil.copytree(other_weights, folder)
+    damage(folder)
+    with pytest.raises(ModelError, match=f"(?s){message}"):
+        engine.load_weights(str(folder), 5)
+    assert engine.policy_version == 0
+    assert tokens_of(engine.generate([a_request()])) == tokens_of(before)
+
+
+@pytest.mark.parametrize("kept", [0, 7, 8, 1000, 100_000, -1])
+def test_weights_cut_off_anywhere_are_refused_and_the_old_ones_stay(
+    engine: Engine, other_weights: str, tmp_path: Path, kept: int
+) -> None:
+    before = engine.generate([a_request()])
+    folder = tmp_path / "policy"
+    shutil.copytree(other_weights, folder)
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:kept])
+    with pytest.raises(ModelError, match="could not be loaded"):
+        engine.load_weights(str(folder), 5)
+    assert engine.policy_version == 0
+    assert tokens_of(engine.generate([a_request()])) == tokens_of(before)
+
+
+def test_weights_in_use_do_not_change_with_the_folder_they_came_from(
+    engine: Engine, other_weights: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "policy"
+    shutil.copytree(other_weights, folder)
+    engine.load_weights(str(folder), 1)
+    before = tokens_of(engine.generate([a_request()]))
+    (folder / "model.safetensors").write_bytes(b"")
+    assert tokens_of(engine.generate([a_request()])) == before
+
+
+def test_an_empty_prompt_is_refused(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match=r"request 1: .* shape \(0,\)"):
+        engine.generate([a_request(), a_request(np.array([], dtype=np.int32))])
+
+
+@pytest.mark.parametrize("token", [-1, VOCABULARY])
+def test_a_prompt_with_a_token_that_the_model_does_not_know_is_refused(engine: Engine, token: int) -> None:
+    with pytest.raises(ConfigError, match=rf"{token}.* 0 to 63"):
+        engine.generate([a_request(np.array([4, token], dtype=np.int32))])
+
+
+def test_a_prompt_that_leaves_no_room_for_max_tokens_is_refused_with_the_numbers(engine: Engine) -> None:
+    assert engine.max_length == 512
+    prompt = np.full(500, 40, dtype=np.int32)
+    with pytest.raises(ConfigError, match=r"500 tokens and max_tokens 13 make 513, the model holds 512"):
+        engine.generate([a_request(prompt, max_tokens=13)])
+    [completion] = engine.generate([a_request(prompt, max_tokens=12)])
+    assert len(completion.tokens) <= 12

@@ -1,0 +1,90 @@
+"""What only the embedded engine promises; the rest is in test_engine.py."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from ludic.engines.engine import GenerationRequest, SamplingParams
+from ludic.engines.transformers_engine import TransformersEngine
+from ludic.errors import ConfigError, ModelError
+
+PROMPT = np.array([4, 46, 50, 47, 2, 5], dtype=np.int32)
+
+
+def requests(num: int, *, max_tokens: int = 8) -> list[GenerationRequest]:
+    params = SamplingParams(max_tokens=max_tokens)
+    return [GenerationRequest(prompt_tokens=PROMPT[: 1 + seed % 6], params=params, seed=seed) for seed in range(num)]
+
+
+def test_more_requests_than_max_batch_are_split_with_the_same_result(model_folder: str) -> None:
+    whole = TransformersEngine(model_folder, device="cpu").generate(requests(11))
+    split = TransformersEngine(model_folder, device="cpu", max_batch=4).generate(requests(11))
+    assert [c.tokens.tolist() for c in split] == [c.tokens.tolist() for c in whole]
+
+
+def test_padding_does_not_move_the_positions_of_a_model_that_learned_each_of_them(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=2, n_positions=24, bos_token_id=2, eos_token_id=2)
+    config.initializer_range = 0.3
+    torch.manual_seed(0)
+    GPT2LMHeadModel(config).save_pretrained(tmp_path)
+    engine = TransformersEngine(str(tmp_path), device="cpu")
+    # Prompts of 1 to 6 tokens; 6 + 18 is all that the table of positions holds.
+    together = engine.generate(requests(6, max_tokens=18))
+    alone = [engine.generate([request])[0] for request in requests(6, max_tokens=18)]
+    assert [c.tokens.tolist() for c in together] == [c.tokens.tolist() for c in alone]
+
+
+def test_max_batch_of_zero_is_refused(model_folder: str) -> None:
+    with pytest.raises(ConfigError, match="max_batch is 0"):
+        TransformersEngine(model_folder, max_batch=0)
+
+
+def test_a_folder_without_a_model_is_refused_at_the_start(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"could not be loaded.*model\.safetensors"):
+        TransformersEngine(str(tmp_path))
+
+
+def test_the_first_version_is_the_one_given(model_folder: str) -> None:
+    engine = TransformersEngine(model_folder, device="cpu", version=31)
+    [completion] = engine.generate(requests(1))
+    assert (engine.policy_version, completion.policy_version, completion.policy_version_last) == (31, 31, 31)
+
+
+def test_bfloat16_samples_with_float32_logprobs(model_folder: str) -> None:
+    engine = TransformersEngine(model_folder, device="cpu", dtype=torch.bfloat16)
+    reference = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16)
+    [completion] = engine.generate(requests(1, max_tokens=1))
+    with torch.inference_mode():
+        logits = reference(torch.from_numpy(PROMPT[:1].astype(np.int64))[None]).logits[0, -1].float()
+    expected = logits.log_softmax(dim=-1)[int(completion.tokens[0])]
+    assert completion.logprobs.dtype == np.float32
+    # bfloat16 holds 8 bits, so logits of some 5 are 0.02 apart; float32 afterwards loses nothing more.
+    assert completion.logprobs[0] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_the_first_weights_do_not_change_with_the_folder_they_came_from(model_folder: str, tmp_path: Path) -> None:
+    """A mapped file that shrinks would not even raise: it kills the process."""
+    shutil.copytree(model_folder, tmp_path / "policy")
+    engine = TransformersEngine(str(tmp_path / "policy"), device="cpu")
+    (tmp_path / "policy/model.safetensors").write_bytes(b"")
+    expected = TransformersEngine(model_folder, device="cpu").generate(requests(3))
+    assert [c.tokens.tolist() for c in engine.generate(requests(3))] == [c.tokens.tolist() for c in expected]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_diverged_are_an_error_that_names_the_version(
+    model_folder: str, tmp_path: Path, temperature: float
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    model.save_pretrained(tmp_path)
+    engine = TransformersEngine(model_folder, device="cpu")
+    engine.load_weights(str(tmp_path), 8)
+    request = GenerationRequest(prompt_tokens=PROMPT, params=SamplingParams(temperature=temperature), seed=0)
+    with pytest.raises(ModelError, match="weights of version 8 give NaN"):
+        engine.generate([request])

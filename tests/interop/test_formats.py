@@ -1,0 +1,329 @@
+"""Files of peers, and the rows that they become."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import peers
+import pytest
+
+import ludic
+from ludic.errors import ConfigError
+from ludic.interop.importing import ImportReport, import_file
+from ludic.interop.mapping import FIELDS, format_names, load_format
+from ludic.models.chat import load_tokenizer
+from ludic.records import Rollout
+from ludic.schema import arrow_schema, from_table
+from ludic.store import Root, RunConfig, list_files, read_columns
+
+Import = Callable[..., ImportReport]
+
+
+@pytest.fixture
+def root(tmp_path: Path, model_folder: str) -> Root:
+    run = RunConfig(model=model_folder, env=("cats",), temperature=0.9, max_tokens=32)
+    return Root.create(str(tmp_path / "run"), run)
+
+
+@pytest.fixture
+def bring_in(root: Root) -> Import:
+    """bring_in(path, "verl"): as `ludic import` does."""
+
+    def bring_in(path: Path, name: str) -> ImportReport:
+        model = root.run.model
+        mapping = load_format(name)
+        return import_file(
+            root, str(path), mapping, env_name=name, tokenizer=model, get_tokenizer=lambda: load_tokenizer(model)
+        )
+
+    return bring_in
+
+
+@pytest.fixture
+def encode(model_folder: str) -> Callable[[str], list[int]]:
+    tokenizer = load_tokenizer(model_folder)
+    return lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def rollouts_of(root: Root, folder: str = "rollouts") -> list[Rollout]:
+    """In the order of the file they came from."""
+    names = arrow_schema("rollouts").names
+    batches = [from_table(read_columns(root, file.name, names)) for file in list_files(root, None, folder)]
+    rollouts = [rollout for batch in batches for one in batch for group in one.groups for rollout in group.rollouts]
+    return sorted(rollouts, key=lambda rollout: (-rollout.request_index, rollout.segment_index))
+
+
+def groups_of(rollouts: Sequence[Rollout]) -> list[tuple[int, int]]:
+    """(number of the group, group_index) of each rollout, and that group_size is true."""
+    ids = list(dict.fromkeys(rollout.group_id for rollout in rollouts))
+    for rollout in rollouts:
+        assert rollout.group_size == len({r.episode_id for r in rollouts if r.group_id == rollout.group_id})
+    return [(ids.index(rollout.group_id), rollout.group_index) for rollout in rollouts]
+
+
+# --- verl ------------------------------------------------------------------------------------------------
+
+
+def test_verl_equal_prompts_of_a_step_are_a_group(root: Root, bring_in: Import, tmp_path: Path, encode):
+    other = "user\ncc\nassistant\n"
+    records = [
+        peers.verl_record("cc", 1.0, acc=True),
+        peers.verl_record("dd", 0.0, prompt=other, acc=False),
+        peers.verl_record("ee ff", 0.5, acc=False),
+    ]
+    report = bring_in(peers.write_verl(tmp_path, records), "verl")
+    first, second, third = rollouts_of(root)
+    assert groups_of([first, second, third]) == [(0, 0), (1, 0), (0, 1)]
+    assert [r.episode_reward for r in (first, second, third)] == [1.0, 0.0, 0.5]
+    assert first.prompt_tokens.tolist() == encode(peers.PROMPT)
+    assert third.response_tokens.tolist() == encode("ee ff")
+    assert third.token_rewards.tolist() == [0.0, 0.5]
+    assert (first.policy_version, first.env_name, first.temperature, first.max_tokens) == (3, "verl", 0.9, 32)
+    assert first.metadata == {"gts": "cc", "acc": "true", "logprobs": "absent"}
+    assert (report.num_groups, report.num_rollouts, report.num_without_logprobs) == (2, 3, 3)
+    assert report.kept_as_metadata == {"acc": 3, "gts": 3}
+
+
+def test_absent_logprobs_are_zeros_that_say_so_and_a_filter_drops_them(root: Root, bring_in: Import, tmp_path: Path):
+    bring_in(peers.write_verl(tmp_path, [peers.verl_record("cc", 1.0)]), "verl")
+    assert rollouts_of(root)[0].response_logprobs.tolist() == [0.0]
+    predicate = ludic.sql.load_filter("drop_absent_logprobs").text
+    assert ludic.connect(root).execute(f"select ({predicate}) from rollouts").fetchall() == [(True,)]  # noqa: S608
+
+
+# --- TRL -------------------------------------------------------------------------------------------------
+
+
+def test_trl_the_reward_is_the_sum_of_the_reward_columns(root: Root, bring_in: Import, tmp_path: Path):
+    columns = {
+        "prompt": [peers.PROMPT] * 3,
+        "completion": ["cc", "dd", "ee"],
+        "accuracy_reward": [1.0, 0.0, float("nan")],
+        "format_reward": [0.25, 0.5, float("nan")],
+        "answer": ["cc", "cc", "cc"],
+        "advantage": [0.7, -0.7, 0.0],
+    }
+    report = bring_in(peers.write_trl(tmp_path, columns), "trl")
+    rollouts = rollouts_of(root)
+    assert [r.episode_reward for r in rollouts] == [1.25, 0.5, None]
+    assert rollouts[0].reward_components == {"accuracy_reward": 1.0, "format_reward": 0.25}
+    assert rollouts[2].error == "the peer's record has no reward"
+    assert groups_of(rollouts) == [(0, 0), (0, 1), (0, 2)]
+    assert {r.policy_version for r in rollouts} == {20}
+    assert rollouts[0].metadata == {"advantage": "0.7", "answer": "cc", "logprobs": "absent"}
+    assert (report.num_unscored, report.kept_as_metadata) == (1, {"advantage": 3, "answer": 3})
+
+
+def test_trl_weights_of_a_mapping_choose_the_reward_columns(root: Root, bring_in: Import, tmp_path: Path):
+    mapping = tmp_path / "mine.toml"
+    mapping.write_text(
+        'container = "parquet"\n[fields]\nprompt = "prompt"\ncompletion = "completion"\npolicy_version = "step"\n'
+        'reward_components = "*"\n[reward_weights]\naccuracy_reward = 1.0\nformat_reward = 0.5\n'
+    )
+    columns = {"prompt": ["aa"], "completion": ["bb"], "accuracy_reward": [1.0], "format_reward": [0.5], "length": [7]}
+    bring_in(peers.write_trl(tmp_path, columns), str(mapping))
+    assert rollouts_of(root)[0].episode_reward == 1.25
+
+
+def test_a_table_without_a_column_that_the_format_needs_is_refused(bring_in: Import, tmp_path: Path):
+    path = peers.write_trl(tmp_path, {"prompt": ["aa"], "response": ["bb"]})
+    with pytest.raises(ConfigError, match="no column 'completion', which format trl reads as its completion; it has"):
+        bring_in(path, "trl")
+
+
+# --- OpenPipe ART ----------------------------------------------------------------------------------------
+
+
+def art_rows() -> list[dict[str, Any]]:
+    call = '[{"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{\\"at\\": \\"dd\\"}"}}]'
+    turns = [
+        peers.art_message("system", "aa"),
+        peers.art_message("user", "bb cc"),
+        peers.art_message("assistant", "dd", trainable=True, tool_calls=call),
+        peers.art_message("tool", "ee", tool_call_id="c1"),
+        peers.art_message("assistant", "ff gg", trainable=True),
+    ]
+    one_turn = [*turns[:2], peers.art_message("assistant", "hh", trainable=True)]
+    return [
+        {"group_index": 0, "trajectory_index": 0, "reward": 1.0, "metrics": '{"won": 1.0}', "messages": turns},
+        {"group_index": 0, "trajectory_index": 1, "reward": 0.0, "metadata": '{"seat": 2}', "messages": one_turn},
+        {"group_index": 1, "trajectory_index": 0, "reward": 0.5, "logs": ["x" * 300], "messages": one_turn},
+    ]
+
+
+@pytest.mark.parametrize("format_version", [1, 2])
+def test_art_conversations_become_transcripts_with_a_mask(
+    root: Root, bring_in: Import, tmp_path: Path, encode, format_version: int
+):
+    report = bring_in(peers.write_art(tmp_path, art_rows(), format_version=format_version), "art")
+    long, short, other = rollouts_of(root)
+    assert groups_of([long, short, other]) == [(0, 0), (0, 1), (1, 0)]
+    # The tiny template: "<|role|> content <eos>" a message, and "<|assistant|>" where the assistant is to speak.
+    assert long.prompt_tokens.tolist() == encode("<|system|> aa <eos><|user|> bb cc <eos><|assistant|>")
+    assert long.response_tokens.tolist() == encode("dd <eos><|tool|> ee <eos><|assistant|> ff gg <eos>")
+    assert long.action_mask is not None
+    assert long.action_mask.tolist() == [1, 1, 0, 0, 0, 0, 1, 1, 1]
+    assert [(step.start, step.end, step.action_target) for step in long.agent_steps] == [
+        (0, 2, "internal"),
+        (6, 9, "env"),
+    ]
+    assert long.messages[2].tool_calls[0].name == "look"
+    assert long.reward_components == {"won": 1.0}
+    assert short.action_mask is None
+    assert short.metadata == {"seat": "2", "logprobs": "absent"}
+    assert (long.policy_version, long.purpose, long.num_turns) == (7, "train", 2)
+    assert report.not_kept == {"logs": 1}
+
+
+def test_art_validation_trajectories_are_evals(root: Root, bring_in: Import, tmp_path: Path):
+    bring_in(peers.write_art(tmp_path, art_rows(), split="val"), "art")
+    assert rollouts_of(root) == []
+    assert [rollout.purpose for rollout in rollouts_of(root, "evals")] == ["eval"] * 3
+
+
+def test_art_a_trajectory_of_raw_exchanges_is_refused_by_its_row(bring_in: Import, tmp_path: Path):
+    rows = [*art_rows(), {"group_index": 2, "trajectory_index": 0, "reward": 1.0, "messages": None}]
+    report = bring_in(peers.write_art(tmp_path, rows, format_version=2), "art")
+    assert [(refusal.line, refusal.reason) for refusal in report.refused] == [(4, "has no messages")]
+
+
+# --- prime-rl --------------------------------------------------------------------------------------------
+
+
+def test_prime_rl_tokens_masks_and_logprobs_are_taken_as_they_are(root: Root, bring_in: Import, tmp_path: Path):
+    nodes = [
+        peers.trace_node("user", "aa bb", [5, 6, 7]),
+        peers.trace_node("assistant", "cc", [8, 20, 21], parent=0, num_sampled=2),
+        peers.trace_node("tool", "dd", [9, 9], parent=1, tool_call_id="c1"),
+        peers.trace_node("assistant", "ee", [8, 22], parent=2, num_sampled=1),
+    ]
+    rewards = {"correct": {"score": 1.0, "weight": 0.5}, "style": {"score": 0.25, "weight": 1.0}, "unscored": None}
+    report = bring_in(peers.write_prime_rl(tmp_path, [peers.episode([peers.trace(nodes, rewards)])]), "prime-rl")
+    (rollout,) = rollouts_of(root)
+    assert rollout.prompt_tokens.tolist() == [5, 6, 7, 8]
+    assert rollout.response_tokens.tolist() == [20, 21, 9, 9, 8, 22]
+    assert rollout.action_mask is not None
+    assert rollout.action_mask.tolist() == [1, 1, 0, 0, 0, 1]
+    assert rollout.response_logprobs.tolist() == [-0.5, -1.0, 0, 0, 0, -0.5]
+    assert [(step.start, step.end, step.finish_reason) for step in rollout.agent_steps] == [
+        (0, 2, "stop"),
+        (5, 6, "stop"),
+    ]
+    assert rollout.episode_reward == 0.75
+    assert rollout.reward_components == {"correct": 0.5, "style": 0.25}
+    assert (rollout.policy_version, rollout.policy_version_last) == (10, 11)
+    assert (rollout.env_name, rollout.env_example_id) == ("cats", "task-7")
+    assert (rollout.temperature, rollout.max_tokens, rollout.finish_reason) == (pytest.approx(0.7), 64, "stop")
+    assert report.num_without_logprobs == 0
+
+
+def test_prime_rl_what_branches_share_is_action_tokens_once(root: Root, bring_in: Import, tmp_path: Path):
+    nodes = [
+        peers.trace_node("user", "aa", [5]),
+        peers.trace_node("assistant", "bb", [20], parent=0, num_sampled=1),
+        peers.trace_node("user", "cc", [6], parent=1),
+        peers.trace_node("assistant", "dd", [21], parent=2, num_sampled=1),
+        peers.trace_node("user", "ee", [7], parent=1),
+        peers.trace_node("assistant", "ff", [22, 23], parent=4, num_sampled=2),
+    ]
+    traces = [peers.trace(nodes, {"r": {"score": 2.0}})]
+    bring_in(peers.write_prime_rl(tmp_path, [peers.episode(traces)]), "prime-rl")
+    first, second = rollouts_of(root)
+    assert (first.episode_id, first.segment_index, second.segment_index) == (second.episode_id, 0, 1)
+    assert (first.prompt_tokens.tolist(), first.response_tokens.tolist()) == ([5], [20, 6, 21])
+    # Token 20 is context here: the first branch trains it.
+    assert (second.prompt_tokens.tolist(), second.response_tokens.tolist()) == ([5, 20, 7], [22, 23])
+    assert [int(np.count_nonzero(r.token_rewards)) for r in (first, second)] == [0, 1]
+
+
+def test_prime_rl_rollouts_of_a_group_are_a_group_for_each_agent(root: Root, bring_in: Import, tmp_path: Path):
+    def of(agent: str, reward: float, *, trainable: bool = True) -> dict[str, Any]:
+        nodes = [
+            peers.trace_node("user", "aa", [5]),
+            peers.trace_node("assistant", "bb", [20], parent=0, num_sampled=1),
+        ]
+        described = {"config": {}, "name": agent, "trainable": trainable}
+        return peers.trace(nodes, {"r": {"score": reward}}, agent=described)
+
+    judge = of("judge", 0.0, trainable=False)
+    episodes = [peers.episode([of("solver", 1.0), of("critic", 0.5), judge]), peers.episode([of("solver", 0.0)])]
+    bring_in(peers.write_prime_rl(tmp_path, episodes), "prime-rl")
+    rollouts = rollouts_of(root)
+    assert [r.agent_id for r in rollouts] == ["solver", "critic", "solver"]
+    assert groups_of(rollouts) == [(0, 0), (1, 0), (0, 1)]
+
+
+def test_prime_rl_failures_are_errors_and_limits_are_truncations(root: Root, bring_in: Import, tmp_path: Path):
+    nodes = [
+        peers.trace_node("user", "aa", [5]),
+        peers.trace_node("assistant", "bb", [20], parent=0, num_sampled=1),
+    ]
+    error = {"type": "SandboxError", "message": "gone"}
+    failed = peers.trace(nodes, {"r": None}, ok=False, stop_condition="error", errors=[error])
+    limited = peers.trace(nodes, {"r": {"score": 1.0}}, stop_condition="max_turns")
+    nothing = peers.episode([], ok=False, errors=[{"type": "EnvError", "message": "no task"}])
+    report = bring_in(peers.write_prime_rl(tmp_path, [peers.episode([failed, limited]), nothing]), "prime-rl")
+    first, second = rollouts_of(root)
+    assert (first.error, first.episode_reward) == ("the trace is not ok: SandboxError: gone", None)
+    assert (second.truncated, second.truncation_reason, second.error) == (True, "max_steps", None)
+    assert report.refused[0].reason == "has no trace of an agent that is trained: EnvError: no task"
+
+
+def test_prime_rl_traces_without_tokens_are_rendered(root: Root, bring_in: Import, tmp_path: Path, encode):
+    nodes = [
+        peers.trace_node("user", "aa", []),
+        peers.trace_node("assistant", "bb", [], parent=0) | {"sampled": True},
+    ]
+    report = bring_in(
+        peers.write_prime_rl(tmp_path, [peers.episode([peers.trace(nodes, {"r": {"score": 1.0}})])]), "prime-rl"
+    )
+    assert rollouts_of(root)[0].response_tokens.tolist() == encode("bb <eos>")
+    assert report.num_without_logprobs == 1
+
+
+# --- JSON Lines and mappings -----------------------------------------------------------------------------
+
+
+def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Import, tmp_path: Path, encode):
+    messages = [{"role": "user", "content": "aa"}, {"role": "assistant", "content": "bb"}]
+    records = [
+        {"prompt_tokens": [5, 6], "response_tokens": [7, 8], "response_logprobs": [-1, -0.5], "episode_reward": 1},
+        {"messages": messages, "episode_reward": 0.5},
+        {"prompt": [messages[0]], "completion": "cc", "episode_reward": 0.25},
+    ]
+    bring_in(peers.write_lines(tmp_path / "mine.jsonl", records), "jsonl")
+    tokens, conversation, texts = rollouts_of(root)
+    assert tokens.response_logprobs.tolist() == [-1.0, -0.5]
+    assert "logprobs" not in tokens.metadata
+    assert conversation.response_tokens.tolist() == encode("bb <eos>")
+    assert texts.prompt_tokens.tolist() == encode("<|user|> aa <eos><|assistant|>")
+    assert texts.response_tokens.tolist() == encode("cc")
+
+
+@pytest.mark.parametrize("name", format_names())
+def test_every_format_says_what_its_fields_are_and_where_that_is_written(name: str):
+    mapping = load_format(name)
+    assert set(mapping.fields) <= set(FIELDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("container = 3", "container is 3, wanted jsonl or parquet"),
+        ('container = "jsonl"\n[fields]\npromt = "x"', "no field is called 'promt'; did you mean 'prompt'"),
+        ('container = "jsonl"\nfeilds = 1', "no entry is called 'feilds'; did you mean 'fields'"),
+        ('container = "jsonl"\npath = "("', "missing ), unterminated subpattern"),
+        ("container =", "Invalid value"),
+    ],
+)
+def test_a_mapping_that_says_something_else_is_refused_with_its_place(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=f"mine.toml: .*{message.replace('(', '[(]').replace(')', '[)]')}"):
+        load_format(str(path))
+
+
+def test_an_unknown_format_is_refused_with_the_nearest_name():
+    with pytest.raises(ConfigError, match="there is no format 'prime_rl'; did you mean prime-rl"):
+        load_format("prime_rl")

@@ -1,0 +1,46 @@
+"""A worker whose environment can't be interrupted is ended from outside, with the name of the call."""
+
+import signal
+import subprocess
+import sys
+
+from ludic.launch.guard import guarded
+
+HANGS = """
+import ctypes, sys
+from ludic.launch import guard
+guard._GRACE_S = 0.1
+with guard.guarded(0.1) as announce:
+    announce("reset"); announce("")
+    announce(sys.argv[1])
+    # PyDLL keeps Python's lock, so that no thread and no signal handler of this process runs again.
+    ctypes.PyDLL(None).sleep(1000)
+"""
+
+
+def test_a_worker_that_hangs_in_c_ends_with_the_name_of_the_call():
+    result = subprocess.run([sys.executable, "-c", HANGS, "score on\nexample 'a'"], capture_output=True, text=True)
+    assert result.returncode == -signal.SIGABRT
+    assert result.stderr == "ludic: score on example 'a' went on after 0.2 s, so this worker ends\n"
+
+
+def test_a_guard_ends_with_what_it_guards():
+    with guarded(0.1) as announce:
+        announce("score")
+        announce("")
+
+
+def test_a_guard_that_was_killed_is_missed_by_nobody():
+    script = """
+import os, signal, subprocess
+from ludic.launch.guard import guarded
+kept = []
+start = subprocess.Popen
+subprocess.Popen = lambda *args, **options: kept.append(start(*args, **options)) or kept[0]
+with guarded(60.0) as announce:
+    kept[0].kill(); kept[0].wait()
+    announce("score")
+print("went on")
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "went on\n"), result.stderr

@@ -1,0 +1,84 @@
+"""A process whose parent was killed stops, and ends where it can't stop; every process here is real."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from ludic.launch.process import LAUNCHER, SUPERVISED
+
+CHILD = """
+import sys, time
+from ludic.launch import process
+process._GRACE_S, process._POLL_S = 0.2, 0.05
+{patch}
+stop = process.stop_on_signals()
+print("ready", flush=True)
+{body}
+"""
+WAIT = "stop.wait(); print('stopped', flush=True)"
+LOOP = "while True: pass"
+ONLY_POLL = "process._ask_for_signal_when_parent_ends = lambda: None"
+ONLY_SIGNAL = "process._POLL_S = 1e6"
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], start_new_session=True)
+print(child.pid, flush=True)
+time.sleep(1000)
+"""
+
+
+def outlived(child: str, environment: dict[str, str]) -> str:
+    """Start a child in a process that is killed once the child is ready; what the child printed until its end."""
+    command = [sys.executable, "-c", PARENT, child]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | environment) as parent:
+        process = psutil.Process(int(parent.stdout.readline()))
+        assert parent.stdout.readline() == "ready\n"
+        parent.send_signal(signal.SIGKILL)
+        # The child holds the other end of the pipe: this returns when it has ended.
+        printed = parent.stdout.read()
+    gone, _ = psutil.wait_procs([process], timeout=30)
+    assert gone
+    return printed
+
+
+RANK = {"TORCHELASTIC_RUN_ID": "none"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("patch", [ONLY_SIGNAL, ONLY_POLL], ids=["signal", "poll"])
+def test_a_rank_stops_when_its_launcher_was_killed(patch):
+    if patch == ONLY_SIGNAL and sys.platform != "linux":
+        pytest.skip("prctl is Linux's")
+    assert outlived(CHILD.format(patch=patch, body=WAIT), RANK) == "stopped\n"
+
+
+@pytest.mark.slow
+def test_a_rank_in_an_endless_loop_ends_too():
+    assert outlived(CHILD.format(patch="", body=LOOP), RANK) == ""
+
+
+def test_a_rank_whose_launcher_was_gone_before_it_looked_stops():
+    environment = os.environ | RANK | {LAUNCHER: str(2**22)}
+    result = subprocess.run(
+        [sys.executable, "-c", CHILD.format(patch="", body=WAIT)], env=environment, capture_output=True, text=True
+    )
+    assert result.stdout == "ready\nstopped\n", result.stderr
+
+
+def test_a_child_of_ludic_run_in_an_endless_loop_ends_when_its_input_does():
+    command = [sys.executable, "-c", CHILD.format(patch="", body=LOOP)]
+    environment = os.environ | {SUPERVISED: "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:
+        _, errors = child.communicate(timeout=30)
+    assert (child.returncode, errors) == (1, "ludic: the parent process ended 0.2 s ago, so this one ends\n")
+
+
+def test_a_process_that_nobody_started_for_us_does_not_look_for_a_parent():
+    script = CHILD.format(patch="", body="time.sleep(0.5); print('lives', stop.is_set())")
+    result = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert result.stdout == "ready\nlives False\n"

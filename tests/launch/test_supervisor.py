@@ -1,0 +1,174 @@
+"""Processes that `ludic run` starts again: when, and when no more."""
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from ludic.cli.run import _was_replaced
+from ludic.launch.process import REPLACED
+from ludic.launch.supervisor import Child, ChildError, supervise
+from ludic.store.slots import claim_slot
+
+# Each life leaves a line; the worker ends at once, the trainer when the file `over` is there.
+LIFE = """
+import sys, time
+from pathlib import Path
+folder, name, code = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+with (folder / name).open("a") as lives:
+    lives.write("life\\n")
+while name == "trainer" and not (folder / "over").exists():
+    time.sleep(0.01)
+print("another worker took slot 0")
+sys.exit(code)
+"""
+
+
+def num_lives(folder: Path, name: str) -> int:
+    return len((folder / name).read_text().splitlines()) if (folder / name).exists() else 0
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Supervise a trainer, and a worker that another one has replaced, until a condition holds."""
+    monkeypatch.setattr("ludic.launch.supervisor._LOOK_EVERY_S", 0.2)
+    (tmp_path / "life.py").write_text(LIFE)
+
+    def child(name: str, code: int, **options) -> Child:
+        args = ["life", str(tmp_path), name, str(code)]
+        return Child(name=name, args=lambda: args, log=tmp_path / f"{name}.log", **options)
+
+    def run(is_free, until) -> None:
+        def tick() -> None:
+            if until():
+                (tmp_path / "over").touch()
+
+        trainer, worker = child("trainer", 0), child("worker", REPLACED, is_free=is_free)
+        supervise(trainer, [worker], environment={"PYTHONPATH": str(tmp_path)}, tick=tick)
+
+    return run
+
+
+def test_a_worker_that_was_replaced_is_not_started_while_the_other_lives(run, tmp_path: Path, caplog) -> None:
+    looks = []
+    run(is_free=lambda: looks.append(time.monotonic()), until=lambda: len(looks) >= 3)
+    assert num_lives(tmp_path, "worker") == 1
+    warnings = [record.message for record in caplog.records]
+    assert warnings == [
+        f"worker was replaced and waits: another worker took slot 0 ({tmp_path / 'worker.log'} has more)"
+    ]
+
+
+def test_it_is_started_again_as_often_as_the_part_gets_free(run, tmp_path: Path) -> None:
+    run(is_free=lambda: True, until=lambda: num_lives(tmp_path, "worker") >= 5)
+    assert num_lives(tmp_path, "worker") >= 5
+
+
+# --- Who dies alike ------------------------------------------------------------------------------------------
+
+# A life that ends with 1 and says why: `changing` differs from life to life, `alike` but for the time before it.
+FAILING = """
+import sys
+from pathlib import Path
+lives, words = Path(sys.argv[1]), sys.argv[2]
+with lives.open("a") as file:
+    file.write("life\\n")
+number = len(lives.read_text().splitlines())
+if words == "alike":
+    print(f"12:00:{number:02} ludic: the model has no head")
+elif words in ("changing", "reported"):
+    print(f"ludic: step {number} failed")
+if words == "reported":
+    print("Root Cause (first observed failure):\\n  traceback : To enable traceback see: https://pytorch.org\\n====")
+sys.exit(1)
+"""
+
+
+@pytest.fixture
+def fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Supervise one that fails, on a machine where no start is quick; returns how it ended and how often it lived."""
+    monkeypatch.setattr("ludic.launch.supervisor._QUICK_S", 0.0)
+    (tmp_path / "failing.py").write_text(FAILING)
+
+    def fail(words: str, most_lives: int = 5, **options) -> tuple[str, int]:
+        args = ["failing", str(tmp_path / "lives"), words]
+        child = Child(name="trainer", args=lambda: args, log=tmp_path / "trainer.log", **options)
+
+        def tick() -> None:
+            if num_lives(tmp_path, "lives") >= most_lives:
+                raise KeyboardInterrupt
+
+        with pytest.raises((ChildError, KeyboardInterrupt)) as ended:
+            supervise(child, [], environment={"PYTHONPATH": str(tmp_path)}, tick=tick)
+        return str(ended.value), num_lives(tmp_path, "lives")
+
+    return fail
+
+
+def test_three_deaths_with_equal_last_words_end_the_run_however_slow_the_machine(fail, tmp_path: Path) -> None:
+    message, lives = fail("alike")
+    assert message == (
+        "trainer died 3 times with the same last words: 12:00:03 ludic: the model has no head "
+        f"({tmp_path / 'trainer.log'} has more)"
+    )
+    assert lives == 3
+
+
+def test_a_life_that_says_nothing_does_not_repeat_the_words_of_the_one_before(fail, tmp_path: Path) -> None:
+    (tmp_path / "trainer.log").write_text("of another run\n")
+    message, lives = fail("nothing")
+    assert message.startswith("trainer died 3 times with the same last words: (no output)")
+    assert lives == 3
+
+
+def test_deaths_with_other_words_each_time_are_no_reason_to_stop(fail) -> None:
+    assert fail("changing")[1] >= 5
+
+
+def test_torchruns_report_below_the_reason_does_not_make_deaths_alike(fail, tmp_path: Path) -> None:
+    assert fail("reported")[1] >= 5
+    child = Child(name="trainer", args=list, log=tmp_path / "trainer.log")
+    assert child.last_words().startswith("ludic: step 5 failed (")
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("[rank0]: ValueError: no head\n  traceback : To enable\n====\n", "[rank0]: ValueError: no head"),
+        ("12:00:00 ludic: first\n12:00:01 ludic.store: retried\n", "12:00:00 ludic: first"),
+        ("ValueError: no head\n-----\n 12 \n", "ValueError: no head"),
+    ],
+)
+def test_the_last_words_are_the_line_that_says_why(tmp_path: Path, log: str, words: str) -> None:
+    path = tmp_path / "trainer.log"
+    path.write_text(log)
+    assert Child(name="trainer", args=list, log=path).last_words() == f"{words} ({path} has more)"
+
+
+def test_a_new_checkpoint_or_a_long_life_ends_a_row_of_deaths(fail, tmp_path: Path, monkeypatch) -> None:
+    assert fail("alike", progress=lambda: num_lives(tmp_path, "lives"))[1] >= 5
+    (tmp_path / "lives").unlink()
+    monkeypatch.setattr("ludic.launch.supervisor._HEALTHY_S", 0.0)
+    assert fail("alike")[1] >= 5
+
+
+def test_the_exit_status_of_a_replaced_worker_is_not_believed_without_a_newer_claim(fail, tmp_path: Path) -> None:
+    (tmp_path / "failing.py").write_text(f"{FAILING.replace('sys.exit(1)', f'sys.exit({REPLACED})')}")
+    message, lives = fail("alike", was_replaced=lambda pid: False)
+    assert message.startswith("trainer died 3 times")
+    assert lives == 3
+
+
+def test_a_worker_was_replaced_where_a_claim_follows_its_own(started, monkeypatch) -> None:
+    def claim(pid: int) -> None:
+        monkeypatch.setattr("ludic.store.slots.owner_name", lambda: f"{socket.gethostname()}-{pid}")
+        claim_slot(started, 0, f"w0-{pid}")
+
+    assert not _was_replaced(started, 0, 7)
+    claim(6)
+    assert not _was_replaced(started, 0, 7)
+    claim(7)
+    assert not _was_replaced(started, 0, 7)
+    claim(8)
+    assert _was_replaced(started, 0, 7)

@@ -1,0 +1,102 @@
+"""Conversations to prompt tokens and completions to text, with the tiny model's tokenizer."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ludic.errors import ModelError
+from ludic.models.chat import decode, load_tokenizer, render_prompt
+from ludic.records import Message, ToolCall
+
+
+@pytest.fixture
+def tokenizer(tokenizer_folder: str) -> Any:
+    return load_tokenizer(tokenizer_folder)
+
+
+def words(tokenizer: Any, tokens: np.ndarray) -> str:
+    return " ".join(tokenizer.convert_ids_to_tokens(tokens.tolist()))
+
+
+def test_a_prompt_is_the_template_applied_once_up_to_the_assistant(tokenizer: Any) -> None:
+    prompt = render_prompt(
+        tokenizer, [Message(role="system", content="do jumps"), Message(role="user", content="How many cats?")]
+    )
+    assert prompt.dtype == np.int32
+    assert prompt.ndim == 1
+    assert words(tokenizer, prompt) == "<|system|> do jumps <eos> <|user|> how many cats ? <eos> <|assistant|>"
+
+
+def test_special_tokens_are_not_added_around_the_template(tokenizer: Any) -> None:
+    """As for Llama, whose tokenizer adds a first token that its template already has."""
+    from tokenizers.processors import TemplateProcessing
+
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<eos> $A", special_tokens=[("<eos>", 2)])
+    assert words(tokenizer, np.array(tokenizer.encode("cats"))) == "<eos> cats"
+    prompt = render_prompt(tokenizer, [Message(role="user", content="cats")])
+    assert words(tokenizer, prompt) == "<|user|> cats <eos> <|assistant|>"
+
+
+def test_an_answered_conversation_extends_its_first_prompt(tokenizer: Any) -> None:
+    question = Message(role="user", content="how many cats?")
+    first = render_prompt(tokenizer, [question])
+    answer = Message(role="assistant", content="lazy cats")
+    second = render_prompt(tokenizer, [question, answer, Message(role="user", content="more")])
+    assert second[: len(first)].tolist() == first.tolist()
+    assert words(tokenizer, second[len(first) :]) == "lazy cats <eos> <|user|> more <eos> <|assistant|>"
+
+
+def test_names_and_tool_calls_reach_the_template_with_parsed_arguments(tokenizer: Any) -> None:
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.name }} {{ c.function.arguments.fox }} "
+        "{% endfor %}{{ m.name or '' }} {{ m.content }} {% endfor %}"
+    )
+    call = ToolCall(id="1", name="jumps", arguments='{"fox": 7}')
+    messages = [
+        Message(role="assistant", content="see", tool_calls=(call,)),
+        Message(role="tool", content="42", name="dog"),
+    ]
+    assert words(tokenizer, render_prompt(tokenizer, messages)) == "jumps 7 see dog 4 2"
+
+
+def test_arguments_that_are_no_json_reach_the_template_as_text(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}"
+    call = ToolCall(id="1", name="jumps", arguments="{fox")
+    messages = [Message(role="assistant", content="", tool_calls=(call,))]
+    assert words(tokenizer, render_prompt(tokenizer, messages)) == "{ fox"
+
+
+def test_a_tokenizer_without_a_chat_template_is_refused_with_advice(tokenizer: Any) -> None:
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match=r"no chat template.*chat_template\.jinja"):
+        render_prompt(tokenizer, [Message(role="user", content="cats")])
+
+
+def test_a_conversation_that_the_template_refuses_is_an_error_with_its_reason(tokenizer: Any) -> None:
+    tokenizer.chat_template = "{{ raise_exception('system comes first') }}"
+    with pytest.raises(ModelError, match="conversation of user, system: system comes first"):
+        render_prompt(tokenizer, [Message(role="user", content="cats"), Message(role="system", content="more")])
+
+
+def test_decoding_joins_words_and_leaves_special_tokens_out(tokenizer: Any) -> None:
+    tokens = np.array(
+        tokenizer.convert_tokens_to_ids(["<|assistant|>", "cats", "4", "2", "?", "<eos>"]), dtype=np.int32
+    )
+    assert decode(tokenizer, tokens) == "cats 4 2 ?"
+    assert decode(tokenizer, tokens[:0]) == ""
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer could not be loaded.*tokenizer\.json"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_half_written_tokenizer_is_refused(tokenizer_folder: str, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((Path(tokenizer_folder) / name).read_bytes())
+    data = (Path(tokenizer_folder) / "tokenizer.json").read_bytes()
+    (tmp_path / "tokenizer.json").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelError, match="tokenizer could not be loaded"):
+        load_tokenizer(str(tmp_path))

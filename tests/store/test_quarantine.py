@@ -1,0 +1,54 @@
+"""Broken files are set aside with their reason, on every filesystem, whatever was done before."""
+
+import pytest
+
+from ludic.store import Root
+from ludic.store.quarantine import list_quarantined, quarantine
+
+NAME = "rollouts/version=0/env=moar_cats/w0-3.parquet"
+
+
+@pytest.fixture
+def broken(root: Root) -> Root:
+    root.put(NAME, b"torn")
+    return root
+
+
+def test_a_file_that_is_set_aside_is_out_of_sight_and_keeps_its_content_and_the_reason(broken: Root):
+    assert quarantine(broken, NAME, "cut off") == f"set_aside/{NAME}"
+    assert not broken.exists(NAME)
+    assert broken.read(f"set_aside/{NAME}") == b"torn"
+    (found,) = list_quarantined(broken)
+    assert (found.name, found.reason, found.found_at[:2]) == (NAME, "cut off", "20")
+
+
+def test_setting_aside_twice_changes_nothing(broken: Root):
+    quarantine(broken, NAME, "cut off")
+    before = list_quarantined(broken)
+    assert quarantine(broken, NAME, "another reason") == f"set_aside/{NAME}"
+    assert list_quarantined(broken) == before
+
+
+def test_a_move_that_was_cut_short_is_finished_by_the_next(broken: Root):
+    # Killed between copy and delete, as on an object store: the file is in both places.
+    broken.put(f"set_aside/{NAME}.json", b"{half a no")
+    broken.put(f"set_aside/{NAME}", b"torn")
+    quarantine(broken, NAME, "cut off")
+    assert not broken.exists(NAME)
+    assert [found.reason for found in list_quarantined(broken)] == ["cut off"]
+
+
+def test_a_note_without_its_file_is_not_listed(root: Root):
+    root.put(f"set_aside/{NAME}.json", b"{}")
+    assert list_quarantined(root) == []
+
+
+def test_a_file_without_its_note_is_listed_without_a_reason(root: Root):
+    root.put(f"set_aside/{NAME}", b"torn")
+    assert [(found.name, found.reason) for found in list_quarantined(root)] == [(NAME, "")]
+
+
+def test_a_file_that_never_was_can_not_be_set_aside(root: Root):
+    with pytest.raises(FileNotFoundError, match=r"w0-3\.parquet"):
+        quarantine(root, NAME, "cut off")
+    assert root.list("set_aside") == []
