@@ -17,12 +17,15 @@ if TYPE_CHECKING:
         RolloutMetadata,
         ToolCall,
     )
+    from ludic.run import Run
+    from ludic.run import open_run as open
     from ludic.sql.connect import connect, refresh
     from ludic.sql.scan import scan
     from ludic.store.root import Root
     from ludic.store.run import RunConfig
 
 _HOMES = {
+    "Run": "ludic.run",
     "AgentStep": "ludic.records",
     "EnvironmentStep": "ludic.records",
     "Message": "ludic.records",
@@ -32,11 +35,15 @@ _HOMES = {
     "RolloutMetadata": "ludic.records",
     "ToolCall": "ludic.records",
     "connect": "ludic.sql.connect",
+    "open": "ludic.run",
     "refresh": "ludic.sql.connect",
     "scan": "ludic.sql.scan",
     "Root": "ludic.store.root",
     "RunConfig": "ludic.store.run",
 }
+
+_OWN_NAMES = {"open": "open_run"}
+"""Names there that would hide a built-in function."""
 
 __all__ = [
     "AgentStep",
@@ -47,9 +54,11 @@ __all__ = [
     "RolloutGroup",
     "RolloutMetadata",
     "Root",
+    "Run",
     "RunConfig",
     "ToolCall",
     "connect",
+    "open",
     "refresh",
     "scan",
 ]
@@ -58,7 +67,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_HOMES[name]), _OWN_NAMES.get(name, name))
 
 
 def __dir__() -> list[str]:
