@@ -249,6 +249,16 @@ def full_state_dict(model: PreTrainedModel, *, adapters_only: bool = False) -> d
     return {name: tensor for name, tensor in tensors.items() if is_adapter_weight(name) or not adapters_only}
 
 
+def detached(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return tensors that the next step does not change: clones those that off-loading did not copy.
+
+    These are all tensors of a model on the CPU, and AdamW's step counts, scalars that are always on the CPU.
+    """
+    return {
+        name: tensor.clone() if device.type == "cpu" or tensor.ndim == 0 else tensor for name, tensor in tensors.items()
+    }
+
+
 def save_weights(
     model: PreTrainedModel,
     state_dict: Mapping[str, Tensor],
