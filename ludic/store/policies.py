@@ -99,16 +99,22 @@ def publish_policy(
     save: writes a Hugging Face folder into an empty local folder. groups_per_worker: maps the claimed
     version to LatestPolicy.groups_per_worker. If either raises, LATEST is unchanged.
     """
-    version = _claim(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
-    with root.scratch_folder() as folder:
-        save(folder)
-        write_manifest(folder)
-        root.upload(folder, policy_folder(version), last="config.json")
+    version = claim_policy(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
+    write_policy(root, version, save)
     point_latest(root, LatestPolicy(version=version, groups_per_worker=groups_per_worker(version)))
     return version
 
 
-def _claim(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
+def write_policy(root: Root, version: int, save: Callable[[Path], None]) -> None:
+    """Write the weights of a claimed version, config.json last. save: see `publish_policy`."""
+    with root.scratch_folder() as folder:
+        save(folder)
+        write_manifest(folder)
+        root.upload(folder, policy_folder(version), last="config.json")
+
+
+def claim_policy(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
+    """Put policy.json of the next free version, and return the version."""
     newest = newest_version(root)
     version = 0 if newest is None else newest + 1
     while True:
