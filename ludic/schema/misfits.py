@@ -102,9 +102,10 @@ def _fit(values: Sequence[Any], field: pa.Field, path: str) -> bool:
 def _misfits(value: Any, field: pa.Field, path: str) -> Iterator[Misfit]:
     """Yield the misfits in one value of a column, or of a nested field."""
     type_, wanted = field.type, _python_types(field.type, path)
+    is_of_type = isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))
     if value is None and field.nullable:
         return
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+    if not is_of_type:
         yield path, f"is {shown(value)}, wanted {wanted[0].__name__}"
     elif pa.types.is_list(type_):
         for element in value:
