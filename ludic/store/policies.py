@@ -9,12 +9,12 @@ that LATEST names.
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ludic.errors import SchemaError
-from ludic.store.json_files import Count, decode_record, encode_json
+from ludic.store.json_files import Count, encode_record, read_record
 from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
 from ludic.store.names import parse_numbers
 from ludic.store.root import Root
@@ -50,14 +50,7 @@ def policy_folder(version: int) -> str:
 
 def latest_policy(root: Root) -> LatestPolicy | None:
     """Return the content of LATEST; None before the first publish. Raises SchemaError if the file can't be parsed."""
-    try:
-        return decode_record(root.read(LATEST), LatestPolicy)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise SchemaError(
-            f"{root.url}/{LATEST} does not name a policy: {error}; the next publication replaces it"
-        ) from error
+    return read_record(root, LATEST, LatestPolicy, "name of a policy", "the next publish replaces it")
 
 
 def newest_version(root: Root) -> int | None:
@@ -71,18 +64,12 @@ def newest_version(root: Root) -> int | None:
 
 def read_policy(root: Root, version: int) -> Policy | None:
     """Return the policy.json of a version; None if the version is not claimed. Raises SchemaError if it is broken."""
-    name = f"{policy_folder(version)}/policy.json"
-    try:
-        return decode_record(root.read(name), Policy)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise SchemaError(f"{root.url}/{name} is no policy.json that ludic can read: {error}") from error
+    return read_record(root, f"{policy_folder(version)}/policy.json", Policy, "policy.json")
 
 
 def point_latest(root: Root, latest: LatestPolicy) -> None:
     """Replace LATEST. Only the trainer that owns the root calls this."""
-    root.put(LATEST, encode_json(asdict(latest)))
+    root.put(LATEST, encode_record(latest))
 
 
 def publish_policy(
@@ -125,7 +112,7 @@ def claim_policy(root: Root, *, step: int, attempt_id: int, parent_version: int 
             parent_version=parent_version,
             created_at=datetime.now(UTC).isoformat(),
         )
-        if root.put_if_absent(f"{policy_folder(version)}/policy.json", encode_json(asdict(policy))):
+        if root.put_if_absent(f"{policy_folder(version)}/policy.json", encode_record(policy)):
             return version
         version += 1
 
