@@ -38,7 +38,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Use tiny sizes, to check that the benchmark works; the figures mean nothing.
     """
-    sizes = (8, 16, 256) if quick else (64, 1000, TrainConfig().micro_token_budget)
+    sizes = (8, 16, 256) if quick else (64, 1000, TrainConfig().max_tokens_per_micro_batch)
     rounds = 1 if quick else 3
     found = [{name: _in_a_process(name, *sizes) for name in CONTESTANTS} for _ in range(rounds)]
     ours = [results["packed"] for results in found]

@@ -50,7 +50,7 @@ def main(
             where=where,
             epochs=epochs,
             learning_rate=learning_rate,
-            truncate_ratio=2.0,
+            is_ratio_cap=2.0,
         )
     like = Root.open(replay if replay is not None else sources[0])
     opened = Root.create(root, like.run, like=like)

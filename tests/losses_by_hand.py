@@ -49,7 +49,7 @@ def loss_and_gradient(
     batch, logprobs = batch_of(*sequences, mask=mask, weight=weight, pair_ids=pair_ids)
     settings = with_bound(settings)
     if settings.get("objective") in PAIRED:
-        settings |= {"normalize_over": "sequences"}
+        settings |= {"loss_normalization": "sequences"}
         reference = [-1.0] * len(logprobs) if reference is None else reference
     settings |= {} if reference is None else {"reference": "base"}
     loss, sums = rl_loss(

@@ -225,7 +225,8 @@ def _policy(glance: Glance) -> str:
     text = f"version {glance.policy.version}, {age(max(0.0, age_s))} old"
     if not glance.steps or glance.steps[-1]["lag_mean"] is None:
         return text
-    return f"{text}; lag {glance.steps[-1]['lag_mean']:.1f} versions, at most {glance.steps[-1]['lag_max']}"
+    mean, largest = (glance.steps[-1][name] for name in ("lag_mean", "lag_max"))  # stored names
+    return f"{text}; off-policy steps {mean:.1f}, at most {largest}"
 
 
 def _checkpoint(glance: Glance) -> str:

@@ -36,8 +36,8 @@ class BatchStream:
         """Read the scalars of all sources.
 
         config: only settings that choose the content of batches are used: advantage, filters, where, selection,
-        sql_params, baseline_over, objective (for pairs), micro_token_budget, max_seq_len. groups_per_batch, seed: None
-        takes those of the first source's run.
+        sql_params, baseline_over, objective (for pairs), max_tokens_per_micro_batch, max_seq_len.
+        groups_per_batch, seed: None takes those of the first source's run.
 
         Raises ConfigError if there is nothing to train on, MissingRootError, StoreError, QueryError.
         """

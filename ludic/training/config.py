@@ -65,11 +65,11 @@ class TrainConfig:
     dual_clip: float | None = None
     """Lower bound of the objective at a negative advantage, as a multiple of that advantage (ppo_clip, gspo); above 1.
     None sets no bound."""
-    truncate_ratio: float | None = None
+    is_ratio_cap: float | None = None
     """Truncated importance sampling: largest importance weight (reinforce); None is off."""
-    mask_ratio: tuple[float, float] | None = None
+    is_ratio_bounds: tuple[float, float] | None = None
     """Mask tokens whose importance ratio is outside these two bounds (IcePop); None is off. Not for sft and pairs."""
-    mask_sequence_ratio: tuple[float, float] | None = None
+    is_sequence_ratio_bounds: tuple[float, float] | None = None
     """Mask sequences whose geometric mean of importance ratios is outside these two bounds; None is off. Not for sft
     and pairs."""
     mask_sequence_kl: float | None = None
@@ -98,15 +98,15 @@ class TrainConfig:
     """Weight of the odds-ratio term, added to the likelihood of the chosen side (orpo)."""
     whiten_advantages: bool = False
     """Scale advantages to mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
-    normalize_over: Literal["tokens", "sequences", "constant"] = "tokens"
+    loss_normalization: Literal["tokens", "sequences", "constant"] = "tokens"
     """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), or divide each sequence's sum
     by a constant (Dr. GRPO). For dpo, ipo and
     orpo, sequences means pairs."""
     constant_tokens: int | None = None
-    """Tokens that replace each sequence's length if normalize_over is constant; usually max_tokens."""
+    """Tokens that replace each sequence's length if loss_normalization is constant; usually max_tokens."""
     entropy_weight: float | None = None
-    """Weight of the policy's entropy, which is subtracted from the loss and averaged as normalize_over says; None is
-    off."""
+    """Weight of the policy's entropy, which is subtracted from the loss and averaged as loss_normalization says; None
+    is off."""
     reference: str | None = None
     """Folder, URL or Hugging Face id of the reference model or teacher, for reference_kl, dpo and ipo; None is off.
     With LoRA, the run's own model takes no extra memory."""
@@ -118,7 +118,7 @@ class TrainConfig:
     """Weight of the KL to the reference; None only measures it."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimator of the KL that kl_weight multiplies; see ludic.training.losses."""
-    kl_in: Literal["loss", "reward", "return"] = "loss"
+    kl_placement: Literal["loss", "reward", "return"] = "loss"
     """Add the KL to the loss, or subtract it from each token's advantage: the token's own KL (reward), or the sum from
     the token to the end (return)."""
 
@@ -135,7 +135,7 @@ class TrainConfig:
     max_grad_norm: float | None = 1.0
     """Clip gradients to this L2 norm; None does not clip."""
 
-    micro_token_budget: int = 16384
+    max_tokens_per_micro_batch: int = 16384
     """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass."""
     logprob_chunk_tokens: int = 1024
     """Tokens whose logits are in memory at once, in training and for the reference; each takes 4 bytes times the
@@ -175,7 +175,7 @@ class TrainConfig:
     """Maximum size of a file of saved weights, such as 500MB; larger weights are split into shards with an index."""
     keep_policies: int | None = 4
     """Number of newest published versions whose weights to keep; None keeps all."""
-    stall_limit_s: float | None = 1800.0
+    rollout_timeout_s: float | None = 1800.0
     """Seconds without new rollouts before the trainer stops with an error; None waits forever."""
     lease_s: float = LEASE_S
     """Seconds without a renewal of the lease after which another trainer may take over; renewed every third of it."""

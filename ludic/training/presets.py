@@ -24,9 +24,9 @@ DIALS = (
     "clip_low",
     "clip_high",
     "dual_clip",
-    "truncate_ratio",
-    "mask_ratio",
-    "mask_sequence_ratio",
+    "is_ratio_cap",
+    "is_ratio_bounds",
+    "is_sequence_ratio_bounds",
     "mask_sequence_kl",
     "log_ratio_weight",
     "ratio_level",
@@ -39,12 +39,12 @@ DIALS = (
     "dpo_beta",
     "orpo_weight",
     "whiten_advantages",
-    "normalize_over",
+    "loss_normalization",
     "constant_tokens",
     "entropy_weight",
     "kl_weight",
     "kl_estimator",
-    "kl_in",
+    "kl_placement",
 )
 """Settings that an algorithm decides; those missing in its file get TrainConfig's defaults. Every setting that a file
 names is listed here, so that a run that changes its algorithm keeps no setting of the earlier one."""

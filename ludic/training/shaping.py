@@ -27,7 +27,7 @@ def shape_advantages(
 
     references: (A,) logprobs of each micro-batch. device: device of the sums over ranks.
     """
-    if config.kl_weight is not None and config.kl_in == "return":
+    if config.kl_weight is not None and config.kl_placement == "return":
         estimate = KL_ESTIMATORS[config.kl_estimator]
         batches = [
             replace(

@@ -140,7 +140,7 @@ def _remedies(config: TrainConfig) -> list[str]:
     bounds = [name for name in BOUNDS.get(config.objective, ()) if name != "clip_low"]
     unused = [name for name in bounds if getattr(config, name) is None]
     if config.objective == "reinforce" and len(unused) < len(bounds):
-        unused = []  # truncate_ratio or mask_ratio alone bounds the ratio
+        unused = []  # is_ratio_cap or is_ratio_bounds alone bounds the ratio
     return [
         f"a learning_rate below {config.learning_rate:g}",
         *unused,

@@ -74,5 +74,5 @@ def test_the_six_queries_run(started: Root) -> None:
     assert all(tables)
     assert [row["rollouts"] for row in tables[1]] == [8, 8]
     assert [row["step"] for row in tables[4]] == [1, 2]
-    # Rollouts of version 0 alone: the first step has a lag of 0, the second of 1.
-    assert [row["lag"] for row in tables[5]] == [0, 1]
+    # Rollouts of version 0 alone: the first step has 0 off-policy steps, the second 1.
+    assert [row["off_policy_steps"] for row in tables[5]] == [0, 1]

@@ -301,7 +301,7 @@ def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) ->
 
 
 CLIPPED = {"objective": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "learning_rate": 0.25}
-WITH_KL = {"objective": "ppo_clip", "clip_high": 0.3, "reference": "first", "kl_weight": 0.5, "kl_in": "reward"}
+WITH_KL = {"objective": "ppo_clip", "clip_high": 0.3, "reference": "first", "kl_weight": 0.5, "kl_placement": "reward"}
 
 
 def resumed_with(folder: Path, before: Mapping[str, Any], *args: str) -> TrainConfig:
@@ -321,13 +321,44 @@ def test_an_objective_that_reads_them_keeps_the_settings_of_the_trainer_before(t
     assert resumed_with(tmp_path, CLIPPED, "--objective", "cispo") == TrainConfig(**CLIPPED | {"objective": "cispo"})
 
 
+def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) -> None:
+    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    root.put("attempts/1.json", Path(__file__).parents[1].joinpath("golden", "attempt-former-names.json").read_bytes())
+    earlier = train.earlier_settings(root.url, [])
+    settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier).train
+    assert settings == TrainConfig(
+        num_steps=40,
+        learning_rate=0.004,
+        objective="ppo_clip",
+        clip_high=0.28,
+        is_ratio_bounds=(0.5, 2.0),
+        is_sequence_ratio_bounds=(0.5, 2.0),
+        loss_normalization="sequences",
+        reference="first",
+        kl_weight=0.04,
+        kl_placement="reward",
+        rollout_timeout_s=60.0,
+        max_tokens_per_micro_batch=512,
+        lora_targets=("q_proj", "v_proj"),
+        lora_rank=8,
+        sql_params={"margin": 4},
+        device="cpu",
+    )
+
+
+def test_a_flag_of_an_older_version_names_its_successor(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_settings("here", "--stall-limit-s", "5")
+    assert "there is no option --stall-limit-s; did you mean --rollout-timeout-s?" in capsys.readouterr().err
+
+
 def test_no_kl_drops_how_it_was_used(tmp_path: Path) -> None:
     without = {name: value for name, value in WITH_KL.items() if not name.startswith("kl")}
     assert resumed_with(tmp_path, WITH_KL, "--kl_weight", "None") == TrainConfig(**without)
 
 
 def test_an_objective_of_a_preset_drops_what_it_ignores(tmp_path: Path) -> None:
-    settings = resumed_with(tmp_path, WITH_KL | {"mask_ratio": (0.5, 2.0)}, "--algorithm", "sft")
+    settings = resumed_with(tmp_path, WITH_KL | {"is_ratio_bounds": (0.5, 2.0)}, "--algorithm", "sft")
     assert settings == TrainConfig(**load_algorithm("sft"), reference="first")
 
 
@@ -341,12 +372,12 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
     distilled = train_settings(
         "here", "--algorithm", "distillation", "--reference", "teacher", "--learning-rate", "0.5"
     )
-    assert (distilled.kl_weight, distilled.kl_estimator, distilled.kl_in) == (1.0, "k1", "reward")
+    assert (distilled.kl_weight, distilled.kl_estimator, distilled.kl_placement) == (1.0, "k1", "reward")
     earlier = without_ignored(asdict(distilled))
     args = ["here", "--algorithm", "grpo"]
     settings = parse(train.Settings, args, program="ludic train", description="", earlier=earlier).train
     assert settings == TrainConfig(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)
-    assert (settings.kl_weight, settings.kl_estimator, settings.kl_in) == (None, "k3", "loss")
+    assert (settings.kl_weight, settings.kl_estimator, settings.kl_placement) == (None, "k3", "loss")
 
 
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def step_batches(step: int, *, in_pairs: bool = False) -> tuple[list[MicroBatch]
         sides = [{"pair_id": f"{i // 2}", "advantage": 1.0 - i % 2 * 2} for i in range(len(sequences))]
         sequences = [replace(s, **side) for s, side in zip(sequences, sides, strict=True)]
     lengths, pair_ids = np.array([s.num_tokens for s in sequences]), [s.pair_id for s in sequences]
-    plan = assign_pairs(lengths, pair_ids, num_ranks(), micro_token_budget=64)
+    plan = assign_pairs(lengths, pair_ids, num_ranks(), max_tokens_per_micro_batch=64)
     micro_batches = [pack([sequences[i] for i in indexes]) for indexes in plan[rank()]]
     return micro_batches, sum(s.num_action_tokens for s in sequences)
 

@@ -31,18 +31,23 @@ from ludic.training.step import train_step
 NUM_STEPS = 6
 # Bounds that cut some of the ratios, which lie within exp(-0.7) and exp(0.7).
 BOUNDS: dict[str, dict[str, Any]] = {
-    "reinforce": {"truncate_ratio": 1.1, "ratio_level": "sequence"},
+    "reinforce": {"is_ratio_cap": 1.1, "ratio_level": "sequence"},
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
     "vespo": {"mask_sequence_kl": 0.2, "log_ratio_weight": 0.1},
-    **{name: {"normalize_over": "sequences", "reference": "another seed"} for name in PAIRED},
+    **{name: {"loss_normalization": "sequences", "reference": "another seed"} for name in PAIRED},
 }
 
 NORMALISATIONS: dict[str, dict[str, Any]] = {
-    "sequences": {"normalize_over": "sequences"},
-    "constant": {"normalize_over": "constant", "constant_tokens": 20},
+    "sequences": {"loss_normalization": "sequences"},
+    "constant": {"loss_normalization": "constant", "constant_tokens": 20},
 }
 SHAPED: dict[str, dict[str, Any]] = {
-    "whitened returns": {"whiten_advantages": True, "reference": "another seed", "kl_weight": 0.1, "kl_in": "return"}
+    "whitened returns": {
+        "whiten_advantages": True,
+        "reference": "another seed",
+        "kl_weight": 0.1,
+        "kl_placement": "return",
+    }
 }
 
 

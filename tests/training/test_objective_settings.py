@@ -19,10 +19,10 @@ PROBES = {
     "clip_low": 0.3,
     "clip_high": 0.4,
     "dual_clip": 1.5,
-    "truncate_ratio": 1.1,
-    "mask_ratio": (0.9, 1.1),
+    "is_ratio_cap": 1.1,
+    "is_ratio_bounds": (0.9, 1.1),
     "ratio_level": "sequence",
-    "mask_sequence_ratio": (0.5, 1.5),
+    "is_sequence_ratio_bounds": (0.5, 1.5),
     "mask_sequence_kl": 0.1,
     "log_ratio_weight": 0.5,
     "whiten_advantages": True,
@@ -34,23 +34,23 @@ PROBES = {
     "sapo_tau_positive": 2.0,
     "sapo_tau_negative": 3.0,
     "dpo_beta": 0.7,
-    "normalize_over": "sequences",
+    "loss_normalization": "sequences",
     "constant_tokens": 7,
     "entropy_weight": 0.3,
     "kl_weight": 0.4,
     "kl_estimator": "k2",
-    "kl_in": "reward",
+    "kl_placement": "reward",
 }
 NOT_OF_THE_LOSS = {"objective", "reference", "reference_offload", "reference_cache"}
 # What a probe needs besides, wherever it is read.
 WITH = {
-    "constant_tokens": {"normalize_over": "constant"},
+    "constant_tokens": {"loss_normalization": "constant"},
     "kl_estimator": {"kl_weight": 0.2},
-    "kl_in": {"kl_weight": 0.2},
+    "kl_placement": {"kl_weight": 0.2},
 }
 BASE = {
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
-    **{name: {"normalize_over": "sequences"} for name in PAIRED},
+    **{name: {"loss_normalization": "sequences"} for name in PAIRED},
 }
 # Pairs take the mean over pairs.
 REFUSED_BESIDES = {(name, "constant_tokens") for name in PAIRED}
@@ -87,7 +87,7 @@ def loss_of(config: TrainConfig) -> float:
 
 def test_there_is_a_probe_for_each_setting_of_the_loss():
     names = [field.name for field in fields(TrainConfig)]
-    of_loss = names[names.index("objective") : names.index("kl_in") + 1]
+    of_loss = names[names.index("objective") : names.index("kl_placement") + 1]
     assert set(of_loss) - NOT_OF_THE_LOSS == set(PROBES)
 
 
@@ -100,7 +100,7 @@ def test_a_setting_changes_the_loss_of_an_objective_or_is_refused(objective, set
     if objective not in READ_BY.get(setting, OBJECTIVES) or (objective, setting) in REFUSED_BESIDES:
         with pytest.raises(ConfigError, match=objective):
             replace(base, **others, **probe)
-    elif setting != "normalize_over" or objective not in PAIRED:  # which is over sequences always
+    elif setting != "loss_normalization" or objective not in PAIRED:  # which is over sequences always
         without = replace(base, **others, **({setting: 1} if setting == "constant_tokens" else {}))
         assert loss_of(replace(base, **others, **probe)) != pytest.approx(loss_of(without), rel=1e-3)
 
@@ -116,7 +116,7 @@ def test_an_earlier_trainer_s_settings_are_taken_over_without_those_that_were_ig
         "dpo_beta": 0.5,
         "kl_weight": None,
         "kl_estimator": "k1",
-        "kl_in": "reward",
+        "kl_placement": "reward",
         "learning_rate": 0.5,
     }
     assert TrainConfig(**without_ignored(earlier)) == TrainConfig(
@@ -137,7 +137,7 @@ def test_vespo_wants_two_numbers(name, numbers):
         TrainConfig(objective="vespo", **{name: numbers})
 
 
-@pytest.mark.parametrize("name", ["mask_ratio", "mask_sequence_ratio"])
+@pytest.mark.parametrize("name", ["is_ratio_bounds", "is_sequence_ratio_bounds"])
 @pytest.mark.parametrize("bounds", [(), (0.5,), (0.5, 2.0, 3.0)])
 def test_a_mask_wants_two_bounds(name, bounds):
     with pytest.raises(ConfigError, match=rf"^{name} is \(.*\), wanted one bound from 0"):

@@ -83,7 +83,7 @@ def test_dpo_in_pairs_agrees_with_finite_differences():
     sides = ([1.1, 0.4], [1.0, 1.0]), ([2.0, 0.9, 0.3], [-1.0] * 3)
     batch, logprobs = batch_of(*sides, pair_ids=["p", "p"])
     reference = torch.linspace(-2, -0.5, 5, dtype=torch.float64)
-    config = TrainConfig(objective="dpo", normalize_over="sequences", reference="base")
+    config = TrainConfig(objective="dpo", loss_normalization="sequences", reference="base")
     counts = {"num_action_tokens": 5, "num_sequences": 1}
     assert torch.autograd.gradcheck(
         lambda x: rl_loss(x, batch, config, **counts, reference_logprobs=reference)[0], logprobs

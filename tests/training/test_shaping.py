@@ -11,7 +11,7 @@ from ludic.training.packing import TrainingSequence, pack
 from ludic.training.shaping import shape_advantages
 
 pytestmark = pytest.mark.usefixtures("mesh")
-KL = {"reference": "base", "kl_weight": 0.5, "kl_estimator": "k1", "kl_in": "return"}
+KL = {"reference": "base", "kl_weight": 0.5, "kl_estimator": "k1", "kl_placement": "return"}
 
 
 def sequence(sampler, advantage, mask=None):

@@ -118,7 +118,7 @@ def test_what_the_filters_dropped_is_not_read(new_root, plan_of):
 def test_two_ranks_share_the_sequences_of_one(new_root, plan_of):
     root = new_root()
     fill(root, num_files=1, num_turns=2)
-    plan, config = plan_of(root), train_config(micro_token_budget=64)
+    plan, config = plan_of(root), train_config(max_tokens_per_micro_batch=64)
     whole = read_share(root, config, plan, 0, 1)
     shares = [read_share(root, config, plan, rank, 2) for rank in (0, 1)]
     expected = sorted(token for micro_batch in whole.micro_batches for token in tokens_of(micro_batch))
@@ -240,7 +240,7 @@ def test_the_next_batch_is_read_before_it_is_asked_for(new_root, open_stream):
 
 
 def test_what_fails_in_the_background_is_raised_when_the_batch_is_asked_for(new_root, open_stream):
-    stream = open_stream(new_root(), stall_limit_s=0.1)
+    stream = open_stream(new_root(), rollout_timeout_s=0.1)
     threading.Event().wait(0.5)  # the plan has failed by now
     with pytest.raises(StalledError):
         stream.next_batch()
@@ -254,7 +254,7 @@ def test_a_stop_ends_the_wait_for_a_batch(new_root, open_stream):
 
 
 def test_a_stream_that_is_closed_gives_up_the_batch_in_the_making(new_root, open_stream):
-    stream = open_stream(new_root(), stall_limit_s=None)
+    stream = open_stream(new_root(), rollout_timeout_s=None)
     stream.close()  # would else wait for rollouts for ever
     assert "ludic-read" not in [thread.name for thread in threading.enumerate()]
 

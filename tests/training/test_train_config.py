@@ -21,7 +21,7 @@ def test_settings_are_there_before_torch_is():
 
 
 CLIPPING = ("ppo_clip", "cispo", "gspo", "gmpo")
-DPO = {"objective": "dpo", "normalize_over": "sequences", "reference": "base"}
+DPO = {"objective": "dpo", "loss_normalization": "sequences", "reference": "base"}
 
 
 @pytest.mark.parametrize(
@@ -41,25 +41,25 @@ DPO = {"objective": "dpo", "normalize_over": "sequences", "reference": "base"}
         ({"warmup_steps": 100, "num_steps": 100}, "warmup_steps is 100, wanted less than num_steps"),
         ({"betas": (0.9, 1.0)}, "betas is"),
         ({"kl_weight": 0.1}, "there is no reference"),
-        ({"truncate_ratio": 2.0, "objective": "ppo_clip"}, "set objective to reinforce"),
+        ({"is_ratio_cap": 2.0, "objective": "ppo_clip"}, "set objective to reinforce"),
         ({"clip_low": 0.2}, "clip_low is 0.2, which reinforce ignores; leave it out, or set objective to ppo_clip"),
-        ({"objective": "sft", "kl_in": "reward"}, "kl_in is reward, which sft ignores"),
+        ({"objective": "sft", "kl_placement": "reward"}, "kl_placement is reward, which sft ignores"),
         ({"objective": "sft", "ratio_level": "sequence"}, "ratio_level is sequence, which sft ignores"),
         ({"dpo_beta": 0.2}, "dpo_beta is 0.2, which reinforce ignores; leave it out, or set objective to dpo"),
         ({"kl_estimator": "k1"}, "kl_estimator is k1, but there is no kl_weight; set kl_weight, or leave it out"),
-        ({"kl_in": "reward"}, "kl_in is reward, but there is no kl_weight"),
+        ({"kl_placement": "reward"}, "kl_placement is reward, but there is no kl_weight"),
         *(({"objective": name}, f"objective is {name}, .* set clip_low or clip_high") for name in CLIPPING),
         ({"clip_low": 1.2, "objective": "cispo"}, "wanted at most 1"),
         ({"dual_clip": 1.0, "objective": "ppo_clip"}, "dual_clip is 1.0, wanted above 1"),
-        ({"mask_ratio": (1.5, 2.0)}, "mask_ratio is"),
-        ({"normalize_over": "constant"}, "set constant_tokens"),
-        ({"constant_tokens": 100}, "set constant_tokens with normalize_over constant"),
-        ({"truncate_ratio": float("nan")}, "truncate_ratio is nan"),
+        ({"is_ratio_bounds": (1.5, 2.0)}, "is_ratio_bounds is"),
+        ({"loss_normalization": "constant"}, "set constant_tokens"),
+        ({"constant_tokens": 100}, "set constant_tokens with loss_normalization constant"),
+        ({"is_ratio_cap": float("nan")}, "is_ratio_cap is nan"),
         ({"max_age_s": 0.0}, "max_age_s is 0.0, wanted a number above 0"),
         ({"sql_params": {"k": [1, 2]}}, r"sql_params has 'k' = \[1, 2\], wanted a number or a text"),
-        ({"objective": "dpo", "normalize_over": "sequences"}, "objective is dpo but there is no reference"),
-        ({**DPO, "normalize_over": "tokens"}, "normalize_over is tokens, and dpo takes the mean over pairs"),
-        ({**DPO, "kl_weight": 0.1, "kl_in": "reward"}, "kl_in is reward, which dpo ignores"),
+        ({"objective": "dpo", "loss_normalization": "sequences"}, "objective is dpo but there is no reference"),
+        ({**DPO, "loss_normalization": "tokens"}, "loss_normalization is tokens, and dpo takes the mean over pairs"),
+        ({**DPO, "kl_weight": 0.1, "kl_placement": "reward"}, "kl_placement is reward, which dpo ignores"),
         ({**DPO, "dpo_beta": 0.0}, "dpo_beta is 0.0"),
         ({"max_shard_size": "5"}, "max_shard_size is .5., wanted a size such as 500MB or 5GB"),
     ],
@@ -70,4 +70,4 @@ def test_a_setting_out_of_range_is_refused_by_name(settings, message):
 
 
 def test_what_is_off_is_none():
-    TrainConfig(max_off_policy_steps=None, max_grad_norm=None, checkpoint_every=None, stall_limit_s=None)
+    TrainConfig(max_off_policy_steps=None, max_grad_norm=None, checkpoint_every=None, rollout_timeout_s=None)

@@ -73,7 +73,7 @@ def rl_loss(
     if config.entropy_weight is not None:
         assert entropies is not None, "entropy_weight needs entropies"
         token_loss = token_loss - config.entropy_weight * entropies
-    if config.kl_weight is not None and config.kl_in == "loss":
+    if config.kl_weight is not None and config.kl_placement == "loss":
         assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
         token_loss = token_loss + config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference)
     share = batch.weights * token_shares(
@@ -103,8 +103,8 @@ def _apply_objective(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Te
 
 
 def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
-    """Subtract each token's weighted KL from its advantage, without gradient, if kl_in is reward."""
-    if config.kl_weight is None or config.kl_in != "reward":
+    """Subtract each token's weighted KL from its advantage, without gradient, if kl_placement is reward."""
+    if config.kl_weight is None or config.kl_placement != "reward":
         return terms
     assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
     penalty = config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference.detach())
@@ -113,7 +113,7 @@ def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
 
 def token_shares(terms: TokenTerms, config: TrainConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
     """Return (A,): the factor of each token's loss, so that the shares of a global batch add up to its mean."""
-    match config.normalize_over:
+    match config.loss_normalization:
         case "tokens":  # DAPO (arXiv 2503.14476), eq. 8: equal weight per token
             return torch.full_like(terms.log_ratio, 1 / num_action_tokens)
         case "sequences":  # GRPO (arXiv 2402.03300), eq. 3: equal weight per sequence

@@ -19,11 +19,11 @@ from ludic.training.losses.terms import TokenTerms
 def reinforce(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
     """Advantage times logprob, weighted by the importance ratio without gradient through it (Williams 1992).
 
-    With truncate_ratio it is truncated importance sampling (Ionides 2008). It also equals decoupled PPO (Hilton et al.
+    With is_ratio_cap it is truncated importance sampling (Ionides 2008). It also equals decoupled PPO (Hilton et al.
     2021, arXiv 2110.00641) if, as here, a batch makes one step: the proximal policy is the trainer's at that step.
     """
     ratio = level_ratio(terms, config)
-    weight = ratio if config.truncate_ratio is None else ratio.clamp(max=config.truncate_ratio)
+    weight = ratio if config.is_ratio_cap is None else ratio.clamp(max=config.is_ratio_cap)
     return weight * terms.logprobs * terms.advantages, weight != ratio
 
 
@@ -118,15 +118,15 @@ def vespo(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
 def masked_out(terms: TokenTerms, config: TrainConfig) -> Tensor:
     """Return (A,) bool: tokens whose objective is set to 0, because the policy moved too far from the sampler there.
 
-    mask_ratio: IcePop (arXiv 2510.18855). mask_sequence_ratio: geometric mean over the sequence, as in verl's
+    is_ratio_bounds: IcePop (arXiv 2510.18855). is_sequence_ratio_bounds: geometric mean over the sequence, as in verl's
     seq_mean_k1. mask_sequence_kl: sequences with a negative advantage, DeepSeek-V3.2 (arXiv 2512.02556).
     """
     out = torch.zeros_like(terms.mask)
     mean_log_ratio = terms.sequence_mean(terms.log_ratio.detach())
-    if config.mask_ratio is not None:
-        out = out | _is_outside(level_ratio(terms, config), config.mask_ratio)
-    if config.mask_sequence_ratio is not None:
-        out = out | _is_outside(mean_log_ratio.exp(), config.mask_sequence_ratio)
+    if config.is_ratio_bounds is not None:
+        out = out | _is_outside(level_ratio(terms, config), config.is_ratio_bounds)
+    if config.is_sequence_ratio_bounds is not None:
+        out = out | _is_outside(mean_log_ratio.exp(), config.is_sequence_ratio_bounds)
     if config.mask_sequence_kl is not None:
         out = out | ((terms.advantages < 0) & (-mean_log_ratio > config.mask_sequence_kl))
     return out & terms.mask
