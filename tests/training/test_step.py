@@ -30,7 +30,7 @@ def step(mesh, tiny_model):
             model,
             optimizer,
             micro_batches,
-            config=TrainConfig(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
+            config=TrainConfig.of(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
             num_action_tokens=num_action_tokens,
             num_ranks=1,
             learning_rate=0.1,
@@ -113,7 +113,7 @@ def mean_of(tiny_model, sequences, **settings):
         logprobs = reference_logprobs(tiny_model(), batch)
         of_reference = reference_logprobs(tiny_model(seed=1), batch)
         counts = {"num_action_tokens": 1, "num_sequences": 1}
-        config = TrainConfig(loss_normalization="sequences", reference="seed 1", **settings)
+        config = TrainConfig.of(loss_normalization="sequences", reference="seed 1", **settings)
         losses.append(rl_loss(logprobs, batch, config, **counts, reference_logprobs=of_reference)[0].item())
     return np.mean(losses)
 
