@@ -232,8 +232,9 @@ def test_an_algorithm_is_named_in_a_file_and_what_is_set_besides_overrules_it(tm
     path = tmp_path / "experiment.toml"
     path.write_text('algorithm = "dapo"\nclip_high = 0.4\n')
     settings = train_settings("here", "--config", str(path), "--filters", "drop_errors")
-    assert (settings.advantage, settings.objective) == ("grpo", "ppo_clip")
-    assert (settings.clip_low, settings.clip_high, settings.filters) == (0.2, 0.4, ("drop_errors",))
+    assert (settings.batch.advantage, settings.loss.objective) == ("grpo", "ppo_clip")
+    assert (settings.loss.clip_low, settings.loss.clip_high) == (0.2, 0.4)
+    assert settings.batch.filters == ("drop_errors",)
 
 
 def test_an_algorithm_among_the_flags_overrules_that_of_a_file(tmp_path: Path) -> None:
@@ -241,7 +242,7 @@ def test_an_algorithm_among_the_flags_overrules_that_of_a_file(tmp_path: Path) -
     path.write_text('algorithm = "dapo"\nlearning_rate = 0.5\n')
     for flags in (["--algorithm", "sft"], ["--algorithm=sft"]):
         settings = train_settings("here", "--config", str(path), *flags)
-        assert (settings.objective, settings.clip_low, settings.learning_rate) == ("sft", None, 0.5)
+        assert settings == TrainConfig.of(**load_algorithm("sft"), learning_rate=0.5)
 
 
 def test_an_unknown_algorithm_is_answered_with_a_close_one(tmp_path: Path) -> None:
@@ -372,12 +373,12 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
     distilled = train_settings(
         "here", "--algorithm", "distillation", "--reference", "teacher", "--learning-rate", "0.5"
     )
-    assert (distilled.kl_weight, distilled.kl_estimator, distilled.kl_placement) == (1.0, "k1", "reward")
+    assert (distilled.loss.kl_weight, distilled.loss.kl_estimator, distilled.loss.kl_placement) == (1.0, "k1", "reward")
     earlier = without_ignored(distilled.flat())
     args = ["here", "--algorithm", "grpo"]
     settings = parse(train.Settings, args, program="ludic train", description="", earlier=earlier).train
     assert settings == TrainConfig.of(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)
-    assert (settings.kl_weight, settings.kl_estimator, settings.kl_placement) == (None, "k3", "loss")
+    assert (settings.loss.kl_weight, settings.loss.kl_estimator, settings.loss.kl_placement) == (None, "k3", "loss")
 
 
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
