@@ -11,7 +11,6 @@ from ludic.errors import LudicError
 from ludic.fsck.code import check_code
 from ludic.fsck.compactions import check_compactions
 from ludic.fsck.model import check_model
-from ludic.fsck.notes import check_notes
 from ludic.fsck.tables import TABLES, check_file
 from ludic.fsck.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
@@ -80,7 +79,6 @@ def is_named(root: Root, name: str) -> bool:
             return bool(check_file(root, name).findings)
         findings = [
             *check_weights(root),
-            *check_notes(root),
             *check_code(root),
             *check_model(root),
             *check_compactions(root, []),

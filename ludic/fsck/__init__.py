@@ -12,7 +12,6 @@ from ludic.fsck.compactions import check_compactions, unfinished_compactions
 from ludic.fsck.data import check_data, note_data
 from ludic.fsck.findings import Finding, Report, meaning_of
 from ludic.fsck.model import check_model
-from ludic.fsck.notes import check_notes
 from ludic.fsck.repairs import delete_leftovers, set_broken_aside
 from ludic.fsck.rows import RowChecks
 from ludic.fsck.tables import TABLES, Checked, Footer, check_tables, first_names, read_footers
@@ -39,7 +38,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     moved = {finding.where for finding in repaired}
     rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
     findings += [*check_compactions(root, rollouts), *check_weights(root)]
-    findings += [*check_model(root), *check_notes(root), *check_code(root)]
+    findings += [*check_model(root), *check_code(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     findings += rows.finish()
     findings += check_data(root, unreadable, track)

@@ -15,7 +15,7 @@ from ludic.schema import arrow_schema, check_schema, rollouts_schema
 from ludic.store.digests import CheckedFile, Digests, parse_end, read_end
 from ludic.store.root import Root
 
-_UNREADABLE = (pa.ArrowException, OSError, ValueError)
+UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors that pyarrow raises for a broken file; ValueError, for example, for names in a damaged footer."""
 _sound: tuple[dict[bytes, bytes], pq.ParquetSchema] | None = None
 """Footer entries and schema of the last file that check_schema found sound."""
@@ -38,10 +38,11 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
     Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError
     when the filesystem fails: those two may pass, a broken file never mends.
     """
+    where = f"{root.url}/{name}"
     with root.explained(name), root.open_file(name) as source:
         try:
             # On a disk, reading column by column is faster than Arrow's threads; on a server it is slower.
-            where, ahead = f"{root.url}/{name}", not root.is_local
+            ahead = not root.is_local
             with open_checked(source, where, pre_buffer=ahead, parse=_parse_known) as (file, checked):
                 _check_schema(file, where)
                 if whole and checked is not None:
@@ -49,8 +50,14 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
                 yield file
         except (LudicError, FileNotFoundError):
             raise
-        except _UNREADABLE as error:
-            raise _why_unreadable(root, name, error) from error
+        except UNREADABLE as error:
+            if is_broken(root, name):
+                raise SchemaError(
+                    f"{where}: no Parquet file, or a broken one, of {source.seek(0, io.SEEK_END)} bytes "
+                    f"({in_a_line(error)}); "
+                    f"it is set aside; `ludic verify {root.url}` lists all such files"
+                ) from error
+            raise StoreError(f"{where}: {type(error).__name__}: {in_a_line(error)}") from error
 
 
 @contextmanager
@@ -94,7 +101,7 @@ def decode(data: bytes, where: str) -> pa.Table:
                 checked.check_rest()
     except SchemaError:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise SchemaError(
             f"{where}: no Parquet file, or a broken one, of {len(data)} bytes ({in_a_line(error)})"
         ) from error
@@ -130,22 +137,16 @@ def _check_schema(file: pq.ParquetFile, where: str) -> None:
         _sound = found
 
 
-def _why_unreadable(root: Root, name: str, error: Exception) -> LudicError:
-    """Return SchemaError for a broken file, StoreError for a failing network; pyarrow raises the same for both.
-
-    Reading the whole file from memory tells them apart.
-    """
+def is_broken(root: Root, name: str) -> bool:
+    """Return whether an unreadable file is broken, or only the network failed; pyarrow raises the same for both."""
     data = root.read(name)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         for row_group in range(file.num_row_groups):
             file.read_row_group(row_group)
-    except _UNREADABLE:
-        return SchemaError(
-            f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes ({in_a_line(error)}); "
-            f"it is set aside; `ludic verify {root.url}` lists all such files"
-        )
-    return StoreError(f"{root.url}/{name}: {type(error).__name__}: {in_a_line(error)}")
+    except UNREADABLE:
+        return True
+    return False
 
 
 def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
