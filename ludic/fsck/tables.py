@@ -91,7 +91,9 @@ def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[
 
 def read_footers(root: Root, folder: str, track: Track = untracked) -> list[Footer]:
     """Return size, number of rows and problem of each Parquet file of a folder of TABLES, reading only footers."""
-    sizes = {name: size for name, size in root.sizes(folder).items() if _is_table(name)}
+    sizes = {
+        name: size for name, size in root.sizes(folder).items() if name.endswith(".parquet") and _DELTA_LOG not in name
+    }
     with ThreadPoolExecutor(8) as pool:
         return list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), sizes), len(sizes), folder))
 
@@ -100,10 +102,6 @@ def ledger_place(name: str) -> tuple[int, int] | None:
     """Return attempt_id and step of a file of batches/; None for any other name."""
     match = _NAMES["batches"].fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
-
-
-def _is_table(name: str) -> bool:
-    return name.endswith(".parquet") and _DELTA_LOG not in name
 
 
 def _read_footer(root: Root, name: str, size_bytes: int) -> Footer:

@@ -184,7 +184,8 @@ class _Partition:
         if dry_run:
             self._sizes.setdefault(output, sum(self._sizes[file] for file in replaced))
         else:
-            _delete(self._root, [file.name for file in replaced])
+            with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+                list(pool.map(self._root.delete, [file.name for file in replaced]))
         for file in replaced:
             del self._sizes[file]
         for source in (here.keys() & set(sources)) - held:
@@ -264,8 +265,3 @@ class _Partition:
 
     def _sources(self) -> dict[Source, RolloutFile]:
         return {file.source: file for file in self._sizes if not file.is_compacted}
-
-
-def _delete(root: Root, names: Sequence[str]) -> None:
-    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
-        list(pool.map(root.delete, names))

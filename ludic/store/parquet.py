@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ludic.errors import LudicError, SchemaError, StoreError, in_a_line
-from ludic.schema import arrow_schema, check_schema, rollouts_schema
+from ludic.schema import arrow_schema, as_schema, check_schema, rollouts_schema
 from ludic.store.digests import CheckedFile, Digests, parse_end, read_end
 from ludic.store.root import Root
 
@@ -177,6 +177,18 @@ def read_columns(root: Root, name: str, columns: Sequence[str]) -> pa.Table:
         return read_row_groups(file, range(file.num_row_groups), columns, f"{root.url}/{name}", schema)
 
 
+def group_ranges(file: pq.ParquetFile, column: str = "group_id") -> list[tuple[str, str | None]]:
+    """Return bounds of the group_ids of each row group, from footer statistics; ("", None) if there are none.
+
+    column: another column of ids to look at.
+    """
+    # The ids are the first columns, and looking at all 48 takes as long as reading the footer.
+    index = next(index for index in range(len(file.schema)) if file.schema.column(index).path == column)
+    chunks = (file.metadata.row_group(number).column(index) for number in range(file.num_row_groups))
+    statistics = (chunk.statistics for chunk in chunks)
+    return [(s.min, s.max) if s is not None and s.has_min_max else ("", None) for s in statistics]
+
+
 def row_counts(file: pq.ParquetFile) -> np.ndarray:
     """Return the number of rows of each row group: (num_row_groups,) int64."""
     metadata = file.metadata
@@ -198,10 +210,7 @@ def read_row_groups(
     table = _read(file, list(row_groups), list(columns))
     check_text(table, where)
     wanted = pa.schema([(schema or arrow_schema("rollouts")).field(column) for column in columns])
-    found = dict(zip(table.column_names, table.columns, strict=True))
-    return pa.Table.from_arrays(
-        [_fit(found.get(field.name), field, table.num_rows, where) for field in wanted], schema=wanted
-    )
+    return as_schema(table, wanted, where)
 
 
 def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa.Table:
@@ -213,16 +222,3 @@ def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa
         if len(row_groups) == 1:
             raise
     return pa.concat_tables([_read(file, [row_group], columns) for row_group in row_groups])
-
-
-def _fit(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, where: str) -> pa.ChunkedArray:
-    if column is not None and column.null_count and not field.nullable:
-        raise SchemaError(f"{where}: column {field.name!r} has {column.null_count} nulls, wanted none")
-    return as_type(column, field.type, num_rows)
-
-
-def as_type(column: pa.ChunkedArray | None, type_: pa.DataType, num_rows: int) -> pa.ChunkedArray:
-    """Return a column in exactly this type; all nulls if the column is None."""
-    if column is None:
-        return pa.chunked_array([pa.nulls(num_rows, type_)])
-    return column if column.type == type_ else column.cast(type_)
