@@ -11,7 +11,6 @@ from ludic.errors import LudicError
 from ludic.maintenance.verify.code import check_code
 from ludic.maintenance.verify.compactions import check_compactions
 from ludic.maintenance.verify.model import check_model
-from ludic.maintenance.verify.notes import check_notes
 from ludic.maintenance.verify.tables import TABLES, check_file
 from ludic.maintenance.verify.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
@@ -80,7 +79,6 @@ def is_named(root: Root, name: str) -> bool:
             return bool(check_file(root, name).findings)
         findings = [
             *check_weights(root),
-            *check_notes(root),
             *check_code(root),
             *check_model(root),
             *check_compactions(root, []),

@@ -18,7 +18,7 @@ from ludic.cli.settings import last_value, take_option, to_flags
 from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.process import LAUNCHER, stop_on_signals
 from ludic.store import Root, newest_attempt_id, read_attempt
-from ludic.store.checkpoints import checkpoint_id_to_resume, checkpoint_ids
+from ludic.store.checkpoints import NOTHING_TO_RESUME, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.lease import newest_claim
 from ludic.training.config import TrainConfig
 from ludic.training.objective_settings import DECIDE_IGNORED, without_ignored
@@ -126,9 +126,7 @@ def open_resumable(url: str) -> Root:
     """Open a run that has a checkpoint. Raises MissingRootError, or ConfigError if there is no complete checkpoint."""
     root = Root.open(url, writable=True)
     if not last_step(root):
-        raise ConfigError(
-            f"{root.url} has no complete checkpoint to resume from; without --resume it starts from the first weights"
-        )
+        raise ConfigError(f"{root.url} {NOTHING_TO_RESUME}")
     return root
 
 

@@ -101,7 +101,7 @@ def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema
         elif name == "group_key":
             columns.append(_to_array([key for key, _ in rows], type_, name))
         elif name in extras:
-            columns.append(_extra_to_array([rollout.extra.get(name) for rollout in rollouts], type_, name))
+            columns.append(_to_array([rollout.extra.get(name) for rollout in rollouts], type_, name))
         elif name in tokens:
             offsets = _offsets(map(len, map(attrgetter(name), rollouts)), name)
             columns.append(pa.ListArray.from_arrays(offsets, tokens[name], type=type_))
@@ -159,12 +159,8 @@ def _read_groups(rows: Iterator[tuple[str, Rollout]]) -> Iterator[RolloutGroup]:
 
 def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
     """Convert Python values, one per row, to an Arrow array of exactly this type."""
-    if column in TOKEN_COLUMNS:
-        return _tokens_to_array(values, type_, column)
     if pa.types.is_list(type_):
-        offsets = _offsets(map(len, values), column)
-        elements = _to_array(list(chain.from_iterable(values)), type_.value_type, f"{column}[]")
-        return pa.ListArray.from_arrays(offsets, elements, type=type_)
+        return _lists_to_array(values, type_, column)
     if pa.types.is_map(type_):
         offsets = _offsets(map(len, values), column)
         keys = _to_array(list(chain.from_iterable(values)), type_.key_type, column)
@@ -202,15 +198,16 @@ def _steps_to_array(
     return pa.ListArray.from_arrays(_offsets(map(len, lists), column), elements, type=type_)
 
 
-def _extra_to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
-    """Convert values as _to_array does, for types whose lists may be null."""
-    if pa.types.is_list(type_):
-        offsets = _offsets((0 if value is None else len(value) for value in values), column)
-        present = chain.from_iterable(value for value in values if value is not None)
-        elements = _to_array(list(present), type_.value_type, column)
-        absent = pa.array([value is None for value in values], pa.bool_())
-        return pa.ListArray.from_arrays(offsets, elements, type=type_, mask=absent)
-    return _to_array(values, type_, column)
+def _lists_to_array(lists: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
+    """Convert lists of values, or arrays of numbers; a list may be None."""
+    present = [values for values in lists if values is not None]
+    if column in TOKEN_COLUMNS:
+        elements = join_tokens(present, column)
+    else:
+        elements = _to_array(list(chain.from_iterable(present)), type_.value_type, f"{column}[]")
+    absent = pa.array([values is None for values in lists], pa.bool_()) if len(present) < len(lists) else None
+    offsets = _offsets((0 if values is None else len(values) for values in lists), column)
+    return pa.ListArray.from_arrays(offsets, elements, type=type_, mask=absent)
 
 
 class _TooLargeError(Exception):
@@ -220,13 +217,6 @@ class _TooLargeError(Exception):
 def _check_size(count: int, column: str, unit: str) -> None:
     if count > _MAX_ELEMENTS:
         raise _TooLargeError(f"{column} holds {count} {unit}, at most {_MAX_ELEMENTS} fit in a row")
-
-
-def _tokens_to_array(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
-    offsets = _offsets((0 if array is None else len(array) for array in arrays), column)
-    present = [array for array in arrays if array is not None]
-    absent = pa.array([array is None for array in arrays], pa.bool_()) if len(present) < len(arrays) else None
-    return pa.ListArray.from_arrays(offsets, join_tokens(present, column), type=type_, mask=absent)
 
 
 def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:

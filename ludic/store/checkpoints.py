@@ -11,6 +11,8 @@ from ludic.store.root import Root
 MARKER = "checkpoint.json"
 """File put last: a checkpoint without it does not count."""
 _NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
+NOTHING_TO_RESUME = "has no complete checkpoint to resume from; without --resume it starts from the first weights"
+"""What an error says of a root without a checkpoint, after the root's URL."""
 
 
 def checkpoint_folder(place: CheckpointId) -> str:

@@ -24,7 +24,7 @@ from ludic.sql.code import describe_rules
 from ludic.sql.planner import Planner
 from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
 from ludic.store.attempts import newest_attempt, record_attempt
-from ludic.store.checkpoints import checkpoint_folder
+from ludic.store.checkpoints import NOTHING_TO_RESUME, checkpoint_folder
 from ludic.store.code import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.store.requests import recall_requests
@@ -73,9 +73,7 @@ def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
 
 def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
     if damaged is None:
-        return (
-            f"{root.url} has no complete checkpoint to resume from; without --resume it starts from the first weights"
-        )
+        return f"{root.url} {NOTHING_TO_RESUME}"
     return (
         f"{root.url}/{damaged.name} is damaged, and there is no sound checkpoint to resume from; "
         "put a sound copy in its place, or leave out --resume to train from the first weights"
