@@ -41,6 +41,8 @@ _IN_USE_S = 24 * 3600
 """Seconds that a replaced segment is kept after its last use, since a connection may still query it."""
 _FILES_KEY = b"ludic.files"
 _MANY_FILES = 1000
+_SAME = attrgetter("version"), attrgetter("env_name"), attrgetter("name")
+"""Values of a file that are columns of a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,15 +164,9 @@ def _own_columns(schema: pa.Schema) -> list[str]:
 
 def _with_address(small: SmallFiles, schema: pa.Schema) -> pa.Table:
     """Add the partition and the address to the rows of files that have one row group each."""
-    counts = small.row_counts
-    files = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
-    same = (
-        pa.array([value(file) for file in small.files]).take(files)
-        for value in (attrgetter("version"), attrgetter("env_name"), attrgetter("name"))
-    )
-    rows = np.arange(len(files)) - np.repeat(np.cumsum(counts) - counts, counts)
-    row_groups = pa.array(np.zeros(len(files), np.int32))
-    columns = [*small.table.columns, *same, row_groups, pa.array(rows, pa.int32())]
+    same = [small.column([value(file) for file in small.files]) for value in _SAME]
+    row_groups = pa.array(np.zeros(small.table.num_rows, np.int32))
+    columns = [*small.table.columns, *same, row_groups, pa.array(small.rows)]
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -198,7 +194,7 @@ def _read_file(root: Root, file: RolloutFile, schema: pa.Schema, scalars: Scalar
         return None
     rows = np.concatenate([np.arange(count, dtype=np.int32) for count in [*counts, 0]])
     row_groups = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    same = [pa.repeat(pa.scalar(value), table.num_rows) for value in (file.version, file.env_name, file.name)]
+    same = [pa.repeat(pa.scalar(value(file)), table.num_rows) for value in _SAME]
     return pa.Table.from_arrays([*table.columns, *same, pa.array(row_groups), pa.array(rows)], schema=schema)
 
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,8 +28,9 @@ MANY_FILES = 64
 
 _LARGEST_BYTES = 1 << 20
 """A larger file is not read whole. Opening a remote file fetches as much anyway."""
-_BATCH_FILES, _BATCH_BYTES = 1024, 64 << 20
-_LOCAL_READS, _REMOTE_READS = 2, 32
+_BATCH_BYTES = 16 << 20
+_LOCAL, _REMOTE = (2, 256), (32, 32)
+"""Number of threads, and of files that a thread reads at once: Polars keeps about one core busy."""
 # Thrift, in a footer just after the schema: num_rows, an i64, and the head of a list with one row group.
 _NUM_ROWS = re.compile(rb"\x16([\x80-\xff]*[\x00-\x7f])\x19\x1c", re.DOTALL)
 
@@ -41,6 +43,16 @@ class SmallFiles:
     row_counts: np.ndarray
     """(num_files,) int64, all positive."""
     table: pa.Table
+
+    def column(self, values: Sequence[Any]) -> pa.Array:
+        """Return a column with one of `values` in each row: that of the row's file. values: one for each file."""
+        return pa.array(values).take(pa.array(np.repeat(np.arange(len(self.files)), self.row_counts)))
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(num_rows,) int32: the index of each row in its file, and so in its row group."""
+        starts = np.cumsum(self.row_counts) - self.row_counts
+        return (np.arange(self.table.num_rows) - np.repeat(starts, self.row_counts)).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +67,22 @@ _Heads = Mapping[bytes, Sequence[bytes]]
 
 
 def read_small_files(root: Root, files: Sequence[RolloutFile], columns: Sequence[str]) -> Iterator[SmallFiles]:
-    """Yield columns of the files that one pass can read, in their order. files: of workers, not compacted.
+    """Yield columns of the files that one pass can read, in their order; none if a column is nested.
 
-    The columns have the types of the run's schema; a column that a file of an older schema lacks is null. Raises
-    StoreError if the filesystem fails.
+    The columns have the types of the run's schema; a column that a file of an older schema lacks is null. files: of
+    workers, not compacted. Raises StoreError if the filesystem fails.
     """
-    heads = _known_heads(root, files)
-    with ThreadPoolExecutor(_LOCAL_READS if root.is_local else _REMOTE_READS) as pool:
-        for start in range(0, len(files) if heads else 0, _BATCH_FILES):
-            loaded = pool.map(lambda file: _load(root, file, heads), files[start : start + _BATCH_FILES])
-            for batch in _bounded(content for content in loaded if content is not None):
-                table = _read(root, batch, columns)
-                if table is not None:
-                    counts = np.array([content.num_rows for content in batch], np.int64)
-                    yield SmallFiles([content.file for content in batch], counts, table)
+    schema = rollouts_schema(root.run.extra_columns)
+    wanted = pa.schema([schema.field(column) for column in columns])
+    heads = {} if any(map(pa.types.is_nested, wanted.types)) else _known_heads(root, files)
+    num_threads, most = _LOCAL if root.is_local else _REMOTE
+    batches = [files[start : start + most] for start in range(0, len(files) if heads else 0, most)]
+    with ThreadPoolExecutor(num_threads) as pool:
+        # A few batches at a time, so that results do not pile up in memory.
+        for start in range(0, len(batches), 2 * num_threads):
+            some = batches[start : start + 2 * num_threads]
+            for found in pool.map(lambda batch: list(_read_batch(root, batch, heads, wanted)), some):
+                yield from found
 
 
 def _known_heads(root: Root, files: Sequence[RolloutFile]) -> dict[bytes, list[bytes]]:
@@ -115,6 +129,15 @@ def _load(root: Root, file: RolloutFile, heads: _Heads) -> _Content | None:
     return _Content(file, data, num_rows) if is_known and num_rows else None
 
 
+def _read_batch(root: Root, files: Sequence[RolloutFile], heads: _Heads, wanted: pa.Schema) -> Iterator[SmallFiles]:
+    loaded = (_load(root, file, heads) for file in files)
+    for batch in _bounded(content for content in loaded if content is not None):
+        table = _parse(batch, wanted)
+        if table is not None:
+            counts = np.array([content.num_rows for content in batch], np.int64)
+            yield SmallFiles([content.file for content in batch], counts, table)
+
+
 def _bounded(contents: Iterator[_Content]) -> Iterator[list[_Content]]:
     """Split into batches of about _BATCH_BYTES at most."""
     batch: list[_Content] = []
@@ -129,11 +152,10 @@ def _bounded(contents: Iterator[_Content]) -> Iterator[list[_Content]]:
         yield batch
 
 
-def _read(root: Root, batch: Sequence[_Content], columns: Sequence[str]) -> pa.Table | None:
+def _parse(batch: Sequence[_Content], wanted: pa.Schema) -> pa.Table | None:
     """Return columns of all rows of a batch; returns None if a file has to be read on its own."""
     import polars as pl  # here, since a run of few files does not need it
 
-    wanted = pa.schema([rollouts_schema(root.run.extra_columns).field(column) for column in columns])
     empty = pl.from_arrow(wanted.empty_table())
     assert isinstance(empty, pl.DataFrame)
     try:

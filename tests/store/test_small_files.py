@@ -54,7 +54,8 @@ def read_names(root: Root, files: list[RolloutFile]) -> list[str]:
 def test_one_pass_reads_the_same_rows_as_a_read_of_each_file(root: Root, files: list[RolloutFile], monkeypatch) -> None:
     assert read_names(root, files) == [file.name for file in files]
     assert len(list(read_small_files(root, files, COLUMNS))) == 1
-    monkeypatch.setattr(module, "_BATCH_FILES", 5)
+    for name in ("_LOCAL", "_REMOTE"):
+        monkeypatch.setattr(module, name, (1, 5))
     assert [len(small.files) for small in read_small_files(root, files, COLUMNS)] == [5, 5, 2]
     monkeypatch.setattr(module, "_BATCH_BYTES", 1)
     assert [len(small.files) for small in read_small_files(root, files, COLUMNS)] == [1] * NUM_FILES
@@ -115,11 +116,11 @@ def test_a_large_file_is_left_out(root: Root, files: list[RolloutFile], monkeypa
 def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path), RunConfig(model="m", env=("moar_cats",), extra_columns={"x_judge": "string"}))
     newer = make_table(1).append_column(pa.field("x_judge", pa.string()), pa.array(["a", None, "b", "c"]))
-    for number, table in enumerate([make_table(0).drop_columns(["agent_id"]), newer]):
+    for number, table in enumerate([make_table(0).drop_columns(["finish_reason"]), newer]):
         root.put(file_of(number).name, encode(table))
     # The first, the middle and the last file show the schemas.
-    (small,) = read_small_files(root, [file_of(0), file_of(1), file_of(1)], ["agent_id", "x_judge"])
-    assert small.table.column("agent_id").to_pylist()[:4] == [None] * 4
+    (small,) = read_small_files(root, [file_of(0), file_of(1), file_of(1)], ["finish_reason", "x_judge"])
+    assert small.table.column("finish_reason").to_pylist()[:4] == [None] * 4
     assert small.table.column("x_judge").to_pylist() == [None] * 4 + ["a", None, "b", "c"] * 2
     unknown = dataclasses.replace(root, run=dataclasses.replace(root.run, extra_columns={}))
     assert len(list(read_small_files(unknown, [file_of(1)], COLUMNS))) == 1
