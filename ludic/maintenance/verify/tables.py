@@ -6,9 +6,10 @@ are in memory. A file counts as broken only if it can't be read from memory eith
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -89,13 +90,22 @@ def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[
         return list(track(pool.map(lambda name: check_file(root, name, rows), names), len(names), "files"))
 
 
-def read_footers(root: Root, folder: str, track: Track = untracked) -> list[Footer]:
-    """Return size, number of rows and problem of each Parquet file of a folder of TABLES, reading only footers."""
+def read_footers(
+    root: Root, folder: str, track: Track = untracked, *, known: Mapping[str, int] | None = None
+) -> list[Footer]:
+    """Return size, number of rows and problem of each Parquet file of a folder of TABLES, reading only footers.
+
+    known: number of rows, by name, of sound files whose footers need not be read.
+    """
     sizes = {
         name: size for name, size in root.sizes(folder).items() if name.endswith(".parquet") and _DELTA_LOG not in name
     }
+    known = known or {}
+    left = [name for name in sizes if name not in known]
     with ThreadPoolExecutor(8) as pool:
-        return list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), sizes), len(sizes), folder))
+        found = list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), left), len(left), folder))
+    found += [Footer(name=name, size_bytes=sizes[name], num_rows=known[name]) for name in sizes.keys() & known.keys()]
+    return sorted(found, key=attrgetter("name"))
 
 
 def ledger_place(name: str) -> tuple[int, int] | None:
