@@ -126,7 +126,9 @@ def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
 
 
 def _footers(root: Root, folder: str, track: Track) -> list[Footer]:
-    known = count_rows(root, folder) if folder in ("rollouts", "evals") else None
+    known = (
+        count_rows(root, "rollouts" if folder == "rollouts" else "evals") if folder in ("rollouts", "evals") else None
+    )
     return read_footers(root, folder, track, known=known)
 
 

@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from ludic.errors import LudicError
-from ludic.schema import rollouts_schema
+from ludic.schema import as_schema, rollouts_schema
 from ludic.schema.tables import TABLE_KEY, VERSION_KEY
 from ludic.store.digests import sound_footer
 from ludic.store.files import RolloutFile
-from ludic.store.parquet import as_type, open_parquet
+from ludic.store.parquet import open_parquet
 from ludic.store.root import Root
 
 MANY_FILES = 64
@@ -177,6 +177,4 @@ def _parse(batch: Sequence[_Content], wanted: pa.Schema) -> pa.Table | None:
         count and not field.nullable for count, field in zip(nulls, wanted, strict=True)
     ):
         return None
-    table = frame.to_arrow()
-    arrays = [as_type(table[field.name], field.type, table.num_rows) for field in wanted]
-    return pa.Table.from_arrays(arrays, schema=wanted)
+    return as_schema(frame.to_arrow(), wanted, "a scan of several files")

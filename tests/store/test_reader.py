@@ -539,7 +539,7 @@ def test_many_files_in_one_pass_are_delivered_as_one_by_one(root, put_file, next
     assert found.sort_by(order).equals(expected.sort_by(order))
     assert late[0] not in ids(found)
     assert late[1] in ids(found)
-    assert in_one_pass.set_aside.keys() == one_by_one.set_aside.keys() != set()
+    assert in_one_pass.broken_files.keys() == one_by_one.broken_files.keys() != set()
     assert in_one_pass.poll(None) is None
     for reader in (one_by_one, in_one_pass):
         reader.consume(found)
