@@ -68,10 +68,12 @@ def packed_attention(
     if cu_seq_lens_q is not None and max_length_q is not None and _has_kernel(query, value):
         # A window counts the tokens before: all (-1), or one fewer than the window, which counts the token itself.
         window = (-1 if sliding_window is None else sliding_window - 1, 0)
-        heads_last = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        bounds = (cu_seq_lens_q, cu_seq_lens_q, max_length_q, max_length_q)
-        is_grouped = query.shape[1] != key.shape[1]
-        output = varlen_attn(*heads_last, *bounds, scale=scaling, window_size=window, enable_gqa=is_grouped)
+        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+        ends, longest = cu_seq_lens_q, max_length_q
+        grouped = query.shape[1] != key.shape[1]
+        output = varlen_attn(
+            q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, enable_gqa=grouped
+        )
         assert isinstance(output, Tensor)  # a pair only where asked for
         return output[None], None
     lengths = attention_mask.flatten().tolist()
