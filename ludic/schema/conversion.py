@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC
 from functools import lru_cache
-from itertools import chain, groupby, pairwise, starmap
+from itertools import groupby, pairwise, starmap
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -106,7 +107,9 @@ def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema
             offsets = _offsets(map(len, map(attrgetter(name), rollouts)), name)
             columns.append(pa.ListArray.from_arrays(offsets, tokens[name], type=type_))
         elif name in REFERENCES:
-            columns.append(_steps_to_array(rollouts, places, type_, name))
+            steps = _to_builtins(list(map(attrgetter(name), rollouts)))
+            refer(steps, name, places)
+            columns.append(_to_array(steps, type_, name))
         else:
             columns.append(_to_array(list(map(attrgetter(name), rollouts)), type_, name))
     return pa.Table.from_arrays(columns, schema=schema)
@@ -159,55 +162,24 @@ def _read_groups(rows: Iterator[tuple[str, Rollout]]) -> Iterator[RolloutGroup]:
 
 def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
     """Convert Python values, one per row, to an Arrow array of exactly this type."""
-    if pa.types.is_list(type_):
-        return _lists_to_array(values, type_, column)
-    if pa.types.is_map(type_):
-        offsets = _offsets(map(len, values), column)
-        keys = _to_array(list(chain.from_iterable(values)), type_.key_type, column)
-        items = _to_array([item for value in values for item in value.values()], type_.item_type, column)
-        return pa.MapArray.from_arrays(offsets, keys, items, type=type_)
-    if pa.types.is_struct(type_):
-        children = [
-            _to_array(list(map(attrgetter(field.name), values)), field.type, f"{column}.{field.name}")
-            for field in type_
-        ]
-        return pa.StructArray.from_arrays(children, fields=list(type_))
-    if pa.types.is_string(type_):
+    if column in TOKEN_COLUMNS:
+        return _tokens_to_array(values, type_, column)
+    if pa.types.is_nested(type_) and column not in REFERENCES:
+        values = _to_builtins(values)
+    elif pa.types.is_string(type_):
         _check_size(sum(map(len, filter(None, values))), column, "bytes")
-    array = pa.array(values, type_)
+    try:
+        array = pa.array(values, type_)
+    except pa.ArrowCapacityError as error:
+        raise _TooLargeError(f"{column}: {error}") from error
     if isinstance(array, pa.ChunkedArray):  # a character may take up to four bytes
         raise _TooLargeError(f"{column} holds more than {_MAX_ELEMENTS} bytes")
     return array
 
 
-def _steps_to_array(
-    rollouts: Sequence[Rollout], places: Sequence[Mapping[str, int]], type_: pa.DataType, column: str
-) -> pa.Array:
-    """Convert steps as _to_array does, with references for texts that messages hold."""
-    lists = list(map(attrgetter(column), rollouts))
-    steps, stored = list(chain.from_iterable(lists)), refer(rollouts, column, places)
-    children = [
-        _to_array(
-            stored[field.name] if field.name in stored else list(map(attrgetter(field.name), steps)),
-            field.type,
-            f"{column}[].{field.name}",
-        )
-        for field in type_.value_type
-    ]
-    elements = pa.StructArray.from_arrays(children, fields=list(type_.value_type))
-    return pa.ListArray.from_arrays(_offsets(map(len, lists), column), elements, type=type_)
-
-
-def _lists_to_array(lists: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
-    """Convert lists of values, or arrays of numbers; a list may be None."""
-    present = [values for values in lists if values is not None]
-    if column in TOKEN_COLUMNS:
-        elements = join_tokens(present, column)
-    else:
-        elements = _to_array(list(chain.from_iterable(present)), type_.value_type, f"{column}[]")
-    absent = pa.array([values is None for values in lists], pa.bool_()) if len(present) < len(lists) else None
-    offsets = _offsets((0 if values is None else len(values) for values in lists), column)
-    return pa.ListArray.from_arrays(offsets, elements, type=type_, mask=absent)
+def _to_builtins(values: Any) -> Any:
+    """Return records as dictionaries, and numbers of NumPy as those of Python."""
+    return msgspec.to_builtins(values, enc_hook=lambda v: v.item() if isinstance(v, np.generic) else dict(v))
 
 
 class _TooLargeError(Exception):
@@ -217,6 +189,13 @@ class _TooLargeError(Exception):
 def _check_size(count: int, column: str, unit: str) -> None:
     if count > _MAX_ELEMENTS:
         raise _TooLargeError(f"{column} holds {count} {unit}, at most {_MAX_ELEMENTS} fit in a row")
+
+
+def _tokens_to_array(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
+    offsets = _offsets((0 if array is None else len(array) for array in arrays), column)
+    present = [array for array in arrays if array is not None]
+    absent = pa.array([array is None for array in arrays], pa.bool_()) if len(present) < len(arrays) else None
+    return pa.ListArray.from_arrays(offsets, join_tokens(present, column), type=type_, mask=absent)
 
 
 def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:
