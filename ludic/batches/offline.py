@@ -21,9 +21,9 @@ from ludic.schema import rollouts_schema
 from ludic.sql.code import describe_rules
 from ludic.sql.planner import ADDED, BatchRules, Planner
 from ludic.store import Cursor, RolloutReader, Root
+from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code import CodeRecord
 from ludic.store.ledger import effective_steps, recall_groups
-from ludic.training.checkpoint import CheckpointInfo
 from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
 

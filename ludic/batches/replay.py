@@ -19,9 +19,9 @@ from ludic.errors import ConfigError
 from ludic.models.first_model import same_model
 from ludic.store import Attempt, Cursor, Root, RunConfig, read_attempt, read_ledger
 from ludic.store.attempts import chain, newest_attempt, read_parent
+from ludic.store.checkpoints import CheckpointInfo, last_checkpoint
 from ludic.store.code import CodeRecord
 from ludic.store.ledger import effective_steps
-from ludic.training.checkpoint import CheckpointInfo, last_checkpoint
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
 from ludic.training.objective_settings import without_ignored
 

@@ -11,8 +11,8 @@ from ludic.batches.offline import OfflinePlans
 from ludic.batches.plans import Plan, PlanThread
 from ludic.batches.replay import ReplayPlans
 from ludic.store import Attempt, Root, write_ledger
+from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code import CodeRecord
-from ludic.training.checkpoint import CheckpointInfo
 from ludic.training.config import TrainConfig
 
 _MORE_THAN_ANY_BATCH = 2**31

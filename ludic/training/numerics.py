@@ -22,8 +22,8 @@ from ludic.batches.replay import attempts_to_replay
 from ludic.distributed import broadcast_bytes, is_main, num_ranks, rank, run_on_main
 from ludic.installed import LUDIC, installed_version
 from ludic.store import Root, read_attempt
+from ludic.store.checkpoints import CheckpointInfo
 from ludic.training.attention import PACKED_ATTENTION
-from ludic.training.checkpoint import CheckpointInfo
 from ludic.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)

@@ -24,12 +24,11 @@ from ludic.sql.code import describe_rules
 from ludic.sql.planner import Planner
 from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
 from ludic.store.attempts import newest_attempt, record_attempt
-from ludic.store.checkpoints import checkpoint_folder
+from ludic.store.checkpoints import CheckpointInfo, checkpoint_folder, checkpoint_to_resume, last_checkpoint
 from ludic.store.code import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.store.requests import recall_requests
 from ludic.store.troubles import find_training_troubles, warn_of_rows
-from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume, last_checkpoint
 from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher

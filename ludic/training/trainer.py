@@ -31,14 +31,9 @@ from ludic.store import (
     Root,
     check_not_fenced,
 )
+from ludic.store.checkpoints import prune_checkpoints
 from ludic.store.token_stats import TokenStatsLog
-from ludic.training.checkpoint import (
-    Snapshot,
-    load_checkpoint,
-    prune_checkpoints,
-    take_snapshot,
-    write_checkpoint,
-)
+from ludic.training.checkpoint import Snapshot, load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.loading import FirstModel, load_reference, load_trained
