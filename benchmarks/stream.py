@@ -32,8 +32,8 @@ import tyro
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch, with_own_requests
-from ludic.batches.plans import Plan
-from ludic.batches.stream import read_rank_batch
+from ludic.batches.reading import read_rank_batch
+from ludic.batches.source import Plan
 from ludic.records import Rollout, RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
@@ -77,12 +77,12 @@ def _print_bytes(mean_length: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, plan = _plan_skewed(Path(folder), mean_length)
         rows, whole = [], 0
-        read_rank_batch(root, CONFIG, plan, 0, 1)  # reads the files of lazy imports
+        read_rank_batch(root, CONFIG.batch, plan, 0, 1)  # reads the files of lazy imports
         for num_ranks in (1, 2, 4, 8):
             shares, size_bytes = [], 0
             for rank in range(num_ranks):
                 before = _bytes_read()
-                shares.append(read_rank_batch(root, CONFIG, plan, rank, num_ranks))
+                shares.append(read_rank_batch(root, CONFIG.batch, plan, rank, num_ranks))
                 size_bytes += _bytes_read() - before
             whole = whole or size_bytes
             uneven = shares[0].token_imbalance
@@ -110,7 +110,7 @@ def by_ludic(folder: Path, mean_length: int, *, num_files: int = NUM_FILES) -> L
     root, plan = _plan(folder, batches)
 
     def load() -> int:
-        return read_rank_batch(root, CONFIG, plan, 0, 1).num_action_tokens
+        return read_rank_batch(root, CONFIG.batch, plan, 0, 1).num_action_tokens
 
     return load
 

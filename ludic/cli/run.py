@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ludic.batches.online import batch_rules
+from ludic.batches.rules import batch_rules, names_in_root
 from ludic.cli import train
 from ludic.cli.code import prepare_code
 from ludic.cli.flags.code import CodeSettings
@@ -33,7 +33,6 @@ from ludic.store.code import environment_uses
 from ludic.store.lease import await_free, newest_claim
 from ludic.store.names import owner_name
 from ludic.store.slots import newest_slot_claim, read_slot_claim
-from ludic.training.code import names_in_root
 from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
 from ludic.user_files import NO_FILES, Files
 from ludic.viewer.live import open_view
@@ -109,7 +108,7 @@ def check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
 
 
 def _rules(config: RunConfig, train: TrainConfig) -> BatchRules:
-    return batch_rules(train, config.groups_per_batch, config.seed)
+    return batch_rules(train.batch, config.groups_per_batch, config.seed, pairs=train.trains_on_pairs)
 
 
 def check_settings(config: RunConfig, train: TrainConfig) -> None:

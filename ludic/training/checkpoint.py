@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.distributed import from_main, num_ranks, rank, run_on_main
+from ludic.distributed import bytes_from_main, from_main, num_ranks, rank
 from ludic.errors import ModelError, NameTakenError
 from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
 from ludic.store.checkpoints import MARKER, CheckpointInfo
@@ -128,7 +128,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
             _read_tensors(folder / "random.safetensors", where)  # here, before anything is changed
             return (folder / "random.safetensors").read_bytes()
 
-    random_states = run_on_main(read)
+    random_states = bytes_from_main(read)
     # With adapters, the other weights are those of the run's first model and are already loaded.
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not has_adapters(model))
     set_model_state_dict(model, weights, options=options)

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Literal
 
+from ludic.batches.config import BatchConfig
 from ludic.bounds import check_numbers
 from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError
-from ludic.training.objective_settings import Objective, check_objective
+from ludic.training.objective_settings import PAIRED, Objective, check_objective
 
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
 """Settings that select training on stored rollouts."""
@@ -208,6 +209,16 @@ class TrainConfig:
     def is_stored(self) -> bool:
         """Return whether training reads stored batches or rollouts instead of waiting for workers."""
         return self.offline or self.replay_batches is not None
+
+    @property
+    def batch(self) -> BatchConfig:
+        """Settings of batches."""
+        return BatchConfig(**{field.name: getattr(self, field.name) for field in fields(BatchConfig)})
+
+    @property
+    def trains_on_pairs(self) -> bool:
+        """Return whether the objective compares the two sides of pairs."""
+        return self.objective in PAIRED
 
     def _check_stored(self) -> None:
         if not self.offline and (self.sources or self.epochs):

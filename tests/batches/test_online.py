@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
+from ludic.batches.plans import Plan
 from tiny_runs import create_root, cursor_of_ledger, fill, ledger, query, train_config
 
 from ludic.batches.online import PlanFeed, batch_rules
-from ludic.batches.plans import Plan
 from ludic.errors import ConfigError, FencedError, StalledError
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, latest_policy, ledger_steps, read_ledger, start_attempt

@@ -3,10 +3,10 @@
 import pytest
 from tiny_runs import create_root, fill, final_weights, ledger, other_model, query, train_here, train_until_killed
 
-from ludic.batches.replay import replay_settings
 from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
 from ludic.sql import connect
+from ludic.training.replay_settings import replay_settings
 
 pytestmark = pytest.mark.slow
 

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileSystem
+from ludic.batches.plans import Plan
 from tiny_runs import fill, train_config
 
 from ludic.batches.online import PlanFeed, batch_rules
-from ludic.batches.plans import Plan
 from ludic.batches.stream import PlannedStream, read_rank_batch, read_sequences
 from ludic.errors import StalledError, StoreError
 from ludic.maintenance.compact import compact

@@ -25,11 +25,10 @@ from tiny_runs import (
 import ludic
 from ludic.errors import FencedError, NameTakenError, OwnedError
 from ludic.sql import run_checks
-from ludic.store import latest_policy, newest_attempt_id, start_attempt
+from ludic.store import checkpoints, latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints
 from ludic.store.lease import claim, read_lease
-from ludic.store import checkpoints
 from ludic.training import ownership
 from ludic.training.trainer import train
 
