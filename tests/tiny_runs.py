@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -116,12 +117,7 @@ def train_until_killed(root: Root, *, at_step: int, **settings: Any) -> None:
 def save_checkpoint(root: Root, model: PreTrainedModel, optimizer: Optimizer, **facts: Any) -> CheckpointInfo:
     """Take a snapshot and write it at once, on rank 0; every rank must call it."""
     snapshot = take_snapshot(model, optimizer, **facts)
-
-    def write() -> bytes:
-        write_checkpoint(root, snapshot)
-        return b""
-
-    run_on_main(write)
+    run_on_main(partial(write_checkpoint, root, snapshot))
     return snapshot.info
 
 

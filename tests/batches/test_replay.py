@@ -63,14 +63,6 @@ def test_after_compaction_too(new_root, trained):
     assert_same_weights(root, trained)
 
 
-def test_a_replay_that_was_killed_goes_on(new_root, trained):
-    root = new_root("again")
-    settings = replay_settings(trained.url) | {"replay_batches": trained.url}
-    train_until_killed(root, at_step=5, **settings)
-    train_here(root, **settings)
-    assert_same_weights(root, trained)
-
-
 def test_a_run_that_was_stopped_early_is_replayed_as_far_as_it_came(new_root):
     stopped, root = new_root("stopped"), new_root("again")
     fill(stopped, num_files=2)
