@@ -41,7 +41,7 @@ from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
 from ludic.store.encoding import encode
 from ludic.training.config import TrainConfig
 
-CONFIG = TrainConfig(micro_token_budget=16384)
+CONFIG = TrainConfig.of(max_tokens_per_micro_batch=16384)
 NUM_FILES, GROUPS, GROUP_SIZE = 4, 32, 8
 COLUMNS = {"prompt_tokens": np.int32, "response_tokens": np.int32, "response_logprobs": np.float32}
 _CALLS = 5
@@ -158,7 +158,7 @@ def by_peer(
     def load() -> int:
         rows = [row for file in files for row in loads(file.read_bytes())]
         lengths = [len(row["prompt_tokens"]) + len(row["response_tokens"]) for row in rows]
-        micro_batches = fill_padded(lengths, CONFIG.micro_token_budget)
+        micro_batches = fill_padded(lengths, CONFIG.batch.max_tokens_per_micro_batch)
         return sum(_pad([rows[index] for index in indexes]) for indexes in micro_batches)
 
     return load

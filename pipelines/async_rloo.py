@@ -1,7 +1,7 @@
 """Two workers sample while a trainer trains, three processes that share nothing but the root.
 
     python pipelines/async_rloo.py --root runs/async
-    ludic sql runs/async "select step, avg(lag), avg(episode_reward) from batches group by all order by all"
+    ludic sql runs/async "select step, avg(off_policy_steps), avg(episode_reward) from batches group by 1 order by 1"
 
 `ludic run` does the same and starts again whoever dies. Here a dead worker stays dead: the other one is asked for
 more. On another machine, `ludic worker ROOT` joins. Stopped, the same command goes on from the last checkpoint.
@@ -36,7 +36,7 @@ def main(root: str = "runs/async", model: str = "runs/async-model", num_steps: i
     if not Path(model).exists():
         make_tiny_model(model, WORDS)
     run = RunConfig(model=model, env=("moar_cats",), num_workers=num_workers, max_tokens=32, accept_incomplete=True)
-    config = TrainConfig(num_steps=num_steps, advantage="rloo", learning_rate=4e-3, schedule="linear")
+    config = TrainConfig.of(num_steps=num_steps, advantage="rloo", learning_rate=4e-3, schedule="linear")
     opened = Root.create(root, run)
     stop = stop_on_signals()
     processes = multiprocessing.get_context("spawn")

@@ -28,13 +28,13 @@ def main(root: str = "runs/collected", num_steps: int | None = None, learning_ra
         learning_rate: Of AdamW.
     """
     opened = Root.open(root, writable=True)
-    config = TrainConfig(
+    config = TrainConfig.of(
         num_steps=steps_in(opened) if num_steps is None else num_steps,
         learning_rate=learning_rate,
         # Every stored rollout counts, however old its weights; its importance ratio is capped instead.
         max_off_policy_steps=None,
-        truncate_ratio=2.0,
-        stall_limit_s=30.0,
+        is_ratio_cap=2.0,
+        rollout_timeout_s=30.0,
     )
     last_step = train(opened, config, stop_on_signals(), lambda step, row: print(f"step {step}  {describe_step(row)}"))
     print(f"trained to step {last_step}; {opened.url} holds the weights of every step")

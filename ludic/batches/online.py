@@ -65,7 +65,7 @@ class OnlineSource:
         """Wait until enough groups are pending; see Source."""
         self._is_fresh = False
         self._num_ready_groups = self._planner.num_pending_groups
-        wait, shortage = _Wait(self._config.stall_limit_s), None
+        wait, shortage = _Wait(self._config.rollout_timeout_s), None
         while not (self._stop.is_set() or self._is_closed):
             if self._poll(trainer_version) or shortage is None:
                 wait.heard_something()
@@ -135,7 +135,7 @@ class OnlineSource:
                 ) from self._failure
             raise StalledError(
                 f"{self._root.url}: step {step} waited {wait.idle_s:.0f} s without new rollouts; "
-                f"{shortage.describe()}; see that workers run, or raise stall_limit_s"
+                f"{shortage.describe()}; see that workers run, or raise rollout_timeout_s"
             )
         if wait.should_report():
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())

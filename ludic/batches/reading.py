@@ -64,7 +64,9 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
     lengths = _sum_columns(used, "prompt_length", "response_length")
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)
-    shares = assign_pairs(lengths, used["pair_id"].to_pylist(), num_ranks, config.micro_token_budget, _row_groups(used))
+    shares = assign_pairs(
+        lengths, used["pair_id"].to_pylist(), num_ranks, config.max_tokens_per_micro_batch, _row_groups(used)
+    )
     indexes = [sorted(chain.from_iterable(share)) for share in shares]
     reading_since = time.perf_counter()
     sequences, num_truncated = read_sequences(root, take_rows(used, indexes[rank])), 0

@@ -94,13 +94,13 @@ def train_config(num_steps: int) -> TrainConfig:
 
     The learning rate suits 100k parameters; without its decay the last steps overshoot.
     """
-    return TrainConfig(
+    return TrainConfig.of(
         num_steps=num_steps,
         learning_rate=4e-3,
         schedule="cosine",
-        truncate_ratio=2.0,
+        is_ratio_cap=2.0,
         # Attention cost grows with the square of the packed tokens: on a CPU, small micro-batches are faster.
-        micro_token_budget=512,
+        max_tokens_per_micro_batch=512,
         device="cpu",
         checkpoint_every=20,
     )
@@ -173,7 +173,7 @@ def program() -> str:
 def _print_next(console: Console, root: Root) -> None:
     best = run_query(connect(root), "select rollout_id from rollouts order by episode_reward desc limit 1")
     (rollout_id,) = best.column("rollout_id").to_pylist()
-    query = "select step, count(*), avg(episode_reward), avg(lag) from batches group by all order by all"
+    query = "select step, count(*), avg(episode_reward), avg(off_policy_steps) from batches group by all order by all"
     ludic = program()
     console.print("\nTry next:")
     for command in (

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.batches.rules import batch_rules, names_in_root
 from ludic.cli import train
 from ludic.cli.code import prepare_code
@@ -33,7 +34,7 @@ from ludic.store.code import environment_uses
 from ludic.store.lease import await_free, newest_claim
 from ludic.store.names import owner_name
 from ludic.store.slots import newest_slot_claim, read_slot_claim
-from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
+from ludic.training.config import TrainConfig
 from ludic.user_files import NO_FILES, Files
 from ludic.viewer.live import open_view
 from ludic.viewer.status import Watcher
@@ -108,12 +109,12 @@ def check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
 
 
 def _rules(config: RunConfig, train: TrainConfig) -> BatchRules:
-    return batch_rules(train.batch, config.groups_per_batch, config.seed, pairs=train.trains_on_pairs)
+    return batch_rules(train.batch, config.groups_per_batch, config.seed, pairs=train.loss.is_paired)
 
 
 def check_settings(config: RunConfig, train: TrainConfig) -> None:
     """Check the settings without running users' code. Raises ConfigError if the trainer reads stored rollouts."""
-    if train.is_stored:
+    if train.batch.is_stored:
         raise ConfigError("a run trains on what its workers sample; `ludic train` trains on what is stored")
 
 

@@ -12,12 +12,13 @@ sees that checkpoint. So a checkpoint that a successor resumes from is never del
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ludic.errors import FencedError, OwnedError, SchemaError
-from ludic.store.json_files import Count, decode_record, encode_json
+from ludic.errors import FencedError, OwnedError
+from ludic.renamed_settings import with_current_names
+from ludic.store.json_files import Count, encode_record, read_record
 from ludic.store.lease import Lease, claim, newest_claim, read_lease
 from ludic.store.names import parse_attempt_id
 from ludic.store.root import Root
@@ -98,7 +99,7 @@ def record_attempt(
         numerics=numerics,
         code=list(code),
     )
-    if not root.put_if_absent(attempt.name, encode_json(asdict(attempt))):
+    if not root.put_if_absent(attempt.name, encode_record(attempt)):
         raise FencedError(
             f"{root.url}/{attempt.name} exists with other content: another process trains as this attempt"
         )
@@ -111,15 +112,15 @@ def newest_attempt_id(root: Root) -> int:
 
 
 def read_attempt(root: Root, attempt_id: int) -> Attempt:
-    """Read an attempt, without fields that a newer ludic has added.
+    """Read an attempt, without fields that a newer ludic has added; settings of older versions get their current names.
 
     Raises FileNotFoundError if there is no such attempt, SchemaError if its file is broken.
     """
     name = f"attempts/{attempt_id}.json"
-    try:
-        return decode_record(root.read(name), Attempt)
-    except ValueError as error:
-        raise SchemaError(f"{root.url}/{name} is no attempt that ludic can read: {error}") from error
+    attempt = read_record(root, name, Attempt, "attempt")
+    if attempt is None:
+        raise FileNotFoundError(f"{root.url}/{name}")
+    return replace(attempt, config=with_current_names(attempt.config))
 
 
 def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:

@@ -38,7 +38,7 @@ from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_
 from ludic.store.checkpoints import MARKER, CheckpointInfo
 from ludic.store.manifest import check_copy, write_manifest
 from ludic.store.root import Root
-from ludic.training.model import full_state_dict, load_model, save_weights
+from ludic.training.model import detached, full_state_dict, load_model, save_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ def take_snapshot(
     return Snapshot(
         info=info,
         model=model,
-        weights=_detached(full_state_dict(model, adapters_only=has_adapters(model)), model.device),
-        moments=_detached(moments, model.device),
+        weights=detached(full_state_dict(model, adapters_only=has_adapters(model)), model.device),
+        moments=detached(moments, model.device),
         random_states=_gather_random_states(),
     )
 
@@ -134,16 +134,6 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
     set_model_state_dict(model, weights, options=options)
     _set_moments(model, optimizer, moments)
     _set_random_states(safetensors.torch.load(random_states))
-
-
-def _detached(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return tensors that the next step does not change: clones those that off-loading did not copy.
-
-    These are all tensors of a model on the CPU, and AdamW's step counts, scalars that are always on the CPU.
-    """
-    return {
-        name: tensor.clone() if device.type == "cpu" or tensor.ndim == 0 else tensor for name, tensor in tensors.items()
-    }
 
 
 def _sync(folder: Path) -> None:

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -86,7 +86,7 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> Sourc
     opened: list[Source] = []
 
     def open_() -> None:
-        batch, pairs = config.batch, config.trains_on_pairs
+        batch, pairs = config.batch, config.loss.is_paired
         if batch.offline:
             opened.append(OfflineSource(root, batch, pairs=pairs))
         elif batch.replay_batches is not None:
@@ -101,7 +101,7 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> Sourc
 def agree_on_steps(config: TrainConfig, source: Source | None, resumed: CheckpointInfo | None) -> TrainConfig:
     """Return the settings, with rank 0's number of steps if its source sets one."""
     num_steps = run_on_main(lambda: source.count_steps(resumed) if source else None)
-    return config if num_steps is None else replace(config, num_steps=num_steps)
+    return config if num_steps is None else config.replace(num_steps=num_steps)
 
 
 def agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | None) -> int | None:
@@ -141,7 +141,7 @@ def open_ownership(
     """
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
     with ExitStack() as stack:
-        sink = stack.enter_context(open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)))
+        sink = stack.enter_context(open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat()))
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         code = source.keep_code()
         _warn_of_bias(root.run)
@@ -156,11 +156,11 @@ def open_ownership(
         # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
         stack.enter_context(held(root, lease, on_fenced=stop.set, also=mend_latest))
         attempt, resumed = _take(root, config, lease, found, numerics, code)
-        publisher = Publisher(root, attempt, config.keep_policies)
+        publisher = Publisher(root, attempt, config.checkpoint.keep_policies)
         publishers.append(publisher)
         source.resume(resumed, publisher)
         log = stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id))))
-        warn = warn_of_rows(logger, partial(find_training_troubles, config=asdict(config)))
+        warn = warn_of_rows(logger, partial(find_training_troubles, config=config.flat()))
 
         def write_metrics(step: int, row: Mapping[str, Any]) -> None:
             log.write(attempt_id=attempt.attempt_id, step=step, **row)
@@ -199,7 +199,7 @@ def _take(
         )
     if previous:
         warn_of_other_code(previous.code, code, where=f"attempt {previous.attempt_id}")
-    attempt = record_attempt(root, lease, parent, asdict(config), numerics, code=to_dicts(code))
+    attempt = record_attempt(root, lease, parent, config.flat(), numerics, code=to_dicts(code))
     return attempt, resumed
 
 

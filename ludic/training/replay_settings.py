@@ -6,17 +6,17 @@ Reads that run's attempts/ and checkpoints/.
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.batches.replay import ReplaySource
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_model
 from ludic.store import Attempt, Root, RunConfig, read_attempt
 from ludic.store.attempts import chain, newest_attempt, read_parent
 from ludic.store.checkpoints import CheckpointInfo, last_checkpoint
-from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
+from ludic.training.config import TrainConfig
 from ludic.training.objective_settings import without_ignored
 
 _FREE = frozenset(
@@ -26,7 +26,15 @@ _FREE = frozenset(
         *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
         # Machine, files and logs.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
-        *("async_checkpoint", "keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
+        *(
+            "async_checkpoint",
+            "keep_policies",
+            "rollout_timeout_s",
+            "lease_s",
+            "log_to",
+            "max_shard_size",
+            "publish_lora",
+        ),
         *("reference_offload", "reference_cache", "keep_token_stats"),
     ]
 )
@@ -64,7 +72,7 @@ def open_replay(root: Root, config: TrainConfig, url: str) -> ReplaySource:
     last = _last_checkpoint(other)
     settings = _settings_of(other, last)
     theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
-    _check_same(other.url, settings | theirs, asdict(config) | mine, same_model(root, other))
+    _check_same(other.url, settings | theirs, config.flat() | mine, same_model(root, other))
     return ReplaySource(other, last, settings["num_steps"])
 
 
@@ -83,7 +91,7 @@ def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
 def _run_settings(run: RunConfig, config: TrainConfig) -> dict[str, Any]:
     """Settings of a run that weights depend on, once the batches are given."""
     # The seed draws the first weights of adapters.
-    return {"float32_head": run.float32_head} | ({} if config.lora_rank is None else {"seed": run.seed})
+    return {"float32_head": run.float32_head} | ({} if config.model.lora_rank is None else {"seed": run.seed})
 
 
 def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], models: str) -> None:

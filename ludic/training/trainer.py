@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.loading import FirstModel, load_reference, load_trained
 from ludic.training.metrics import step_metrics, trained_lengths
-from ludic.training.model import compute_dtype, full_state_dict, save_weights
+from ludic.training.model import compute_dtype, detached, full_state_dict, save_weights
 from ludic.training.numerics import agree_on_numerics
 from ludic.training.optimizer import learning_rate
 from ludic.training.ownership import (
@@ -81,7 +80,7 @@ def train(
     Raises OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError, TrainingError or ConfigError on
     every rank.
     """
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = config.model.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
@@ -207,7 +206,7 @@ class _Trainer:
         last_step: int,
         version: int,
     ) -> None:
-        """main: on rank 0 only. last_step: in the weights. version: newest published; -1 before the first."""
+        """main: on rank 0 only. last_step: in the weights. version: newest published, -1 before the first."""
         self._root, self._config = root, config
         self._model, self._optimizer, self._reference = model, optimizer, reference
         self._main, self.last_step, self._version = main, last_step, version
@@ -222,8 +221,9 @@ class _Trainer:
         self._token_stats_log = TokenStatsLog(root, rank()) if config.keep_token_stats else None
 
     def begin(self) -> None:
-        """Publish the weights that training starts from, and begin the first plan."""
+        """Publish the weights that training starts from, wait until workers can load them, and begin the first plan."""
         self.publish(self.last_step)
+        run_on_main(self._finish_publishing)
         if self.last_step < self._config.num_steps:
             self.stream.start_plan(self.last_step + 1, self._version)
 
@@ -259,44 +259,48 @@ class _Trainer:
             self.publish(step)
 
     def publish(self, step: int) -> None:
-        """Publish the current weights as the next version."""
-        weights = full_state_dict(self._model, adapters_only=self._config.publish_lora == "adapter")
+        """Begin to publish a copy of the current weights as the next version, after the version before is complete."""
+        run_on_main(self._finish_publishing)
+        adapters_only = self._config.model.publish_lora == "adapter"
+        weights = detached(full_state_dict(self._model, adapters_only=adapters_only), self._model.device)
         tokenizer = self._main.tokenizer if self._main else {}
 
         def save(folder: Path) -> None:
-            dtype, max_shard_size = compute_dtype(self._config), self._config.max_shard_size
+            dtype, max_shard_size = compute_dtype(self._config), self._config.checkpoint.max_shard_size
             save_weights(self._model, weights, folder, dtype=dtype, max_shard_size=max_shard_size)
             write_files(tokenizer, folder)
 
-        def publish() -> int:
+        def start() -> int:
             assert self._main is not None
             num_ready = self._main.source.count_ready_groups(self._main.publisher.version)
-            return self._main.publisher.publish(save, step=step, num_ready_groups=num_ready)
+            return self._main.publisher.start(save, step=step, num_ready_groups=num_ready)
 
-        self._version = run_on_main(publish)
+        self._version = run_on_main(start)
 
     def checkpoint_if_due(self, step: int, cursor: Mapping[str, Any]) -> None:
-        """Checkpoint `step` if it is due. Raises, on every rank, the error of the previous checkpoint if it failed."""
-        every = self._config.checkpoint_every
+        """Checkpoint `step` if it is due. Raises, on every rank, the error of a checkpoint or a publish that failed."""
+        every = self._config.checkpoint.checkpoint_every
         self._unsaved = (step, cursor)
         run_on_main(partial(self._finish_writing, wait=False))
         if every is not None and step % every == 0:
             self._checkpoint()
 
     def checkpoint_last(self) -> None:
-        """Checkpoint the last step if that is not done yet, and wait until it is complete.
+        """Checkpoint the last step if that is not done yet, and wait until it and the last version are complete.
 
         Raises FencedError if a newer attempt owns the root.
         """
         self._checkpoint()
         run_on_main(partial(self._finish_writing, wait=True))
+        run_on_main(self._finish_publishing)
 
     def close(self) -> None:
-        """Give up the next batch, and wait for a checkpoint that is being written; it is complete or invisible."""
-        try:
-            self.stream.close()
-        finally:
-            self._writer.shutdown(wait=True)
+        """Give up the next batch, and wait for files that are being written; they are complete or invisible."""
+        with ExitStack() as stack:
+            stack.callback(self._writer.shutdown, wait=True)
+            if self._main is not None:
+                stack.callback(self._main.publisher.close)
+            stack.callback(self.stream.close)
         if self._token_stats_log is not None:
             self._token_stats_log.close()
 
@@ -314,21 +318,30 @@ class _Trainer:
             step=step,
             policy_version=self._version,
             cursor=cursor,
-            config=asdict(self._config),
+            config=self._config.flat(),
         )
         if self._main is not None:
             self._writing = self._writer.submit(self._write, self._main, snapshot)
-        if not self._config.async_checkpoint:
+        if not self._config.checkpoint.async_checkpoint:
             run_on_main(partial(self._finish_writing, wait=True))
 
     def _write(self, main: Ownership, snapshot: Snapshot) -> None:
-        """Write and prune, in the writing thread: `prune_checkpoints` must read the claims after the marker is put."""
-        write_checkpoint(self._root, snapshot, max_shard_size=self._config.max_shard_size)
-        if self._config.keep_checkpoints is not None:
-            every = self._config.keep_checkpoints_every
-            prune_checkpoints(self._root, main.attempt, self._config.keep_checkpoints, every=every)
+        """Write and prune, in the writing thread: `prune_checkpoints` must read the claims after the marker is put.
+
+        Waits for the version that the checkpoint names.
+        """
+        main.publisher.finish()
+        write_checkpoint(self._root, snapshot, max_shard_size=self._config.checkpoint.max_shard_size)
+        if self._config.checkpoint.keep_checkpoints is not None:
+            every = self._config.checkpoint.keep_checkpoints_every
+            prune_checkpoints(self._root, main.attempt, self._config.checkpoint.keep_checkpoints, every=every)
+
+    def _finish_publishing(self, *, wait: bool = True) -> None:
+        assert self._main is not None
+        self._main.publisher.finish(wait=wait)
 
     def _finish_writing(self, *, wait: bool) -> None:
+        self._finish_publishing(wait=False)
         if self._writing is not None and (wait or self._writing.done()):
             writing, self._writing = self._writing, None
             writing.result()
@@ -344,7 +357,7 @@ class _Trainer:
     def _utilisation(self, batch: RankBatch, step_s: float) -> dict[str, float | None]:
         if self._cost is None:
             return {}
-        flops = step_flops(self._cost, *trained_lengths(batch.plan, self._config.max_seq_len))
+        flops = step_flops(self._cost, *trained_lengths(batch.plan, self._config.batch.max_seq_len))
         peak = self._peak_flops
         return {"model_flops": flops, "mfu": flops / (step_s * num_ranks() * peak) if peak else None}
 
@@ -352,7 +365,7 @@ class _Trainer:
         """Return whether `step` publishes; offline and in a replay only the last step does, as no worker waits."""
         if step == self._config.num_steps:
             return True
-        return not self._config.is_stored and step % self._root.run.steps_per_version == 0
+        return not self._config.batch.is_stored and step % self._root.run.steps_per_version == 0
 
     def _own_attempt(self) -> int:
         assert self._main is not None

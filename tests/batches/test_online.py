@@ -111,7 +111,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_source, be
     root = new_root()
     in_the_way = Path(root.at("rollouts"))
     in_the_way.write_text("I am no folder")
-    source, _ = open_source(root, stall_limit_s=60)
+    source, _ = open_source(root, rollout_timeout_s=60)
     plan = begin_plan(source, 1)
     while not caplog.records:
         time.sleep(0.01)
@@ -125,7 +125,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_source, be
 def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_its_error(new_root, open_source):
     root = new_root()
     Path(root.at("rollouts")).write_text("I am no folder")
-    source, _ = open_source(root, stall_limit_s=0.2)
+    source, _ = open_source(root, rollout_timeout_s=0.2)
     with pytest.raises(
         StalledError, match=r"step 1 waited 0 s .* store fails: .*/rollouts.*: .*a file stands where a folder"
     ):
@@ -134,7 +134,7 @@ def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_i
 
 def test_closing_ends_the_wait_and_leaves_the_callers_event_alone(new_root, open_source, begin_plan):
     root, stop = new_root(), threading.Event()
-    source, _ = open_source(root, stop=stop, stall_limit_s=None)
+    source, _ = open_source(root, stop=stop, rollout_timeout_s=None)
     plan = begin_plan(source, 1)
     source.close()
     assert plan.result() is None
@@ -145,7 +145,7 @@ def test_a_wait_over_the_stall_limit_names_the_filter_that_drops_most(new_root, 
     root = new_root()
     # Two groups without variance (8 rollouts), one with an episode that failed.
     fill(root, num_files=1, rewards=[[1.0] * 4, [0.5] * 4, [0.1, 0.2, 0.3, None]], num_groups=3)
-    source, _ = open_source(root, filters=("drop_zero_variance_groups",), stall_limit_s=0.2)
+    source, _ = open_source(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.2)
     with pytest.raises(
         StalledError, match=r"1 of 2 groups are ready; filters drop 9 of 12 .* drop_zero_variance_groups"
     ):
@@ -156,7 +156,7 @@ def test_workers_are_asked_for_more_when_all_that_was_asked_came_and_is_not_enou
     # groups_per_batch 2 and one batch ahead: 4 groups asked of the one worker; filters leave 1 of the 4.
     root = new_root()
     rewards = [[1.0] * 4, [0.5] * 4, [0.0] * 4, [0.1, 0.2, 0.3, 0.4]]
-    source, _ = open_source(root, filters=("drop_zero_variance_groups",), stall_limit_s=0.3)
+    source, _ = open_source(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.3)
     assert latest_policy(root).groups_per_worker == 4
     fill(root, num_files=1, rewards=rewards, num_groups=4)
     with pytest.raises(StalledError):
@@ -167,7 +167,7 @@ def test_workers_are_asked_for_more_when_all_that_was_asked_came_and_is_not_enou
 def test_nothing_more_is_asked_of_the_version_that_is_about_to_be_replaced(new_root, open_source):
     # 4 groups asked and delivered, 2 steps planned: the third waits for version 1, which will ask for what it needs.
     root = new_root()
-    source, publisher = open_source(root, stall_limit_s=0.3)
+    source, publisher = open_source(root, rollout_timeout_s=0.3)
     fill(root, num_files=1, groups_per_file=4)
     next_plan(source, 1), next_plan(source, 2)
     with pytest.raises(StalledError):
@@ -193,7 +193,7 @@ def test_what_an_earlier_trainer_left_counts_as_ready(new_root, open_source):
 
 def test_a_file_that_arrives_while_a_plan_waits_completes_it(new_root, open_source, begin_plan):
     root = new_root()
-    source, _ = open_source(root, stall_limit_s=60)
+    source, _ = open_source(root, rollout_timeout_s=60)
     plan = begin_plan(source, 1)
     groups = fill(root, num_files=2, groups_per_file=1)
     assert groups_of(plan.result()) == set(groups)

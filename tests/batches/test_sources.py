@@ -171,7 +171,7 @@ def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(runs, at_step):
 
 def test_a_plan_that_fails_in_the_background_is_raised_when_the_batch_is_asked_for(new_root, open_stream):
     root = new_root()
-    stream = open_stream(root, stall_limit_s=0.1)
+    stream = open_stream(root, rollout_timeout_s=0.1)
     threading.Event().wait(0.5)  # the plan has failed by now
     with pytest.raises(StalledError):
         stream.next_batch()
@@ -180,12 +180,12 @@ def test_a_plan_that_fails_in_the_background_is_raised_when_the_batch_is_asked_f
 
 def test_a_stop_ends_the_wait_for_a_batch(new_root, open_stream):
     stop = threading.Event()
-    stream = open_stream(new_root(), stop=stop, stall_limit_s=None)
+    stream = open_stream(new_root(), stop=stop, rollout_timeout_s=None)
     stop.set()
     assert stream.next_batch() is None
 
 
 def test_a_stream_that_is_closed_gives_up_the_batch_in_the_making(new_root, open_stream):
-    stream = open_stream(new_root(), stall_limit_s=None)
+    stream = open_stream(new_root(), rollout_timeout_s=None)
     stream.close()  # would else wait for rollouts for ever
     assert "ludic-batch" not in [thread.name for thread in threading.enumerate()]

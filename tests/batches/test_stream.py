@@ -95,9 +95,9 @@ def test_what_the_filters_dropped_is_not_read(new_root, plan_of):
 def test_two_ranks_share_the_sequences_of_one(new_root, plan_of):
     root = new_root()
     fill(root, num_files=1, num_turns=2)
-    plan, config = plan_of(root), train_config(micro_token_budget=64)
-    whole = read_rank_batch(root, config, plan, 0, 1)
-    shares = [read_rank_batch(root, config, plan, rank, 2) for rank in (0, 1)]
+    plan, config = plan_of(root), train_config(max_tokens_per_micro_batch=64)
+    whole = read_rank_batch(root, config.batch, plan, 0, 1)
+    shares = [read_rank_batch(root, config.batch, plan, rank, 2) for rank in (0, 1)]
     expected = sorted(token for micro_batch in whole.micro_batches for token in tokens_of(micro_batch))
     found = [token for share in shares for micro_batch in share.micro_batches for token in tokens_of(micro_batch)]
     assert sorted(found) == expected

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_models import whole
 
 from ludic.batches.packing import assign, pack
 from ludic.errors import TrainingError
@@ -24,19 +25,19 @@ def step(mesh, tiny_model):
         shard(model, mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         optimizer.register_step_pre_hook(
-            lambda *_: seen.update({n: p.grad.full_tensor().clone() for n, p in model.named_parameters()})
+            lambda *_: seen.update({n: whole(p.grad).clone() for n, p in model.named_parameters()})
         )
         metrics = train_step(
             model,
             optimizer,
             micro_batches,
-            config=TrainConfig(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
+            config=TrainConfig.of(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
             num_action_tokens=num_action_tokens,
             num_ranks=1,
             learning_rate=0.1,
             reference=reference,
         )
-        return metrics, seen, {n: p.full_tensor() for n, p in model.named_parameters()}
+        return metrics, seen, {n: whole(p) for n, p in model.named_parameters()}
 
     return run
 
@@ -95,13 +96,13 @@ def test_how_a_batch_is_split_into_micro_batches_does_not_matter(step, sequences
 def test_how_a_batch_is_split_does_not_matter_to_whitened_returns(step, tiny_model, sequences):
     some = sequences(6, 1)
     of_base = model_reference(tiny_model(seed=1), torch.device("cpu"))
-    settings = {"whiten_advantages": True, "kl_weight": 0.5, "kl_in": "return", "reference": of_base}
+    settings = {"whiten_advantages": True, "kl_weight": 0.5, "kl_placement": "return", "reference": of_base}
     settings["num_action_tokens"] = num_action_tokens(some)
     whole, expected, _ = step([pack(some)], **settings)
     split, gradients, _ = step([pack(some[:2]), pack(some[2:]), pack([])], **settings)
     assert split == pytest.approx(whole, rel=1e-5)
     assert_close(gradients, expected)
-    unshaped, _, _ = step([pack(some)], **settings | {"whiten_advantages": False, "kl_in": "loss"})
+    unshaped, _, _ = step([pack(some)], **settings | {"whiten_advantages": False, "kl_placement": "loss"})
     assert whole["loss"] != pytest.approx(unshaped["loss"], rel=1e-2)
 
 
@@ -113,7 +114,7 @@ def mean_of(tiny_model, sequences, **settings):
         logprobs = reference_logprobs(tiny_model(), batch)
         of_reference = reference_logprobs(tiny_model(seed=1), batch)
         counts = {"num_action_tokens": 1, "num_sequences": 1}
-        config = TrainConfig(normalize_over="sequences", reference="seed 1", **settings)
+        config = TrainConfig.of(loss_normalization="sequences", reference="seed 1", **settings)
         losses.append(rl_loss(logprobs, batch, config, **counts, reference_logprobs=of_reference)[0].item())
     return np.mean(losses)
 
@@ -123,7 +124,10 @@ def test_a_mean_over_sequences_counts_those_of_all_micro_batches(step, tiny_mode
     some = sequences(6, 1)
     parts = [pack(part) for part in (some[:4], some[4:])] if num_micro_batches == 2 else [pack(some)]
     parts.append(pack([]))  # as on a rank without a sequence
-    settings = {"normalize_over": "sequences", "reference": model_reference(tiny_model(seed=1), torch.device("cpu"))}
+    settings = {
+        "loss_normalization": "sequences",
+        "reference": model_reference(tiny_model(seed=1), torch.device("cpu")),
+    }
     metrics, _, _ = step(parts, num_action_tokens=num_action_tokens(some), **settings)
     assert metrics["loss"] == pytest.approx(mean_of(tiny_model, [[s] for s in some]), rel=1e-5)
 
@@ -132,7 +136,7 @@ def test_a_mean_over_pairs_counts_pairs(step, tiny_model, sequences):
     sides = [replace(s, pair_id=f"{i % 3}", advantage=1.0 if i < 3 else -1.0) for i, s in enumerate(sequences(6, 1))]
     pairs = [sides[place::3] for place in range(3)]
     of_base = model_reference(tiny_model(seed=1), torch.device("cpu"))
-    settings = {"objective": "dpo", "normalize_over": "sequences", "reference": of_base}
+    settings = {"objective": "dpo", "loss_normalization": "sequences", "reference": of_base}
     metrics, _, _ = step(
         [pack(pairs[0] + pairs[1]), pack(pairs[2])], num_action_tokens=num_action_tokens(sides), **settings
     )
@@ -222,7 +226,7 @@ def test_a_step_makes_rewarded_tokens_more_likely(mesh, tiny_model, sequences):
 def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights(mesh, tiny_model, sequences, advantage):
     model = tiny_model()
     shard(model, mesh)
-    before = {name: p.full_tensor().clone() for name, p in model.named_parameters()}
+    before = {name: whole(p).clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(TrainingError, match="loss and grad_norm not finite"):
         train_step(
@@ -234,15 +238,15 @@ def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights(mesh, tiny
             num_ranks=1,
             learning_rate=0.1,
         )
-    assert all(torch.equal(p.full_tensor(), before[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(whole(p), before[name]) for name, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters())
 
 
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({"max_grad_norm": 1.0}, "with a learning_rate below 1e-06 or truncate_ratio or mask_ratio$"),
-        ({"truncate_ratio": 2.0}, "with a learning_rate below 1e-06 or max_grad_norm 1$"),
+        ({"max_grad_norm": 1.0}, "with a learning_rate below 1e-06 or is_ratio_cap or is_ratio_bounds$"),
+        ({"is_ratio_cap": 2.0}, "with a learning_rate below 1e-06 or max_grad_norm 1$"),
         ({"objective": "ppo_clip", "clip_high": 0.2}, "or dual_clip or max_grad_norm 1$"),
         (
             {"objective": "sft", "dtype": "bfloat16"},
