@@ -26,16 +26,8 @@ _FREE = frozenset(
         *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
         # Machine, files and logs.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
-        *(
-            "async_checkpoint",
-            "keep_policies",
-            "rollout_timeout_s",
-            "lease_s",
-            "log_to",
-            "max_shard_size",
-            "publish_lora",
-        ),
-        *("reference_offload", "reference_cache", "keep_token_stats"),
+        *("async_checkpoint", "keep_policies", "rollout_timeout_s", "lease_s", "log_to", "max_shard_size"),
+        *("publish_lora", "reference_offload", "reference_cache", "keep_token_stats"),
     ]
 )
 """Settings that do not change the weights once the batches are given."""
