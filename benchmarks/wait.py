@@ -17,7 +17,7 @@ import tyro
 
 from benchmarks.measure import print_table
 from ludic.batches.packing import pack
-from ludic.batches.stream import read_sequences
+from ludic.batches.reading import read_sequences
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.tiny import make_tiny_model

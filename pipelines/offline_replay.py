@@ -11,11 +11,11 @@ Stopped or killed, either goes on from its last checkpoint.
 
 import tyro
 
-from ludic.batches.replay import replay_settings
 from ludic.errors import ConfigError
 from ludic.launch.process import stop_on_signals
 from ludic.store import Root
 from ludic.training.config import TrainConfig
+from ludic.training.replay_settings import replay_settings
 from ludic.training.trainer import train
 from ludic.viewer.status import describe_step
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ludic.batches.config import OFFLINE_SETTINGS
-from ludic.batches.online import batch_rules
+from ludic.batches.rules import batch_rules, names_in_root
 from ludic.cli import train
 from ludic.cli.code import prepare_code
 from ludic.cli.flags.code import CodeSettings
@@ -34,7 +34,6 @@ from ludic.store.code import environment_uses
 from ludic.store.lease import await_free, newest_claim
 from ludic.store.names import owner_name
 from ludic.store.slots import newest_slot_claim, read_slot_claim
-from ludic.training.code import names_in_root
 from ludic.training.config import TrainConfig
 from ludic.user_files import NO_FILES, Files
 from ludic.viewer.live import open_view

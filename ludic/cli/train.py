@@ -49,7 +49,7 @@ def chosen_objective(args: Sequence[str]) -> dict[str, Any]:
 def _stored_settings(root_url: str, args: Sequence[str]) -> Mapping[str, Any]:
     _, replayed = take_option(list(args), "--replay-batches", "a run's folder or URL")
     if replayed not in (None, "None"):
-        from ludic.batches.replay import replay_settings
+        from ludic.training.replay_settings import replay_settings
 
         return replay_settings(replayed)
     try:
@@ -111,10 +111,9 @@ def last_step(root: Root) -> int:
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
     """Do what the flags of code ask for, and consent to the user's own files that the root already holds."""
-    from ludic.batches.online import batch_rules
+    from ludic.batches.rules import batch_rules, names_in_root
     from ludic.sql.code import rule_uses
     from ludic.sql.planner import Planner
-    from ludic.training.code import names_in_root
 
     rules = batch_rules(config.batch, root.run.groups_per_batch, root.run.seed, pairs=config.loss.is_paired)
     uses = rule_uses(rules, names_in_root(root))
