@@ -67,7 +67,7 @@ def main(quick: bool = False) -> None:
 def _measure(hidden_size: int, num_steps: int) -> Mapping[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         root = _fill(folder, hidden_size, num_steps)
-        config = TrainConfig(num_steps=num_steps, learning_rate=1e-4, max_off_policy_steps=None, device="cpu")
+        config = TrainConfig.of(num_steps=num_steps, learning_rate=1e-4, max_off_policy_steps=None, device="cpu")
         train(root, config, threading.Event())
         (times,) = connect(root).sql(TIMES).to_arrow_table().to_pylist()
         assert times["num_steps"] == num_steps - 1

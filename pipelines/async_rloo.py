@@ -36,7 +36,7 @@ def main(root: str = "runs/async", model: str = "runs/async-model", num_steps: i
     if not Path(model).exists():
         make_tiny_model(model, WORDS)
     run = RunConfig(model=model, env=("moar_cats",), num_workers=num_workers, max_tokens=32, accept_incomplete=True)
-    config = TrainConfig(num_steps=num_steps, advantage="rloo", learning_rate=4e-3, schedule="linear")
+    config = TrainConfig.of(num_steps=num_steps, advantage="rloo", learning_rate=4e-3, schedule="linear")
     opened = Root.create(root, run)
     stop = stop_on_signals()
     processes = multiprocessing.get_context("spawn")

@@ -41,10 +41,10 @@ def main(
     if replay is None and not sources:
         raise ConfigError("give --sources, or --replay")
     if replay is not None:
-        config = TrainConfig(**replay_settings(replay), replay_batches=replay)
+        config = TrainConfig.of(**replay_settings(replay), replay_batches=replay)
     else:
         # However old the weights that sampled: the importance ratio handles that, and is capped.
-        config = TrainConfig(
+        config = TrainConfig.of(
             offline=True,
             sources=sources,
             where=where,

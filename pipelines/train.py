@@ -28,7 +28,7 @@ def main(root: str = "runs/collected", num_steps: int | None = None, learning_ra
         learning_rate: Of AdamW.
     """
     opened = Root.open(root, writable=True)
-    config = TrainConfig(
+    config = TrainConfig.of(
         num_steps=steps_in(opened) if num_steps is None else num_steps,
         learning_rate=learning_rate,
         # Every stored rollout counts, however old its weights; its importance ratio is capped instead.

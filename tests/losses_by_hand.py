@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import rl_loss
 from ludic.training.objective_settings import PAIRED
 from ludic.training.packing import TrainingSequence, pack
@@ -55,7 +55,7 @@ def loss_and_gradient(
     loss, sums = rl_loss(
         logprobs,
         batch,
-        TrainConfig(**settings),
+        LossConfig(**settings),
         num_action_tokens=num_action_tokens,
         num_sequences=num_sequences,
         reference_logprobs=None if reference is None else torch.tensor(reference, dtype=torch.float64),

@@ -15,11 +15,18 @@ from ludic.errors import ConfigError
 from ludic.inference.engine import SamplingParams
 from ludic.rollouts.worker import WorkerConfig
 from ludic.store import RunConfig
-from ludic.training.config import TrainConfig
+from ludic.training.batch_config import BatchConfig
+from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
+from ludic.training.loss_config import LossConfig
 
 CONFIGS = {
     RunConfig: {"model": "m", "env": ("addition",)},
     TrainConfig: {},
+    BatchConfig: {},
+    LossConfig: {},
+    OptimizerConfig: {},
+    ModelConfig: {},
+    CheckpointConfig: {},
     WorkerConfig: {},
     SamplingParams: {},
 }
@@ -119,6 +126,6 @@ def test_a_bound_is_named():
 
 
 def test_settings_that_were_json_are_checked_in_their_lists():
-    assert TrainConfig(betas=[0.9, 0.99]).betas == [0.9, 0.99]
+    assert TrainConfig.of(betas=[0.9, 0.99]).optimizer.betas == [0.9, 0.99]
     with pytest.raises(ConfigError, match="wanted at most 1"):
-        TrainConfig(betas=[0.9, 10**25])
+        TrainConfig.of(betas=[0.9, 10**25])

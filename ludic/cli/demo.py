@@ -94,7 +94,7 @@ def train_config(num_steps: int) -> TrainConfig:
 
     The learning rate suits 100k parameters; without its decay the last steps overshoot.
     """
-    return TrainConfig(
+    return TrainConfig.of(
         num_steps=num_steps,
         learning_rate=4e-3,
         schedule="cosine",

@@ -34,8 +34,9 @@ from ludic.store.code import environment_uses
 from ludic.store.lease import await_free, newest_claim
 from ludic.store.names import owner_name
 from ludic.store.slots import newest_slot_claim, read_slot_claim
+from ludic.training.batch_config import OFFLINE_SETTINGS
 from ludic.training.code import names_in_root
-from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
+from ludic.training.config import TrainConfig
 from ludic.training.feed import batch_rules
 from ludic.user_files import NO_FILES, Files
 
@@ -109,12 +110,12 @@ def check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
 
 
 def _rules(config: RunConfig, train: TrainConfig) -> BatchRules:
-    return batch_rules(train, config.groups_per_batch, config.seed)
+    return batch_rules(train.batch, config.groups_per_batch, config.seed, pairs=train.loss.is_paired)
 
 
 def check_settings(config: RunConfig, train: TrainConfig) -> None:
     """Check the settings without running users' code. Raises ConfigError if the trainer reads stored rollouts."""
-    if train.is_stored:
+    if train.batch.is_stored:
         raise ConfigError("a run trains on what its workers sample; `ludic train` trains on what is stored")
 
 

@@ -145,7 +145,7 @@ def _in_a_line(box: str) -> str:
         # Five spaces precede each name, more precede its help.
         return "missing: " + ", ".join(row.strip() for row in rows if re.match(r" {5}\S", row))
     text = " ".join(row.strip() for row in rows) or " ".join(box.split())
-    return re.sub(r"^Error parsing (?:[A-Za-z]\w*: )?", "", text).rstrip(".")
+    return re.sub(r"^Error parsing (?:[A-Za-z][\w.]*: )?", "", text).rstrip(".")
 
 
 def check_flags(args: Sequence[str], settings: type, program: str) -> None:

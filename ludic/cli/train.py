@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
@@ -81,7 +81,7 @@ def main(settings: Settings) -> None:
     )
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        num_steps = None if settings.train.is_stored else settings.train.num_steps
+        num_steps = None if settings.train.batch.is_stored else settings.train.num_steps
         task = progress.add_task("waiting for rollouts", total=num_steps)
 
         def report(step: int, row: Mapping[str, Any]) -> None:
@@ -115,7 +115,7 @@ def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) ->
     from ludic.training.code import names_in_root
     from ludic.training.feed import batch_rules
 
-    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
+    rules = batch_rules(config.batch, root.run.groups_per_batch, root.run.seed, pairs=config.loss.is_paired)
     uses = rule_uses(rules, names_in_root(root))
     if code.is_given or gives_consent(root, uses):
         prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.run.extra_columns))
@@ -133,7 +133,7 @@ def open_resumable(url: str) -> Root:
 
 def open_or_create(settings: Settings) -> Root:
     """Open the run, or create it like the first run that it trains on. Raises MissingRootError if there is neither."""
-    like = settings.train.replay_batches or next(iter(settings.train.sources), None)
+    like = settings.train.batch.replay_batches or next(iter(settings.train.batch.sources), None)
     try:
         return Root.open(settings.root, writable=True)
     except MissingRootError:
@@ -158,7 +158,7 @@ def train_args(
 ) -> list[str]:
     """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
+    flags = to_flags({**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
     return [*launch, "ludic", "train", root, *flags]
 
 

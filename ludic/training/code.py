@@ -18,7 +18,7 @@ def own_rules(root: Root, config: TrainConfig) -> BatchRules:
 
     Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError, QueryError.
     """
-    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
+    rules = batch_rules(config.batch, root.run.groups_per_batch, root.run.seed, pairs=config.loss.is_paired)
     rules = replace(rules, files=trusted_files(root, rule_uses(rules, names_in_root(root))))
     if rules.files:
         # Raises before keep_files: a file that can't run is not kept, so that its fixed version is read next time.

@@ -5,7 +5,6 @@ if a name is unknown.
 """
 
 import tomllib
-from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from importlib import resources
 from typing import Any
@@ -56,19 +55,12 @@ def algorithm_names() -> list[str]:
 
 
 def load_algorithm(name: str) -> dict[str, Any]:
-    """Return the values of all DIALS: `TrainConfig(**load_algorithm("grpo"))`."""
+    """Return the values of all DIALS: `TrainConfig.of(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
         close = get_close_matches(name, names)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
         raise ConfigError(f"there is no algorithm {name!r}; {hint}")
     text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
-    defaults = {field.name: _default(field) for field in fields(TrainConfig) if field.name in DIALS}
+    defaults = {name: value for name, value in TrainConfig().flat().items() if name in DIALS}
     return defaults | tomllib.loads(text)
-
-
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    assert field.default is not MISSING, f"{field.name} must be given"
-    return field.default

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses.ratios import KL_ESTIMATORS
 from ludic.training.packing import MicroBatch
 
@@ -21,7 +21,7 @@ _VARIANCE_FLOOR = 1e-8
 
 
 def shape_advantages(
-    batches: Sequence[MicroBatch], references: Sequence[Tensor | None], config: TrainConfig, device: torch.device
+    batches: Sequence[MicroBatch], references: Sequence[Tensor | None], config: LossConfig, device: torch.device
 ) -> Sequence[MicroBatch]:
     """Return the micro-batches with the advantages that the loss uses. Every rank must call it.
 

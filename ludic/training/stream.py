@@ -27,7 +27,7 @@ from ludic.store.parquet import take_rows
 from ludic.store.relocated import read_rollouts
 from ludic.store.repair import set_aside
 from ludic.store.root import Root
-from ludic.training.config import TrainConfig
+from ludic.training.batch_config import BatchConfig
 from ludic.training.dealing import imbalance
 from ludic.training.distributed import num_ranks, rank, run_on_all, run_on_main
 from ludic.training.packing import MicroBatch, Sequences, assign_pairs, cap, pack_each
@@ -71,7 +71,7 @@ class Share:
 class PlannedStream:
     """Batches in order of steps, each prepared in the background. Collective: every rank must call every method."""
 
-    def __init__(self, root: Root, config: TrainConfig, feed: Feed | None) -> None:
+    def __init__(self, root: Root, config: BatchConfig, feed: Feed | None) -> None:
         """feed: the source of plans on rank 0, None on other ranks."""
         self._root, self._config, self._feed = root, config, feed
         self._next: Future[Share | None] | None = None
@@ -137,7 +137,7 @@ def _in_background(function: Callable[[], Result]) -> "Future[Result]":
     return future
 
 
-def read_share(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks: int) -> Share:
+def read_share(root: Root, config: BatchConfig, plan: Plan, rank: int, num_ranks: int) -> Share:
     """Read and pack one rank's sequences of a plan; the result is the same on any machine.
 
     Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.

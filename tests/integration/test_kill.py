@@ -28,7 +28,7 @@ NUM_WORKERS = 2
 NUM_TRAINER_KILLS, NUM_WORKER_KILLS = 10, 4
 # A life plans at most 4 steps and some before it dies, so 10 of them never reach the end.
 NUM_STEPS = 60
-CONFIG = TrainConfig(
+CONFIG = TrainConfig.of(
     num_steps=NUM_STEPS,
     learning_rate=1e-3,
     checkpoint_every=2,

@@ -56,13 +56,13 @@ def cases() -> Iterator[tuple[str, TrainConfig]]:
     of_objectives = {name: {"objective": name} for name in OBJECTIVES}
     for name, settings in (of_objectives | NORMALISATIONS | SHAPED).items():
         bounds = BOUNDS.get(str(settings.get("objective")), {})
-        yield name, TrainConfig(**settings, **bounds, entropy_weight=0.01, max_grad_norm=None)
+        yield name, TrainConfig.of(**settings, **bounds, entropy_weight=0.01, max_grad_norm=None)
 
 
 def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[str, Tensor]:
     """Losses by step, gradients of the first step, and weights at the end; whole tensors on every rank."""
     model = sharded_model(dtype)
-    reference = model_reference(sharded_model(dtype, seed=1), torch.device("cpu")) if config.reference else None
+    reference = model_reference(sharded_model(dtype, seed=1), torch.device("cpu")) if config.loss.reference else None
     optimizer = build_optimizer(model, config)
     losses, gradients = [], {}
 
@@ -72,7 +72,7 @@ def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[
 
     optimizer.register_step_pre_hook(note_gradients)
     for step in range(1, num_steps + 1):
-        micro_batches, num_action_tokens = step_batches(step, in_pairs=config.objective in PAIRED)
+        micro_batches, num_action_tokens = step_batches(step, in_pairs=config.loss.is_paired)
         metrics = train_step(
             model,
             optimizer,

@@ -27,8 +27,8 @@ def open_feed():
         attempt = start_attempt(root)
         publisher = Publisher(root, attempt, keep=None)
         publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
-        planner = Planner(batch_rules(config, root.run.groups_per_batch))
-        feeds.append(PlanFeed(root, attempt, config, planner, publisher, Cursor(), stop or threading.Event()))
+        planner = Planner(batch_rules(config.batch, root.run.groups_per_batch, pairs=config.loss.is_paired))
+        feeds.append(PlanFeed(root, attempt, config.batch, planner, publisher, Cursor(), stop or threading.Event()))
         return feeds[-1], publisher
 
     yield open_
@@ -250,11 +250,11 @@ def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(ne
 def test_a_limit_that_is_a_setting_is_no_sql_param():
     config = train_config(max_age_s=60.0, sql_params={"max_age_s": 30.0})
     with pytest.raises(ConfigError, match="sql_params has 'max_age_s', which is a setting of its own"):
-        batch_rules(config, 1)
+        batch_rules(config.batch, 1, pairs=False)
     # where the setting is off, there is no filter that would take it either
     config = train_config(sql_params={"max_age_s": 30.0})
     with pytest.raises(ConfigError, match="'max_age_s', which no SQL takes"):
-        Planner(batch_rules(config, 1))
+        Planner(batch_rules(config.batch, 1, pairs=False))
 
 
 @pytest.mark.slow

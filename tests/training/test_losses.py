@@ -8,8 +8,8 @@ import pytest
 import torch
 from losses_by_hand import WIDE, batch_of, loss_and_gradient, with_bound
 
-from ludic.training.config import TrainConfig
 from ludic.training.logprobs import linear_logprobs
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
 from ludic.training.objective_settings import PAIRED
 
@@ -102,7 +102,7 @@ def test_a_ratio_that_float32_can_not_hold_gives_a_finite_loss_and_gradient(
     if objective in PAIRED:
         settings["loss_normalization"] = "sequences"
     counts = {"num_action_tokens": 2, "num_sequences": 1, "reference_logprobs": torch.tensor([-1.0, -1.0])}
-    loss, sums = rl_loss(logprobs, batch, TrainConfig(**settings), **counts)
+    loss, sums = rl_loss(logprobs, batch, LossConfig(**settings), **counts)
     loss.backward()
     assert loss.isfinite()
     assert logprobs.grad.isfinite().all()
@@ -132,7 +132,7 @@ def test_no_ratio_is_above_exp_20(level):
 def test_the_mean_of_the_entropy_is_over_what_that_of_the_objective_is(settings, by_hand):
     batch, logprobs = batch_of(([1.0], [0.0]), ([1.0] * 3, [0.0] * 3))
     entropies = torch.tensor([1.0, 3.0, 5.0, 7.0])
-    config = TrainConfig(entropy_weight=0.5, **settings)
+    config = LossConfig(entropy_weight=0.5, **settings)
     loss, _ = rl_loss(logprobs, batch, config, num_action_tokens=4, num_sequences=2, entropies=entropies)
     assert loss.item() == pytest.approx(-0.5 * by_hand)
 
@@ -180,7 +180,7 @@ def test_entropy_is_rewarded_through_its_gradient():
     logits = torch.tensor([[0.0, math.log(3)]], requires_grad=True)
     targets, temperatures = torch.tensor([0]), torch.ones(1)
     logprobs, entropies = linear_logprobs(logits, torch.eye(2), None, targets, temperatures, entropy_gradient=True)
-    config = TrainConfig(entropy_weight=0.5)
+    config = LossConfig(entropy_weight=0.5)
     loss, _ = rl_loss(logprobs, batch, config, num_action_tokens=1, num_sequences=1, entropies=entropies)
     loss.backward()
     entropy = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
@@ -215,7 +215,7 @@ def test_gradients_agree_with_finite_differences(settings):
 
     def loss(x):
         counts = {"num_action_tokens": 3, "num_sequences": 2}
-        return rl_loss(x, batch, TrainConfig(**settings), **counts, reference_logprobs=reference)[0]
+        return rl_loss(x, batch, LossConfig(**settings), **counts, reference_logprobs=reference)[0]
 
     assert torch.autograd.gradcheck(loss, logprobs)
 
@@ -223,7 +223,7 @@ def test_gradients_agree_with_finite_differences(settings):
 def test_what_a_sampler_says_of_masked_tokens_reaches_nothing():
     batch, logprobs = batch_of(([2.0, 1.0], [1.0, 1.0]), mask=np.array([True, False]))
     batch = replace(batch, sampler_logprobs=torch.tensor([-1.0, math.nan]))
-    loss, sums = rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=1, num_sequences=1)
+    loss, sums = rl_loss(logprobs, batch, LossConfig(), num_action_tokens=1, num_sequences=1)
     assert loss.item() == pytest.approx(-2 * (-1 + math.log(2)))
     assert sums["sampler_kl"].item() == pytest.approx(1 - math.log(2))
 

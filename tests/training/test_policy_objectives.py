@@ -9,6 +9,7 @@ import torch
 from losses_by_hand import batch_of, loss_and_gradient
 
 from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import rl_loss
 from ludic.training.presets import load_algorithm
 
@@ -222,15 +223,14 @@ def test_the_unbounded_gradient_is_unbiased_under_another_sampler():
     batch = replace(
         batch, sampler_logprobs=torch.tensor(np.log(sampler)).float(), weights=torch.tensor(sampler).float()
     )
-    loss, _ = rl_loss(logits.log_softmax(-1), batch, TrainConfig(), num_action_tokens=1, num_sequences=1)
+    loss, _ = rl_loss(logits.log_softmax(-1), batch, LossConfig(), num_action_tokens=1, num_sequences=1)
     assert torch.autograd.grad(-loss, logits)[0].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def test_distillation_descends_the_reverse_kl_to_its_teacher():
     # all three tokens, each as often as the trainer itself draws it
     logits, teacher = torch.tensor([0.3, -0.2, 0.5], requires_grad=True), torch.tensor([0.1, 0.2, 0.7])
-    settings = {key: value for key, value in load_algorithm("distillation").items() if key != "advantage"}
-    config = TrainConfig(**settings, reference="teacher")
+    config = TrainConfig.of(**load_algorithm("distillation"), reference="teacher").loss
     batch, _ = batch_of(([1.0] * 3, [0.0] * 3))
     for _ in range(100):
         logprobs = logits.log_softmax(-1)

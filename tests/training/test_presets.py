@@ -13,10 +13,10 @@ def test_each_algorithm_names_what_is_there(name):
     assert set(values) == set(DIALS)
     extra = {"constant_tokens": 32} if values["loss_normalization"] == "constant" else {}
     extra |= {"reference": "base"} if values["objective"] in ("dpo", "ipo") or values["kl_weight"] else {}
-    config = TrainConfig(**values | extra)
-    assert config.objective in OBJECTIVES
-    load_advantage(config.advantage)
-    for filter_name in config.filters:
+    config = TrainConfig.of(**values | extra)
+    assert config.loss.objective in OBJECTIVES
+    load_advantage(config.batch.advantage)
+    for filter_name in config.batch.filters:
         load_filter(filter_name)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.packing import TrainingSequence, pack
 from ludic.training.shaping import shape_advantages
 
@@ -29,7 +29,7 @@ def shaped(*micro_batches, references=None, **settings):
     """Advantages of each micro-batch."""
     batches = [pack(sequences) for sequences in micro_batches]
     of_reference = [None] * len(batches) if references is None else [torch.tensor(each) for each in references]
-    found = shape_advantages(batches, of_reference, TrainConfig(**settings), torch.device("cpu"))
+    found = shape_advantages(batches, of_reference, LossConfig(**settings), torch.device("cpu"))
     return [batch.advantages.tolist() for batch in found]
 
 
@@ -73,7 +73,7 @@ def test_a_large_reward_loses_no_digits():
 
 def test_nothing_changes_unasked():
     batch = pack([sequence([-1, -1], 3)])
-    config = TrainConfig(reference="base", kl_weight=0.5)
+    config = LossConfig(reference="base", kl_weight=0.5)
     assert shape_advantages([batch], [torch.zeros(2)], config, torch.device("cpu")) == [batch]
 
 
@@ -109,5 +109,5 @@ def test_reinforce_pp_is_the_paper_s_formula(num_micro_batches):
 def test_the_micro_batches_that_were_given_stay_as_they_were():
     batch = pack([sequence([-1, -1], [1, 3])])
     before = replace(batch, advantages=batch.advantages.clone())
-    shape_advantages([batch], [None], TrainConfig(whiten_advantages=True), torch.device("cpu"))
+    shape_advantages([batch], [None], LossConfig(whiten_advantages=True), torch.device("cpu"))
     assert torch.equal(batch.advantages, before.advantages)

@@ -8,6 +8,7 @@ import torch
 
 from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import rl_loss
 from ludic.training.model import shard
 from ludic.training.packing import assign, pack
@@ -30,7 +31,7 @@ def step(mesh, tiny_model):
             model,
             optimizer,
             micro_batches,
-            config=TrainConfig(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
+            config=TrainConfig.of(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
             num_action_tokens=num_action_tokens,
             num_ranks=1,
             learning_rate=0.1,
@@ -113,7 +114,7 @@ def mean_of(tiny_model, sequences, **settings):
         logprobs = reference_logprobs(tiny_model(), batch)
         of_reference = reference_logprobs(tiny_model(seed=1), batch)
         counts = {"num_action_tokens": 1, "num_sequences": 1}
-        config = TrainConfig(loss_normalization="sequences", reference="seed 1", **settings)
+        config = LossConfig(loss_normalization="sequences", reference="seed 1", **settings)
         losses.append(rl_loss(logprobs, batch, config, **counts, reference_logprobs=of_reference)[0].item())
     return np.mean(losses)
 
@@ -183,7 +184,7 @@ def test_means_are_over_action_tokens_of_all_micro_batches(step, tiny_model, seq
     for s in some:
         batch = pack([s])
         logprobs = reference_logprobs(model, batch)
-        sums.append(rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=1, num_sequences=1)[1])
+        sums.append(rl_loss(logprobs, batch, LossConfig(), num_action_tokens=1, num_sequences=1)[1])
     metrics, _, _ = step([pack([s]) for s in some], num_action_tokens=num_action_tokens(some))
     assert metrics["ratio_mean"] == pytest.approx(sum(s["ratio"].item() for s in sums) / num_action_tokens(some))
     assert metrics["ratio_max"] == pytest.approx(max(s["ratio_max"].item() for s in sums))

@@ -5,12 +5,14 @@ import pytest
 import torch
 
 from ludic.errors import ConfigError
-from ludic.training.config import TrainConfig
+from ludic.training.batch_config import BatchConfig
+from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.model import compute_dtype
 
 
 def test_bfloat16_is_for_computing_only():
-    assert compute_dtype(TrainConfig(dtype="bfloat16")) == torch.bfloat16
+    assert compute_dtype(TrainConfig.of(dtype="bfloat16")) == torch.bfloat16
     assert compute_dtype(TrainConfig()) is None
 
 
@@ -66,8 +68,60 @@ DPO = {"objective": "dpo", "loss_normalization": "sequences", "reference": "base
 )
 def test_a_setting_out_of_range_is_refused_by_name(settings, message):
     with pytest.raises(ConfigError, match=message):
-        TrainConfig(**settings)
+        TrainConfig.of(**settings)
 
 
 def test_what_is_off_is_none():
-    TrainConfig(max_off_policy_steps=None, max_grad_norm=None, checkpoint_every=None, rollout_timeout_s=None)
+    TrainConfig.of(max_off_policy_steps=None, max_grad_norm=None, checkpoint_every=None, rollout_timeout_s=None)
+
+
+EVERY_GROUP = {
+    "num_steps": 10,
+    "advantage": "grpo",
+    "sql_params": {"epsilon": 0.1},
+    "clip_high": 0.2,
+    "objective": "ppo_clip",
+    "learning_rate": 1e-4,
+    "lora_rank": 8,
+    "keep_policies": None,
+}
+
+
+def test_settings_by_flag_name_are_those_of_the_groups():
+    assert TrainConfig.of(**EVERY_GROUP) == TrainConfig(
+        num_steps=10,
+        batch=BatchConfig(advantage="grpo", sql_params={"epsilon": 0.1}),
+        loss=LossConfig(objective="ppo_clip", clip_high=0.2),
+        optimizer=OptimizerConfig(learning_rate=1e-4),
+        model=ModelConfig(lora_rank=8),
+        checkpoint=CheckpointConfig(keep_policies=None),
+    )
+
+
+def test_flat_settings_come_back_as_the_same_configuration():
+    config = TrainConfig.of(**EVERY_GROUP)
+    flat = config.flat()
+    assert TrainConfig.of(**flat) == config
+    assert flat.items() >= EVERY_GROUP.items()
+    assert not any(isinstance(value, BatchConfig | LossConfig) for value in flat.values())
+
+
+def test_replace_keeps_the_other_settings_of_a_group():
+    config = TrainConfig.of(**EVERY_GROUP).replace(clip_high=0.3, num_steps=20)
+    assert config == TrainConfig.of(**EVERY_GROUP | {"clip_high": 0.3, "num_steps": 20})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("learning_rat", "did you mean learning_rate"),
+        ("stall_limit_s", r"did you mean rollout_timeout_s\?$"),
+        ("loss", "there is no setting 'loss'"),
+        ("zzz", "`ludic train --help` lists them"),
+    ],
+)
+def test_an_unknown_setting_is_refused_with_similar_names(name, hint):
+    with pytest.raises(ConfigError, match=hint):
+        TrainConfig.of(**{name: 1})
+    with pytest.raises(ConfigError, match=hint):
+        TrainConfig().replace(**{name: 1})

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses.pairs import dpo, ipo, orpo, preferences
 from ludic.training.losses.policy import cispo, dppo, gmpo, gspo, masked_out, ppo_clip, reinforce, sapo, sft, vespo
 from ludic.training.losses.ratios import KL_ESTIMATORS, k3
@@ -24,7 +24,7 @@ from ludic.training.packing import MicroBatch
 
 __all__ = ["OBJECTIVES", "clipped_tokens", "loss_units", "rl_loss"]
 
-OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, TrainConfig], tuple[Tensor, Tensor]]] = {
+OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, LossConfig], tuple[Tensor, Tensor]]] = {
     "reinforce": reinforce,
     "ppo_clip": ppo_clip,
     "cispo": cispo,
@@ -45,7 +45,7 @@ both (A,)."""
 def rl_loss(
     trainer_logprobs: Tensor,
     batch: MicroBatch,
-    config: TrainConfig,
+    config: LossConfig,
     *,
     num_action_tokens: int,
     num_sequences: int,
@@ -88,21 +88,21 @@ def rl_loss(
 
 @torch.no_grad()
 def clipped_tokens(
-    trainer_logprobs: Tensor, batch: MicroBatch, config: TrainConfig, reference_logprobs: Tensor | None = None
+    trainer_logprobs: Tensor, batch: MicroBatch, config: LossConfig, reference_logprobs: Tensor | None = None
 ) -> Tensor:
     """Return (A,) bool: tokens whose importance ratio is clipped, capped or masked. Arguments: see `rl_loss`."""
     terms = make_terms(trainer_logprobs, batch, reference_logprobs, config)
     return _apply_objective(terms, config)[1] & terms.mask
 
 
-def _apply_objective(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+def _apply_objective(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, Tensor]:
     """Return the objective at each token, and where the ratio was clipped, capped or masked; both (A,)."""
     objective, clipped = OBJECTIVES[config.objective](_with_kl_reward(terms, config), config)
     out = masked_out(terms, config)
     return torch.where(out, 0, objective), clipped | out
 
 
-def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
+def _with_kl_reward(terms: TokenTerms, config: LossConfig) -> TokenTerms:
     """Subtract each token's weighted KL from its advantage, without gradient, if kl_placement is reward."""
     if config.kl_weight is None or config.kl_placement != "reward":
         return terms
@@ -111,7 +111,7 @@ def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
     return replace(terms, advantages=terms.advantages - penalty)
 
 
-def token_shares(terms: TokenTerms, config: TrainConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
+def token_shares(terms: TokenTerms, config: LossConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
     """Return (A,): the factor of each token's loss, so that the shares of a global batch add up to its mean."""
     match config.loss_normalization:
         case "tokens":  # DAPO (arXiv 2503.14476), eq. 8: equal weight per token
