@@ -14,8 +14,9 @@ import pytest
 import tyro
 
 from ludic.cli import train, worker
-from ludic.cli.settings import RootUrl, field_names, parse, to_flags
+from ludic.cli.settings import RootUrl, field_names, given_settings, parse
 from ludic.errors import ConfigError
+from ludic.launch.flags import to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import TrainConfig
@@ -291,7 +292,7 @@ def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path,
 
 
 def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
-    earlier = train.earlier_settings(trained.url, [])
+    earlier = train.earlier_settings(trained.url, {})
     settings = parse(
         train.Settings, [trained.url, "--num-steps", "9"], program="ludic train", description="", earlier=earlier
     )
@@ -308,7 +309,7 @@ def resumed_with(folder: Path, before: Mapping[str, Any], *args: str) -> TrainCo
     """Settings of `ludic train` with these flags where an earlier trainer had those."""
     root = Root.create(str(folder / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config=json.loads(json.dumps(asdict(TrainConfig(**before)))))
-    earlier = train.earlier_settings(root.url, args)
+    earlier = train.earlier_settings(root.url, given_settings(args, ("objective", "kl_weight", "algorithm")))
     return parse(train.Settings, [root.url, *args], program="ludic train", description="", earlier=earlier).train
 
 
