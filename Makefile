@@ -1,11 +1,11 @@
-.PHONY: help demo test test-all unit integration faults interop soak check format bench notebooks clean
+.PHONY: help demo test test-all unit integration faults readers soak check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
 WHOLE_RUNS := integration pipelines notebooks benchmarks
 # A process a core, each with one thread of its own.
 UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
-	$(foreach folder,$(WHOLE_RUNS) faults interop,--ignore=tests/$(folder))
+	$(foreach folder,$(WHOLE_RUNS) faults readers,--ignore=tests/$(folder))
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,7 +16,7 @@ demo: .venv/demo  ## teach a tiny model on this machine, in a minute
 test: .venv/installed  ## run the quick tests, in some minutes
 	$(UNIT_TESTS) -m "not slow"
 
-test-all: check faults interop integration unit  ## run everything, as CI does, in about an hour
+test-all: check faults readers integration unit  ## run everything, as CI does, in about an hour
 
 unit: .venv/installed  ## run all tests of the package's parts, the slow ones too
 	$(UNIT_TESTS)
@@ -30,7 +30,7 @@ faults: .venv/installed  ## a thousand injected crashes and a hundred real kills
 soak: .venv/installed  ## the state machine of the store, for an hour
 	LUDIC_SOAK=1 $(BIN)/python -m pytest tests/faults --timeout=7200
 
-interop: .venv/interop  ## read a root with pandas, datasets, Ray and Spark
+readers: .venv/readers  ## read a root with pandas, datasets, Ray and Spark
 	$(BIN)/python -m pytest tests/readers
 
 check: .venv/installed  ## format, lint, types, import contracts, generated docs
@@ -54,8 +54,8 @@ notebooks: .venv/installed  ## execute the notebooks on a store that a run reall
 clean:  ## remove what the other targets made
 	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-.venv/interop: .venv/installed
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[interop]'
+.venv/readers: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[readers]'
 	touch $@
 
 # What the tests, the checks and the notebooks need besides the package.

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 from ludic.models.tiny import make_tiny_model
@@ -23,6 +25,11 @@ def make_model(folder: Path, *, seed: int) -> str:
         model.model.norm.weight.normal_(std=10, generator=torch.Generator().manual_seed(seed))
     model.save_pretrained(folder)
     return str(folder)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor of a model that several ranks shard, or that one rank keeps whole."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def forward_logprobs(

@@ -69,6 +69,11 @@ class QuotaController:
         return None
 
     @property
+    def num_arrived(self) -> int:
+        """Number of groups that workers delivered, of all versions."""
+        return self._groups.total()
+
+    @property
     def _num_in_flight(self) -> int:
         """Groups that workers still owe of this version, at most one call per worker: at a new version they finish
         their call and drop the rest. If these groups do not arrive, on_shortage requests more."""

@@ -91,7 +91,7 @@ def _open_root(source: str) -> Root | None:
     try:
         return Root.open(source)
     except (MissingRootError, StoreError) as error:
-        if Storage.at(source).exists("config.json"):
+        if Storage.connect(source).exists("config.json"):
             return None
         if is_hub_id(source):
             logger.info("there is no folder %s here; asking Hugging Face for a model of that name", source)

@@ -52,7 +52,7 @@ def export_weights(
     """
     assert step is None or version is None
     source = _policy_folder(root, version) if step is None else _checkpoint_folder(root, step)
-    storage = Storage.at(target)
+    storage = Storage.connect(target)
     _refuse_to_overwrite(storage)
     with _staging_folder(storage) as staged:
         folder = Path(staged, "weights")

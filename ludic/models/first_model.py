@@ -68,12 +68,12 @@ def local_folder(source: str, *, revision: str | None = None, with_weights: bool
 
 
 def _fetch(url: str, folder: Path, patterns: Sequence[str]) -> None:
-    storage = Storage.at(url)
+    storage = Storage.connect(url)
     paths = {name: PurePosixPath(name.lstrip("/")) for name in storage.list("")}
     wanted = {name: path for name, path in paths.items() if any(_matches(path, pattern) for pattern in patterns)}
     if PurePosixPath("config.json") not in wanted.values():
         raise ModelError(f"{url}: holds no config.json; wanted a Hugging Face folder of a model")
-    storage.download(wanted, folder)
+    storage.copy_all(wanted, folder)
 
 
 def _matches(path: PurePosixPath, pattern: str) -> bool:

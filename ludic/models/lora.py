@@ -84,7 +84,8 @@ def merged_weights(model: PreTrainedModel, state_dict: Mapping[str, Tensor]) -> 
     merged = base_weights(state_dict)
     for name, layer in _adapted_layers(model).items():
         a, b = (state_dict[f"{name}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
-        change = layer.scaling[_ADAPTER] * (b @ a)
+        # Not layer.scaling, which is 0 while another thread has the adapters off.
+        change = layer.lora_alpha[_ADAPTER] / layer.r[_ADAPTER] * (b @ a)
         weight = merged[f"{name}.weight"]
         merged[f"{name}.weight"] = (weight + (change.T if layer.fan_in_fan_out else change)).to(weight.dtype)
     return merged

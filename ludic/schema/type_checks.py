@@ -1,11 +1,11 @@
 """Find values of rollouts that do not fit the Arrow schema: wrong types, nulls, shapes, lengths and ranges.
 
-Pure: no I/O. Checks each column as a whole, and row by row only if that finds a misfit.
+Arrow would take some of them: it stores True as 1, and 1e39 as an infinite float. Pure: no I/O. Checks each column as
+a whole, and value by value only if that finds a value that may not fit.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from functools import partial
 from itertools import chain
 from math import isfinite
 from operator import attrgetter
@@ -21,109 +21,110 @@ from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollout
 
 _RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
 
+Misfit = tuple[str, str]
+"""Column as in docs/schemas.md, and a text with the found and wanted values."""
 RowProblem = tuple[int, str, str]
-"""Row, column as in docs/schemas.md, and a text with the found and wanted values."""
+"""Row, and its Misfit."""
 
 
 def find_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str] = NO_COLUMNS) -> Iterator[RowProblem]:
     """Yield wrong types, nulls, shapes, lengths and ranges, by column. extra_columns: type by name, as in run.json."""
     schema = arrow_schema("rollouts")
-    rows = range(len(rollouts))
     for name in (field.name for field in fields(Rollout) if field.name != "extra"):
-        values = list(map(attrgetter(name), rollouts))
-        if name in TOKEN_COLUMNS:
-            yield from _array_misfits(values, schema.field(name))
-        else:
-            yield from _value_misfits(values, lambda: rows, schema.field(name), name)
+        yield from _column_misfits(list(map(attrgetter(name), rollouts)), schema.field(name))
     for name in _RESPONSE_COLUMNS:
-        yield from _wrong_lengths(rollouts, name)
+        for row, (array, tokens) in enumerate(map(attrgetter(name, "response_tokens"), rollouts)):
+            if isinstance(array, np.ndarray) and isinstance(tokens, np.ndarray) and array.size != tokens.size:
+                yield row, name, f"has length {array.size}, response_tokens has {tokens.size}"
     yield from _extra_misfits(rollouts, extra_columns)
 
 
 def _extra_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str]) -> Iterator[RowProblem]:
     declared = ", ".join(extra_columns) or "none"
-    rows = []
+    extras: list[Mapping[str, Any]] = [each.extra if isinstance(each.extra, Mapping) else {} for each in rollouts]
     for row, rollout in enumerate(rollouts):
-        if not isinstance(rollout.extra, dict | Mapping):
+        if rollout.extra is not extras[row]:
             yield row, "extra", f"is {shown(rollout.extra)}, wanted a mapping"
-            continue
-        rows.append(row)
-        for name in rollout.extra.keys() - extra_columns.keys() if rollout.extra else ():
+        for name in extras[row].keys() - extra_columns.keys() if extras[row] else ():
             yield row, str(name), f"is no column of this run, whose extra_columns are {declared}; a new run declares it"
     schema = rollouts_schema(extra_columns)
     for name in extra_columns:
-        yield from _value_misfits(
-            [rollouts[row].extra.get(name) for row in rows], lambda: rows, schema.field(name), name
-        )
+        yield from _column_misfits([extra.get(name) for extra in extras], schema.field(name))
 
 
-def _array_misfits(arrays: Sequence[Any], field: pa.Field) -> Iterator[RowProblem]:
-    dtype = np.dtype(field.type.value_type.to_pandas_dtype())
-    if set(map(type, arrays)) <= {np.ndarray} and set(map(attrgetter("dtype", "ndim"), arrays)) <= {(dtype, 1)}:
+def _column_misfits(values: Sequence[Any], field: pa.Field) -> Iterator[RowProblem]:
+    if field.name in TOKEN_COLUMNS:
+        dtype = np.dtype(field.type.value_type.to_pandas_dtype())
+        if set(map(type, values)) <= {np.ndarray} and set(map(attrgetter("dtype", "ndim"), values)) <= {(dtype, 1)}:
+            return
+        found = [_array_misfits(array, dtype, field) for array in values]
+    elif _fit(values, field, field.name):
         return
-    for row, array in enumerate(arrays):
-        if isinstance(array, np.ndarray):
-            if array.dtype != dtype or array.ndim != 1:
-                yield row, field.name, f"is {array.dtype} of shape {array.shape}, wanted {dtype} of one dimension"
-        elif array is not None or not field.nullable:
-            yield row, field.name, f"is {type(array).__name__}, wanted a NumPy array of {dtype}"
+    else:
+        found = [_misfits(value, field, field.name) for value in values]
+    yield from ((row, *misfit) for row, misfits in enumerate(found) for misfit in misfits)
 
 
-def _wrong_lengths(rollouts: Sequence[Rollout], column: str) -> Iterator[RowProblem]:
-    for row, (array, tokens) in enumerate(map(attrgetter(column, "response_tokens"), rollouts)):
-        if isinstance(array, np.ndarray) and isinstance(tokens, np.ndarray) and array.size != tokens.size:
-            yield row, column, f"has length {array.size}, response_tokens has {tokens.size}"
+def _array_misfits(array: Any, dtype: np.dtype, field: pa.Field) -> Iterator[Misfit]:
+    if isinstance(array, np.ndarray):
+        if array.dtype != dtype or array.ndim != 1:
+            yield field.name, f"is {array.dtype} of shape {array.shape}, wanted {dtype} of one dimension"
+    elif array is not None or not field.nullable:
+        yield field.name, f"is {type(array).__name__}, wanted a NumPy array of {dtype}"
 
 
-_Rows = Callable[[], Iterable[int]]
-"""Returns the row of each value; called only if there is a bad value."""
-
-
-def _value_misfits(values: Sequence[Any], rows: _Rows, field: pa.Field, path: str) -> Iterator[RowProblem]:
-    """Yield the misfits of a column, or of a nested field. rows: the row of each value."""
+def _fit(values: Sequence[Any], field: pa.Field, path: str) -> bool:
+    """Return whether all values of a column, or of a nested field, fit; may be False for rare types that fit, too."""
     if field.nullable:
-        rows, values = partial(_rows_of_values, values, rows), [value for value in values if value is not None]
-    if not values:
-        return
-    wanted = _python_types(field.type, path)
-    wrong = {found for found in set(map(type, values)) if not _is_one_of(found, wanted)}
-    if wrong:
-        pairs = list(zip(rows(), values, strict=True))
-        for row, value in pairs:
-            if type(value) in wrong:
-                yield row, path, f"is {shown(value)}, wanted {wanted[0].__name__}"
-        sound = [pair for pair in pairs if type(pair[1]) not in wrong]
-        rows, values = lambda: [row for row, _ in sound], [value for _, value in sound]
-    yield from _content_misfits(values, rows, field.type, path)
-
-
-def _rows_of_values(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
-    """Yield the rows whose value is not null."""
-    return (row for row, value in zip(rows(), values, strict=True) if value is not None)
-
-
-def _content_misfits(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[RowProblem]:
-    """Yield misfits as _value_misfits does, for values of the right Python type."""
+        values = [value for value in values if value is not None]
+    types, type_ = set(map(type, values)), field.type
+    if not types <= set(_python_types(type_, path)):
+        return False
+    if not types or pa.types.is_boolean(type_):
+        return True
     if pa.types.is_list(type_):
-        owners = partial(_owners, values, rows)
-        yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.value_field, f"{path}[]")
-    elif pa.types.is_map(type_):
-        owners = partial(_owners, values, rows)
+        return _fit(list(chain.from_iterable(values)), type_.value_field, f"{path}[]")
+    if pa.types.is_map(type_):
         items = [item for value in values for item in value.values()]
-        yield from _value_misfits(list(chain.from_iterable(values)), owners, type_.key_field, path)
-        yield from _value_misfits(items, owners, type_.item_field, path)
+        return _fit(list(chain.from_iterable(values)), type_.key_field, path) and _fit(items, type_.item_field, path)
+    if pa.types.is_struct(type_):
+        return all(
+            _fit(list(map(attrgetter(each.name), values)), each, f"{path}.{each.name}")
+            for each in type_
+            if each.name not in INDEX_FIELDS
+        )
+    if pa.types.is_string(type_):  # isascii is a stored flag of each string, so most strings are not scanned
+        return all(map(str.isascii, values)) or all(map(_is_utf8, values))
+    lowest, highest, _ = _bounds(type_)
+    return lowest <= min(values) and max(values) <= highest and all(map(isfinite, values))
+
+
+def _misfits(value: Any, field: pa.Field, path: str) -> Iterator[Misfit]:
+    """Yield the misfits in one value of a column, or of a nested field."""
+    type_, wanted = field.type, _python_types(field.type, path)
+    is_of_type = isinstance(value, wanted) and (bool in wanted or not isinstance(value, bool))
+    if value is None and field.nullable:
+        return
+    if not is_of_type:
+        yield path, f"is {shown(value)}, wanted {wanted[0].__name__}"
+    elif pa.types.is_list(type_):
+        for element in value:
+            yield from _misfits(element, type_.value_field, f"{path}[]")
+    elif pa.types.is_map(type_):
+        for key, item in value.items():
+            yield from _misfits(key, type_.key_field, path)
+            yield from _misfits(item, type_.item_field, path)
     elif pa.types.is_struct(type_):
-        for field in (field for field in type_ if field.name not in INDEX_FIELDS):
-            yield from _value_misfits(list(map(attrgetter(field.name), values)), rows, field, f"{path}.{field.name}")
+        for each in (each for each in type_ if each.name not in INDEX_FIELDS):
+            yield from _misfits(getattr(value, each.name), each, f"{path}.{each.name}")
     elif pa.types.is_string(type_):
-        yield from _undecodable(values, rows, path)
+        if not _is_utf8(value):
+            yield path, f"is {shown(value)}, which holds half a surrogate pair; wanted text that UTF-8 can hold"
     elif not pa.types.is_boolean(type_):
-        yield from _out_of_range(values, rows, type_, path)
-
-
-def _owners(values: Sequence[Any], rows: _Rows) -> Iterator[int]:
-    """Yield the row of each element of lists or maps."""
-    return (row for row, value in zip(rows(), values, strict=True) for _ in value)
+        lowest, highest, wanted_number = _bounds(type_)
+        # NaN compares as false. float() of a NumPy scalar: comparing the scalar would round `highest` to inf.
+        if not lowest <= (float(value) if isinstance(value, np.floating) else value) <= highest:
+            yield path, f"is {value}, wanted {wanted_number}"
 
 
 def _python_types(type_: pa.DataType, path: str) -> tuple[type, ...]:
@@ -139,12 +140,17 @@ def _python_types(type_: pa.DataType, path: str) -> tuple[type, ...]:
     if pa.types.is_list(type_):
         return tuple, list
     if pa.types.is_map(type_):
-        return (Mapping,)
+        return Mapping, dict
     return (record_class(path),)
 
 
-def _is_one_of(found: type, wanted: tuple[type, ...]) -> bool:
-    return issubclass(found, wanted) and (found is not bool or bool in wanted)
+def _bounds(type_: pa.DataType) -> tuple[float, float, str]:
+    """Return the lowest and the highest number of a type, and the type's name for messages."""
+    if pa.types.is_integer(type_):
+        highest = 2 ** (type_.bit_width - 1) - 1
+        return -highest - 1, highest, str(type_)
+    largest = float(np.finfo(type_.to_pandas_dtype()).max)
+    return -largest, largest, f"a finite {type_}"
 
 
 def shown(value: Any) -> str:
@@ -153,49 +159,9 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _undecodable(values: Sequence[str], rows: _Rows, path: str) -> Iterator[RowProblem]:
-    # isascii is a stored flag of each string, so most strings are not scanned.
-    if all(map(str.isascii, values)):
-        return
-    for row, value in zip(rows(), values, strict=True):
-        if not value.isascii() and not _is_utf8(value):
-            yield row, path, f"is {shown(value)}, which holds half a surrogate pair; wanted text that UTF-8 can hold"
-
-
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _out_of_range(values: Sequence[Any], rows: _Rows, type_: pa.DataType, path: str) -> Iterator[RowProblem]:
-    if pa.types.is_integer(type_):
-        highest = 2 ** (type_.bit_width - 1) - 1
-        lowest, wanted = -highest - 1, str(type_)
-    else:
-        highest = float(np.finfo(type_.to_pandas_dtype()).max)
-        lowest, wanted = -highest, f"a finite {type_}"
-    if _are_within(values, lowest, highest):
-        return
-    for row, value in zip(rows(), values, strict=True):
-        # NaN compares as false. float() of a NumPy scalar: comparing the scalar would round `highest` to inf.
-        number = float(value) if isinstance(value, np.floating) else value
-        if not lowest <= number <= highest:
-            yield row, path, f"is {value}, wanted {wanted}"
-
-
-def _are_within(values: Sequence[Any], lowest: float, highest: float) -> bool:
-    """Whether all values are plain numbers in that range; five times as fast as checking each value."""
-    types = set(map(type, values))
-    if not types:
-        return True
-    if types == {int}:
-        return lowest <= min(values) and max(values) <= highest
-    if not types <= {int, float}:
-        return False
-    try:
-        return all(map(isfinite, values)) and lowest <= min(values) and max(values) <= highest
-    except OverflowError:  # an int beyond any float
-        return False

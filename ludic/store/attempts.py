@@ -12,12 +12,12 @@ sees that checkpoint. So a checkpoint that a successor resumes from is never del
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from ludic.errors import FencedError, OwnedError, SchemaError
-from ludic.store.json_files import Count, decode_record, encode_json
+from ludic.errors import FencedError, OwnedError
+from ludic.store.json_files import Count, encode_record, read_record
 from ludic.store.lease import Lease, claim, newest_claim, read_lease
 from ludic.store.names import parse_attempt_id
 from ludic.store.root import Root
@@ -98,7 +98,7 @@ def record_attempt(
         numerics=numerics,
         code=list(code),
     )
-    if not root.put_if_absent(attempt.name, encode_json(asdict(attempt))):
+    if not root.put_if_absent(attempt.name, encode_record(attempt)):
         raise FencedError(
             f"{root.url}/{attempt.name} exists with other content: another process trains as this attempt"
         )
@@ -116,10 +116,10 @@ def read_attempt(root: Root, attempt_id: int) -> Attempt:
     Raises FileNotFoundError if there is no such attempt, SchemaError if its file is broken.
     """
     name = f"attempts/{attempt_id}.json"
-    try:
-        return decode_record(root.read(name), Attempt)
-    except ValueError as error:
-        raise SchemaError(f"{root.url}/{name} is no attempt that ludic can read: {error}") from error
+    attempt = read_record(root, name, Attempt, "attempt")
+    if attempt is None:
+        raise FileNotFoundError(f"{root.url}/{name}")
+    return attempt
 
 
 def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:

@@ -2,7 +2,7 @@
 
 A visible file is complete: creation is put-if-absent, replacement is atomic. Names are
 relative to the URL, with forward slashes. An operation that fails for a transient reason is retried
-for a while. Other failures raise StoreError, which names the URL, the cause and what to do. Reading a file that
+for about 30 s. Other failures raise StoreError, which names the URL, the cause and what to do. Reading a file that
 does not exist raises FileNotFoundError.
 """
 
@@ -54,7 +54,7 @@ class Storage:
     """Once set, failed operations are not retried."""
 
     @classmethod
-    def at(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
+    def connect(cls, url: str, fs: fsspec.AbstractFileSystem | None = None) -> "Storage":
         """Connect to a URL.
 
         Raises ConfigError if it is empty or holds a secret, StoreError if no filesystem serves it.
@@ -80,25 +80,27 @@ class Storage:
     @property
     def _scratch(self) -> Path:
         assert self.is_local
-        return Path(self.at_path(SCRATCH))
+        return Path(self.at(SCRATCH))
 
-    def at_path(self, name: str) -> str:
+    def at(self, name: str) -> str:
         """Return the path of a file within `fs`. Raises SchemaError if the name leads out of the folder."""
         return f"{self.path}/{check_inside(name, self.url)}"
 
     def read(self, name: str) -> bytes:
-        return self._try(name, lambda: self.fs.cat_file(self.at_path(name)))
+        """Return the content of a file."""
+        return self._try(name, lambda: self.fs.cat_file(self.at(name)))
 
     def read_range(self, name: str, start: int, end: int | None = None) -> bytes:
+        """Return the bytes from `start` to before `end`; a negative start counts from the end."""
         if end is not None and 0 <= end <= start:
             return b""
         if start < 0 and not self._counts_from_the_end:
             start = max(0, self._size(name) + start)
-        return self._try(name, lambda: self.fs.cat_file(self.at_path(name), start=start, end=end))
+        return self._try(name, lambda: self.fs.cat_file(self.at(name), start=start, end=end))
 
     def _read_exactly(self, name: str, start: int, end: int) -> bytes:
         def read() -> bytes:
-            data = self.fs.cat_file(self.at_path(name), start=start, end=end)
+            data = self.fs.cat_file(self.at(name), start=start, end=end)
             if len(data) != end - start:
                 raise ConnectionError(f"{len(data):,} of {end - start:,} bytes came")
             return data
@@ -106,10 +108,11 @@ class Storage:
         return self._try(name, read)
 
     def open_file(self, name: str) -> BinaryIO:
+        """Open a file for random reads; the caller closes it."""
         if type(self.fs) is LocalFileSystem:  # not a user's subclass: Arrow reads its own files without Python
-            return cast(BinaryIO, self._try(name, lambda: pa.OSFile(self.at_path(name))))
+            return cast(BinaryIO, self._try(name, lambda: pa.OSFile(self.at(name))))
         if self.is_local:
-            return self._try(name, lambda: self.fs.open(self.at_path(name), "rb"))
+            return self._try(name, lambda: self.fs.open(self.at(name), "rb"))
         if self._is_memory:  # fs.open would give every thread the same file, with one position
             return MemoryFile(self.read(name))
         tail, size = self._tail(name)
@@ -136,21 +139,23 @@ class Storage:
         return not {"s3", "gs", "file", "memory"}.isdisjoint(protocols)
 
     def _size(self, name: str) -> int:
-        return self._try(name, lambda: self.fs.info(self.at_path(name)))["size"]
+        return self._try(name, lambda: self.fs.info(self.at(name)))["size"]
 
     def exists(self, name: str) -> bool:
         try:
-            self._try(name, lambda: self.fs.info(self.at_path(name)))
+            self._try(name, lambda: self.fs.info(self.at(name)))
         except FileNotFoundError:
             return False
         return True
 
     def list(self, name: str) -> builtins.list[str]:
+        """Return the names of all files below a folder, sorted; empty if there are none."""
         if self.is_local:
             return self._try(name, lambda: sorted(self._below(entry.path) for entry in self._walk(name)))
         return sorted(self._find(name))
 
     def sizes(self, name: str) -> dict[str, int]:
+        """Return the size in bytes of each file below a folder, by name, sorted; empty if there are none."""
         if self.is_local:
             entries = self._try(name, lambda: list(self._walk_sizes(name)))
             return dict(sorted(entries))
@@ -162,7 +167,7 @@ class Storage:
                 yield self._below(entry.path), entry.stat().st_size
 
     def _walk(self, name: str) -> Iterator[Any]:
-        return local.walk(self.at_path(name))
+        return local.walk(self.at(name))
 
     def _below(self, path: str) -> str:
         return path[len(self.path) + 1 :]
@@ -170,22 +175,32 @@ class Storage:
     def _find(self, name: str) -> dict[str, dict[str, Any]]:
         """Return the files below a folder, with the filesystem's info about each."""
         try:
-            found = self._try(name, lambda: self.fs.find(self.at_path(name).rstrip("/"), detail=True))
+            found = self._try(name, lambda: self.fs.find(self.at(name).rstrip("/"), detail=True))
         except FileNotFoundError:
             return {}
         return {self._below(path): info for path, info in found.items()}
 
     def folders(self, name: str) -> builtins.list[str]:
+        """Return the names of the folders directly below a folder, sorted; empty if there are none."""
         try:
-            entries = self._try(name, lambda: self.fs.ls(self.at_path(name), detail=True))
+            entries = self._try(name, lambda: self.fs.ls(self.at(name), detail=True))
         except FileNotFoundError:
             return []
         return sorted(self._below(entry["name"].rstrip("/")) for entry in entries if entry["type"] == "directory")
 
     def put_if_absent(self, name: str, data: Content) -> bool:
+        """Create a file. Returns False if it exists with other content.
+
+        A retry after a lost answer finds its own bytes and returns True.
+        """
         return self._create_or_compare(name, lambda: self._create(name, data), lambda: self.read(name) == data)
 
     def put_file_if_absent(self, file: Path, name: str) -> bool:
+        """Create a file from a local file of any size. Returns False if it exists with other content.
+
+        `file` is kept and must not change afterwards: on the same disk it may be a hard link to the same file.
+        So write it into `scratch_folder`. A retry after a lost answer finds its own bytes and returns True.
+        """
         return self._create_or_compare(name, lambda: self._create_from(file, name), lambda: self._holds(file, name))
 
     def _create_or_compare(self, name: str, create: Callable[[], None], is_same: Callable[[], bool]) -> bool:
@@ -198,19 +213,22 @@ class Storage:
                     return is_same()
 
     def put(self, name: str, data: Content) -> None:
+        """Create or replace a file atomically. Only for the few pointers that change, such as policies/LATEST."""
         if self.is_local:
-            self._try(name, lambda: local.replace(Path(self.at_path(name)), data, self._scratch), writing=True)
+            self._try(name, lambda: local.replace(Path(self.at(name)), data, self._scratch), writing=True)
         else:
-            self._try(name, lambda: self.fs.pipe_file(self.at_path(name), bytes(data)), writing=True)
+            self._try(name, lambda: self.fs.pipe_file(self.at(name), bytes(data)), writing=True)
 
     def delete(self, name: str) -> None:
+        """Delete a file, or a folder with all files below it; does nothing if it does not exist."""
         try:
-            self._try(name, lambda: self.fs.rm(self.at_path(name), recursive=True))
+            self._try(name, lambda: self.fs.rm(self.at(name), recursive=True))
         except FileNotFoundError:
             return
 
     @contextmanager
     def scratch_folder(self) -> Iterator[Path]:
+        """Make an empty local folder, deleted at the end; for a local URL, on its disk where readers don't look."""
         parent = self._scratch if self.is_local else None
         with self.explained(SCRATCH, writing=True):
             if parent is not None:
@@ -225,12 +243,12 @@ class Storage:
         """Move a local file to `name`, replacing any file of that name."""
         if self.is_local:
             with self.explained(name, writing=True):
-                local.move_in(file, Path(self.at_path(name)))
+                local.move_in(file, Path(self.at(name)))
         else:
-            self._try(name, lambda: self.fs.put_file(str(file), self.at_path(name)), writing=True)
+            self._try(name, lambda: self.fs.put_file(str(file), self.at(name)), writing=True)
             file.unlink()
 
-    def download(self, names: Mapping[str, PurePosixPath], folder: Path) -> None:
+    def copy_all(self, names: Mapping[str, PurePosixPath], folder: Path) -> None:
         """Copy files into a local folder, each to the path that `names` gives for it.
 
         Raises StoreError if a path leads out of the folder, before any file is copied.
@@ -249,7 +267,7 @@ class Storage:
         if self._is_memory:  # see open_file
             target.write_bytes(self.read(name))
         else:
-            self._try(name, lambda: self.fs.get_file(self.at_path(name), str(target)))
+            self._try(name, lambda: self.fs.get_file(self.at(name), str(target)))
 
     def prove_put_if_absent(self, name: str, data: Content) -> None:
         """Create an existing file again, with its own bytes. Raises StoreError if the filesystem accepts that.
@@ -267,7 +285,7 @@ class Storage:
 
     def _create(self, name: str, data: Content) -> None:
         """Create a file. Raises FileExistsError if it exists."""
-        target = self.at_path(name)
+        target = self.at(name)
         if self.is_local:
             local.create(Path(target), data, self._scratch)
         elif self._is_memory:
@@ -278,7 +296,7 @@ class Storage:
                 self.fs.pipe_file(target, bytes(data), mode="create")
 
     def _create_from(self, file: Path, name: str) -> None:
-        target = self.at_path(name)
+        target = self.at(name)
         if self.is_local:
             local.create_from(file, Path(target), self._scratch)
         elif self._is_memory:

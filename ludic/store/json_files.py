@@ -6,16 +6,22 @@
     }
 
 The digest covers all bytes before its line. A file without a digest, from an older ludic or written by hand, is read
-unchecked. A last line that is nearly a digest line counts as damaged. This module does no I/O.
+unchecked. A last line that is nearly a digest line counts as damaged. Only `read_record` opens a file.
 """
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import numpy as np
 from xxhash import xxh3_64_hexdigest
+
+from ludic.errors import SchemaError
+
+if TYPE_CHECKING:
+    from ludic.store.filesystem import Storage
 
 Record = TypeVar("Record")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
@@ -33,6 +39,11 @@ def encode_json(values: Mapping[str, Any], *, indent: int | None = 2, allow_nan:
     assert "digest" not in values, "digest is the name of the file's own digest"
     head = json.dumps(values, indent=indent, allow_nan=allow_nan).removesuffix("}").rstrip().encode()
     return head + _last_line(head)
+
+
+def encode_record(record: Any, *, indent: int | None = 2) -> bytes:
+    """Return the text of a file with the fields of a dataclass."""
+    return encode_json(asdict(record), indent=indent)
 
 
 def decode_json(data: bytes) -> dict[str, Any]:
@@ -59,6 +70,21 @@ def decode_record(data: bytes, record: type[Record]) -> Record:
     Raises ValueError as decode_json does, and if a value is missing or has another type than its field.
     """
     return convert(decode_json(data), record)
+
+
+def read_record(root: "Storage", name: str, record: type[Record], what: str, advice: str = "") -> Record | None:
+    """Return a file as a dataclass, as decode_record does; None if the file does not exist.
+
+    Raises SchemaError, which names the file and says that it is no `what`, why, and what to do (`advice`).
+    """
+    try:
+        return decode_record(root.read(name), record)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise SchemaError(
+            f"{root.url}/{name} is no {what} that ludic can read: {error}{advice and f'; {advice}'}"
+        ) from error
 
 
 def convert(values: Any, record: type[Record]) -> Record:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,9 +21,9 @@ import msgspec
 
 from ludic.bounds import BOUNDS
 from ludic.defaults import LEASE_S
-from ludic.errors import LudicError, OwnedError, SchemaError
+from ludic.errors import LudicError, OwnedError
 from ludic.records import new_id
-from ludic.store.json_files import decode_record, encode_json
+from ludic.store.json_files import encode_record, read_record
 from ludic.store.names import owner_name, parse_attempt_id, parse_number
 from ludic.store.root import Root
 
@@ -52,9 +52,6 @@ class Lease:
     released: bool = False
     """True if the owner has ended, or never intended to renew."""
 
-    def to_json(self) -> bytes:
-        return encode_json(asdict(self))
-
 
 def lease_name(attempt_id: int) -> str:
     return f"attempts/{attempt_id}.lease"
@@ -71,7 +68,7 @@ def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = 
         lease_s=lease_s,
         released=released,
     )
-    if not root.put_if_absent(lease_name(lease.attempt_id), lease.to_json()):
+    if not root.put_if_absent(lease_name(lease.attempt_id), encode_record(lease)):
         raise _refusal(root, lease.attempt_id)
     return lease
 
@@ -87,15 +84,7 @@ def newest_claim(root: Root) -> int:
 
 def read_lease(root: Root, attempt_id: int) -> Lease | None:
     """Read an attempt's lease; returns None if it was not claimed. Raises SchemaError if the file is no lease."""
-    name = lease_name(attempt_id)
-    try:
-        return decode_record(root.read(name), Lease)
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise SchemaError(
-            f"{root.url}/{name} is no lease that ludic can read: {error}; see that no trainer runs, and delete it"
-        ) from error
+    return read_record(root, lease_name(attempt_id), Lease, "lease", "see that no trainer runs, and delete it")
 
 
 def await_free(root: Root, stop: threading.Event) -> int | None:
@@ -158,12 +147,12 @@ def _renew(
             if read_lease(root, lease.attempt_id + 1) is not None:
                 return on_fenced()
             lease = replace(lease, num_renewals=lease.num_renewals + 1)
-            root.put(lease_name(lease.attempt_id), lease.to_json())
+            root.put(lease_name(lease.attempt_id), encode_record(lease))
             also()
         except LudicError as error:
             logger.warning("the lease of attempt %d is not renewed, trying again: %s", lease.attempt_id, error)
     try:
-        root.put(lease_name(lease.attempt_id), replace(lease, released=True).to_json())
+        root.put(lease_name(lease.attempt_id), encode_record(replace(lease, released=True)))
     except LudicError as error:
         logger.warning("the lease of attempt %d is not released, the next trainer waits: %s", lease.attempt_id, error)
 

@@ -1,13 +1,11 @@
 """Merge rollout files of one partition into a larger one, sorted by group_id, in bounded memory.
 
-Row groups of the sources are read in the order of their smallest group_id, each once, with some read-ahead. A group is
-written as soon as no unread group can sort before it. If the row groups that overlap exceed the buffer, groups are
-written slightly out of order, which only makes pruning less effective. Groups stay whole.
+Row groups of the sources are read in the order of their smallest group_id, each once, with some read-ahead. As many as
+fit into the buffer are sorted together, so where row groups of two buffers overlap, groups are slightly out of order,
+which only makes pruning less effective. Groups stay whole.
 Raises LostSourceError if a source is broken or gone, StoreError if the filesystem fails.
 """
 
-import heapq
-import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -24,7 +23,7 @@ import pyarrow.parquet as pq
 from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.schema.tables import VERSION_KEY
-from ludic.store.encoding import ROW_GROUP_BYTES, group_starts, open_writer, release_memory
+from ludic.store.encoding import ROW_GROUP_BYTES, group_starts, open_writer, release_memory, row_group_bounds
 from ludic.store.files import RolloutFile
 from ludic.store.parquet import as_type, check_text, open_parquet
 from ludic.store.root import Root
@@ -34,12 +33,10 @@ ROW_GROUP_ROWS = 1024
 """Maximum rows in a row group of a compacted file; ROW_GROUP_BYTES may end it earlier. More rows make scans little
 faster and the read of one rollout slower (benchmarks/compaction.py)."""
 
-_BUFFER_BYTES = 96 << 20
-"""Memory for groups that wait to be written in order."""
+_MOST_BYTES = ROW_GROUP_BYTES
+"""Memory for rows that are sorted together, and most bytes of a row group."""
 _READ_AHEAD_BYTES = 32 << 20
 _CONCURRENT_READS = 8
-_COPY_ABOVE_BYTES = 2 << 20
-"""Row group size above which its groups are copied: a slice would keep the whole row group in memory."""
 
 
 class LostSourceError(Exception):
@@ -168,12 +165,12 @@ def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> No
         ThreadPoolExecutor(_CONCURRENT_READS) as pool,
         open_writer(target, schema, {SOURCES_KEY: names}) as writer,
     ):
-        tables = _read_ahead(pool, root, row_groups, schema)
-        for table in _fill_row_groups(_in_order(row_groups, tables)):
-            num_rows, size_bytes = num_rows + table.num_rows, table.nbytes
+        for rows in _sorted_by_group(_read_ahead(pool, root, row_groups, schema)):
+            num_rows, size_bytes = num_rows + rows.num_rows, rows.nbytes
             release_memory(size_bytes)  # before as well: encoding takes the most memory
-            writer.write_table(table, row_group_size=table.num_rows)
-            del table
+            for start, stop in row_group_bounds(rows, max_rows=ROW_GROUP_ROWS, max_bytes=_MOST_BYTES):
+                writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
+            del rows
             release_memory(size_bytes)
     assert num_rows == sum(source.num_rows for source in sources), "rows were lost or doubled while they were merged"
 
@@ -206,62 +203,24 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
         )
 
 
-class _Group(NamedTuple):
-    """The rows of a group in one row group; sorts by group_id, then in the order of reading."""
-
-    group_id: str
-    place: int
-    size_bytes: int
-    """Estimated memory: its share, by rows, of the row group's bytes. Measuring it would take 0.1 ms."""
-    rows: pa.Table
-
-
-def _in_order(row_groups: Sequence[_RowGroup], tables: Iterator[pa.Table]) -> Iterator[_Group]:
-    """Yield groups sorted by group_id. tables: one for each row group, in order."""
-    waiting: list[_Group] = []
-    places = itertools.count()
-    held_bytes = 0
-    for next_bound in [*(row_group.bound for row_group in row_groups[1:]), None]:
-        for group in _split(next(tables), places):
-            heapq.heappush(waiting, group)
-            held_bytes += group.size_bytes
-        del group
-        while waiting and (next_bound is None or waiting[0].group_id < next_bound or held_bytes > _BUFFER_BYTES):
-            held_bytes -= waiting[0].size_bytes
-            yield heapq.heappop(waiting)
-
-
-def _split(table: pa.Table, places: Iterator[int]) -> Iterator[_Group]:
-    """Yield the groups of a row group."""
-    starts, size_bytes = group_starts(table).tolist(), table.nbytes
-    are_copied = len(starts) > 1 and size_bytes > _COPY_ABOVE_BYTES
-    for start, stop in itertools.pairwise([*starts, table.num_rows]):
-        rows = table.slice(start, stop - start)
-        if are_copied:
-            rows = rows.take(pa.array(range(rows.num_rows)))
-        yield _Group(table["group_id"][start].as_py(), next(places), size_bytes * len(rows) // len(table), rows)
-
-
-def _fill_row_groups(groups: Iterable[_Group]) -> Iterator[pa.Table]:
-    """Yield tables to write as row groups; a group stays as whole as its source has it."""
+def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Join tables up to _MOST_BYTES, a larger one alone, and sort the groups of each joined table by group_id."""
     taken: list[pa.Table] = []
-    num_rows = num_bytes = 0
-    for _, _, size_bytes, rows in groups:
-        if taken and (num_rows + len(rows) > ROW_GROUP_ROWS or num_bytes + size_bytes > ROW_GROUP_BYTES):
-            yield _concatenated(taken)
-            num_rows = num_bytes = 0
-        taken.append(rows)
-        num_rows, num_bytes = num_rows + len(rows), num_bytes + size_bytes
-        del rows  # else it, or a whole row group that it is a slice of, stays in memory while more is read
-        if num_bytes >= ROW_GROUP_BYTES:
-            yield _concatenated(taken)
-            num_rows = num_bytes = 0
-    if taken:
-        yield _concatenated(taken)
+    num_bytes = 0
+    for table in tables:
+        size_bytes = table.nbytes
+        if taken and num_bytes + size_bytes > _MOST_BYTES:
+            yield _sort_groups(pa.concat_tables(taken))
+            taken, num_bytes = [], 0
+        taken.append(table)
+        num_bytes += size_bytes
+        del table  # else it stays in memory while the rows are written
+    yield _sort_groups(pa.concat_tables(taken))
 
 
-def _concatenated(taken: list[pa.Table]) -> pa.Table:
-    """Concatenate the tables of `taken` and empty that list."""
-    table = pa.concat_tables(taken)
-    taken.clear()
-    return table
+def _sort_groups(rows: pa.Table) -> pa.Table:
+    """Return the rows sorted by group_id, without a copy."""
+    starts = group_starts(rows)
+    order = np.argsort(rows["group_id"].take(pa.array(starts)).to_numpy(), kind="stable")
+    stops = np.append(starts[1:], rows.num_rows)
+    return pa.concat_tables([rows.slice(starts[group], stops[group] - starts[group]) for group in order])

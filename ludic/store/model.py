@@ -12,11 +12,11 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
-from ludic.errors import ModelError, SchemaError
-from ludic.store.json_files import decode_json, encode_json
+from ludic.errors import ModelError
+from ludic.store.json_files import encode_record, read_record
 from ludic.store.root import Root
 
 MODEL = "model"
@@ -109,19 +109,7 @@ def _digest(file: Path) -> str:
 
 def read_identity(root: Root) -> ModelIdentity | None:
     """Return model/identity.json; None if the root keeps no model yet. Raises SchemaError if it can't be read."""
-    try:
-        values = decode_json(root.read(IDENTITY))
-        known = {field.name: values[field.name] for field in fields(ModelIdentity) if field.name in values}
-        identity = ModelIdentity(**known)
-        if not all(isinstance(getattr(identity, kind), dict) for kind in ("config", "tokenizer", "weights")):
-            raise TypeError("config, tokenizer and weights must be objects")
-        return identity
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise SchemaError(
-            f"{root.url}/{IDENTITY} does not identify a model: {error}; delete it, and start where the model is"
-        ) from error
+    return read_record(root, IDENTITY, ModelIdentity, "identity of a model", "delete it, and start where the model is")
 
 
 def keep_model(root: Root, folder: Path, identity: ModelIdentity, *, with_weights: bool = False) -> None:
@@ -138,7 +126,7 @@ def keep_model(root: Root, folder: Path, identity: ModelIdentity, *, with_weight
             f"{root.url}/{MODEL} holds another {', '.join(taken)} than {identity.source}; "
             "delete that folder if no run has begun with it"
         )
-    if not root.put_if_absent(IDENTITY, encode_json(asdict(identity))):
+    if not root.put_if_absent(IDENTITY, encode_record(identity)):
         check_same(root, identity)
 
 

@@ -9,12 +9,12 @@ that LATEST names.
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ludic.errors import SchemaError
-from ludic.store.json_files import Count, decode_record, encode_json
+from ludic.store.json_files import Count, encode_record, read_record
 from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
 from ludic.store.names import parse_numbers
 from ludic.store.root import Root
@@ -50,14 +50,7 @@ def policy_folder(version: int) -> str:
 
 def latest_policy(root: Root) -> LatestPolicy | None:
     """Return the content of LATEST; None before the first publish. Raises SchemaError if the file can't be parsed."""
-    try:
-        return decode_record(root.read(LATEST), LatestPolicy)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise SchemaError(
-            f"{root.url}/{LATEST} does not name a policy: {error}; the next publication replaces it"
-        ) from error
+    return read_record(root, LATEST, LatestPolicy, "name of a policy", "the next publish replaces it")
 
 
 def newest_version(root: Root) -> int | None:
@@ -71,18 +64,12 @@ def newest_version(root: Root) -> int | None:
 
 def read_policy(root: Root, version: int) -> Policy | None:
     """Return the policy.json of a version; None if the version is not claimed. Raises SchemaError if it is broken."""
-    name = f"{policy_folder(version)}/policy.json"
-    try:
-        return decode_record(root.read(name), Policy)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise SchemaError(f"{root.url}/{name} is no policy.json that ludic can read: {error}") from error
+    return read_record(root, f"{policy_folder(version)}/policy.json", Policy, "policy.json")
 
 
 def point_latest(root: Root, latest: LatestPolicy) -> None:
     """Replace LATEST. Only the trainer that owns the root calls this."""
-    root.put(LATEST, encode_json(asdict(latest)))
+    root.put(LATEST, encode_record(latest))
 
 
 def publish_policy(
@@ -99,16 +86,22 @@ def publish_policy(
     save: writes a Hugging Face folder into an empty local folder. groups_per_worker: maps the claimed
     version to LatestPolicy.groups_per_worker. If either raises, LATEST is unchanged.
     """
-    version = _claim(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
-    with root.scratch_folder() as folder:
-        save(folder)
-        write_manifest(folder)
-        root.upload(folder, policy_folder(version), last="config.json")
+    version = claim_policy(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
+    write_policy(root, version, save)
     point_latest(root, LatestPolicy(version=version, groups_per_worker=groups_per_worker(version)))
     return version
 
 
-def _claim(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
+def write_policy(root: Root, version: int, save: Callable[[Path], None]) -> None:
+    """Write the weights of a claimed version, config.json last. save: see `publish_policy`."""
+    with root.scratch_folder() as folder:
+        save(folder)
+        write_manifest(folder)
+        root.upload(folder, policy_folder(version), last="config.json")
+
+
+def claim_policy(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
+    """Put policy.json of the next free version, and return the version."""
     newest = newest_version(root)
     version = 0 if newest is None else newest + 1
     while True:
@@ -119,7 +112,7 @@ def _claim(root: Root, *, step: int, attempt_id: int, parent_version: int | None
             parent_version=parent_version,
             created_at=datetime.now(UTC).isoformat(),
         )
-        if root.put_if_absent(f"{policy_folder(version)}/policy.json", encode_json(asdict(policy))):
+        if root.put_if_absent(f"{policy_folder(version)}/policy.json", encode_record(policy)):
             return version
         version += 1
 

@@ -8,12 +8,13 @@ Raises StoreError if the filesystem fails.
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ludic.errors import SchemaError
 from ludic.store.filesystem import SCRATCH
-from ludic.store.json_files import decode_record, encode_json
+from ludic.store.json_files import encode_record, read_record
 from ludic.store.root import Root
 
 QUARANTINE = "set_aside"
@@ -46,7 +47,7 @@ def quarantine(root: Root, name: str, reason: str) -> str:
         # First check that the file exists: a note alone would describe a file that never existed.
         if root.exists(name):
             note = QuarantinedFile(name=name, reason=reason, found_at=datetime.now(UTC).isoformat())
-            root.put(f"{target}{_NOTE}", encode_json(asdict(note)))
+            root.put(f"{target}{_NOTE}", encode_record(note))
         _move(root, name, target)
     except FileNotFoundError:  # moved before, or by another process at the same time
         if not root.exists(target):
@@ -70,10 +71,10 @@ def list_quarantined(root: Root) -> list[QuarantinedFile]:
 
 
 def _read_note(root: Root, name: str) -> QuarantinedFile:
-    try:
-        return decode_record(root.read(f"{QUARANTINE}/{name}{_NOTE}"), QuarantinedFile)
-    except (FileNotFoundError, ValueError, TypeError):
-        return QuarantinedFile(name=name, reason="", found_at="")
+    note = None
+    with suppress(SchemaError):
+        note = read_record(root, f"{QUARANTINE}/{name}{_NOTE}", QuarantinedFile, "note")
+    return note or QuarantinedFile(name=name, reason="", found_at="")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ never deleted.
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
@@ -21,7 +22,7 @@ import pyarrow.compute as pc
 from ludic.errors import SchemaError
 from ludic.store.cursor import Cursor, Intervals
 from ludic.store.files import Folder, RolloutFile, Source, slot_of
-from ludic.store.json_files import decode_record, encode_json
+from ludic.store.json_files import decode_record, encode_record
 from ludic.store.names import NUMBER
 from ludic.store.parquet import read_columns
 from ludic.store.root import Root
@@ -152,21 +153,16 @@ def expire(
 
 def read_tombstones(root: Root) -> list[Tombstone]:
     """Return all tombstones, without broken ones: the writer of a broken tombstone put another one after it."""
-    names = (name for name in root.list(FOLDER) if _NAME.fullmatch(name))
-    found = (_parse_tombstone(root.read(name)) for name in names)
-    return [tombstone for tombstone in found if tombstone is not None]
-
-
-def _parse_tombstone(data: bytes) -> Tombstone | None:
-    try:
-        return decode_record(data, Tombstone)
-    except ValueError:
-        return None
+    found = []
+    for name in root.list(FOLDER):
+        with suppress(ValueError):
+            found += [decode_record(root.read(name), Tombstone)] if _NAME.fullmatch(name) else []
+    return found
 
 
 def _put_tombstone(root: Root, tombstone: Tombstone) -> None:
     """Put a tombstone under the next free number, and read it back to make sure that it is stored whole."""
-    data = encode_json(asdict(tombstone), indent=None)
+    data = encode_record(tombstone, indent=None)
     number = len(root.list(FOLDER))
     while not (root.put_if_absent(name := f"{FOLDER}/{number}.json", data) and root.read(name) == data):
         number += 1

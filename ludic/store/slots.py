@@ -10,12 +10,12 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ludic.errors import LudicError, SchemaError, SlotTakenError
-from ludic.store.json_files import decode_record, encode_json
+from ludic.store.json_files import encode_record, read_record
 from ludic.store.lease import describe_process, is_dead
 from ludic.store.names import owner_name, parse_numbers
 from ludic.store.root import Root
@@ -55,9 +55,6 @@ class SlotClaim:
         """True if the worker has ended, or if its process is proven dead, which only its own machine can prove."""
         return self.ended_at is not None or (self.process is not None and is_dead(self.process))
 
-    def to_json(self) -> bytes:
-        return encode_json(asdict(self))
-
 
 def claim_name(slot: int, life: int) -> str:
     return f"{FOLDER}/slot={slot}/{life}.json"
@@ -65,15 +62,8 @@ def claim_name(slot: int, life: int) -> str:
 
 def read_slot_claim(root: Root, slot: int, life: int) -> SlotClaim | None:
     """Return the claim of a life; None if there was no such life. Raises SchemaError if the file is broken."""
-    name = claim_name(slot, life)
-    try:
-        return decode_record(root.read(name), SlotClaim)
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise SchemaError(
-            f"{root.url}/{name} is no claim that ludic can read: {error}; stop the workers of this slot, and delete it"
-        ) from error
+    advice = "stop the workers of this slot, and delete it"
+    return read_record(root, claim_name(slot, life), SlotClaim, "claim", advice)
 
 
 def newest_slot_claim(root: Root, slot: int) -> SlotClaim | None:
@@ -96,7 +86,7 @@ def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str
         process=describe_process(os.getpid()),
         code=list(code),
     )
-    while not root.put_if_absent(claim.name, claim.to_json()):
+    while not root.put_if_absent(claim.name, encode_record(claim)):
         claim = replace(claim, life=claim.life + 1)
     return claim
 
@@ -109,7 +99,8 @@ def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str,
         yield claim
     finally:
         try:
-            root.put(claim.name, replace(claim, ended_at=datetime.now(UTC).isoformat(timespec="seconds")).to_json())
+            over = replace(claim, ended_at=datetime.now(UTC).isoformat(timespec="seconds"))
+            root.put(claim.name, encode_record(over))
         except LudicError as error:
             logger.warning("the claim of slot %d does not say that this worker has ended: %s", slot, error)
 

@@ -41,7 +41,7 @@ from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_
 from ludic.store.json_files import decode_json, decode_record, encode_json
 from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
 from ludic.store.root import Root
-from ludic.training.model import full_state_dict, load_model, save_weights
+from ludic.training.model import detached, full_state_dict, load_model, save_weights
 
 logger = logging.getLogger(__name__)
 
@@ -123,8 +123,8 @@ def take_snapshot(
     return Snapshot(
         info=info,
         model=model,
-        weights=_detached(full_state_dict(model, adapters_only=has_adapters(model)), model.device),
-        moments=_detached(moments, model.device),
+        weights=detached(full_state_dict(model, adapters_only=has_adapters(model)), model.device),
+        moments=detached(moments, model.device),
         random_states=_gather_random_states(),
     )
 
@@ -266,16 +266,6 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
         for first in (f"{name}/{MARKER}", f"{name}/{MANIFEST}", name):
             root.delete(first)
     return old
-
-
-def _detached(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Return tensors that the next step does not change: clones those that off-loading did not copy.
-
-    These are all tensors of a model on the CPU, and AdamW's step counts, scalars that are always on the CPU.
-    """
-    return {
-        name: tensor.clone() if device.type == "cpu" or tensor.ndim == 0 else tensor for name, tensor in tensors.items()
-    }
 
 
 def _sync(folder: Path) -> None:

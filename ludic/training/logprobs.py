@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
+from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
@@ -39,10 +39,10 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy at each response token, at its row's temperature: both (A,), at least float32.
 
-    Works on a plain model, and on a sharded model after `register_token_logprobs`. entropy_gradient: whether the
+    Works on a plain model, and after `register_token_logprobs` on a sharded model. entropy_gradient: whether the
     entropy has a gradient.
     """
-    run = getattr(model, _METHOD) if isinstance(model, FSDPModule) else partial(_token_logprobs, model)
+    run = getattr(model, _METHOD, None) or partial(_token_logprobs, model)
     return run(batch, chunk_tokens, entropy_gradient)
 
 

@@ -140,10 +140,11 @@ def load_sharded(
     else:
         model = _without_weights(_parse_config(config), dtype)
         prepare(model)
+    is_sent = with_weights and mesh.size() > 1
     # Sharding replaces the parameters, so keep the whole tensors.
-    weights = dict(model.state_dict()) if is_main() and with_weights else {}
+    weights = dict(model.state_dict()) if is_main() and is_sent else {}
     shard(model, mesh, **options)
-    for name, tensor in model.state_dict().items() if with_weights else ():
+    for name, tensor in model.state_dict().items() if is_sent else ():
         tensor.copy_(from_main(weights.pop(name, None), like=tensor))
     return model
 
@@ -184,6 +185,9 @@ def shard(
 ) -> None:
     """Shard the parameters over the mesh in place: one FSDP2 unit per decoder layer and one for the rest.
 
+    One rank that neither converts nor off-loads has nothing to shard: its model moves to the device and stays whole.
+    FSDP2 would make its steps up to a half slower (benchmarks/one_rank.py).
+
     compute_dtype: dtype of parameters and activations in forward and backward; None computes in the parameters' dtype.
     Gradients are reduced in float32, and the optimizer keeps the parameters' dtype.
     activation_checkpointing: keep only a layer's input, and recompute the rest in the backward pass.
@@ -196,6 +200,9 @@ def shard(
         policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     offload_policy = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     make_unit = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload_policy)
+    converts = compute_dtype is not None and any(p.dtype != compute_dtype for p in model.parameters())
+    if mesh.size() == 1 and not converts and not offload:
+        make_unit = partial(nn.Module.to, device=torch.device(mesh.device_type))
     if compile_layers:
         keep_uncompiled()
     for layer in decoder_layers(model):
@@ -240,6 +247,16 @@ def full_state_dict(model: PreTrainedModel, *, adapters_only: bool = False) -> d
     tied = model.all_tied_weights_keys
     tensors = {name: value for name, value in state.items() if isinstance(value, Tensor) and name not in tied}
     return {name: tensor for name, tensor in tensors.items() if is_adapter_weight(name) or not adapters_only}
+
+
+def detached(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return tensors that the next step does not change: clones those that off-loading did not copy.
+
+    These are all tensors of a model on the CPU, and AdamW's step counts, scalars that are always on the CPU.
+    """
+    return {
+        name: tensor.clone() if device.type == "cpu" or tensor.ndim == 0 else tensor for name, tensor in tensors.items()
+    }
 
 
 def save_weights(

@@ -1,5 +1,8 @@
 """Publish weights and the number of groups that workers sample with them. On rank 0 only.
 
+A thread writes a version's files while the next steps train. LATEST names a version after its files are complete, so
+workers see nothing half-written. The next publish, checkpoints and the end of the run wait for this thread.
+
 A fenced trainer may pass its last check, sleep, and then point LATEST at an older version. All versions of its
 successor are higher, so the successor notices this and points LATEST back.
 """
@@ -7,6 +10,7 @@ successor are higher, so the successor notices this and points LATEST back.
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,43 +25,59 @@ from ludic.store import (
     latest_policy,
     point_latest,
     prune_policies,
-    publish_policy,
 )
-from ludic.store.policies import newest_version
+from ludic.store.policies import claim_policy, newest_version, write_policy
 
 
 class Publisher:
-    """The only writer of policies/ in this attempt, shared by the training and the planning thread."""
+    """The only writer of policies/ in this attempt, shared by the training, planning and checkpoint threads."""
 
     def __init__(self, root: Root, attempt: Attempt, keep: int | None) -> None:
         self._root, self._attempt, self._keep = root, attempt, keep
         self._demand = QuotaController(root.run)
         self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-publish")
+        self._writing: Future[None] | None = None
         self.version = newest_version(root)
-        """Newest version of any attempt; None before the first."""
+        """Newest published version of any attempt; None before the first."""
 
     def publish(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:
         """Publish the files that `save` writes into a folder as the next version; returns the version.
 
         Raises FencedError if a newer attempt owns the root.
         """
-        check_not_fenced(self._root, self._attempt)
-        with self._lock:
-            version = publish_policy(
-                self._root,
-                save,
-                step=step,
-                attempt_id=self._attempt.attempt_id,
-                parent_version=self.version,
-                groups_per_worker=lambda version: self._ask_for(version, num_ready_groups),
-            )
-            self.version = version
-        if self._keep is not None:
-            prune_policies(self._root, self._keep, version)
+        version = self.start(save, step=step, num_ready_groups=num_ready_groups)
+        self.finish()
         return version
 
+    def start(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:
+        """Claim the next version and begin to publish it in a thread, which calls `save`; returns the version.
+
+        Waits for the version before. Raises FencedError if a newer attempt owns the root.
+        """
+        self.finish()
+        check_not_fenced(self._root, self._attempt)
+        version = claim_policy(self._root, step=step, attempt_id=self._attempt.attempt_id, parent_version=self.version)
+        with self._lock:
+            num_used_groups = self._demand.num_arrived - num_ready_groups
+        self._writing = self._thread.submit(self._write, save, version, num_used_groups)
+        return version
+
+    def finish(self, *, wait: bool = True) -> None:
+        """Wait for the version that is being written. Raises its error, also in every later call.
+
+        wait: if false, only raises the error of a version that has already failed.
+        """
+        writing = self._writing
+        if writing is not None and (wait or writing.done()):
+            writing.result()
+
+    def close(self) -> None:
+        """Wait for the version that is being written and ignore its error; it is complete or invisible."""
+        self._thread.shutdown(wait=True)
+
     def mend_latest(self) -> None:
-        """Write LATEST again if another trainer replaced it; skipped during a publish, which writes it anyway."""
+        """Write LATEST again if another trainer replaced it; skipped while this trainer writes it anyway."""
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -74,8 +94,10 @@ class Publisher:
     def ask_for_more(self, num_missing_groups: int, idle_s: float, *, version: int) -> None:
         """Raise the groups per worker in LATEST if too few groups arrive.
 
-        Does nothing until `version` is published, since that publish sets its own number.
+        Does nothing until `version` is published, since that publish sets its own number. Raises the error of a
+        publish that failed, since the groups waited for will not come.
         """
+        self.finish(wait=False)
         with self._lock:
             if self.version is None or self.version < version:
                 return
@@ -83,13 +105,20 @@ class Publisher:
                 check_not_fenced(self._root, self._attempt)
                 point_latest(self._root, self._wanted)
 
-    def _ask_for(self, version: int, num_ready_groups: int) -> int:
-        """Return the groups per worker of a new version.
+    def _write(self, save: Callable[[Path], None], version: int, num_used_groups: int) -> None:
+        """Write the files, then LATEST, in the thread.
 
-        Checks ownership again before LATEST names the version, since writing weights may take minutes.
+        Checks ownership again before LATEST names the version, since writing weights may take minutes. Groups that
+        arrived in the meantime count as ready.
         """
-        check_not_fenced(self._root, self._attempt)
-        return self._demand.on_publish(version, num_ready_groups)
+        write_policy(self._root, version, save)
+        with self._lock:
+            check_not_fenced(self._root, self._attempt)
+            self._demand.on_publish(version, self._demand.num_arrived - num_used_groups)
+            point_latest(self._root, self._wanted)
+            self.version = version
+        if self._keep is not None:
+            prune_policies(self._root, self._keep, version)
 
     @property
     def _wanted(self) -> LatestPolicy:

@@ -43,7 +43,7 @@ from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.loading import FirstModel, load_reference, load_trained
 from ludic.training.metrics import step_metrics, trained_lengths
-from ludic.training.model import compute_dtype, full_state_dict, save_weights
+from ludic.training.model import compute_dtype, detached, full_state_dict, save_weights
 from ludic.training.numerics import agree_on_numerics
 from ludic.training.optimizer import learning_rate
 from ludic.training.ownership import (
@@ -188,7 +188,7 @@ def _open_trainer(
         trainer.first_step = resumed.step + 1 if resumed else 1
         trainer.stream = PlannedStream(root, config, trainer.main.feed if trainer.main else None)
         stack.callback(trainer.stream.close)
-        trainer.publish(trainer.first_step - 1)
+        trainer.publish_first()
         if trainer.first_step <= config.num_steps:
             trainer.stream.start_plan(trainer.first_step, trainer.version)
         yield trainer
@@ -200,7 +200,7 @@ class _Trainer:
     first_step: int
     stream: PlannedStream
     version = -1
-    """Newest version published; -1 before the first."""
+    """Newest version, published or being written; -1 before the first."""
     main: Ownership | None = None
 
     def __init__(
@@ -254,8 +254,10 @@ class _Trainer:
             self.publish(step)
 
     def publish(self, step: int) -> None:
-        """Publish the current weights as the next version."""
-        weights = full_state_dict(self._model, adapters_only=self._config.publish_lora == "adapter")
+        """Begin to publish a copy of the current weights as the next version, after the version before is complete."""
+        run_on_main(self._finish_publishing)
+        adapters_only = self._config.publish_lora == "adapter"
+        weights = detached(full_state_dict(self._model, adapters_only=adapters_only), self._model.device)
         tokenizer = self.main.tokenizer if self.main else {}
 
         def save(folder: Path) -> None:
@@ -263,15 +265,20 @@ class _Trainer:
             save_weights(self._model, weights, folder, dtype=dtype, max_shard_size=max_shard_size)
             write_files(tokenizer, folder)
 
-        def publish() -> bytes:
+        def start() -> bytes:
             assert self.main is not None
             num_ready = self.main.feed.count_ready_groups(self.main.publisher.version)
-            return str(self.main.publisher.publish(save, step=step, num_ready_groups=num_ready)).encode()
+            return str(self.main.publisher.start(save, step=step, num_ready_groups=num_ready)).encode()
 
-        self.version = int(run_on_main(publish))
+        self.version = int(run_on_main(start))
+
+    def publish_first(self) -> None:
+        """Publish the weights that training begins with, and wait until workers can load them."""
+        self.publish(self.first_step - 1)
+        run_on_main(self._finish_publishing)
 
     def checkpoint_if_due(self, step: int, cursor: Mapping[str, Any]) -> None:
-        """Checkpoint `step` if it is due. Raises, on every rank, the error of the previous checkpoint if it failed."""
+        """Checkpoint `step` if it is due. Raises, on every rank, the error of a checkpoint or a publish that failed."""
         every = self._config.checkpoint_every
         self._unsaved = (step, cursor)
         run_on_main(partial(self._finish_writing, wait=False))
@@ -279,15 +286,18 @@ class _Trainer:
             self._checkpoint()
 
     def checkpoint_last(self) -> None:
-        """Checkpoint the last step if that is not done yet, and wait until it is complete.
+        """Checkpoint the last step if that is not done yet, and wait until it and the last version are complete.
 
         Raises FencedError if a newer attempt owns the root.
         """
         self._checkpoint()
         run_on_main(partial(self._finish_writing, wait=True))
+        run_on_main(self._finish_publishing)
 
     def close(self) -> None:
-        """Wait for a checkpoint that is being written and ignore its error; it is complete or invisible."""
+        """Wait for files that are being written and ignore their errors; they are complete or invisible."""
+        if self.main is not None:
+            self.main.publisher.close()
         self._writer.shutdown(wait=True)
         if self._token_stats_log is not None:
             self._token_stats_log.close()
@@ -314,13 +324,23 @@ class _Trainer:
             run_on_main(partial(self._finish_writing, wait=True))
 
     def _write(self, main: Ownership, snapshot: Snapshot) -> None:
-        """Write and prune, in the writing thread: `prune_checkpoints` must read the claims after the marker is put."""
+        """Write and prune, in the writing thread: `prune_checkpoints` must read the claims after the marker is put.
+
+        Waits for the version that the checkpoint names.
+        """
+        main.publisher.finish()
         write_checkpoint(self._root, snapshot, max_shard_size=self._config.max_shard_size)
         if self._config.keep_checkpoints is not None:
             every = self._config.keep_checkpoints_every
             prune_checkpoints(self._root, main.attempt, self._config.keep_checkpoints, every=every)
 
+    def _finish_publishing(self, *, wait: bool = True) -> bytes:
+        assert self.main is not None
+        self.main.publisher.finish(wait=wait)
+        return b""
+
     def _finish_writing(self, *, wait: bool) -> bytes:
+        self._finish_publishing(wait=False)
         if self._writing is not None and (wait or self._writing.done()):
             writing, self._writing = self._writing, None
             writing.result()

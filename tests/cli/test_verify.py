@@ -17,6 +17,7 @@ from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, Root, list_files
 from ludic.store.code import keep_files
 from ludic.store.encoding import encode
+from ludic.store.json_files import encode_record
 from ludic.store.slots import claim_slot
 from ludic.store.token_stats import encode_token_stats
 from ludic.user_files import read_user_file
@@ -265,7 +266,7 @@ def test_claims_of_workers_are_read_and_compared_with_their_names(breakable: Pat
     claims = [claim_slot(root, slot, f"w{slot}-a") for slot in (0, 1)]
     assert found_in(breakable) == []
     root.put(claims[0].name, b"{}")
-    root.put("workers/slot=1/2.json", claims[1].to_json())
+    root.put("workers/slot=1/2.json", encode_record(claims[1]))
     root.put("workers/notes.json", b"{}")
     root.put("workers/slot=1/\N{SUPERSCRIPT TWO}.json", b"{}")
     assert findings(breakable) == {

@@ -117,17 +117,17 @@ def test_an_export_that_is_cut_short_does_not_load_and_is_finished_by_the_same_c
     trained: Root, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_calls: int, crash
 ) -> None:
     shared, url = SharedStorage(MemoryFileSystem()), f"memory://{uuid.uuid4()}"
-    at = weights.Storage.at
+    connect = weights.Storage.connect
     faulty = FaultyFileSystem(shared)
     faulty.faults.extend([None] * num_calls + [crash])
-    monkeypatch.setattr(weights.Storage, "at", lambda target: at(target, faulty))
+    monkeypatch.setattr(weights.Storage, "connect", lambda target: connect(target, faulty))
     with pytest.raises(ProcessDied):
         export_weights(trained, url, version=1)
     names = {name.rpartition("/")[2] for name in shared.inner.find(url)}
     assert "config.json" not in names
     if shared.torn:  # no object store leaves half a file; what did is named, and not taken for whole
         return
-    monkeypatch.setattr(weights.Storage, "at", lambda target: at(target, FaultyFileSystem(shared)))
+    monkeypatch.setattr(weights.Storage, "connect", lambda target: connect(target, FaultyFileSystem(shared)))
     export_weights(trained, url, version=1)
     shared.inner.get(url, str(tmp_path / "copy"), recursive=True)
     assert_loads(tmp_path / "copy", stored(trained, "policies/version=1"))

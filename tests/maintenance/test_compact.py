@@ -364,13 +364,12 @@ def test_older_files_gain_nulls_and_what_newer_ones_hold_is_kept(root, next_batc
     sizes=st.lists(st.integers(1, 6), min_size=2, max_size=8),
     buffer_bytes=st.sampled_from([0, 5_000, 1 << 30]),
     ahead_bytes=st.sampled_from([0, 1 << 30]),
-    copy_above=st.sampled_from([0, 1 << 30]),
     row_group_rows=st.integers(1, 12),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=25, deadline=None)
 def test_whatever_fits_into_memory_all_rows_come_out_once_in_whole_groups(
-    sizes, buffer_bytes, ahead_bytes, copy_above, row_group_rows, seed
+    sizes, buffer_bytes, ahead_bytes, row_group_rows, seed
 ):
     root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="m", env=("moar_cats",)))
     for sequence, num_groups in enumerate(sizes):
@@ -378,9 +377,8 @@ def test_whatever_fits_into_memory_all_rows_come_out_once_in_whole_groups(
         put(root, RolloutFile(0, "moar_cats", "w0", sequence), batch)
     before = rows_of(root)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(merge, "_BUFFER_BYTES", buffer_bytes)
+        patch.setattr(merge, "_MOST_BYTES", buffer_bytes)
         patch.setattr(merge, "_READ_AHEAD_BYTES", ahead_bytes)
-        patch.setattr(merge, "_COPY_ABOVE_BYTES", copy_above)
         patch.setattr(merge, "ROW_GROUP_ROWS", row_group_rows)
         compact(root)
     assert rows_of(root).equals(before)
@@ -400,7 +398,7 @@ def test_whatever_fits_into_memory_all_rows_come_out_once_in_whole_groups(
 
 def test_large_groups_have_row_groups_of_their_own(root, put_file, monkeypatch):
     groups = [group for sequence in range(2) for group in put_file(root, "w0", sequence)]
-    monkeypatch.setattr(merge, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(merge, "_MOST_BYTES", 1)
     compact(root)
     (file,) = list_files(root)
     assert footer(root, file.name).num_row_groups == len(groups) == 4

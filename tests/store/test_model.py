@@ -125,7 +125,9 @@ def test_a_damaged_file_is_named(root: Root, folder: Path) -> None:
 )
 def test_an_identity_that_is_none_is_named(root: Root, data: bytes) -> None:
     root.put(IDENTITY, data)
-    with pytest.raises(SchemaError, match=r"model/identity.json does not identify a model: .*; delete it"):
+    with pytest.raises(
+        SchemaError, match=r"identity.json is no identity of a model that ludic can read: .*; delete it"
+    ):
         read_identity(root)
 
 

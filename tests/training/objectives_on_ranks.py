@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import tiny_models
 import torch
 from conftest import random_model, step_batches
 from safetensors.torch import save_file
@@ -91,7 +92,7 @@ def sharded_model(dtype: torch.dtype, seed: int = 0) -> PreTrainedModel:
 def whole(model: nn.Module, *, gradient: bool) -> dict[str, Tensor]:
     kind = "gradients" if gradient else "weights"
     tensors = {name: p.grad if gradient else p.detach() for name, p in model.named_parameters()}
-    return {f"{kind}/{name}": tensor.full_tensor().clone() for name, tensor in tensors.items()}
+    return {f"{kind}/{name}": tiny_models.whole(tensor).clone() for name, tensor in tensors.items()}
 
 
 def train_all() -> dict[str, Tensor]:

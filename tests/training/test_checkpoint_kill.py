@@ -50,7 +50,7 @@ def test_a_trainer_killed_anywhere_in_a_checkpoint_resumes_from_the_one_before(n
     train_here(straight, num_steps=5)
 
     args = [part for point, root in roots.items() for part in (root.url, point)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parents[1])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(SCRIPT), *args]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout.split() == [str(signal.SIGKILL.value)] * len(roots), done.stderr[-3000:]

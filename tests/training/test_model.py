@@ -3,10 +3,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tiny_models import whole
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
 
 from ludic.batches.packing import pack
 from ludic.errors import ModelError
-from ludic.training.logprobs import token_logprobs
+from ludic.training.logprobs import register_token_logprobs, token_logprobs
 from ludic.training.model import (
     copy_tokenizer,
     decoder_layers,
@@ -24,7 +27,7 @@ def logprobs(model, batch):
 def gradients(model, batch):
     model.zero_grad()
     logprobs(model, batch).sum().backward()
-    return {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    return {name: whole(p.grad) for name, p in model.named_parameters()}
 
 
 def test_packed_sequences_do_not_see_each_other(model_folder, sequences):
@@ -65,6 +68,31 @@ def test_sharding_changes_neither_logits_nor_the_saved_weights(mesh, tmp_path, t
     after = load_model(str(tmp_path / "saved"), strict=True).state_dict()
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_single_rank_is_sharded_only_to_convert_or_to_off_load(mesh, tiny_model):
+    half = torch.bfloat16
+    for is_sharded, dtype, options in (
+        (False, torch.float32, {}),
+        (True, torch.float32, {"compute_dtype": half}),
+        (False, half, {"compute_dtype": half}),
+        (True, torch.float32, {"offload": True}),
+    ):
+        model = tiny_model().to(dtype)
+        shard(model, mesh, **options)
+        assert isinstance(model, FSDPModule) == is_sharded
+        assert all(isinstance(parameter, DTensor) == is_sharded for parameter in model.parameters())
+
+
+def test_a_whole_model_has_the_gradients_of_a_sharded_one_bit_for_bit(mesh, tiny_model, sequences):
+    model, sharded, batch = tiny_model(), tiny_model(), pack(sequences(4, 1))
+    shard(model, mesh)
+    for layer in sharded.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(sharded, mesh=mesh)
+    register_token_logprobs(sharded)
+    expected, found = gradients(sharded, batch), gradients(model, batch)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_tied_embeddings_are_one_parameter_and_saved_once(mesh, tmp_path, tiny_model, sequences):

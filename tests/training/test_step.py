@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_models import whole
 
 from ludic.batches.packing import assign, pack
 from ludic.errors import TrainingError
@@ -24,7 +25,7 @@ def step(mesh, tiny_model):
         shard(model, mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
         optimizer.register_step_pre_hook(
-            lambda *_: seen.update({n: p.grad.full_tensor().clone() for n, p in model.named_parameters()})
+            lambda *_: seen.update({n: whole(p.grad).clone() for n, p in model.named_parameters()})
         )
         metrics = train_step(
             model,
@@ -36,7 +37,7 @@ def step(mesh, tiny_model):
             learning_rate=0.1,
             reference=reference,
         )
-        return metrics, seen, {n: p.full_tensor() for n, p in model.named_parameters()}
+        return metrics, seen, {n: whole(p) for n, p in model.named_parameters()}
 
     return run
 
@@ -222,7 +223,7 @@ def test_a_step_makes_rewarded_tokens_more_likely(mesh, tiny_model, sequences):
 def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights(mesh, tiny_model, sequences, advantage):
     model = tiny_model()
     shard(model, mesh)
-    before = {name: p.full_tensor().clone() for name, p in model.named_parameters()}
+    before = {name: whole(p).clone() for name, p in model.named_parameters()}
     optimizer = torch.optim.SGD(model.parameters())
     with pytest.raises(TrainingError, match="loss and grad_norm not finite"):
         train_step(
@@ -234,7 +235,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights(mesh, tiny
             num_ranks=1,
             learning_rate=0.1,
         )
-    assert all(torch.equal(p.full_tensor(), before[name]) for name, p in model.named_parameters())
+    assert all(torch.equal(whole(p), before[name]) for name, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -1,0 +1,118 @@
+"""Compare a gradient step of the trainer on one rank with a packed loop written by hand for the same model and tokens.
+
+    python -m benchmarks.one_rank
+
+All contestants use the same attention, the same micro-batches and AdamW with fused kernels off. `by hand` computes the
+logits of response tokens at once, REINFORCE with importance ratios, and nothing else. `trainer` is the step of
+`ludic train`. `trainer, FSDP2` is the same on a model sharded with FSDP2, as several ranks use it. They take turns in
+one process.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import tyro
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from benchmarks.measure import median_ratio, print_table, take_turns
+from benchmarks.models import make_model
+from benchmarks.packing import skewed_sequences
+from ludic.batches.packing import MicroBatch, assign, pack
+from ludic.distributed import init_distributed, shut_down
+from ludic.training.attention import sequence_lengths
+from ludic.training.config import TrainConfig
+from ludic.training.model import shard
+from ludic.training.optimizer import build_optimizer
+from ludic.training.step import train_step
+
+_SIZES = {"width 128": (128, 4, 1024), "width 256": (256, 8, 4096)}
+"""Hidden size, layers and vocabulary."""
+
+
+def main(quick: bool = False) -> None:
+    """Print a row for each size of model and each micro-batch budget.
+
+    Args:
+        quick: Use the smallest size and one round, to check that the benchmark works; the figures mean nothing.
+    """
+    mesh = init_distributed("cpu")
+    rows = []
+    for name, size in list(_SIZES.items())[: 1 if quick else None]:
+        for budget in (1024,) if quick else (1024, 8192):
+            rows.append([name, str(budget), *_measure(mesh, size, budget, rounds=1 if quick else 9)])
+    shut_down()
+    columns = ["", "tokens at once", "by hand", "trainer takes", "with FSDP2"]
+    print_table("one_rank: a step of the trainer against a packed loop by hand", columns, rows)
+
+
+def _measure(mesh: DeviceMesh, size: tuple[int, int, int], budget: int, rounds: int) -> list[str]:
+    width, num_layers, vocab_size = size
+    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": num_layers}
+    heads = {"num_attention_heads": width // 64, "num_key_value_heads": 1, "head_dim": 64}
+    sequences = skewed_sequences(32, 128, 1024, vocab_size=vocab_size)
+    lengths = np.array([sequence.num_tokens for sequence in sequences])
+    batches = [pack([sequences[i] for i in plan]) for plan in assign(lengths, 1, budget)[0]]
+    num_action_tokens = sum(sequence.num_action_tokens for sequence in sequences)
+    config = TrainConfig(micro_token_budget=budget)
+
+    def make() -> tuple[PreTrainedModel, Any]:
+        model = make_model(tie_word_embeddings=True, vocab_size=vocab_size, **sizes, **heads)
+        return model, model
+
+    by_hand, plain, sharded = (make()[0] for _ in range(3))
+    shard(sharded, mesh)
+    contestants = {
+        "hand": partial(step_by_hand, by_hand, build_optimizer(by_hand, config), batches, num_action_tokens),
+        **{
+            name: partial(
+                train_step,
+                model,
+                build_optimizer(model, config),
+                batches,
+                config=config,
+                num_action_tokens=num_action_tokens,
+                num_ranks=1,
+                learning_rate=config.learning_rate,
+            )
+            for name, model in (("trainer", plain), ("fsdp", sharded))
+        },
+    }
+    seconds = take_turns(contestants, rounds)
+    return [
+        f"{1e3 * median(seconds['hand']):.0f} ms",
+        *(f"{median_ratio(seconds[name], seconds['hand']):.2f}x" for name in ("trainer", "fsdp")),
+    ]
+
+
+def step_by_hand(
+    model: PreTrainedModel, optimizer: Optimizer, batches: Sequence[MicroBatch], num_action_tokens: int
+) -> None:
+    """Update the weights once."""
+    for batch in batches:
+        logprobs = _logprobs(model, batch)
+        ratio = (logprobs - batch.sampler_logprobs).detach().exp()
+        (-(ratio * logprobs * batch.advantages).sum() / num_action_tokens).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    hidden = model.get_decoder()(
+        input_ids=batch.input_ids,
+        position_ids=batch.position_ids,
+        attention_mask=sequence_lengths(batch.position_ids),
+        use_cache=False,
+    ).last_hidden_state[0, batch.logit_positions]
+    return model.lm_head(hidden).log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
