@@ -353,6 +353,6 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config={"objective": "sft", "ratio_level": "sequence", "dpo_beta": 0.5, "learning_rate": 0.25})
-    earlier = train.earlier_settings(root.url, [])
+    earlier = train.earlier_settings(root.url, {})
     settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier)
     assert settings.train == TrainConfig(objective="sft", learning_rate=0.25)
