@@ -29,7 +29,7 @@ Role = Literal["environment", "advantage", "filter", "selection"]
 
 @dataclass(frozen=True, kw_only=True)
 class CodeSettings:
-    """What the user who starts a process says about the code that a root names."""
+    """Consent to run the code that a root names."""
 
     trust_code: bool = False
     """Agree to run the files and modules that the root names, now and in the future. Without this flag, code that came
