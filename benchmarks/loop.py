@@ -48,7 +48,7 @@ def _measure(hidden_size: int, num_steps: int) -> list[str]:
         make_tiny_model(model, WORDS, hidden_size=hidden_size)
         run = RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
         # One step more than is timed: the first warms up.
-        config = TrainConfig(num_steps=num_steps + 1, learning_rate=1e-3)
+        config = TrainConfig.of(num_steps=num_steps + 1, learning_rate=1e-3)
         stored = minimal.learn(Root.create(f"{folder}/run", run), config, Path(folder))
         passed = learn_in_memory(run, config)
         rewards: dict[str, list[float]] = {"stored": [], "passed": []}

@@ -8,7 +8,7 @@ logits of response tokens at once, REINFORCE with importance ratios, and nothing
 one process.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -54,13 +54,13 @@ def main(quick: bool = False) -> None:
 
 def _measure(mesh: DeviceMesh, size: tuple[int, int, int], budget: int, rounds: int) -> list[str]:
     width, num_layers, vocab_size = size
-    sizes = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": num_layers}
-    heads = {"num_attention_heads": width // 64, "num_key_value_heads": 1, "head_dim": 64}
+    sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": num_layers}
+    heads: dict[str, Any] = {"num_attention_heads": width // 64, "num_key_value_heads": 1, "head_dim": 64}
     sequences = skewed_sequences(32, 128, 1024, vocab_size=vocab_size)
     lengths = np.array([sequence.num_tokens for sequence in sequences])
     batches = [pack([sequences[i] for i in plan]) for plan in assign(lengths, 1, budget)[0]]
     num_action_tokens = sum(sequence.num_action_tokens for sequence in sequences)
-    config = TrainConfig(micro_token_budget=budget)
+    config = TrainConfig.of(max_tokens_per_micro_batch=budget)
 
     def make() -> tuple[PreTrainedModel, Any]:
         model = make_model(tie_word_embeddings=True, vocab_size=vocab_size, **sizes, **heads)
@@ -68,7 +68,7 @@ def _measure(mesh: DeviceMesh, size: tuple[int, int, int], budget: int, rounds: 
 
     by_hand, plain, sharded = (make()[0] for _ in range(3))
     shard(sharded, mesh)
-    contestants = {
+    contestants: dict[str, Callable[[], object]] = {
         "hand": partial(step_by_hand, by_hand, build_optimizer(by_hand, config), batches, num_action_tokens),
         **{
             name: partial(
@@ -79,7 +79,7 @@ def _measure(mesh: DeviceMesh, size: tuple[int, int, int], budget: int, rounds: 
                 config=config,
                 num_action_tokens=num_action_tokens,
                 num_ranks=1,
-                learning_rate=config.learning_rate,
+                learning_rate=config.optimizer.learning_rate,
             )
             for name, model in (("trainer", plain), ("fsdp", sharded))
         },

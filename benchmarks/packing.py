@@ -38,7 +38,7 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Use tiny sizes, to check that the benchmark works; the figures mean nothing.
     """
-    sizes = (8, 16, 256) if quick else (64, 1000, TrainConfig().micro_token_budget)
+    sizes = (8, 16, 256) if quick else (64, 1000, TrainConfig().batch.max_tokens_per_micro_batch)
     rounds = 1 if quick else 3
     found = [{name: _in_a_process(name, *sizes) for name in CONTESTANTS} for _ in range(rounds)]
     ours = [results["packed"] for results in found]
@@ -138,7 +138,7 @@ def _step_padded(model: PreTrainedModel, sequences: list[TrainingSequence]) -> i
 
 
 def _backward(logprobs: Tensor, batch: MicroBatch) -> None:
-    loss, _ = rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=len(batch.targets), num_sequences=1)
+    loss, _ = rl_loss(logprobs, batch, TrainConfig().loss, num_action_tokens=len(batch.targets), num_sequences=1)
     loss.backward()
 
 

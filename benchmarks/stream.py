@@ -41,7 +41,7 @@ from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
 from ludic.store.encoding import encode
 from ludic.training.config import TrainConfig
 
-CONFIG = TrainConfig(micro_token_budget=16384)
+CONFIG = TrainConfig.of(max_tokens_per_micro_batch=16384)
 NUM_FILES, GROUPS, GROUP_SIZE = 4, 32, 8
 COLUMNS = {"prompt_tokens": np.int32, "response_tokens": np.int32, "response_logprobs": np.float32}
 _CALLS = 5
@@ -77,12 +77,12 @@ def _print_bytes(mean_length: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root, plan = _plan_skewed(Path(folder), mean_length)
         rows, whole = [], 0
-        read_rank_batch(root, CONFIG, plan, 0, 1)  # reads the files of lazy imports
+        read_rank_batch(root, CONFIG.batch, plan, 0, 1)  # reads the files of lazy imports
         for num_ranks in (1, 2, 4, 8):
             shares, size_bytes = [], 0
             for rank in range(num_ranks):
                 before = _bytes_read()
-                shares.append(read_rank_batch(root, CONFIG, plan, rank, num_ranks))
+                shares.append(read_rank_batch(root, CONFIG.batch, plan, rank, num_ranks))
                 size_bytes += _bytes_read() - before
             whole = whole or size_bytes
             uneven = shares[0].token_imbalance
@@ -110,7 +110,7 @@ def by_ludic(folder: Path, mean_length: int, *, num_files: int = NUM_FILES) -> L
     root, plan = _plan(folder, batches)
 
     def load() -> int:
-        return read_rank_batch(root, CONFIG, plan, 0, 1).num_action_tokens
+        return read_rank_batch(root, CONFIG.batch, plan, 0, 1).num_action_tokens
 
     return load
 
@@ -158,7 +158,7 @@ def by_peer(
     def load() -> int:
         rows = [row for file in files for row in loads(file.read_bytes())]
         lengths = [len(row["prompt_tokens"]) + len(row["response_tokens"]) for row in rows]
-        micro_batches = fill_padded(lengths, CONFIG.micro_token_budget)
+        micro_batches = fill_padded(lengths, CONFIG.batch.max_tokens_per_micro_batch)
         return sum(_pad([rows[index] for index in indexes]) for indexes in micro_batches)
 
     return load

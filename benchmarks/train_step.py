@@ -62,7 +62,9 @@ def main(quick: bool = False, size: Size = "0.6B") -> None:
     if not quick and not torch.cuda.is_available():
         print("train_step: there is no CUDA device here, so it is left out; --quick shows that it runs")
         return
-    size, rollouts = ("tiny", (8, 16, 256)) if quick else (size, (64, 1000, TrainConfig().micro_token_budget))
+    size, rollouts = (
+        ("tiny", (8, 16, 256)) if quick else (size, (64, 1000, TrainConfig().batch.max_tokens_per_micro_batch))
+    )
     found = {}
     for name in CONTESTANTS:
         with get_context("spawn").Pool(1) as pool:
@@ -89,7 +91,7 @@ def measure(name: str, size: Size, num_rollouts: int, mean_length: int, budget: 
     """Return the seconds of a step, its tokens without padding, MFU, and the device's peak memory."""
     mesh = init_distributed()
     device = torch.device(mesh.device_type)
-    config = TrainConfig(micro_token_budget=budget, dtype="bfloat16")
+    config = TrainConfig.of(max_tokens_per_micro_batch=budget, dtype="bfloat16")
     attention = PACKED_ATTENTION if name == "packed (ludic)" else "sdpa"
     model = make_model(attention=attention, head_dim=128, tie_word_embeddings=True, **_HEADS, **SIZES[size]).to(device)
     sequences = skewed_sequences(num_rollouts, mean_length, budget, vocab_size=SIZES[size]["vocab_size"])
@@ -134,7 +136,9 @@ def by_ludic(
 ) -> None:
     """Step as the trainer's main loop does, starting from sequences."""
     lengths = np.array([sequence.num_tokens for sequence in sequences])
-    batches = [pack([sequences[i] for i in plan]) for plan in assign(lengths, 1, config.micro_token_budget)[0]]
+    batches = [
+        pack([sequences[i] for i in plan]) for plan in assign(lengths, 1, config.batch.max_tokens_per_micro_batch)[0]
+    ]
     num_action_tokens = sum(sequence.num_action_tokens for sequence in sequences)
     train_step(
         model,
@@ -143,7 +147,7 @@ def by_ludic(
         config=config,
         num_action_tokens=num_action_tokens,
         num_ranks=1,
-        learning_rate=config.learning_rate,
+        learning_rate=config.optimizer.learning_rate,
     )
 
 
@@ -172,14 +176,16 @@ def _step(
     logprobs_of: Logprobs,
 ) -> None:
     num_action_tokens = sum(sequence.num_action_tokens for sequence in sequences)
-    for rows in fill_padded([sequence.num_tokens for sequence in sequences], config.micro_token_budget):
+    for rows in fill_padded([sequence.num_tokens for sequence in sequences], config.batch.max_tokens_per_micro_batch):
         some = [sequences[i] for i in rows]
         batch = pack(some).to(model.device)
         logprobs = logprobs_of(model, some, batch)
-        loss, _ = rl_loss(logprobs, batch, config, num_action_tokens=num_action_tokens, num_sequences=len(sequences))
+        loss, _ = rl_loss(
+            logprobs, batch, config.loss, num_action_tokens=num_action_tokens, num_sequences=len(sequences)
+        )
         loss.backward()
-    assert config.max_grad_norm is not None
-    torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+    assert config.optimizer.max_grad_norm is not None
+    torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.max_grad_norm)
     optimizer.step()
     optimizer.zero_grad()
 

@@ -119,12 +119,12 @@ def _train(root: Root, num_steps: int, train: Callable[[], object], *, is_ahead:
 @contextmanager
 def _open_stream(root: Root, num_steps: int) -> Iterator[PlannedStream]:
     """Open the stream as a trainer does; the new attempt counts no rollout as used."""
-    config, attempt = TrainConfig(num_steps=num_steps), start_attempt(root)
+    config, attempt = TrainConfig.of(num_steps=num_steps), start_attempt(root)
     publisher = Publisher(root, attempt, keep=None)
     publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
-    planner = Planner(batch_rules(config, root.run.groups_per_batch))
-    feed = PlanFeed(root, attempt, config, planner, publisher, Cursor(), threading.Event())
-    stream = PlannedStream(root, config, feed)
+    planner = Planner(batch_rules(config.batch, root.run.groups_per_batch, pairs=False))
+    feed = PlanFeed(root, attempt, config.batch, planner, publisher, Cursor(), threading.Event())
+    stream = PlannedStream(root, config.batch, feed)
     try:
         yield stream
     finally:

@@ -1,7 +1,7 @@
 """Two workers sample while a trainer trains: three processes that share nothing but the root.
 
     python pipelines/async_rloo.py --root runs/async
-    ludic sql runs/async "select step, avg(lag), avg(episode_reward) from batches group by all order by all"
+    ludic sql runs/async "select step, avg(off_policy_steps), avg(episode_reward) from batches group by 1 order by 1"
 
 `ludic run` does the same. Processes that die are started again. On another machine, `ludic worker ROOT` joins. Stopped,
 the same command continues from the last checkpoint.

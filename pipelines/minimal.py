@@ -48,7 +48,7 @@ def main(root: str = "runs/minimal", model: str = "runs/minimal-model", num_step
     if not Path(model).exists():
         make_tiny_model(model, WORDS)
     run = store.RunConfig(model=model, env=("moar_cats",), max_tokens=32, accept_incomplete=True)
-    config = TrainConfig(num_steps=num_steps, learning_rate=4e-3, schedule="linear")
+    config = TrainConfig.of(num_steps=num_steps, learning_rate=4e-3, schedule="linear")
     with tempfile.TemporaryDirectory() as cache:
         for step, metrics in enumerate(learn(store.Root.create(root, run), config, Path(cache)), start=1):
             print(f"step {step:3}  reward {metrics['reward']:7.3f}  entropy {metrics['entropy']:.2f} nats", flush=True)
@@ -59,7 +59,7 @@ def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[s
     init_distributed("cpu")  # a group of this process alone, for train_step's sums over ranks
     model, attempt, worker_id = load_model(root.run.model), store.start_attempt(root), new_worker_id(slot=0)
     optimizer = build_optimizer(model, config)
-    publisher, save = Publisher(root, attempt, keep=config.keep_policies), partial(save_policy, root, model)
+    publisher, save = Publisher(root, attempt, keep=config.checkpoint.keep_policies), partial(save_policy, root, model)
     version = publisher.publish(save, step=0, num_ready_groups=0)
     engine = TransformersEngine(store.fetch_policy(root, version, cache), device="cpu", version=version)
     agent = Agent(engine=engine, tokenizer=load_tokenizer(root.run.model), model=root.run.model)

@@ -40,7 +40,7 @@ def main(
         run = ludic.create(root, like=sources[0])
         # However old the weights that sampled: the importance ratio corrects for it, and is capped.
         last_step = run.train(
-            offline=True, sources=sources, where=where, epochs=epochs, learning_rate=learning_rate, truncate_ratio=2.0
+            offline=True, sources=sources, where=where, epochs=epochs, learning_rate=learning_rate, is_ratio_cap=2.0
         )
     else:
         raise ConfigError("give --sources, or --replay")

@@ -31,8 +31,8 @@ def main(root: str = "runs/collected", num_steps: int | None = None, learning_ra
         learning_rate=learning_rate,
         # Every stored rollout counts, however old its weights; its importance ratio is capped instead.
         max_off_policy_steps=None,
-        truncate_ratio=2.0,
-        stall_limit_s=30.0,
+        is_ratio_cap=2.0,
+        rollout_timeout_s=30.0,
     )
     if os.environ.get("RANK", "0") == "0":
         print(f"trained to step {last_step}; {run.url} holds the weights of every step")

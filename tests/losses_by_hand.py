@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from ludic.batches.packing import TrainingSequence, pack
-from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import rl_loss
 from ludic.training.objective_settings import PAIRED
 
@@ -49,13 +49,13 @@ def loss_and_gradient(
     batch, logprobs = batch_of(*sequences, mask=mask, weight=weight, pair_ids=pair_ids)
     settings = with_bound(settings)
     if settings.get("objective") in PAIRED:
-        settings |= {"normalize_over": "sequences"}
+        settings |= {"loss_normalization": "sequences"}
         reference = [-1.0] * len(logprobs) if reference is None else reference
     settings |= {} if reference is None else {"reference": "base"}
     loss, sums = rl_loss(
         logprobs,
         batch,
-        TrainConfig(**settings),
+        LossConfig(**settings),
         num_action_tokens=num_action_tokens,
         num_sequences=num_sequences,
         reference_logprobs=None if reference is None else torch.tensor(reference, dtype=torch.float64),

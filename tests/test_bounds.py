@@ -9,17 +9,24 @@ from typing import get_args
 
 import pytest
 
+from ludic.batches.config import BatchConfig
 from ludic.bounds import BOUNDS, check_numbers
 from ludic.cli.main import COMMANDS
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
 from ludic.rollouts.worker import WorkerConfig
 from ludic.store import RunConfig
-from ludic.training.config import TrainConfig
+from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
+from ludic.training.loss_config import LossConfig
 
 CONFIGS = {
     RunConfig: {"model": "m", "env": ("addition",)},
     TrainConfig: {},
+    BatchConfig: {},
+    LossConfig: {},
+    OptimizerConfig: {},
+    ModelConfig: {},
+    CheckpointConfig: {},
     WorkerConfig: {},
     SamplingParams: {},
 }
@@ -119,6 +126,6 @@ def test_a_bound_is_named():
 
 
 def test_settings_that_were_json_are_checked_in_their_lists():
-    assert TrainConfig(betas=[0.9, 0.99]).betas == [0.9, 0.99]
+    assert TrainConfig.of(betas=[0.9, 0.99]).optimizer.betas == [0.9, 0.99]
     with pytest.raises(ConfigError, match="wanted at most 1"):
-        TrainConfig(betas=[0.9, 10**25])
+        TrainConfig.of(betas=[0.9, 10**25])

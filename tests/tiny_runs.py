@@ -66,8 +66,8 @@ def fill(
 
 def train_config(**settings: Any) -> TrainConfig:
     """Settings under which the plans follow from the store alone: no rollout gets too old."""
-    defaults = {"learning_rate": 1e-3, "max_off_policy_steps": None, "checkpoint_every": 3, "stall_limit_s": 0.5}
-    return TrainConfig(**(defaults | {"device": "cpu"} | settings))
+    defaults = {"learning_rate": 1e-3, "max_off_policy_steps": None, "checkpoint_every": 3, "rollout_timeout_s": 0.5}
+    return TrainConfig.of(**(defaults | {"device": "cpu"} | settings))
 
 
 def train_here(root: Root, *, report: Callable[[int, Mapping[str, Any]], None] | None = None, **settings: Any) -> int:

@@ -36,8 +36,8 @@ class BatchStream:
         """Read the scalars of all sources.
 
         config: only settings that choose the content of batches are used: advantage, filters, where, selection,
-        sql_params, baseline_over, objective (for pairs), micro_token_budget, max_seq_len. groups_per_batch, seed: None
-        takes those of the first source's run.
+        sql_params, baseline_over, objective (for pairs), max_tokens_per_micro_batch, max_seq_len.
+        groups_per_batch, seed: None takes those of the first source's run.
 
         Raises ConfigError if there is nothing to train on, MissingRootError, StoreError, QueryError.
         """
@@ -46,10 +46,13 @@ class BatchStream:
         roots = [source if isinstance(source, Root) else Root.open(source) for source in sources]
         if not roots:
             raise ConfigError("BatchStream was given no root, wanted at least one")
-        self._config, self._root = replace(config or TrainConfig(), offline=True), roots[0]
+        self._config, self._root = (config or TrainConfig()).replace(offline=True), roots[0]
         run = roots[0].run
         self._rules = batch_rules(
-            self._config, groups_per_batch or run.groups_per_batch, run.seed if seed is None else seed
+            self._config.batch,
+            groups_per_batch or run.groups_per_batch,
+            run.seed if seed is None else seed,
+            pairs=self._config.loss.is_paired,
         )
         self._stored = StoredRollouts.read(roots, self._rules, own=roots[0])
         self._num_groups = self._stored.count_groups(self._rules)
@@ -90,4 +93,4 @@ class BatchStream:
 
     def _read(self, planner: Planner, step: int) -> RankBatch | None:
         plan = self._stored.plan(planner, step, attempt_id=0, trainer_version=0, cursor={})
-        return read_rank_batch(self._root, self._config, plan, self._rank, self._num_ranks) if plan else None
+        return read_rank_batch(self._root, self._config.batch, plan, self._rank, self._num_ranks) if plan else None

@@ -117,13 +117,13 @@ class OfflinePlans:
     """StoredPlans over epochs of stored rollouts. The last groups of an epoch share a batch with the next epoch's."""
 
     def __init__(self, root: Root, config: TrainConfig) -> None:
-        sources = [Root.open(url) for url in config.sources] or [root]
+        sources = [Root.open(url) for url in config.batch.sources] or [root]
         _warn_of_other_models(root, sources)
-        self._root, self._epochs = root, config.epochs
+        self._root, self._epochs = root, config.batch.epochs
         self._rules = own_rules(root, config)
         self._stored = StoredRollouts.read(sources, self._rules, own=root)
         self._num_groups = self._stored.count_groups(self._rules)
-        self._choice = {"sources": list(self._stored.sources), "where": config.where}
+        self._choice = {"sources": list(self._stored.sources), "where": config.batch.where}
         self._cursor: Mapping[str, Any] = {}
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int | None:

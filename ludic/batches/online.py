@@ -14,12 +14,11 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ludic.batches.config import BatchConfig
 from ludic.batches.plans import Plan, PlanThread
 from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.sql.planner import BatchRules, Planner, Shortage
 from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
-from ludic.training.config import TrainConfig
-from ludic.training.objective_settings import PAIRED
 from ludic.training.publisher import Publisher
 
 logger = logging.getLogger(__name__)
@@ -37,7 +36,7 @@ class PlanFeed:
         self,
         root: Root,
         attempt: Attempt,
-        config: TrainConfig,
+        config: BatchConfig,
         planner: Planner,
         publisher: Publisher,
         cursor: Cursor,
@@ -79,7 +78,7 @@ class PlanFeed:
         self._thread.close()
 
     def _plan(self, step: int, trainer_version: int) -> Plan | None:
-        wait, shortage = _Wait(self._config.stall_limit_s), None
+        wait, shortage = _Wait(self._config.rollout_timeout_s), None
         while not (self._stop.is_set() or self._is_closed):
             if self._poll(trainer_version) or shortage is None:
                 wait.heard_something()
@@ -139,17 +138,18 @@ class PlanFeed:
                 ) from self._failure
             raise StalledError(
                 f"{self._root.url}: step {step} waited {wait.idle_s:.0f} s without new rollouts; "
-                f"{shortage.describe()}; see that workers run, or raise stall_limit_s"
+                f"{shortage.describe()}; see that workers run, or raise rollout_timeout_s"
             )
         if wait.should_report():
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
         self._stop.wait(wait.next_pause_s())
 
 
-def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> BatchRules:
+def batch_rules(config: BatchConfig, groups_per_batch: int, seed: int = 0, *, pairs: bool) -> BatchRules:
     """Return the planner's rules from the settings; max_off_policy_steps and max_age_s become filters.
 
-    Offline these two are ignored, since no newer rollouts would come. seed: of the run. Raises ConfigError if
+    Offline these two are ignored, since no newer rollouts would come. seed: of the run. pairs: whether the objective
+    compares pairs. Raises ConfigError if
     sql_params holds a name that is a setting itself.
     """
     limits = {"max_off_policy_steps": config.max_off_policy_steps, "max_age_s": config.max_age_s}
@@ -165,7 +165,7 @@ def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> Ba
         params={**config.sql_params, **limits},
         seed=seed,
         baseline_over=config.baseline_over,
-        pairs=config.objective in PAIRED,
+        pairs=pairs,
         groups_per_batch=groups_per_batch,
         max_seq_len=config.max_seq_len,
     )

@@ -140,18 +140,18 @@ def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
 
 
 def assign(
-    lengths: np.ndarray, num_ranks: int, micro_token_budget: int, row_groups: np.ndarray | None = None
+    lengths: np.ndarray, num_ranks: int, max_tokens_per_micro_batch: int, row_groups: np.ndarray | None = None
 ) -> list[list[list[int]]]:
     """Assign sequences to the ranks' micro-batches: [rank][micro_batch] -> indexes. Deterministic.
 
     lengths: (S,) tokens of each sequence. row_groups: (S,) int64, see `deal`; by default each sequence is a row group.
-    A micro-batch holds at most micro_token_budget tokens; a longer sequence gets its own micro-batch. Every rank gets
-    the same number of micro-batches, some of them empty, since FSDP's collectives need every rank in each.
+    A micro-batch holds at most max_tokens_per_micro_batch tokens; a longer sequence gets its own. Every rank gets the
+    same number of micro-batches, some of them empty, since FSDP's collectives need every rank in each.
     """
     ranks = deal(lengths, num_ranks, np.arange(len(lengths)) if row_groups is None else row_groups)
     longest_first = np.argsort(-lengths, kind="stable")
     shares = [longest_first[ranks[longest_first] == rank].tolist() for rank in range(num_ranks)]
-    plans = [_fill(share, lengths, micro_token_budget) for share in shares]
+    plans = [_fill(share, lengths, max_tokens_per_micro_batch) for share in shares]
     num_micro_batches = max(len(plan) for plan in plans)
     return [plan + [[] for _ in range(num_micro_batches - len(plan))] for plan in plans]
 
@@ -160,19 +160,19 @@ def assign_pairs(
     lengths: np.ndarray,
     pair_ids: Sequence[str | None],
     num_ranks: int,
-    micro_token_budget: int,
+    max_tokens_per_micro_batch: int,
     row_groups: np.ndarray | None = None,
 ) -> list[list[list[int]]]:
     """Like `assign`, with both sequences of a pair_id in one micro-batch: a pair counts as one long sequence."""
     if not any(pair_ids):
-        return assign(lengths, num_ranks, micro_token_budget, row_groups)
+        return assign(lengths, num_ranks, max_tokens_per_micro_batch, row_groups)
     members: dict[str | int, list[int]] = {}
     for index, pair_id in enumerate(pair_ids):
         members.setdefault(index if pair_id is None else pair_id, []).append(index)
     units = list(members.values())
     unit_lengths = np.array([lengths[unit].sum() for unit in units], np.int64)
     unit_row_groups = None if row_groups is None else row_groups[[unit[0] for unit in units]]
-    plan = assign(unit_lengths, num_ranks, micro_token_budget, unit_row_groups)
+    plan = assign(unit_lengths, num_ranks, max_tokens_per_micro_batch, unit_row_groups)
     return [[[index for unit in micro_batch for index in units[unit]] for micro_batch in rank] for rank in plan]
 
 

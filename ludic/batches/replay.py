@@ -7,13 +7,13 @@ have expired. On one rank, the same first weights give bit for bit the same weig
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.batches.plans import Plan
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_model
@@ -22,7 +22,7 @@ from ludic.store.attempts import chain, newest_attempt, read_parent
 from ludic.store.code import CodeRecord
 from ludic.store.ledger import effective_steps
 from ludic.training.checkpoint import CheckpointInfo, last_checkpoint
-from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
+from ludic.training.config import TrainConfig
 from ludic.training.objective_settings import without_ignored
 
 _FREE = frozenset(
@@ -32,7 +32,15 @@ _FREE = frozenset(
         *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
         # Machine, files and logs.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
-        *("async_checkpoint", "keep_policies", "stall_limit_s", "lease_s", "log_to", "max_shard_size", "publish_lora"),
+        *(
+            "async_checkpoint",
+            "keep_policies",
+            "rollout_timeout_s",
+            "lease_s",
+            "log_to",
+            "max_shard_size",
+            "publish_lora",
+        ),
         *("reference_offload", "reference_cache", "keep_token_stats"),
     ]
 )
@@ -67,14 +75,14 @@ class ReplayPlans:
         Raises ConfigError if that run began with another model, trained with other settings, has no checkpoint, or
         lacks a step of its ledger.
         """
-        assert config.replay_batches is not None
-        self._other = other = Root.open(config.replay_batches)
+        assert config.batch.replay_batches is not None
+        self._other = other = Root.open(config.batch.replay_batches)
         if other.run_id == root.run_id:
             raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
         last = _last_checkpoint(other)
         settings = _settings_of(other, last)
         theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
-        _check_same(other.url, settings | theirs, asdict(config) | mine, same_model(root, other))
+        _check_same(other.url, settings | theirs, config.flat() | mine, same_model(root, other))
         places = effective_steps(other, (last.attempt_id, last.step))
         self._attempt_of = {step: attempt_id for attempt_id, step in places}
         self._num_steps: int = settings["num_steps"]
@@ -122,7 +130,7 @@ def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
 def _run_settings(run: RunConfig, config: TrainConfig) -> dict[str, Any]:
     """Settings of a run that weights depend on, once the batches are given."""
     # The seed draws the first weights of adapters.
-    return {"float32_head": run.float32_head} | ({} if config.lora_rank is None else {"seed": run.seed})
+    return {"float32_head": run.float32_head} | ({} if config.model.lora_rank is None else {"seed": run.seed})
 
 
 def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], models: str) -> None:

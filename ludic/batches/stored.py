@@ -40,9 +40,9 @@ def open_stored(root: Root, config: TrainConfig) -> StoredPlans | None:
     Raises ConfigError if a source has no rollouts to train on, or if the run to replay began with another model or
     other settings; MissingRootError if a source is no root.
     """
-    if config.offline:
+    if config.batch.offline:
         return OfflinePlans(root, config)
-    if config.replay_batches is not None:
+    if config.batch.replay_batches is not None:
         return ReplayPlans(root, config)
     return None
 

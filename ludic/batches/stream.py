@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 
+from ludic.batches.config import BatchConfig
 from ludic.batches.load_balancing import imbalance
 from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, pack_each
 from ludic.batches.plans import Feed, Plan
@@ -31,7 +32,6 @@ from ludic.store.ledger_reads import read_rollouts
 from ludic.store.parquet import take_rows
 from ludic.store.quarantine import quarantine
 from ludic.store.root import Root
-from ludic.training.config import TrainConfig
 
 TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
 _COLUMNS = ["temperature", *TOKEN_COLUMNS]
@@ -71,7 +71,7 @@ class RankBatch:
 class PlannedStream:
     """Batches in order of steps, each prepared in the background. Collective: every rank must call every method."""
 
-    def __init__(self, root: Root, config: TrainConfig, feed: Feed | None) -> None:
+    def __init__(self, root: Root, config: BatchConfig, feed: Feed | None) -> None:
         """feed: the source of plans on rank 0, None on other ranks."""
         self._root, self._config, self._feed = root, config, feed
         self._next: Future[RankBatch | None] | None = None
@@ -137,7 +137,7 @@ def _in_background(function: Callable[[], Result]) -> "Future[Result]":
     return future
 
 
-def read_rank_batch(root: Root, config: TrainConfig, plan: Plan, rank: int, num_ranks: int) -> RankBatch:
+def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_ranks: int) -> RankBatch:
     """Read and pack one rank's sequences of a plan; the result is the same on any machine.
 
     Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
@@ -146,7 +146,9 @@ def read_rank_batch(root: Root, config: TrainConfig, plan: Plan, rank: int, num_
     lengths = _sum_columns(used, "prompt_length", "response_length")
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)
-    shares = assign_pairs(lengths, used["pair_id"].to_pylist(), num_ranks, config.micro_token_budget, _row_groups(used))
+    shares = assign_pairs(
+        lengths, used["pair_id"].to_pylist(), num_ranks, config.max_tokens_per_micro_batch, _row_groups(used)
+    )
     indexes = [sorted(chain.from_iterable(share)) for share in shares]
     reading_since = time.perf_counter()
     sequences, num_truncated = read_sequences(root, take_rows(used, indexes[rank])), 0

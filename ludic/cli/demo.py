@@ -93,7 +93,7 @@ def program() -> str:
 def _print_next(console: Console, root: Root) -> None:
     best = run_query(connect(root), "select rollout_id from rollouts order by episode_reward desc limit 1")
     (rollout_id,) = best.column("rollout_id").to_pylist()
-    query = "select step, count(*), avg(episode_reward), avg(lag) from batches group by all order by all"
+    query = "select step, count(*), avg(episode_reward), avg(off_policy_steps) from batches group by all order by all"
     ludic = program()
     console.print("\nTry next:")
     for command in (

@@ -5,7 +5,6 @@ parser checks all of them, and the user's flags win.
 """
 
 import contextlib
-import difflib
 import io
 import json
 import re
@@ -24,6 +23,7 @@ from ludic.cli.toml_types import check_types
 from ludic.errors import ConfigError
 from ludic.launch.flags import to_flags
 from ludic.paths import local_path
+from ludic.renamed_settings import close_names
 from ludic.run_config import RunConfig
 from ludic.training.config import TrainConfig
 from ludic.training.presets import algorithm_names, load_algorithm
@@ -146,7 +146,7 @@ def _in_a_line(box: str) -> str:
         # Five spaces precede each name, more precede its help.
         return "missing: " + ", ".join(row.strip() for row in rows if re.match(r" {5}\S", row))
     text = " ".join(row.strip() for row in rows) or " ".join(box.split())
-    return re.sub(r"^Error parsing (?:[A-Za-z]\w*: )?", "", text).rstrip(".")
+    return re.sub(r"^Error parsing (?:[A-Za-z][\w.]*: )?", "", text).rstrip(".")
 
 
 def check_flags(args: Sequence[str], settings: type, program: str) -> None:
@@ -157,8 +157,9 @@ def check_flags(args: Sequence[str], settings: type, program: str) -> None:
         name = flag.replace("_", "-").removeprefix("no-")
         if name in (*names, "help") or flag.startswith("tyro-"):
             continue
-        close = difflib.get_close_matches(name, [*names, "config"], n=1)
-        hint = f"did you mean --{close[0]}?" if close else f"`{program} --help` lists the options"
+        close = close_names(name.replace("-", "_"), [*field_names(settings), "config"], n=1)
+        similar = close[0].rstrip("_").replace("_", "-") if close else None
+        hint = f"did you mean --{similar}?" if similar else f"`{program} --help` lists the options"
         print(f"ludic: there is no option --{flag}; {hint}", file=sys.stderr)
         sys.exit(2)
 
@@ -222,7 +223,7 @@ def _read_toml(path: Path, settings: type) -> dict[str, Any]:
     )
     for name in values:
         if name not in names and name not in of_experiment:
-            close = difflib.get_close_matches(name, names, n=1)
+            close = close_names(name, names, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(names)}"
             raise ConfigError(f"{path}: no setting is called {name!r}; {hint}")
     if "algorithm" in of_experiment:

@@ -54,7 +54,7 @@ where starts_with(id, $id) or ends_with(id, $id)
 order by exact desc, id
 """
 _USES = """
-select attempt_id, step, used, reason, advantage, weight, lag, superseded, rollout_id
+select attempt_id, step, used, reason, advantage, weight, off_policy_steps, superseded, rollout_id
 from all_batches
 where rollout_id = $id or group_id = $id
 order by superseded, attempt_id, step
@@ -319,7 +319,8 @@ def _use_text(use: dict[str, Any]) -> str:
         "" if use["advantage"] is None else f", advantage {use['advantage']:+.6g}, weight {number(use['weight'])}"
     )
     superseded = " (superseded by a later attempt)" if use["superseded"] else ""
-    return f"{verdict} at step {use['step']} of attempt {use['attempt_id']}{advantage}, lag {use['lag']}{superseded}"
+    where = f"at step {use['step']} of attempt {use['attempt_id']}"
+    return f"{verdict} {where}{advantage}, off-policy steps {use['off_policy_steps']}{superseded}"
 
 
 def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]], settings: Settings) -> None:

@@ -74,7 +74,7 @@ select
     max(step) as last_step,
     count(*) filter (used) as num_used,
     count(*) filter (not used) as num_dropped,
-    avg(lag) filter (used) as lag_mean
+    avg(off_policy_steps) filter (used) as off_policy_steps_mean
 from batches
 """
 _DROPS = "select reason, count(*) as num_rollouts from batches where not used group by reason order by all"
@@ -248,7 +248,7 @@ def _print_training(console: Console, stats: dict[str, Any]) -> None:
         pairs(
             {
                 "steps": f"{steps['last_step'] or 0} planned, {steps['num_used']:,} rollouts used, "
-                f"mean lag {number(steps['lag_mean'], 3)}",
+                f"mean off-policy steps {number(steps['off_policy_steps_mean'], 3)}",
                 "dropped": f"{plural(steps['num_dropped'], 'rollout')}" + (f": {drops}" if drops else ""),
                 "attempts": f"{len(attempts)}, the newest by {attempts[-1]['owner']} at {started}",
                 "policy": f"newest with weights: version {stats['policies']['newest_stored']}",

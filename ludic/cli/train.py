@@ -15,4 +15,4 @@ def main(settings: Settings) -> None:
         become_ranks(root, settings.train, settings.ranks, **options)
     step = train_here(root, settings.train, stop_on_signals(), **options)
     if os.environ.get("RANK", "0") == "0":
-        print(outcome(root.url, step, None if settings.train.is_stored else settings.train.num_steps))
+        print(outcome(root.url, step, None if settings.train.batch.is_stored else settings.train.num_steps))

@@ -61,13 +61,13 @@ def demo_config(num_steps: int) -> TrainConfig:
 
     The learning rate suits 100k parameters; without its decay the last steps overshoot.
     """
-    return TrainConfig(
+    return TrainConfig.of(
         num_steps=num_steps,
         learning_rate=4e-3,
         schedule="cosine",
-        truncate_ratio=2.0,
+        is_ratio_cap=2.0,
         # Attention cost grows with the square of the packed tokens: on a CPU, small micro-batches are faster.
-        micro_token_budget=512,
+        max_tokens_per_micro_batch=512,
         device="cpu",
         checkpoint_every=20,
     )

@@ -45,7 +45,7 @@ def launch(root: Root, config: TrainConfig, processes: LaunchConfig, *, model: s
 
 def check_launch(config: TrainConfig, processes: LaunchConfig, num_workers: int) -> None:
     """Check the settings without running users' code. num_workers: workers of the schedule. Raises ConfigError."""
-    if config.is_stored:
+    if config.batch.is_stored:
         raise ConfigError("a run trains on what its workers sample; `ludic train` trains on what is stored")
     processes.workers_of(num_workers)
     check_engine(processes.engine)
@@ -108,7 +108,7 @@ def _gpu_environments(config: TrainConfig, processes: LaunchConfig, num_workers:
     """Return the environment variables of the trainer, then of each worker, that show them their GPUs."""
     plan = assign_gpus(
         visible_gpus(),
-        ranks=0 if config.device == "cpu" else processes.ranks,
+        ranks=0 if config.model.device == "cpu" else processes.ranks,
         num_workers=num_workers,
         trainer=parse_gpus(processes.trainer_gpus),
         workers=parse_gpus(processes.worker_gpus),

@@ -8,18 +8,17 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 
-from ludic.batches.online import batch_rules
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.code import prepare_code
 from ludic.models.first_model import identify_at, local_folder, remember_model
 from ludic.rollouts.sampler import make_environments
 from ludic.sql.code import rule_uses
-from ludic.sql.planner import BatchRules, Planner
+from ludic.sql.planner import Planner
 from ludic.store import Root, RunConfig
 from ludic.store.code import environment_uses
 from ludic.store.model import copy_kept, keep_model
-from ludic.training.code import names_in_root
+from ludic.training.code import names_in_root, rules_of
 from ludic.training.config import TrainConfig
 from ludic.user_files import NO_FILES, Files
 
@@ -49,7 +48,7 @@ def is_there(url: str) -> bool:
 
 def prepare_run_code(root: Root, train: TrainConfig, code: CodeSettings) -> None:
     """Check all code of a run and its trainer, and record consent to it, as far as `code` gives it."""
-    uses = [*environment_uses(root.run), *rule_uses(_rules(root.run, train), names_in_root(root))]
+    uses = [*environment_uses(root.run), *rule_uses(rules_of(root.run, train), names_in_root(root))]
     prepare_code(root, uses, code, partial(_check_code, root.run, train))
 
 
@@ -67,12 +66,8 @@ def _check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
 
     Runs users' code. files: contents that replace those on disk.
     """
-    Planner(replace(_rules(config, train), files=files), config.extra_columns)
+    Planner(replace(rules_of(config, train), files=files), config.extra_columns)
     make_environments(config, files)
-
-
-def _rules(config: RunConfig, train: TrainConfig) -> BatchRules:
-    return batch_rules(train, config.groups_per_batch, config.seed)
 
 
 def open_or_start(url: str, run: RunConfig) -> Root:

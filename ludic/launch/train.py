@@ -5,10 +5,9 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, NoReturn
 
-from ludic.batches.online import batch_rules
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.code import gives_consent, prepare_code
@@ -20,7 +19,7 @@ from ludic.sql.planner import Planner
 from ludic.store import Root, newest_attempt_id
 from ludic.store.checkpoints import checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.lease import newest_claim
-from ludic.training.code import names_in_root
+from ludic.training.code import names_in_root, rules_of
 from ludic.training.config import TrainConfig
 from ludic.viewer.progress import training_progress
 
@@ -45,7 +44,7 @@ def train_here(
 
     prepare_trainer_code(root, config, code or CodeSettings())
     replaces = newest_claim(root) if take_over else replaces
-    num_steps = None if config.is_stored else config.num_steps
+    num_steps = None if config.batch.is_stored else config.num_steps
     with training_progress(num_steps) if report is None else nullcontext(report) as shown:
         model = other_location(root, model)
         return train(root, config, stop, shown, replaces=replaces, model=model, resume=resume)
@@ -81,7 +80,7 @@ def train_args(
 ) -> list[str]:
     """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks."""
     launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
-    flags = to_flags({**asdict(config), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
+    flags = to_flags({**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
     return [*launch, "ludic", "train", root, *flags]
 
 
@@ -100,7 +99,7 @@ def last_step(root: Root) -> int:
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
     """Do what the settings of code ask for, and consent to the user's own files that the root already holds."""
-    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
+    rules = rules_of(root.run, config)
     uses = rule_uses(rules, names_in_root(root))
     if code.is_given or gives_consent(root, uses):
         prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.run.extra_columns))
@@ -111,7 +110,7 @@ def open_to_train(url: str, config: TrainConfig, *, model: str | None = None, re
 
     resume: refuse a run without a complete checkpoint. Raises MissingRootError or ConfigError.
     """
-    like = config.replay_batches or next(iter(config.sources), None)
+    like = config.batch.replay_batches or next(iter(config.batch.sources), None)
     try:
         root = Root.open(url, writable=True)
     except MissingRootError:

@@ -12,11 +12,12 @@ sees that checkpoint. So a checkpoint that a successor resumes from is never del
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ludic.errors import FencedError, OwnedError
+from ludic.renamed_settings import with_current_names
 from ludic.store.json_files import Count, encode_record, read_record
 from ludic.store.lease import Lease, claim, newest_claim, read_lease
 from ludic.store.names import parse_attempt_id
@@ -111,7 +112,7 @@ def newest_attempt_id(root: Root) -> int:
 
 
 def read_attempt(root: Root, attempt_id: int) -> Attempt:
-    """Read an attempt, without fields that a newer ludic has added.
+    """Read an attempt, without fields that a newer ludic has added; settings of older versions get their current names.
 
     Raises FileNotFoundError if there is no such attempt, SchemaError if its file is broken.
     """
@@ -119,7 +120,7 @@ def read_attempt(root: Root, attempt_id: int) -> Attempt:
     attempt = read_record(root, name, Attempt, "attempt")
     if attempt is None:
         raise FileNotFoundError(f"{root.url}/{name}")
-    return attempt
+    return replace(attempt, config=with_current_names(attempt.config))
 
 
 def newest_attempt(root: Root, before: int | None = None) -> Attempt | None:

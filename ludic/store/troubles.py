@@ -172,7 +172,7 @@ def _is_still(row: Row, config: Mapping[str, Any]) -> bool:
 
 def _learns_from_rewards(config: Mapping[str, Any]) -> bool:
     """Return True if a step learns from rewards alone; a KL penalty in the loss teaches nothing new."""
-    is_penalised = config.get("kl_weight") and config.get("kl_in", "loss") != "loss"
+    is_penalised = config.get("kl_weight") and config.get("kl_placement", "loss") != "loss"
     return config.get("objective") != "sft" and config.get("advantage") != "zero" and not is_penalised
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from ludic.batches.online import batch_rules
 from ludic.sql.code import rule_uses
 from ludic.sql.planner import BatchRules, Planner
-from ludic.store import Root
+from ludic.store import Root, RunConfig
 from ludic.store.attempts import newest_attempt
 from ludic.store.code import keep_files, trusted_files
 from ludic.training.config import TrainConfig
@@ -18,13 +18,18 @@ def own_rules(root: Root, config: TrainConfig) -> BatchRules:
 
     Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError, QueryError.
     """
-    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed)
+    rules = rules_of(root.run, config)
     rules = replace(rules, files=trusted_files(root, rule_uses(rules, names_in_root(root))))
     if rules.files:
         # Raises before keep_files: a file that can't run is not kept, so that its fixed version is read next time.
         Planner(rules, root.run.extra_columns)
         keep_files(root, rules.files)
     return rules
+
+
+def rules_of(run: RunConfig, config: TrainConfig) -> BatchRules:
+    """Return the batch rules of a run's trainer. Raises ConfigError."""
+    return batch_rules(config.batch, run.groups_per_batch, run.seed, pairs=config.loss.is_paired)
 
 
 def names_in_root(root: Root) -> frozenset[str]:

@@ -1,126 +1,29 @@
-"""Settings of one trainer process. Settings shared with workers are in run.json.
+"""Settings of one trainer process, in groups. Settings shared with workers are in run.json.
+
+    TrainConfig(num_steps=10, optimizer=OptimizerConfig(learning_rate=1e-4))
+    TrainConfig.of(num_steps=10, learning_rate=1e-4)    # the same, by the names of the flags
 
 Imports no torch, so that `--help` answers at once.
 """
 
 import re
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Literal
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, Self
 
+from ludic.batches.config import BatchConfig
 from ludic.bounds import check_numbers
 from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError
-from ludic.training.objective_settings import Objective, check_objective
+from ludic.renamed_settings import close_names
+from ludic.training.loss_config import LossConfig
 
-OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
-"""Settings that select training on stored rollouts."""
 _SIZE = re.compile(r"\d+(\.\d+)?(KB|MB|GB|TB)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainConfig:
-    """Settings of a trainer. None means off, unless the setting says otherwise."""
-
-    num_steps: int = 100
-    """Total number of gradient steps, including those before a resume."""
-
-    advantage: str = "rloo"
-    """Advantage estimator: a name in ludic/sql/advantages, path/to/file.sql, or path/to/file.py:function."""
-    filters: tuple[str, ...] = ()
-    """Filters that drop rollouts: names in ludic/sql/filters, or paths of .sql files."""
-    where: str | None = None
-    """Train only on rollouts for which this SQL predicate is true; None trains on all. Advantages still use the whole
-    group, unless baseline_over is kept."""
-    selection: str | None = None
-    """Order in which groups are put into batches: a name in ludic/sql/selections, or path/to/file.sql. None uses fifo
-    online and epochs offline."""
-    sql_params: Mapping[str, float | int | str] = field(default_factory=dict)
-    """Values of the $parameters of advantage, filters and selection; docs/algorithms.md lists them."""
-    max_uses: int = 1
-    """Maximum number of steps that train on one group, online."""
-    max_off_policy_steps: int | None = 8
-    """Drop rollouts sampled more than this many policy versions before the trainer's version; None keeps all. Not used
-    offline."""
-    max_age_s: float | None = None
-    """Drop rollouts written more than this many seconds ago; None keeps all. Not used offline."""
-    baseline_over: Literal["group", "kept"] = "group"
-    """Rollouts that the baseline is computed from: the whole group, or only those that the filters keep."""
-
-    offline: bool = False
-    """Train on the rollouts that are stored now, not on those that workers deliver."""
-    sources: tuple[str, ...] = ()
-    """Roots whose rollouts to train on offline; if empty, the run's own root."""
-    epochs: int | None = None
-    """Offline passes over the stored rollouts; num_steps is computed from it. None trains until num_steps."""
-    replay_batches: str | None = None
-    """Root of another run whose batches to repeat, step by step, with its settings; None is off."""
-
-    objective: Objective = "reinforce"
-    """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""
-    clip_low: float | None = None
-    """Clip importance ratios below 1 - clip_low (ppo_clip, cispo, gspo, gmpo); None sets no lower bound."""
-    clip_high: float | None = None
-    """Clip importance ratios above 1 + clip_high (ppo_clip, cispo, gspo, gmpo); None sets no upper bound."""
-    dual_clip: float | None = None
-    """Lower bound of the objective at a negative advantage, as a multiple of that advantage (ppo_clip, gspo); above 1.
-    None sets no bound."""
-    truncate_ratio: float | None = None
-    """Truncated importance sampling: largest importance weight (reinforce); None is off."""
-    mask_ratio: tuple[float, float] | None = None
-    """Mask tokens whose importance ratio is outside these two bounds (IcePop); None is off. Not for sft and pairs."""
-    mask_sequence_ratio: tuple[float, float] | None = None
-    """Mask sequences whose geometric mean of importance ratios is outside these two bounds; None is off. Not for sft
-    and pairs."""
-    mask_sequence_kl: float | None = None
-    """Mask sequences with a negative advantage whose mean log(sampler / trainer) is above this (DeepSeek-V3.2); None
-    is off. Not for sft and pairs."""
-    log_ratio_weight: float | None = None
-    """Weight of the squared log ratio in the loss, which keeps the policy close to the sampler; None is off. Not for
-    sft and pairs."""
-    ratio_level: Literal["token", "sequence"] = "token"
-    """Importance weight of a token: its own ratio, or the product of the ratios of its sequence (reinforce)."""
-    sapo_tau_positive: float = 1.0
-    """Temperature of the SAPO gate for positive advantages (sapo)."""
-    sapo_tau_negative: float = 1.05
-    """Temperature of the SAPO gate for negative advantages (sapo)."""
-    dppo_low: float = 0.2
-    """Mask tokens with a negative advantage whose probability has fallen by more than this (dppo)."""
-    dppo_high: float = 0.2
-    """Mask tokens with a positive advantage whose probability has risen by more than this (dppo)."""
-    vespo_k: tuple[float, float] = (2.0, 3.0)
-    """Exponent of the sequence's ratio, for positive and for negative advantages (vespo)."""
-    vespo_lambda: tuple[float, float] = (3.0, 2.0)
-    """Decay rate in the sequence's ratio, for positive and for negative advantages (vespo)."""
-    dpo_beta: float = 0.1
-    """Strength of the pull towards the reference (dpo, ipo)."""
-    orpo_weight: float = 0.1
-    """Weight of the odds-ratio term, added to the likelihood of the chosen side (orpo)."""
-    whiten_advantages: bool = False
-    """Scale advantages to mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
-    normalize_over: Literal["tokens", "sequences", "constant"] = "tokens"
-    """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), or divide each sequence's sum
-    by a constant (Dr. GRPO). For dpo, ipo and
-    orpo, sequences means pairs."""
-    constant_tokens: int | None = None
-    """Tokens that replace each sequence's length if normalize_over is constant; usually max_tokens."""
-    entropy_weight: float | None = None
-    """Weight of the policy's entropy, which is subtracted from the loss and averaged as normalize_over says; None is
-    off."""
-    reference: str | None = None
-    """Folder, URL or Hugging Face id of the reference model or teacher, for reference_kl, dpo and ipo; None is off.
-    With LoRA, the run's own model takes no extra memory."""
-    reference_offload: bool = False
-    """Keep the reference in CPU memory and move it to the device one layer at a time."""
-    reference_cache: bool = False
-    """Store the reference's logprobs under the root and reuse stored ones."""
-    kl_weight: float | None = None
-    """Weight of the KL to the reference; None only measures it."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL that kl_weight multiplies; see ludic.training.losses."""
-    kl_in: Literal["loss", "reward", "return"] = "loss"
-    """Add the KL to the loss, or subtract it from each token's advantage: the token's own KL (reward), or the sum from
-    the token to the end (return)."""
+class OptimizerConfig:
+    """AdamW and its learning rate schedule."""
 
     learning_rate: float = 1e-6
     """Peak learning rate of AdamW."""
@@ -135,19 +38,21 @@ class TrainConfig:
     max_grad_norm: float | None = 1.0
     """Clip gradients to this L2 norm; None does not clip."""
 
-    micro_token_budget: int = 16384
-    """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass."""
-    logprob_chunk_tokens: int = 1024
-    """Tokens whose logits are in memory at once, in training and for the reference; each takes 4 bytes times the
-    vocabulary."""
-    max_seq_len: int | None = None
-    """Maximum tokens of a sequence; longer ones lose the end of their response. None does not cut."""
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        check_numbers(self)
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ConfigError(f"betas is {self.betas}, wanted two numbers from 0 to below 1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """How the model is trained: dtype, device, LoRA adapters and memory."""
+
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of forward and backward passes and of frozen weights; trained weights and the optimizer stay float32."""
-    activation_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
-    compile: bool = False
-    """Compile each decoder layer, except its attention, with torch.compile; the first steps take longer."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Device to train on; None takes CUDA if available."""
     lora_rank: int | None = None
     """Rank of LoRA adapters; the model's own weights are frozen. None trains all weights."""
     lora_alpha: int = 32
@@ -157,11 +62,25 @@ class TrainConfig:
     publish_lora: Literal["merged", "adapter"] = "merged"
     """Publish whole weights with the adapters merged, or only the adapters, for workers that can read the run's
     model."""
-    device: Literal["cpu", "cuda"] | None = None
-    """Device to train on; None takes CUDA if available."""
-    num_threads: int | None = None
-    """CPU threads of each rank; None keeps those of the resumed or replayed attempt, else OMP_NUM_THREADS or all
-    cores."""
+    logprob_chunk_tokens: int = 1024
+    """Tokens whose logits are in memory at once, in training and for the reference; each takes 4 bytes times the
+    vocabulary."""
+    activation_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
+    compile: bool = False
+    """Compile each decoder layer, except its attention, with torch.compile; the first steps take longer."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range or contradicts another setting."""
+        check_numbers(self)
+        if self.lora_rank is None and (self.lora_targets or self.publish_lora == "adapter"):
+            name = "lora_targets" if self.lora_targets else "publish_lora"
+            raise ConfigError(f"{name} is {getattr(self, name)} but there are no adapters; set lora_rank")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Which checkpoints and published weights are written and kept."""
 
     checkpoint_every: int | None = 20
     """Steps between checkpoints; None writes one at the end only."""
@@ -175,8 +94,28 @@ class TrainConfig:
     """Maximum size of a file of saved weights, such as 500MB; larger weights are split into shards with an index."""
     keep_policies: int | None = 4
     """Number of newest published versions whose weights to keep; None keeps all."""
-    stall_limit_s: float | None = 1800.0
-    """Seconds without new rollouts before the trainer stops with an error; None waits forever."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range."""
+        check_numbers(self)
+        if not _SIZE.fullmatch(self.max_shard_size):
+            raise ConfigError(f"max_shard_size is {self.max_shard_size!r}, wanted a size such as 500MB or 5GB")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """Settings of a trainer. None means off, unless the setting says otherwise."""
+
+    num_steps: int = 100
+    """Total number of gradient steps, including those before a resume."""
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    num_threads: int | None = None
+    """CPU threads of each rank; None keeps those of the resumed or replayed attempt, else OMP_NUM_THREADS or all
+    cores."""
     lease_s: float = LEASE_S
     """Seconds without a renewal of the lease after which another trainer may take over; renewed every third of it."""
     keep_token_stats: bool = False
@@ -187,44 +126,49 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
         check_numbers(self)
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ConfigError(f"betas is {self.betas}, wanted two numbers from 0 to below 1")
-        if self.warmup_steps >= self.num_steps:
-            raise ConfigError(f"warmup_steps is {self.warmup_steps}, wanted less than num_steps ({self.num_steps})")
-        self._check_stored()
-        self._check_reference()
-        self._check_lora()
-        check_objective(
-            {field.name: getattr(self, field.name) for field in fields(self)},
-            {field.name: field.default for field in fields(self) if field.default is not MISSING},
-        )
-        if not _SIZE.fullmatch(self.max_shard_size):
-            raise ConfigError(f"max_shard_size is {self.max_shard_size!r}, wanted a size such as 500MB or 5GB")
-        for name, param in self.sql_params.items():
-            if not isinstance(param, float | int | str):
-                raise ConfigError(f"sql_params has {name!r} = {param!r}, wanted a number or a text")
+        if self.optimizer.warmup_steps >= self.num_steps:
+            raise ConfigError(
+                f"warmup_steps is {self.optimizer.warmup_steps}, wanted less than num_steps ({self.num_steps})"
+            )
 
-    @property
-    def is_stored(self) -> bool:
-        """Return whether training reads stored batches or rollouts instead of waiting for workers."""
-        return self.offline or self.replay_batches is not None
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """Return the configuration with these settings, by the names of the flags: `of(learning_rate=1e-4)`.
 
-    def _check_stored(self) -> None:
-        if not self.offline and (self.sources or self.epochs):
-            name = "sources" if self.sources else "epochs"
-            raise ConfigError(f"{name} is {getattr(self, name)}, which only offline training looks at; set offline")
-        if self.offline and self.replay_batches is not None:
-            raise ConfigError(f"replay_batches is {self.replay_batches} and offline is set; choose one of them")
-        if self.offline and self.max_uses > 1:
-            raise ConfigError(f"max_uses is {self.max_uses}, which offline training does not look at; set epochs")
+        Raises ConfigError for an unknown name, with similar names, and as the groups do.
+        """
+        return cls().replace(**settings)
 
-    def _check_reference(self) -> None:
-        for name in ("kl_weight", "reference_offload", "reference_cache"):
-            if getattr(self, name) and self.reference is None:
-                value = getattr(self, name)
-                raise ConfigError(f"{name} is {value} but there is no reference; set reference to a model")
+    def replace(self, **settings: Any) -> Self:
+        """Return a copy with these settings, by the names of the flags. Raises ConfigError as `of` does."""
+        values: dict[str, dict[str, Any]] = {}
+        for name, value in settings.items():
+            if name not in _GROUP_OF:
+                close = close_names(name, list(_GROUP_OF))
+                hint = f"did you mean {' or '.join(close)}?" if close else "`ludic train --help` lists them"
+                raise ConfigError(f"there is no setting {name!r}; {hint}")
+            values.setdefault(_GROUP_OF[name], {})[name] = value
+        own = values.pop(_TOP, {})
+        groups = {group: replace(getattr(self, group), **new) for group, new in values.items()}
+        return replace(self, **own, **groups)
 
-    def _check_lora(self) -> None:
-        if self.lora_rank is None and (self.lora_targets or self.publish_lora == "adapter"):
-            name = "lora_targets" if self.lora_targets else "publish_lora"
-            raise ConfigError(f"{name} is {getattr(self, name)} but there are no adapters; set lora_rank")
+    def flat(self) -> dict[str, Any]:
+        """Return all settings by the names of the flags, as in attempts/N.json: `of(**config.flat()) == config`."""
+        values = asdict(self)
+        return {name: values[group][name] if group else values[name] for name, group in _GROUP_OF.items()}
+
+
+_TOP = ""
+"""Group of the settings that are in no group."""
+
+
+def _settings_by_group() -> Iterator[tuple[str, str]]:
+    """Yield each setting's name and its group."""
+    for top in fields(TrainConfig):
+        if isinstance(top.type, type) and is_dataclass(top.type):
+            yield from ((inner.name, top.name) for inner in fields(top.type))
+        else:
+            yield top.name, _TOP
+
+
+_GROUP_OF = dict(_settings_by_group())

@@ -63,8 +63,8 @@ def load_trained(
     with_weights: if false, the caller must load a checkpoint's weights next. With LoRA, weights are always loaded.
     """
     # Frozen weights need no more precision than the dtype that they are computed in.
-    dtype = None if config.lora_rank is None else compute_dtype(config)
-    with_weights = with_weights or config.lora_rank is not None
+    dtype = None if config.model.lora_rank is None else compute_dtype(config)
+    with_weights = with_weights or config.model.lora_rank is not None
     with first.weights() if with_weights else first.config() as folder:
         model = load_sharded(
             folder,
@@ -75,21 +75,21 @@ def load_trained(
             ),
             with_weights=with_weights,
             compute_dtype=compute_dtype(config),
-            activation_checkpointing=config.activation_checkpointing,
-            compile_layers=config.compile,
+            activation_checkpointing=config.model.activation_checkpointing,
+            compile_layers=config.model.compile,
             float32_head=first.root.run.float32_head,
         )
     return model, build_optimizer(model, config)
 
 
 def _prepare(model: PreTrainedModel, source: str, seed: int, config: TrainConfig) -> None:
-    if config.lora_rank is not None:
+    if config.model.lora_rank is not None:
         add_adapters(
             model,
             source=source,
-            rank=config.lora_rank,
-            alpha=config.lora_alpha,
-            targets=config.lora_targets,
+            rank=config.model.lora_rank,
+            alpha=config.model.lora_alpha,
+            targets=config.model.lora_targets,
             seed=seed,
         )
 
@@ -102,19 +102,19 @@ def load_reference(
     model: the trained model; with its adapters off it can be the reference. Raises ConfigError if that model
     is to be off-loaded.
     """
-    if config.reference is None:
+    if config.loss.reference is None:
         return None
     device, dtype = torch.device(mesh.device_type), compute_dtype(config)
-    if config.lora_rank is not None and first.is_named(config.reference):
-        if config.reference_offload:
+    if config.model.lora_rank is not None and first.is_named(config.loss.reference):
+        if config.loss.reference_offload:
             raise ConfigError(
                 "reference is the model that LoRA trains, which can't be off-loaded; leave it on the device"
             )
         make_reference = base_reference
     else:
-        weights, offload = dtype or torch.float32, config.reference_offload
-        named = partial(local_folder, config.reference)
-        with first.weights() if first.is_named(config.reference) else _on_main(named) as folder:
+        weights, offload = dtype or torch.float32, config.loss.reference_offload
+        named = partial(local_folder, config.loss.reference)
+        with first.weights() if first.is_named(config.loss.reference) else _on_main(named) as folder:
             model = load_sharded(
                 folder,
                 mesh,
@@ -124,10 +124,10 @@ def load_reference(
                 float32_head=first.root.run.float32_head,
             )
         make_reference = model_reference
-    reference = make_reference(model, device, chunk_tokens=config.logprob_chunk_tokens)
-    if not config.reference_cache:
+    reference = make_reference(model, device, chunk_tokens=config.model.logprob_chunk_tokens)
+    if not config.loss.reference_cache:
         return reference
-    sources = [Root.open(url) for url in (*config.sources, config.replay_batches) if url is not None]
+    sources = [Root.open(url) for url in (*config.batch.sources, config.batch.replay_batches) if url is not None]
     name = fingerprint(model, dtype or torch.float32, float32_head=first.root.run.float32_head)
     return CachedReference(reference, first.root, name, device, sources)
 

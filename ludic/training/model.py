@@ -221,7 +221,7 @@ def shard(
 
 def compute_dtype(config: TrainConfig) -> torch.dtype | None:
     """Return the dtype for `shard` and `save_weights`; None keeps the weights' float32."""
-    return torch.bfloat16 if config.dtype == "bfloat16" else None
+    return torch.bfloat16 if config.model.dtype == "bfloat16" else None
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

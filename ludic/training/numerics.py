@@ -75,8 +75,8 @@ def _earlier_numerics(
 ) -> dict[str, Mapping[str, Any] | None]:
     """Return the numerics of attempts to compare with, by name, newest first."""
     url, attempts = root.url, []
-    if config.replay_batches is not None:
-        url, attempts = config.replay_batches, list(attempts_to_replay(config.replay_batches))
+    if config.batch.replay_batches is not None:
+        url, attempts = config.batch.replay_batches, list(attempts_to_replay(config.batch.replay_batches))
     elif resumed is not None:
         with contextlib.suppress(FileNotFoundError):
             attempts = [read_attempt(root, resumed.attempt_id)]
@@ -109,8 +109,8 @@ def _numerics_of_rank(config: TrainConfig) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if on_cuda else "cpu",
         "cpu": _cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "dtype": config.dtype,
-        "compile": config.compile,
+        "dtype": config.model.dtype,
+        "compile": config.model.compile,
         "attention": PACKED_ATTENTION,
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),

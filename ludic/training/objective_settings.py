@@ -22,14 +22,14 @@ READ_BY: Mapping[str, tuple[Objective, ...]] = {
     "clip_low": ("ppo_clip", "cispo", "gspo", "gmpo"),
     "clip_high": ("ppo_clip", "cispo", "gspo", "gmpo"),
     "dual_clip": ("ppo_clip", "gspo"),
-    "truncate_ratio": ("reinforce",),
+    "is_ratio_cap": ("reinforce",),
     "ratio_level": ("reinforce",),
-    "mask_ratio": _OFF_POLICY,
-    "mask_sequence_ratio": _OFF_POLICY,
+    "is_ratio_bounds": _OFF_POLICY,
+    "is_sequence_ratio_bounds": _OFF_POLICY,
     "mask_sequence_kl": _OFF_POLICY,
     "log_ratio_weight": _OFF_POLICY,
     "whiten_advantages": _OFF_POLICY,
-    "kl_in": _OFF_POLICY,
+    "kl_placement": _OFF_POLICY,
     "sapo_tau_positive": ("sapo",),
     "sapo_tau_negative": ("sapo",),
     "dppo_low": ("dppo",),
@@ -41,7 +41,7 @@ READ_BY: Mapping[str, tuple[Objective, ...]] = {
 }
 """Settings that only some objectives read; settings that are not listed are read by all."""
 BOUNDS: Mapping[Objective, tuple[str, ...]] = {
-    "reinforce": ("truncate_ratio", "mask_ratio"),
+    "reinforce": ("is_ratio_cap", "is_ratio_bounds"),
     "ppo_clip": ("clip_low", "clip_high", "dual_clip"),
     "cispo": ("clip_low", "clip_high"),
     "gspo": ("clip_low", "clip_high", "dual_clip"),
@@ -50,7 +50,7 @@ BOUNDS: Mapping[Objective, tuple[str, ...]] = {
 """Settings that bound the importance ratio of an objective."""
 _WANT_A_BOUND: tuple[Objective, ...] = ("ppo_clip", "cispo", "gspo", "gmpo")
 _WANT_A_REFERENCE: tuple[Objective, ...] = ("dpo", "ipo")
-_OF_KL = ("kl_estimator", "kl_in")
+_OF_KL = ("kl_estimator", "kl_placement")
 """Settings that are used only with kl_weight."""
 DECIDE_IGNORED = ("objective", "kl_weight")
 """Settings that decide which others are ignored."""
@@ -101,22 +101,22 @@ def _why_ignored(name: str, settings: Mapping[str, Any]) -> str:
 
 def _check_values(settings: Mapping[str, Any]) -> None:
     clip_low, dual_clip = settings["clip_low"], settings["dual_clip"]
-    normalize_over, constant_tokens = settings["normalize_over"], settings["constant_tokens"]
+    loss_normalization, constant_tokens = settings["loss_normalization"], settings["constant_tokens"]
     if clip_low is not None and clip_low > 1:
         raise ConfigError(f"clip_low is {clip_low}, wanted at most 1: a ratio is never below 0")
     if dual_clip is not None and dual_clip <= 1:
         raise ConfigError(f"dual_clip is {dual_clip}, wanted above 1")
-    for name in ("mask_ratio", "mask_sequence_ratio"):
+    for name in ("is_ratio_bounds", "is_sequence_ratio_bounds"):
         bounds = settings[name]
         if bounds is not None and not (len(bounds) == 2 and 0 <= bounds[0] < 1 < bounds[1]):
             raise ConfigError(f"{name} is {bounds}, wanted one bound from 0 to below 1 and one above 1")
     for name in ("vespo_k", "vespo_lambda"):
         if len(settings[name]) != 2 or not all(0 < value < float("inf") for value in settings[name]):
             raise ConfigError(f"{name} is {settings[name]}, wanted two numbers above 0")
-    if (normalize_over == "constant") != (constant_tokens is not None):
+    if (loss_normalization == "constant") != (constant_tokens is not None):
         raise ConfigError(
-            f"normalize_over is {normalize_over} and constant_tokens is {constant_tokens}; "
-            "set constant_tokens with normalize_over constant, and only then"
+            f"loss_normalization is {loss_normalization} and constant_tokens is {constant_tokens}; "
+            "set constant_tokens with loss_normalization constant, and only then"
         )
 
 
@@ -130,12 +130,13 @@ def _check_bound(settings: Mapping[str, Any]) -> None:
 
 
 def _check_paired(settings: Mapping[str, Any]) -> None:
-    objective, normalize_over = settings["objective"], settings["normalize_over"]
+    objective, loss_normalization = settings["objective"], settings["loss_normalization"]
     if objective in _WANT_A_REFERENCE and settings["reference"] is None:
         raise ConfigError(
             f"objective is {objective} but there is no reference; set reference to a model, such as the first one"
         )
-    if normalize_over != "sequences":
+    if loss_normalization != "sequences":
         raise ConfigError(
-            f"normalize_over is {normalize_over}, and {objective} takes the mean over pairs; set it to sequences"
+            f"loss_normalization is {loss_normalization}, and {objective} takes the mean over pairs; "
+            "set it to sequences"
         )

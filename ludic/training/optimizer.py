@@ -15,12 +15,12 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> Optimizer:
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
-        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": config.optimizer.weight_decay},
         {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
     ]
     # Adapters have only matrices, and an empty group can't be checkpointed.
     groups = [group for group in groups if group["params"]]
-    return AdamW(groups, lr=config.learning_rate, betas=config.betas)
+    return AdamW(groups, lr=config.optimizer.learning_rate, betas=config.optimizer.betas)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -29,12 +29,12 @@ def learning_rate(step: int, config: TrainConfig) -> float:
     It rises linearly to config.learning_rate at step warmup_steps. Then it stays constant or falls towards 0,
     which it would reach one step after the last.
     """
-    if step <= config.warmup_steps:
-        return config.learning_rate * step / config.warmup_steps
-    progress = (step - config.warmup_steps - 1) / (config.num_steps - config.warmup_steps)
+    if step <= config.optimizer.warmup_steps:
+        return config.optimizer.learning_rate * step / config.optimizer.warmup_steps
+    progress = (step - config.optimizer.warmup_steps - 1) / (config.num_steps - config.optimizer.warmup_steps)
     progress = min(progress, 1.0)
-    if config.schedule == "linear":
-        return config.learning_rate * (1 - progress)
-    if config.schedule == "cosine":
-        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
-    return config.learning_rate
+    if config.optimizer.schedule == "linear":
+        return config.optimizer.learning_rate * (1 - progress)
+    if config.optimizer.schedule == "cosine":
+        return config.optimizer.learning_rate * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.optimizer.learning_rate

@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -112,7 +112,7 @@ def agree_on_steps(config: TrainConfig, stored: StoredPlans | None, resumed: Che
         return b"" if num_steps is None else str(num_steps).encode()
 
     num_steps = run_on_main(count)
-    return replace(config, num_steps=int(num_steps)) if num_steps else config
+    return config.replace(num_steps=int(num_steps)) if num_steps else config
 
 
 def checkpoint_to_bytes(info: CheckpointInfo | None) -> bytes:
@@ -165,7 +165,7 @@ def open_ownership(
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
-    with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=asdict(config)) as sink:
+    with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat()) as sink:
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         plans, code = (stored, stored.code()) if stored else _planner(root, config)
         _warn_of_bias(root.run)
@@ -180,11 +180,11 @@ def open_ownership(
         # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
         with held(root, lease, on_fenced=stop.set, also=mend_latest):
             attempt, resumed = _take(root, config, lease, found, numerics, code)
-            publisher = Publisher(root, attempt, config.keep_policies)
+            publisher = Publisher(root, attempt, config.checkpoint.keep_policies)
             publishers.append(publisher)
             feed = _open_feed(root, config, plans, attempt, resumed, publisher, stop)
             log = MetricsLog(root, "train", str(attempt.attempt_id))
-            warn = warn_of_rows(logger, partial(find_training_troubles, config=asdict(config)))
+            warn = warn_of_rows(logger, partial(find_training_troubles, config=config.flat()))
 
             def write_metrics(step: int, row: Mapping[str, Any]) -> None:
                 log.write(attempt_id=attempt.attempt_id, step=step, **row)
@@ -222,7 +222,7 @@ def _open_feed(
     cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
     if not cursor.knows_requests:
         recall_requests(root, cursor, num_uses)
-    return PlanFeed(root, attempt, config, plans, publisher, cursor, stop)
+    return PlanFeed(root, attempt, config.batch, plans, publisher, cursor, stop)
 
 
 def _planner(root: Root, config: TrainConfig) -> tuple[Planner, list[CodeRecord]]:
@@ -250,7 +250,7 @@ def _take(
         )
     if previous:
         warn_of_other_code(previous.code, code, where=f"attempt {previous.attempt_id}")
-    attempt = record_attempt(root, lease, parent, asdict(config), numerics, code=to_dicts(code))
+    attempt = record_attempt(root, lease, parent, config.flat(), numerics, code=to_dicts(code))
     return attempt, resumed
 
 

@@ -5,7 +5,6 @@ if a name is unknown.
 """
 
 import tomllib
-from dataclasses import MISSING, Field, fields
 from difflib import get_close_matches
 from importlib import resources
 from typing import Any
@@ -24,9 +23,9 @@ DIALS = (
     "clip_low",
     "clip_high",
     "dual_clip",
-    "truncate_ratio",
-    "mask_ratio",
-    "mask_sequence_ratio",
+    "is_ratio_cap",
+    "is_ratio_bounds",
+    "is_sequence_ratio_bounds",
     "mask_sequence_kl",
     "log_ratio_weight",
     "ratio_level",
@@ -39,12 +38,12 @@ DIALS = (
     "dpo_beta",
     "orpo_weight",
     "whiten_advantages",
-    "normalize_over",
+    "loss_normalization",
     "constant_tokens",
     "entropy_weight",
     "kl_weight",
     "kl_estimator",
-    "kl_in",
+    "kl_placement",
 )
 """Settings that an algorithm decides; those missing in its file get TrainConfig's defaults. Every setting that a file
 names is listed here, so that a run that changes its algorithm keeps no setting of the earlier one."""
@@ -56,19 +55,12 @@ def algorithm_names() -> list[str]:
 
 
 def load_algorithm(name: str) -> dict[str, Any]:
-    """Return the values of all DIALS: `TrainConfig(**load_algorithm("grpo"))`."""
+    """Return the values of all DIALS: `TrainConfig.of(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
         close = get_close_matches(name, names)
         hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
         raise ConfigError(f"there is no algorithm {name!r}; {hint}")
     text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
-    defaults = {field.name: _default(field) for field in fields(TrainConfig) if field.name in DIALS}
+    defaults = {name: value for name, value in TrainConfig().flat().items() if name in DIALS}
     return defaults | tomllib.loads(text)
-
-
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    assert field.default is not MISSING, f"{field.name} must be given"
-    return field.default

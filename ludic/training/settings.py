@@ -7,10 +7,10 @@ torch.
 from collections.abc import Mapping
 from typing import Any
 
-from ludic.bounds import check_names
+from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import MissingRootError
 from ludic.store import Root, newest_attempt_id, read_attempt
-from ludic.training.config import OFFLINE_SETTINGS, TrainConfig
+from ludic.training.config import TrainConfig
 from ludic.training.objective_settings import DECIDE_IGNORED, without_ignored
 from ludic.training.presets import load_algorithm
 
@@ -33,8 +33,7 @@ def to_config(settings: Mapping[str, Any]) -> TrainConfig:
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()
     }
-    check_names(values, TrainConfig, "a trainer")
-    return TrainConfig(**values)
+    return TrainConfig.of(**values)
 
 
 def earlier_settings(root_url: str, given: Mapping[str, Any], *, online: bool = False) -> dict[str, Any]:

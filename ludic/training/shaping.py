@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ludic.batches.packing import MicroBatch
-from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses.ratios import KL_ESTIMATORS
 
 _VARIANCE_FLOOR = 1e-8
@@ -21,13 +21,13 @@ _VARIANCE_FLOOR = 1e-8
 
 
 def shape_advantages(
-    batches: Sequence[MicroBatch], references: Sequence[Tensor | None], config: TrainConfig, device: torch.device
+    batches: Sequence[MicroBatch], references: Sequence[Tensor | None], config: LossConfig, device: torch.device
 ) -> Sequence[MicroBatch]:
     """Return the micro-batches with the advantages that the loss uses. Every rank must call it.
 
     references: (A,) logprobs of each micro-batch. device: device of the sums over ranks.
     """
-    if config.kl_weight is not None and config.kl_in == "return":
+    if config.kl_weight is not None and config.kl_placement == "return":
         estimate = KL_ESTIMATORS[config.kl_estimator]
         batches = [
             replace(

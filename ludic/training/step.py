@@ -50,7 +50,7 @@ def train_step(
     with timer.device("reference"):
         references = reference(micro_batches) if reference else [None] * len(micro_batches)
     with timer.device("collectives"):
-        micro_batches = shape_advantages(micro_batches, references, config, model.device)
+        micro_batches = shape_advantages(micro_batches, references, config.loss, model.device)
     for batch, of_reference in zip(micro_batches, references, strict=True):
         with timer.device("forward"):
             loss, sums = _micro_batch_loss(model, batch.to(model.device), config, counts, of_reference, token_stats)
@@ -61,7 +61,7 @@ def train_step(
         totals = _accumulate(totals, sums)
     with timer.device("collectives"):
         metrics = _reduce(totals, num_action_tokens)
-        metrics["grad_norm"] = _clip_gradients(model, config.max_grad_norm)
+        metrics["grad_norm"] = _clip_gradients(model, config.optimizer.max_grad_norm)
     metrics["learning_rate"] = learning_rate
     _check_finite(optimizer, metrics, config)
     with timer.device("optimizer"):
@@ -82,18 +82,21 @@ def _micro_batch_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the micro-batch's share of the loss, and detached sums of the metrics to average over action tokens."""
     logprobs, entropies = token_logprobs(
-        model, batch, chunk_tokens=config.logprob_chunk_tokens, entropy_gradient=config.entropy_weight is not None
+        model,
+        batch,
+        chunk_tokens=config.model.logprob_chunk_tokens,
+        entropy_gradient=config.loss.entropy_weight is not None,
     )
-    loss, sums = rl_loss(logprobs, batch, config, **counts, entropies=entropies, reference_logprobs=reference)
+    loss, sums = rl_loss(logprobs, batch, config.loss, **counts, entropies=entropies, reference_logprobs=reference)
     if token_stats is not None:
-        token_stats.see(batch, logprobs, entropies, clipped_tokens(logprobs, batch, config, reference))
+        token_stats.see(batch, logprobs, entropies, clipped_tokens(logprobs, batch, config.loss, reference))
     entropy = torch.where(batch.action_mask, entropies.detach(), 0).sum()
     return loss, sums | {"entropy": entropy, "loss": loss.detach() * counts["num_action_tokens"]}
 
 
 def _count_sequences(micro_batches: Sequence[MicroBatch], config: TrainConfig, device: torch.device) -> int:
     """Return the number of sequences, or pairs, with sampled tokens on all ranks; at least 1."""
-    num_sequences = sum(loss_units(batch, config)[batch.action_mask].unique().numel() for batch in micro_batches)
+    num_sequences = sum(loss_units(batch, config.loss)[batch.action_mask].unique().numel() for batch in micro_batches)
     total = torch.tensor(num_sequences, device=device)
     dist.all_reduce(total)
     return max(1, int(total.item()))
@@ -137,14 +140,14 @@ def _check_finite(optimizer: Optimizer, metrics: dict[str, float], config: Train
 
 def _remedies(config: TrainConfig) -> list[str]:
     """Return settings that could keep loss and gradient finite and are not in use."""
-    bounds = [name for name in BOUNDS.get(config.objective, ()) if name != "clip_low"]
-    unused = [name for name in bounds if getattr(config, name) is None]
-    if config.objective == "reinforce" and len(unused) < len(bounds):
-        unused = []  # truncate_ratio or mask_ratio alone bounds the ratio
+    bounds = [name for name in BOUNDS.get(config.loss.objective, ()) if name != "clip_low"]
+    unused = [name for name in bounds if getattr(config.loss, name) is None]
+    if config.loss.objective == "reinforce" and len(unused) < len(bounds):
+        unused = []  # is_ratio_cap or is_ratio_bounds alone bounds the ratio
     return [
-        f"a learning_rate below {config.learning_rate:g}",
+        f"a learning_rate below {config.optimizer.learning_rate:g}",
         *unused,
-        *(["max_grad_norm 1"] if config.max_grad_norm is None else []),
-        *(["kl_estimator k2"] if config.kl_weight is not None and config.kl_estimator == "k3" else []),
-        *(["dtype float32"] if config.dtype == "bfloat16" else []),
+        *(["max_grad_norm 1"] if config.optimizer.max_grad_norm is None else []),
+        *(["kl_estimator k2"] if config.loss.kl_weight is not None and config.loss.kl_estimator == "k3" else []),
+        *(["dtype float32"] if config.model.dtype == "bfloat16" else []),
     ]

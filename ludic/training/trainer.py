@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,7 @@ def train(
     Raises OwnedError, FencedError, StalledError, StoreError, QueryError, ModelError, TrainingError or ConfigError on
     every rank.
     """
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = config.model.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
@@ -186,7 +185,7 @@ def _open_trainer(
         elif found.info is not None:
             raise StoreError(f"{root.url}/{found.info.name} was deleted since this trainer found it; start again")
         trainer.first_step = resumed.step + 1 if resumed else 1
-        trainer.stream = PlannedStream(root, config, trainer.main.feed if trainer.main else None)
+        trainer.stream = PlannedStream(root, config.batch, trainer.main.feed if trainer.main else None)
         stack.callback(trainer.stream.close)
         trainer.publish_first()
         if trainer.first_step <= config.num_steps:
@@ -256,12 +255,12 @@ class _Trainer:
     def publish(self, step: int) -> None:
         """Begin to publish a copy of the current weights as the next version, after the version before is complete."""
         run_on_main(self._finish_publishing)
-        adapters_only = self._config.publish_lora == "adapter"
+        adapters_only = self._config.model.publish_lora == "adapter"
         weights = detached(full_state_dict(self._model, adapters_only=adapters_only), self._model.device)
         tokenizer = self.main.tokenizer if self.main else {}
 
         def save(folder: Path) -> None:
-            dtype, max_shard_size = compute_dtype(self._config), self._config.max_shard_size
+            dtype, max_shard_size = compute_dtype(self._config), self._config.checkpoint.max_shard_size
             save_weights(self._model, weights, folder, dtype=dtype, max_shard_size=max_shard_size)
             write_files(tokenizer, folder)
 
@@ -279,7 +278,7 @@ class _Trainer:
 
     def checkpoint_if_due(self, step: int, cursor: Mapping[str, Any]) -> None:
         """Checkpoint `step` if it is due. Raises, on every rank, the error of a checkpoint or a publish that failed."""
-        every = self._config.checkpoint_every
+        every = self._config.checkpoint.checkpoint_every
         self._unsaved = (step, cursor)
         run_on_main(partial(self._finish_writing, wait=False))
         if every is not None and step % every == 0:
@@ -316,11 +315,11 @@ class _Trainer:
             step=step,
             policy_version=self.version,
             cursor=cursor,
-            config=asdict(self._config),
+            config=self._config.flat(),
         )
         if self.main is not None:
             self._writing = self._writer.submit(self._write, self.main, snapshot)
-        if not self._config.async_checkpoint:
+        if not self._config.checkpoint.async_checkpoint:
             run_on_main(partial(self._finish_writing, wait=True))
 
     def _write(self, main: Ownership, snapshot: Snapshot) -> None:
@@ -329,10 +328,10 @@ class _Trainer:
         Waits for the version that the checkpoint names.
         """
         main.publisher.finish()
-        write_checkpoint(self._root, snapshot, max_shard_size=self._config.max_shard_size)
-        if self._config.keep_checkpoints is not None:
-            every = self._config.keep_checkpoints_every
-            prune_checkpoints(self._root, main.attempt, self._config.keep_checkpoints, every=every)
+        write_checkpoint(self._root, snapshot, max_shard_size=self._config.checkpoint.max_shard_size)
+        if self._config.checkpoint.keep_checkpoints is not None:
+            every = self._config.checkpoint.keep_checkpoints_every
+            prune_checkpoints(self._root, main.attempt, self._config.checkpoint.keep_checkpoints, every=every)
 
     def _finish_publishing(self, *, wait: bool = True) -> bytes:
         assert self.main is not None
@@ -357,7 +356,7 @@ class _Trainer:
     def _utilisation(self, batch: RankBatch, step_s: float) -> dict[str, float | None]:
         if self._cost is None:
             return {}
-        flops = step_flops(self._cost, *trained_lengths(batch.plan, self._config.max_seq_len))
+        flops = step_flops(self._cost, *trained_lengths(batch.plan, self._config.batch.max_seq_len))
         peak = self._peak_flops
         return {"model_flops": flops, "mfu": flops / (step_s * num_ranks() * peak) if peak else None}
 
@@ -365,7 +364,7 @@ class _Trainer:
         """Return whether `step` publishes; offline and in a replay only the last step does, as no worker waits."""
         if step == self._config.num_steps:
             return True
-        return not self._config.is_stored and step % self._root.run.steps_per_version == 0
+        return not self._config.batch.is_stored and step % self._root.run.steps_per_version == 0
 
     def _own_attempt(self) -> bytes:
         assert self.main is not None

@@ -225,7 +225,8 @@ def _policy(status: RunStatus) -> str:
     text = f"version {status.policy.version}, {age(max(0.0, age_s))} old"
     if not status.steps or status.steps[-1]["lag_mean"] is None:
         return text
-    return f"{text}; lag {status.steps[-1]['lag_mean']:.1f} versions, at most {status.steps[-1]['lag_max']}"
+    mean, largest = (status.steps[-1][name] for name in ("lag_mean", "lag_max"))  # stored names
+    return f"{text}; off-policy steps {mean:.1f}, at most {largest}"
 
 
 def _checkpoint(status: RunStatus) -> str:

@@ -147,5 +147,6 @@ def describe_step(row: Mapping[str, Any]) -> str:
     """Return a step's main metrics as one line."""
     reward = row.get("reward_mean")
     shown = "unscored" if reward is None else f"{reward:.3f}"
-    lag = "" if row.get("lag_mean") is None else f"lag {row['lag_mean']:.1f}  "
-    return f"reward {shown}  loss {row['loss']:.4f}  {lag}{row['tokens_per_s']:,.0f} tokens/s"
+    mean = row.get("lag_mean")  # the stored name
+    off_policy = "" if mean is None else f"off-policy steps {mean:.1f}  "
+    return f"reward {shown}  loss {row['loss']:.4f}  {off_policy}{row['tokens_per_s']:,.0f} tokens/s"

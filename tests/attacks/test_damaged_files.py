@@ -55,7 +55,7 @@ def test_a_trainer_goes_on_or_says_in_a_line_what_is_broken(ludic, breakable: Pa
         content = path.read_bytes()
         path.unlink()
         path.write_bytes(DAMAGES[damage](content))
-    result = ludic("train", breakable, "--num-steps", "2", "--stall-limit-s", "0.2")
+    result = ludic("train", breakable, "--num-steps", "2", "--rollout-timeout-s", "0.2")
     assert result.code in (0, 1)
     assert "Traceback" not in result.err
     assert result.code == 0 or [line for line in result.err.splitlines() if line.startswith("ludic: ")]

@@ -27,8 +27,8 @@ def open_feed():
         attempt = start_attempt(root)
         publisher = Publisher(root, attempt, keep=None)
         publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
-        planner = Planner(batch_rules(config, root.run.groups_per_batch))
-        feeds.append(PlanFeed(root, attempt, config, planner, publisher, Cursor(), stop or threading.Event()))
+        planner = Planner(batch_rules(config.batch, root.run.groups_per_batch, pairs=config.loss.is_paired))
+        feeds.append(PlanFeed(root, attempt, config.batch, planner, publisher, Cursor(), stop or threading.Event()))
         return feeds[-1], publisher
 
     yield open_
@@ -127,7 +127,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_feed, capl
     root = new_root()
     in_the_way = Path(root.at("rollouts"))
     in_the_way.write_text("I am no folder")
-    feed, _ = open_feed(root, stall_limit_s=60)
+    feed, _ = open_feed(root, rollout_timeout_s=60)
     feed.start(1, 0)
     while not caplog.records:
         time.sleep(0.01)
@@ -141,7 +141,7 @@ def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_feed, capl
 def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_its_error(new_root, open_feed):
     root = new_root()
     Path(root.at("rollouts")).write_text("I am no folder")
-    feed, _ = open_feed(root, stall_limit_s=0.2)
+    feed, _ = open_feed(root, rollout_timeout_s=0.2)
     with pytest.raises(
         StalledError, match=r"step 1 waited 0 s .* store fails: .*/rollouts.*: .*a file stands where a folder"
     ):
@@ -150,7 +150,7 @@ def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_i
 
 def test_a_stop_ends_the_wait_without_a_plan(new_root, open_feed):
     root, stop = new_root(), threading.Event()
-    feed, _ = open_feed(root, stop=stop, stall_limit_s=None)
+    feed, _ = open_feed(root, stop=stop, rollout_timeout_s=None)
     feed.start(1, 0)
     stop.set()
     assert feed.take() is None
@@ -158,7 +158,7 @@ def test_a_stop_ends_the_wait_without_a_plan(new_root, open_feed):
 
 def test_closing_ends_the_wait_and_leaves_the_callers_event_alone(new_root, open_feed):
     root, stop = new_root(), threading.Event()
-    feed, _ = open_feed(root, stop=stop, stall_limit_s=None)
+    feed, _ = open_feed(root, stop=stop, rollout_timeout_s=None)
     feed.start(1, 0)
     feed.close()
     assert feed.take() is None
@@ -169,7 +169,7 @@ def test_a_wait_over_the_stall_limit_names_the_filter_that_drops_most(new_root, 
     root = new_root()
     # Two groups without variance (8 rollouts), one with an episode that failed.
     fill(root, num_files=1, rewards=[[1.0] * 4, [0.5] * 4, [0.1, 0.2, 0.3, None]], num_groups=3)
-    feed, _ = open_feed(root, filters=("drop_zero_variance_groups",), stall_limit_s=0.2)
+    feed, _ = open_feed(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.2)
     with pytest.raises(
         StalledError, match=r"1 of 2 groups are ready; filters drop 9 of 12 .* drop_zero_variance_groups"
     ):
@@ -192,7 +192,7 @@ def test_workers_are_asked_for_more_when_all_that_was_asked_came_and_is_not_enou
     # groups_per_batch 2 and one batch ahead: 4 groups asked of the one worker; filters leave 1 of the 4.
     root = new_root()
     rewards = [[1.0] * 4, [0.5] * 4, [0.0] * 4, [0.1, 0.2, 0.3, 0.4]]
-    feed, _ = open_feed(root, filters=("drop_zero_variance_groups",), stall_limit_s=0.3)
+    feed, _ = open_feed(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.3)
     assert latest_policy(root).groups_per_worker == 4
     fill(root, num_files=1, rewards=rewards, num_groups=4)
     with pytest.raises(StalledError):
@@ -203,7 +203,7 @@ def test_workers_are_asked_for_more_when_all_that_was_asked_came_and_is_not_enou
 def test_nothing_more_is_asked_of_the_version_that_is_about_to_be_replaced(new_root, open_feed):
     # 4 groups asked and delivered, 2 steps planned: the third waits for version 1, which will ask for what it needs.
     root = new_root()
-    feed, publisher = open_feed(root, stall_limit_s=0.3)
+    feed, publisher = open_feed(root, rollout_timeout_s=0.3)
     fill(root, num_files=1, groups_per_file=4)
     next_plan(feed, 1), next_plan(feed, 2)
     with pytest.raises(StalledError):
@@ -229,7 +229,7 @@ def test_what_an_earlier_trainer_left_counts_as_ready(new_root, open_feed):
 
 def test_a_file_that_arrives_while_a_plan_waits_completes_it(new_root, open_feed):
     root = new_root()
-    feed, _ = open_feed(root, stall_limit_s=60)
+    feed, _ = open_feed(root, rollout_timeout_s=60)
     feed.start(1, 0)
     groups = fill(root, num_files=2, groups_per_file=1)
     assert groups_of(feed.take()) == set(groups)
@@ -250,11 +250,11 @@ def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(ne
 def test_a_limit_that_is_a_setting_is_no_sql_param():
     config = train_config(max_age_s=60.0, sql_params={"max_age_s": 30.0})
     with pytest.raises(ConfigError, match="sql_params has 'max_age_s', which is a setting of its own"):
-        batch_rules(config, 1)
+        batch_rules(config.batch, 1, pairs=False)
     # where the setting is off, there is no filter that would take it either
     config = train_config(sql_params={"max_age_s": 30.0})
     with pytest.raises(ConfigError, match="'max_age_s', which no SQL takes"):
-        Planner(batch_rules(config, 1))
+        Planner(batch_rules(config.batch, 1, pairs=False))
 
 
 @pytest.mark.slow

@@ -31,9 +31,9 @@ def open_stream(mesh):
         config, attempt = train_config(**settings), start_attempt(root)
         publisher = Publisher(root, attempt, keep=None)
         publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
-        planner = Planner(batch_rules(config, root.run.groups_per_batch))
-        feed = PlanFeed(root, attempt, config, planner, publisher, Cursor(), stop or threading.Event())
-        streams.append(PlannedStream(root, config, feed))
+        planner = Planner(batch_rules(config.batch, root.run.groups_per_batch, pairs=config.loss.is_paired))
+        feed = PlanFeed(root, attempt, config.batch, planner, publisher, Cursor(), stop or threading.Event())
+        streams.append(PlannedStream(root, config.batch, feed))
         streams[-1].start_plan(1, 0)
         return streams[-1]
 
@@ -108,7 +108,7 @@ def test_what_the_filters_dropped_is_not_read(new_root, plan_of):
     groups = fill(root, num_files=1, rewards=[[1.0, 0.0, None, 0.5], [1.0, 0.5, 0.5, 0.0]], num_groups=2)
     plan = plan_of(root)
     config = train_config()
-    share = read_rank_batch(root, config, plan, 0, 1)
+    share = read_rank_batch(root, config.batch, plan, 0, 1)
     failed = [rollout for rollout in by_id(groups).values() if rollout.episode_reward is None]
     assert used_rows(plan).num_rows == 7
     assert share.num_action_tokens == 7 * 16
@@ -118,9 +118,9 @@ def test_what_the_filters_dropped_is_not_read(new_root, plan_of):
 def test_two_ranks_share_the_sequences_of_one(new_root, plan_of):
     root = new_root()
     fill(root, num_files=1, num_turns=2)
-    plan, config = plan_of(root), train_config(micro_token_budget=64)
-    whole = read_rank_batch(root, config, plan, 0, 1)
-    shares = [read_rank_batch(root, config, plan, rank, 2) for rank in (0, 1)]
+    plan, config = plan_of(root), train_config(max_tokens_per_micro_batch=64)
+    whole = read_rank_batch(root, config.batch, plan, 0, 1)
+    shares = [read_rank_batch(root, config.batch, plan, rank, 2) for rank in (0, 1)]
     expected = sorted(token for micro_batch in whole.micro_batches for token in tokens_of(micro_batch))
     found = [token for share in shares for micro_batch in share.micro_batches for token in tokens_of(micro_batch)]
     assert sorted(found) == expected
@@ -139,7 +139,7 @@ def test_ranks_read_whole_files_where_that_is_even(new_root, plan_of):
     files = []
     for rank in (0, 1):
         of_rank, ranges = watched(root)
-        read_rank_batch(of_rank, train_config(), plan, rank, 2)
+        read_rank_batch(of_rank, train_config().batch, plan, rank, 2)
         files.append({path for path, _, _ in ranges})
     assert [len(paths) for paths in files] == [2, 2]
     assert not files[0] & files[1]
@@ -240,7 +240,7 @@ def test_the_next_batch_is_read_before_it_is_asked_for(new_root, open_stream):
 
 
 def test_what_fails_in_the_background_is_raised_when_the_batch_is_asked_for(new_root, open_stream):
-    stream = open_stream(new_root(), stall_limit_s=0.1)
+    stream = open_stream(new_root(), rollout_timeout_s=0.1)
     threading.Event().wait(0.5)  # the plan has failed by now
     with pytest.raises(StalledError):
         stream.next_batch()
@@ -254,7 +254,7 @@ def test_a_stop_ends_the_wait_for_a_batch(new_root, open_stream):
 
 
 def test_a_stream_that_is_closed_gives_up_the_batch_in_the_making(new_root, open_stream):
-    stream = open_stream(new_root(), stall_limit_s=None)
+    stream = open_stream(new_root(), rollout_timeout_s=None)
     stream.close()  # would else wait for rollouts for ever
     assert "ludic-read" not in [thread.name for thread in threading.enumerate()]
 

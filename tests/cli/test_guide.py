@@ -38,7 +38,7 @@ def test_one_file_holds_the_whole_experiment(experiment: Path) -> None:
     settings = parse(Settings, args, program="ludic run", description="")
     told = tomllib.loads((experiment / "praise.toml").read_text())
     assert (settings.run.env, settings.run.max_tokens) == (("praise.py:Praise",), told["max_tokens"])
-    assert (settings.train.advantage, settings.train.objective) == ("grpo", "ppo_clip")
+    assert (settings.train.batch.advantage, settings.train.loss.objective) == ("grpo", "ppo_clip")
     assert (settings.train.keep_token_stats, settings.train.num_steps) == (True, 50)
 
 
@@ -47,7 +47,7 @@ def test_the_file_serves_the_commands_that_take_a_part_of_it(experiment: Path) -
     created = parse(CreateSettings, args, program="ludic create", description="")
     assert (created.run.group_size, created.run.env) == (8, ("praise.py:Praise",))
     trained = parse(TrainSettings, args, program="ludic train", description="")
-    assert (trained.train.advantage, trained.train.num_steps) == ("grpo", 40)
+    assert (trained.train.batch.advantage, trained.train.num_steps) == ("grpo", 40)
     (experiment / "praise.toml").write_text("group_sise = 8")
     with pytest.raises(ConfigError, match="no setting is called 'group_sise'"):
         parse(TrainSettings, args, program="ludic train", description="")
@@ -74,5 +74,5 @@ def test_the_six_queries_run(started: Root) -> None:
     assert all(tables)
     assert [row["rollouts"] for row in tables[1]] == [8, 8]
     assert [row["step"] for row in tables[4]] == [1, 2]
-    # Rollouts of version 0 alone: the first step has a lag of 0, the second of 1.
-    assert [row["lag"] for row in tables[5]] == [0, 1]
+    # Rollouts of version 0 alone: the first step has 0 off-policy steps, the second 1.
+    assert [row["off_policy_steps"] for row in tables[5]] == [0, 1]

@@ -84,7 +84,7 @@ def test_a_trainer_is_told_where_the_model_is_now(ludic, make_trained, tmp_path:
     root = make_trained(str(tmp_path / "run"))
     elsewhere = shutil.copytree(root.run.model, tmp_path / "elsewhere")
     fill(root, num_files=1, worker_id="w1-test", seed=9)
-    flags = ["--num-steps", "2", "--stall-limit-s", "5"]
+    flags = ["--num-steps", "2", "--rollout-timeout-s", "5"]
     assert ludic("train", root.url, *flags, "--model", elsewhere).out == f"trained to step 2 of 2 in {root.url}\n"
     (elsewhere / "config.json").write_text("{}")
     result = ludic("train", root.url, "--num-steps", "3", "--model", elsewhere)

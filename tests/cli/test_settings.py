@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
@@ -233,8 +233,9 @@ def test_an_algorithm_is_named_in_a_file_and_what_is_set_besides_overrules_it(tm
     path = tmp_path / "experiment.toml"
     path.write_text('algorithm = "dapo"\nclip_high = 0.4\n')
     settings = train_settings("here", "--config", str(path), "--filters", "drop_errors")
-    assert (settings.advantage, settings.objective) == ("grpo", "ppo_clip")
-    assert (settings.clip_low, settings.clip_high, settings.filters) == (0.2, 0.4, ("drop_errors",))
+    assert (settings.batch.advantage, settings.loss.objective) == ("grpo", "ppo_clip")
+    assert (settings.loss.clip_low, settings.loss.clip_high) == (0.2, 0.4)
+    assert settings.batch.filters == ("drop_errors",)
 
 
 def test_an_algorithm_among_the_flags_overrules_that_of_a_file(tmp_path: Path) -> None:
@@ -242,7 +243,7 @@ def test_an_algorithm_among_the_flags_overrules_that_of_a_file(tmp_path: Path) -
     path.write_text('algorithm = "dapo"\nlearning_rate = 0.5\n')
     for flags in (["--algorithm", "sft"], ["--algorithm=sft"]):
         settings = train_settings("here", "--config", str(path), *flags)
-        assert (settings.objective, settings.clip_low, settings.learning_rate) == ("sft", None, 0.5)
+        assert settings == TrainConfig.of(**load_algorithm("sft"), learning_rate=0.5)
 
 
 def test_an_unknown_algorithm_is_answered_with_a_close_one(tmp_path: Path) -> None:
@@ -297,39 +298,70 @@ def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) ->
         train.Settings, [trained.url, "--num-steps", "9"], program="ludic train", description="", earlier=earlier
     )
     assert settings.train.num_steps == 9
-    assert settings.train.filters == ("drop_zero_variance_groups",)
-    assert settings.train.learning_rate == 1e-3
+    assert settings.train.batch.filters == ("drop_zero_variance_groups",)
+    assert settings.train.optimizer.learning_rate == 1e-3
 
 
 CLIPPED = {"objective": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "learning_rate": 0.25}
-WITH_KL = {"objective": "ppo_clip", "clip_high": 0.3, "reference": "first", "kl_weight": 0.5, "kl_in": "reward"}
+WITH_KL = {"objective": "ppo_clip", "clip_high": 0.3, "reference": "first", "kl_weight": 0.5, "kl_placement": "reward"}
 
 
 def resumed_with(folder: Path, before: Mapping[str, Any], *args: str) -> TrainConfig:
     """Settings of `ludic train` with these flags where an earlier trainer had those."""
     root = Root.create(str(folder / "run"), RunConfig(model="model", env=("moar_cats",)))
-    start_attempt(root, config=json.loads(json.dumps(asdict(TrainConfig(**before)))))
+    start_attempt(root, config=json.loads(json.dumps(TrainConfig.of(**before).flat())))
     earlier = train.earlier_settings(root.url, given_settings(args, ("objective", "kl_weight", "algorithm")))
     return parse(train.Settings, [root.url, *args], program="ludic train", description="", earlier=earlier).train
 
 
 @pytest.mark.parametrize("flags", [["--objective", "reinforce"], ["--objective=ppo_clip", "--objective=reinforce"]])
 def test_another_objective_drops_what_it_ignores_of_the_trainer_before(tmp_path: Path, flags: list[str]) -> None:
-    assert resumed_with(tmp_path, CLIPPED, *flags) == TrainConfig(objective="reinforce", learning_rate=0.25)
+    assert resumed_with(tmp_path, CLIPPED, *flags) == TrainConfig.of(objective="reinforce", learning_rate=0.25)
 
 
 def test_an_objective_that_reads_them_keeps_the_settings_of_the_trainer_before(tmp_path: Path) -> None:
-    assert resumed_with(tmp_path, CLIPPED, "--objective", "cispo") == TrainConfig(**CLIPPED | {"objective": "cispo"})
+    assert resumed_with(tmp_path, CLIPPED, "--objective", "cispo") == TrainConfig.of(**CLIPPED | {"objective": "cispo"})
+
+
+def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) -> None:
+    root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
+    root.put("attempts/1.json", Path(__file__).parents[1].joinpath("golden", "attempt-former-names.json").read_bytes())
+    earlier = train.earlier_settings(root.url, {})
+    settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier).train
+    assert settings == TrainConfig.of(
+        num_steps=40,
+        learning_rate=0.004,
+        objective="ppo_clip",
+        clip_high=0.28,
+        is_ratio_bounds=(0.5, 2.0),
+        is_sequence_ratio_bounds=(0.5, 2.0),
+        loss_normalization="sequences",
+        reference="first",
+        kl_weight=0.04,
+        kl_placement="reward",
+        rollout_timeout_s=60.0,
+        max_tokens_per_micro_batch=512,
+        lora_targets=("q_proj", "v_proj"),
+        lora_rank=8,
+        sql_params={"margin": 4},
+        device="cpu",
+    )
+
+
+def test_a_flag_of_an_older_version_names_its_successor(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        train_settings("here", "--stall-limit-s", "5")
+    assert "there is no option --stall-limit-s; did you mean --rollout-timeout-s?" in capsys.readouterr().err
 
 
 def test_no_kl_drops_how_it_was_used(tmp_path: Path) -> None:
     without = {name: value for name, value in WITH_KL.items() if not name.startswith("kl")}
-    assert resumed_with(tmp_path, WITH_KL, "--kl_weight", "None") == TrainConfig(**without)
+    assert resumed_with(tmp_path, WITH_KL, "--kl_weight", "None") == TrainConfig.of(**without)
 
 
 def test_an_objective_of_a_preset_drops_what_it_ignores(tmp_path: Path) -> None:
-    settings = resumed_with(tmp_path, WITH_KL | {"mask_ratio": (0.5, 2.0)}, "--algorithm", "sft")
-    assert settings == TrainConfig(**load_algorithm("sft"), reference="first")
+    settings = resumed_with(tmp_path, WITH_KL | {"is_ratio_bounds": (0.5, 2.0)}, "--algorithm", "sft")
+    assert settings == TrainConfig.of(**load_algorithm("sft"), reference="first")
 
 
 def test_what_is_given_now_is_refused_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,12 +374,12 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
     distilled = train_settings(
         "here", "--algorithm", "distillation", "--reference", "teacher", "--learning-rate", "0.5"
     )
-    assert (distilled.kl_weight, distilled.kl_estimator, distilled.kl_in) == (1.0, "k1", "reward")
-    earlier = without_ignored(asdict(distilled))
+    assert (distilled.loss.kl_weight, distilled.loss.kl_estimator, distilled.loss.kl_placement) == (1.0, "k1", "reward")
+    earlier = without_ignored(distilled.flat())
     args = ["here", "--algorithm", "grpo"]
     settings = parse(train.Settings, args, program="ludic train", description="", earlier=earlier).train
-    assert settings == TrainConfig(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)
-    assert (settings.kl_weight, settings.kl_estimator, settings.kl_in) == (None, "k3", "loss")
+    assert settings == TrainConfig.of(**load_algorithm("grpo"), reference="teacher", learning_rate=0.5)
+    assert (settings.loss.kl_weight, settings.loss.kl_estimator, settings.loss.kl_placement) == (None, "k3", "loss")
 
 
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
@@ -355,4 +387,4 @@ def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resu
     start_attempt(root, config={"objective": "sft", "ratio_level": "sequence", "dpo_beta": 0.5, "learning_rate": 0.25})
     earlier = train.earlier_settings(root.url, {})
     settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier)
-    assert settings.train == TrainConfig(objective="sft", learning_rate=0.25)
+    assert settings.train == TrainConfig.of(objective="sft", learning_rate=0.25)

@@ -36,7 +36,7 @@ def test_a_rollout_is_shown_with_what_training_made_of_it(ludic, trained: Root, 
     assert "reward 1 (num_cats 1)" in lines
     assert "end terminated, finish_reason stop" in lines
     # 1 - (0 + .5 + .5) / 3; version 0 trained on at version 0
-    assert "used at step 1 of attempt 1, advantage +0.666667, weight 1, lag 0" in lines
+    assert "used at step 1 of attempt 1, advantage +0.666667, weight 1, off-policy steps 0" in lines
     assert "w0-test-0.parquet, row group 0, row 0" in " ".join(lines)
 
 

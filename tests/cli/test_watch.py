@@ -80,7 +80,7 @@ def test_a_frame_says_where_the_run_is(status: RunStatus) -> None:
     assert line(text, "loss") == "0.25"
     assert line(text, "speed") == "1,234 tokens/s trained, 0 tokens/s sampled"
     assert line(text, "waiting") == "12 groups when the last step was planned"
-    assert line(text, "policy") == "version 3, 90 s old; lag 1.5 versions, at most 2"
+    assert line(text, "policy") == "version 3, 90 s old; off-policy steps 1.5, at most 2"
     assert line(text, "checkpoint") == "step 2 of attempt 1"
     assert line(text, "dropped") == "nothing, in 3 steps"
     assert max(map(len, text.splitlines())) <= 80

@@ -100,16 +100,16 @@ def rewards_of_versions(root: Root) -> list[float]:
 
 
 def train_algorithm(name: str, root: Root, cache: Path, **settings: Any) -> None:
-    config = TrainConfig(
+    config = TrainConfig.of(
         **{**load_algorithm(name), **OWN_SETTINGS.get(name, {}), **settings},
         num_steps=NUM_STEPS,
         learning_rate=1e-2,
-        micro_token_budget=512,
+        max_tokens_per_micro_batch=512,
         checkpoint_every=None,
-        stall_limit_s=20,
+        rollout_timeout_s=20,
         device="cpu",
     )
-    drops_equal = "drop_zero_variance_groups" in config.filters
+    drops_equal = "drop_zero_variance_groups" in config.batch.filters
     worker = Worker(root, cache, has_variance if drops_equal else lambda group: True)
     worker.work(0)
     assert train(root, config, threading.Event(), worker.follow_and_work) == NUM_STEPS

@@ -17,7 +17,7 @@ def test_compiled_layers_train_alike_under_the_same_names(tmp_path, lora_rank):
     for compiled in (False, True):
         root = create_root(str(tmp_path / f"compiled={compiled}"), folder)
         fill(root, num_files=2)
-        settings = {"compile": compiled, "activation_checkpointing": True, "micro_token_budget": 100}
+        settings = {"compile": compiled, "activation_checkpointing": True, "max_tokens_per_micro_batch": 100}
         settings |= {"lora_rank": lora_rank, "reference": folder, "kl_weight": 0.1, "learning_rate": 1e-2}
         train_here(root, num_steps=3, **settings)
         numbers.append(

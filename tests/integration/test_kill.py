@@ -28,8 +28,13 @@ NUM_WORKERS = 2
 NUM_TRAINER_KILLS, NUM_WORKER_KILLS = 10, 4
 # A life plans at most 4 steps and some before it dies, so 10 of them never reach the end.
 NUM_STEPS = 60
-CONFIG = TrainConfig(
-    num_steps=NUM_STEPS, learning_rate=1e-3, checkpoint_every=2, keep_checkpoints=2, stall_limit_s=120.0, device="cpu"
+CONFIG = TrainConfig.of(
+    num_steps=NUM_STEPS,
+    learning_rate=1e-3,
+    checkpoint_every=2,
+    keep_checkpoints=2,
+    rollout_timeout_s=120.0,
+    device="cpu",
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -169,9 +174,9 @@ IN_WINDOW = "select distinct group_id from rollouts where policy_version >= ?"
 
 
 def test_nothing_was_dropped_but_for_its_age(root):
-    dropped = query(root, "select distinct reason, lag > 8 from batches where not used")
+    dropped = query(root, "select distinct reason, off_policy_steps > 8 from batches where not used")
     assert set(dropped) <= {("max_off_policy_steps", True)}
-    assert query(root, "select max(lag) <= 8 from batches where used") == [(True,)]
+    assert query(root, "select max(off_policy_steps) <= 8 from batches where used") == [(True,)]
 
 
 def test_the_cursor_of_the_last_checkpoint_is_the_ledger(root):

@@ -16,7 +16,7 @@ from ludic.launch.demo import open_demo
 from ludic.store import Root, ledger_steps, list_files, newest_attempt_id
 
 RUN = [sys.executable, "-m", "ludic", "run"]
-SETTINGS = ["--learning-rate", "0.003", "--micro-token-budget", "512", "--checkpoint-every", "2"]
+SETTINGS = ["--learning-rate", "0.003", "--max-tokens-per-micro-batch", "512", "--checkpoint-every", "2"]
 
 
 @pytest.fixture

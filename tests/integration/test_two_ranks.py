@@ -16,7 +16,7 @@ from ludic.training.checkpoint import complete_checkpoints
 pytestmark = pytest.mark.slow
 
 # Rollouts of tokens drawn at random and a learning rate at which weights move by some 4e-3 in four steps.
-CONFIG = train_config(num_steps=4, micro_token_budget=100, max_seq_len=30, keep_token_stats=True)
+CONFIG = train_config(num_steps=4, max_tokens_per_micro_batch=100, max_seq_len=30, keep_token_stats=True)
 
 
 def run(root: Root, *args: str) -> None:

@@ -113,6 +113,6 @@ def test_train_takes_another_function_of_ones_own_file(ludic, root, folder) -> N
     body = f"(rollouts):\n    return rollouts.select(['rollout_id']).{column}\n"
     (folder / "adv.py").write_text(f"def f{body}def g{body}")
     for name in ("f", "g"):
-        flags = ["--advantage", f"adv.py:{name}", "--num-steps", "1", "--stall-limit-s", "1", "--device", "cpu"]
+        flags = ["--advantage", f"adv.py:{name}", "--num-steps", "1", "--rollout-timeout-s", "1", "--device", "cpu"]
         result = ludic("train", root.url, *flags)
         assert "without new rollouts" in result.err

@@ -117,11 +117,11 @@ def test_layers_that_cannot_be_adapted_are_named(tiny_model, targets, message):
 
 def test_settings_of_adapters_without_adapters_are_refused():
     with pytest.raises(ConfigError, match=r"lora_targets is .* but there are no adapters; set lora_rank"):
-        TrainConfig(lora_targets=("q_proj",))
+        TrainConfig.of(lora_targets=("q_proj",))
     with pytest.raises(ConfigError, match="publish_lora is adapter but there are no adapters"):
-        TrainConfig(publish_lora="adapter")
+        TrainConfig.of(publish_lora="adapter")
     with pytest.raises(ConfigError, match="lora_rank is 0, wanted at least 1"):
-        TrainConfig(lora_rank=0)
+        TrainConfig.of(lora_rank=0)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma3"])
@@ -202,7 +202,7 @@ def test_a_checkpoint_of_adapters_is_small_and_comes_back_bit_for_bit(mesh, run_
     def build(seed):
         model = adapted(load_model(str(model_folder)), source=str(model_folder), seed=seed)
         shard(model, mesh)
-        return model, build_optimizer(model, TrainConfig(learning_rate=1e-2))
+        return model, build_optimizer(model, TrainConfig.of(learning_rate=1e-2))
 
     model, optimizer = build(seed=1)
     for _ in range(2):

@@ -1,11 +1,13 @@
 import json
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 import ludic
 from ludic.errors import FencedError, SchemaError
+from ludic.renamed_settings import RENAMED
 from ludic.schema import arrow_schema
 from ludic.store import (
     Root,
@@ -20,6 +22,8 @@ from ludic.store import (
 from ludic.store.attempts import chain, newest_attempt, newest_checkpoint, outdated
 from ludic.store.lease import claim
 from ludic.store.ledger import ledger_name
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "attempt-former-names.json"
 
 
 def ledger_rows(attempt_id: int, step: int, rollout_ids=("r0", "r1")) -> pa.Table:
@@ -71,6 +75,14 @@ def test_an_attempt_remembers_its_numerics(root):
     attempt = start_attempt(root, numerics={"num_threads": [2, 2], "torch": "2.13.0"})
     assert read_attempt(root, 1) == attempt
     assert attempt.numerics == {"num_threads": [2, 2], "torch": "2.13.0"}
+
+
+def test_settings_of_older_versions_are_read_under_their_current_names(root):
+    former = GOLDEN.read_bytes()
+    root.put("attempts/1.json", former)
+    settings = read_attempt(root, 1).config
+    assert settings == {RENAMED.get(name, name): value for name, value in json.loads(former)["config"].items()}
+    assert (settings["loss_normalization"], settings["max_tokens_per_micro_batch"]) == ("sequences", 512)
 
 
 def test_an_attempt_is_read_without_what_it_lacks_and_what_is_unknown(root):

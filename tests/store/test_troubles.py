@@ -168,7 +168,7 @@ def test_a_process_warns_of_its_own_rows(caplog: pytest.LogCaptureFixture) -> No
 @pytest.mark.parametrize(
     "config",
     [
-        {"objective": "ppo_clip", "advantage": "zero", "kl_weight": 1.0, "kl_in": "reward"},
+        {"objective": "ppo_clip", "advantage": "zero", "kl_weight": 1.0, "kl_placement": "reward"},
         {"objective": "sft"},
     ],
 )
@@ -180,7 +180,7 @@ def test_a_run_that_learns_from_something_else_than_rewards_is_not_still(config)
 
 
 def test_a_kl_penalty_in_the_loss_teaches_nothing_where_rewards_are_equal() -> None:
-    config = {"objective": "ppo_clip", "advantage": "grpo", "kl_weight": 0.04, "kl_in": "loss"}
+    config = {"objective": "ppo_clip", "advantage": "grpo", "kl_weight": 0.04, "kl_placement": "loss"}
     assert len(texts(find_training_troubles([step(advantage_std=0.0)] * 9, config))) == 1
 
 

@@ -1,7 +1,7 @@
 """A tiny random Qwen2 with tied embeddings, random sequences, and a short training run on any number of ranks."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def step_batches(step: int, *, in_pairs: bool = False) -> tuple[list[MicroBatch]
         sides = [{"pair_id": f"{i // 2}", "advantage": 1.0 - i % 2 * 2} for i in range(len(sequences))]
         sequences = [replace(s, **side) for s, side in zip(sequences, sides, strict=True)]
     lengths, pair_ids = np.array([s.num_tokens for s in sequences]), [s.pair_id for s in sequences]
-    plan = assign_pairs(lengths, pair_ids, num_ranks(), micro_token_budget=64)
+    plan = assign_pairs(lengths, pair_ids, num_ranks(), max_tokens_per_micro_batch=64)
     micro_batches = [pack([sequences[i] for i in indexes]) for indexes in plan[rank()]]
     return micro_batches, sum(s.num_action_tokens for s in sequences)
 
@@ -83,7 +83,7 @@ def train(
     The data of a step depend on nothing but the step; step 2 has one sequence, so that a second
     rank has nothing to do. resume_from is an attempt and a step; options are those of `load_sharded`.
     """
-    root, config = Root.open(url), TrainConfig(learning_rate=1e-3, weight_decay=0.1)
+    root, config = Root.open(url), TrainConfig.of(learning_rate=1e-3, weight_decay=0.1)
     model = load_sharded(root.run.model, init_distributed("cpu"), **options)
     optimizer = build_optimizer(model, config)
     if resume_from:
@@ -100,7 +100,7 @@ def train(
                 config=config,
                 num_action_tokens=num_action_tokens,
                 num_ranks=num_ranks(),
-                learning_rate=config.learning_rate,
+                learning_rate=config.optimizer.learning_rate,
             )
         )
         if step in (3, steps[-1]):
@@ -112,7 +112,7 @@ def train(
                 step=step,
                 policy_version=step,
                 cursor={"w0": [[0, step]]},
-                config=asdict(config),
+                config=config.flat(),
             )
     return metrics
 

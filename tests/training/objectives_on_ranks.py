@@ -32,18 +32,23 @@ from ludic.training.step import train_step
 NUM_STEPS = 6
 # Bounds that cut some of the ratios, which lie within exp(-0.7) and exp(0.7).
 BOUNDS: dict[str, dict[str, Any]] = {
-    "reinforce": {"truncate_ratio": 1.1, "ratio_level": "sequence"},
+    "reinforce": {"is_ratio_cap": 1.1, "ratio_level": "sequence"},
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
     "vespo": {"mask_sequence_kl": 0.2, "log_ratio_weight": 0.1},
-    **{name: {"normalize_over": "sequences", "reference": "another seed"} for name in PAIRED},
+    **{name: {"loss_normalization": "sequences", "reference": "another seed"} for name in PAIRED},
 }
 
 NORMALISATIONS: dict[str, dict[str, Any]] = {
-    "sequences": {"normalize_over": "sequences"},
-    "constant": {"normalize_over": "constant", "constant_tokens": 20},
+    "sequences": {"loss_normalization": "sequences"},
+    "constant": {"loss_normalization": "constant", "constant_tokens": 20},
 }
 SHAPED: dict[str, dict[str, Any]] = {
-    "whitened returns": {"whiten_advantages": True, "reference": "another seed", "kl_weight": 0.1, "kl_in": "return"}
+    "whitened returns": {
+        "whiten_advantages": True,
+        "reference": "another seed",
+        "kl_weight": 0.1,
+        "kl_placement": "return",
+    }
 }
 
 
@@ -52,13 +57,13 @@ def cases() -> Iterator[tuple[str, TrainConfig]]:
     of_objectives = {name: {"objective": name} for name in OBJECTIVES}
     for name, settings in (of_objectives | NORMALISATIONS | SHAPED).items():
         bounds = BOUNDS.get(str(settings.get("objective")), {})
-        yield name, TrainConfig(**settings, **bounds, entropy_weight=0.01, max_grad_norm=None)
+        yield name, TrainConfig.of(**settings, **bounds, entropy_weight=0.01, max_grad_norm=None)
 
 
 def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[str, Tensor]:
     """Losses by step, gradients of the first step, and weights at the end; whole tensors on every rank."""
     model = sharded_model(dtype)
-    reference = model_reference(sharded_model(dtype, seed=1), torch.device("cpu")) if config.reference else None
+    reference = model_reference(sharded_model(dtype, seed=1), torch.device("cpu")) if config.loss.reference else None
     optimizer = build_optimizer(model, config)
     losses, gradients = [], {}
 
@@ -68,7 +73,7 @@ def train_case(config: TrainConfig, dtype: torch.dtype, num_steps: int) -> dict[
 
     optimizer.register_step_pre_hook(note_gradients)
     for step in range(1, num_steps + 1):
-        micro_batches, num_action_tokens = step_batches(step, in_pairs=config.objective in PAIRED)
+        micro_batches, num_action_tokens = step_batches(step, in_pairs=config.loss.is_paired)
         metrics = train_step(
             model,
             optimizer,

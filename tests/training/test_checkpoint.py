@@ -37,7 +37,7 @@ def trainer(mesh, tiny_model):
     def build(num_steps=2, **fields):
         model = tiny_model(**fields)
         shard(model, mesh)
-        optimizer = build_optimizer(model, TrainConfig(learning_rate=1e-2))
+        optimizer = build_optimizer(model, TrainConfig.of(learning_rate=1e-2))
         for step in range(num_steps):
             for parameter in model.parameters():
                 parameter.grad = parameter.detach() * (step + 1) + 0.1
@@ -73,7 +73,7 @@ def test_weights_moments_and_random_state_come_back_bit_for_bit(run_root, traine
 def test_a_resumed_trainer_keeps_its_own_settings(run_root, trainer):
     info = save(run_root, *trainer())
     model, _ = trainer()
-    optimizer = build_optimizer(model, TrainConfig(weight_decay=0.3, betas=(0.5, 0.6)))
+    optimizer = build_optimizer(model, TrainConfig.of(weight_decay=0.3, betas=(0.5, 0.6)))
     load_checkpoint(run_root, info, model, optimizer)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
     assert {tuple(group["betas"]) for group in optimizer.param_groups} == {(0.5, 0.6)}

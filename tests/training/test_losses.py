@@ -8,8 +8,8 @@ import pytest
 import torch
 from losses_by_hand import WIDE, batch_of, loss_and_gradient, with_bound
 
-from ludic.training.config import TrainConfig
 from ludic.training.logprobs import linear_logprobs
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
 from ludic.training.objective_settings import PAIRED
 
@@ -19,8 +19,8 @@ from ludic.training.objective_settings import PAIRED
     [
         # sequences of one and of three tokens
         ({}, [1 / 4, 1 / 4, 1 / 4, 1 / 4]),
-        ({"normalize_over": "sequences"}, [1 / 2, 1 / 6, 1 / 6, 1 / 6]),
-        ({"normalize_over": "constant", "constant_tokens": 10}, [1 / 20, 1 / 20, 1 / 20, 1 / 20]),
+        ({"loss_normalization": "sequences"}, [1 / 2, 1 / 6, 1 / 6, 1 / 6]),
+        ({"loss_normalization": "constant", "constant_tokens": 10}, [1 / 20, 1 / 20, 1 / 20, 1 / 20]),
     ],
 )
 def test_what_a_token_weighs_depends_on_what_is_averaged_over(settings, shares):
@@ -32,7 +32,7 @@ def test_what_a_token_weighs_depends_on_what_is_averaged_over(settings, shares):
 def test_masked_tokens_do_not_lengthen_their_sequence():
     # two of three tokens are sampled
     mask = np.array([True, False, True])
-    _, gradient, _ = loss_and_gradient(([1.0] * 3, [1.0] * 3), mask=mask, normalize_over="sequences")
+    _, gradient, _ = loss_and_gradient(([1.0] * 3, [1.0] * 3), mask=mask, loss_normalization="sequences")
     assert gradient == pytest.approx([-1 / 2, 0, -1 / 2])
 
 
@@ -62,10 +62,15 @@ def test_an_empty_mask_gives_a_zero_with_a_gradient(objective):
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
-@pytest.mark.parametrize("normalize_over", ["tokens", "sequences"])
-def test_a_batch_in_two_micro_batches_has_the_gradient_of_one(objective, normalize_over):
+@pytest.mark.parametrize("loss_normalization", ["tokens", "sequences"])
+def test_a_batch_in_two_micro_batches_has_the_gradient_of_one(objective, loss_normalization):
     first, second = ([1.5, 0.7], [1.0, 1.0]), ([0.4, 1.1, 2.0], [-1.0, -1.0, -1.0])
-    settings = {"objective": objective, "normalize_over": normalize_over, "num_action_tokens": 5, "num_sequences": 2}
+    settings = {
+        "objective": objective,
+        "loss_normalization": loss_normalization,
+        "num_action_tokens": 5,
+        "num_sequences": 2,
+    }
     _, whole, _ = loss_and_gradient(first, second, **settings)
     _, left, _ = loss_and_gradient(first, **settings)
     _, right, _ = loss_and_gradient(second, **settings)
@@ -84,20 +89,20 @@ def test_each_objective_makes_good_tokens_likelier(objective):
 
 @pytest.mark.parametrize("log_ratio", [89.0, -200.0])
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("normalize_over", ["tokens", "sequences"])
+@pytest.mark.parametrize("loss_normalization", ["tokens", "sequences"])
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_ratio_that_float32_can_not_hold_gives_a_finite_loss_and_gradient(
-    objective, normalize_over, advantage, log_ratio
+    objective, loss_normalization, advantage, log_ratio
 ):
     # exp(89) is infinite in float32; the sequence's second token is as likely as it was
     settings = with_bound({"objective": objective, "clip_high": 0.2} if objective in WIDE else {"objective": objective})
-    settings |= {"kl_weight": 0.1, "kl_estimator": "k3", "reference": "base", "normalize_over": normalize_over}
+    settings |= {"kl_weight": 0.1, "kl_estimator": "k3", "reference": "base", "loss_normalization": loss_normalization}
     batch, _ = batch_of(([1.0, 1.0], [advantage, advantage]))
     logprobs = torch.tensor([-1 + log_ratio, -1.0], dtype=torch.float32, requires_grad=True)
     if objective in PAIRED:
-        settings["normalize_over"] = "sequences"
+        settings["loss_normalization"] = "sequences"
     counts = {"num_action_tokens": 2, "num_sequences": 1, "reference_logprobs": torch.tensor([-1.0, -1.0])}
-    loss, sums = rl_loss(logprobs, batch, TrainConfig(**settings), **counts)
+    loss, sums = rl_loss(logprobs, batch, LossConfig(**settings), **counts)
     loss.backward()
     assert loss.isfinite()
     assert logprobs.grad.isfinite().all()
@@ -120,14 +125,14 @@ def test_no_ratio_is_above_exp_20(level):
     [
         # entropies 1 and 3, 5, 7 of two sequences
         ({}, (1 + 3 + 5 + 7) / 4),
-        ({"normalize_over": "sequences"}, (1 + (3 + 5 + 7) / 3) / 2),
-        ({"normalize_over": "constant", "constant_tokens": 10}, (1 + 3 + 5 + 7) / (10 * 2)),
+        ({"loss_normalization": "sequences"}, (1 + (3 + 5 + 7) / 3) / 2),
+        ({"loss_normalization": "constant", "constant_tokens": 10}, (1 + 3 + 5 + 7) / (10 * 2)),
     ],
 )
 def test_the_mean_of_the_entropy_is_over_what_that_of_the_objective_is(settings, by_hand):
     batch, logprobs = batch_of(([1.0], [0.0]), ([1.0] * 3, [0.0] * 3))
     entropies = torch.tensor([1.0, 3.0, 5.0, 7.0])
-    config = TrainConfig(entropy_weight=0.5, **settings)
+    config = LossConfig(entropy_weight=0.5, **settings)
     loss, _ = rl_loss(logprobs, batch, config, num_action_tokens=4, num_sequences=2, entropies=entropies)
     assert loss.item() == pytest.approx(-0.5 * by_hand)
 
@@ -158,7 +163,7 @@ def test_the_reference_pulls_with_each_estimator(estimator, value, slope):
 
 def test_a_kl_in_the_reward_lowers_the_advantage_and_has_no_gradient_of_its_own():
     # k1 is log(trainer / reference) = -log 3, so the advantage rises from 1 to 1 + 0.1 log 3
-    settings = {"kl_weight": 0.1, "kl_estimator": "k1", "kl_in": "reward", "reference": [-1 + math.log(3.0)]}
+    settings = {"kl_weight": 0.1, "kl_estimator": "k1", "kl_placement": "reward", "reference": [-1 + math.log(3.0)]}
     _, gradient, _ = loss_and_gradient(([1.0], [1.0]), **settings)
     assert gradient == pytest.approx([-(1 + 0.1 * math.log(3))])
 
@@ -175,7 +180,7 @@ def test_entropy_is_rewarded_through_its_gradient():
     logits = torch.tensor([[0.0, math.log(3)]], requires_grad=True)
     targets, temperatures = torch.tensor([0]), torch.ones(1)
     logprobs, entropies = linear_logprobs(logits, torch.eye(2), None, targets, temperatures, entropy_gradient=True)
-    config = TrainConfig(entropy_weight=0.5)
+    config = LossConfig(entropy_weight=0.5)
     loss, _ = rl_loss(logprobs, batch, config, num_action_tokens=1, num_sequences=1, entropies=entropies)
     loss.backward()
     entropy = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
@@ -191,14 +196,14 @@ def test_entropy_is_rewarded_through_its_gradient():
         {"objective": "ppo_clip", **WIDE["ppo_clip"]},
         {"objective": "ppo_clip", "clip_low": 0.2, "clip_high": 0.3, "dual_clip": 1.5},
         {"objective": "gmpo", "clip_low": 0.2, "clip_high": 0.3},
-        {"objective": "gmpo", "normalize_over": "sequences", **WIDE["gmpo"]},
+        {"objective": "gmpo", "loss_normalization": "sequences", **WIDE["gmpo"]},
         {"objective": "sapo"},
-        {"objective": "sft", "normalize_over": "constant", "constant_tokens": 7},
+        {"objective": "sft", "loss_normalization": "constant", "constant_tokens": 7},
         {"objective": "sft", "reference": "base", "kl_weight": 0.5, "kl_estimator": "k2"},
         {"objective": "sft", "reference": "base", "kl_weight": 0.5},
-        {"objective": "dpo", "normalize_over": "sequences", "reference": "base", "dpo_beta": 0.7},
-        {"objective": "ipo", "normalize_over": "sequences", "reference": "base", "dpo_beta": 0.7},
-        {"objective": "orpo", "normalize_over": "sequences", "orpo_weight": 0.5},
+        {"objective": "dpo", "loss_normalization": "sequences", "reference": "base", "dpo_beta": 0.7},
+        {"objective": "ipo", "loss_normalization": "sequences", "reference": "base", "dpo_beta": 0.7},
+        {"objective": "orpo", "loss_normalization": "sequences", "orpo_weight": 0.5},
         {"objective": "dppo", "log_ratio_weight": 0.3},
     ],
 )
@@ -210,7 +215,7 @@ def test_gradients_agree_with_finite_differences(settings):
 
     def loss(x):
         counts = {"num_action_tokens": 3, "num_sequences": 2}
-        return rl_loss(x, batch, TrainConfig(**settings), **counts, reference_logprobs=reference)[0]
+        return rl_loss(x, batch, LossConfig(**settings), **counts, reference_logprobs=reference)[0]
 
     assert torch.autograd.gradcheck(loss, logprobs)
 
@@ -218,7 +223,7 @@ def test_gradients_agree_with_finite_differences(settings):
 def test_what_a_sampler_says_of_masked_tokens_reaches_nothing():
     batch, logprobs = batch_of(([2.0, 1.0], [1.0, 1.0]), mask=np.array([True, False]))
     batch = replace(batch, sampler_logprobs=torch.tensor([-1.0, math.nan]))
-    loss, sums = rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=1, num_sequences=1)
+    loss, sums = rl_loss(logprobs, batch, LossConfig(), num_action_tokens=1, num_sequences=1)
     assert loss.item() == pytest.approx(-2 * (-1 + math.log(2)))
     assert sums["sampler_kl"].item() == pytest.approx(1 - math.log(2))
 

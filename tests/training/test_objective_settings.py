@@ -1,7 +1,7 @@
 """Each pair of an objective and a setting of the loss: the setting changes the loss, or it is refused."""
 
 import json
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ import torch
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.errors import ConfigError
 from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
 from ludic.training.objective_settings import PAIRED, READ_BY, without_ignored
 from ludic.training.shaping import shape_advantages
@@ -19,10 +20,10 @@ PROBES = {
     "clip_low": 0.3,
     "clip_high": 0.4,
     "dual_clip": 1.5,
-    "truncate_ratio": 1.1,
-    "mask_ratio": (0.9, 1.1),
+    "is_ratio_cap": 1.1,
+    "is_ratio_bounds": (0.9, 1.1),
     "ratio_level": "sequence",
-    "mask_sequence_ratio": (0.5, 1.5),
+    "is_sequence_ratio_bounds": (0.5, 1.5),
     "mask_sequence_kl": 0.1,
     "log_ratio_weight": 0.5,
     "whiten_advantages": True,
@@ -34,29 +35,29 @@ PROBES = {
     "sapo_tau_positive": 2.0,
     "sapo_tau_negative": 3.0,
     "dpo_beta": 0.7,
-    "normalize_over": "sequences",
+    "loss_normalization": "sequences",
     "constant_tokens": 7,
     "entropy_weight": 0.3,
     "kl_weight": 0.4,
     "kl_estimator": "k2",
-    "kl_in": "reward",
+    "kl_placement": "reward",
 }
 NOT_OF_THE_LOSS = {"objective", "reference", "reference_offload", "reference_cache"}
 # What a probe needs besides, wherever it is read.
 WITH = {
-    "constant_tokens": {"normalize_over": "constant"},
+    "constant_tokens": {"loss_normalization": "constant"},
     "kl_estimator": {"kl_weight": 0.2},
-    "kl_in": {"kl_weight": 0.2},
+    "kl_placement": {"kl_weight": 0.2},
 }
 BASE = {
     **{name: {"clip_low": 0.1, "clip_high": 0.2} for name in ("ppo_clip", "cispo", "gspo", "gmpo")},
-    **{name: {"normalize_over": "sequences"} for name in PAIRED},
+    **{name: {"loss_normalization": "sequences"} for name in PAIRED},
 }
 # Pairs take the mean over pairs.
 REFUSED_BESIDES = {(name, "constant_tokens") for name in PAIRED}
 
 
-def loss_of(config: TrainConfig) -> float:
+def loss_of(config: LossConfig) -> float:
     # two pairs; with ratios whose geometric means, 1.65, 0.39, 0.94 and 1.90, lie beyond every bound as well
     ratios, advantages = [[3.0, 0.6, 2.5], [0.5, 0.3], [0.8, 1.1], [3.0, 1.2]], [1.0, -1.0, 1.0, -1.0]
     sequences = [
@@ -86,21 +87,19 @@ def loss_of(config: TrainConfig) -> float:
 
 
 def test_there_is_a_probe_for_each_setting_of_the_loss():
-    names = [field.name for field in fields(TrainConfig)]
-    of_loss = names[names.index("objective") : names.index("kl_in") + 1]
-    assert set(of_loss) - NOT_OF_THE_LOSS == set(PROBES)
+    assert {field.name for field in fields(LossConfig)} - NOT_OF_THE_LOSS == set(PROBES)
 
 
 @pytest.mark.usefixtures("mesh")
 @pytest.mark.parametrize("setting", PROBES)
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_a_setting_changes_the_loss_of_an_objective_or_is_refused(objective, setting):
-    base = TrainConfig(objective=objective, reference="base", **BASE.get(objective, {}))
+    base = LossConfig(objective=objective, reference="base", **BASE.get(objective, {}))
     others, probe = WITH.get(setting, {}), {setting: PROBES[setting]}
     if objective not in READ_BY.get(setting, OBJECTIVES) or (objective, setting) in REFUSED_BESIDES:
         with pytest.raises(ConfigError, match=objective):
             replace(base, **others, **probe)
-    elif setting != "normalize_over" or objective not in PAIRED:  # which is over sequences always
+    elif setting != "loss_normalization" or objective not in PAIRED:  # which is over sequences always
         without = replace(base, **others, **({setting: 1} if setting == "constant_tokens" else {}))
         assert loss_of(replace(base, **others, **probe)) != pytest.approx(loss_of(without), rel=1e-3)
 
@@ -116,32 +115,32 @@ def test_an_earlier_trainer_s_settings_are_taken_over_without_those_that_were_ig
         "dpo_beta": 0.5,
         "kl_weight": None,
         "kl_estimator": "k1",
-        "kl_in": "reward",
+        "kl_placement": "reward",
         "learning_rate": 0.5,
     }
-    assert TrainConfig(**without_ignored(earlier)) == TrainConfig(
+    assert TrainConfig.of(**without_ignored(earlier)) == TrainConfig.of(
         objective="ppo_clip", clip_high=0.2, learning_rate=0.5
     )
 
 
-@pytest.mark.parametrize("config", [TrainConfig(), TrainConfig(objective="vespo", vespo_k=(1.0, 2.0))])
+@pytest.mark.parametrize("config", [TrainConfig(), TrainConfig.of(objective="vespo", vespo_k=(1.0, 2.0))])
 def test_settings_come_back_from_json(config):
-    again = TrainConfig(**json.loads(json.dumps(asdict(config))))
-    assert json.dumps(asdict(again)) == json.dumps(asdict(config))
+    again = TrainConfig.of(**json.loads(json.dumps(config.flat())))
+    assert json.dumps(again.flat()) == json.dumps(config.flat())
 
 
 @pytest.mark.parametrize("name", ["vespo_k", "vespo_lambda"])
 @pytest.mark.parametrize("numbers", [(), (2.0,), (2.0, 3.0, 4.0), (2.0, 0.0)])
 def test_vespo_wants_two_numbers(name, numbers):
     with pytest.raises(ConfigError, match=rf"^{name} is \(.*\), wanted two numbers above 0"):
-        TrainConfig(objective="vespo", **{name: numbers})
+        TrainConfig.of(objective="vespo", **{name: numbers})
 
 
-@pytest.mark.parametrize("name", ["mask_ratio", "mask_sequence_ratio"])
+@pytest.mark.parametrize("name", ["is_ratio_bounds", "is_sequence_ratio_bounds"])
 @pytest.mark.parametrize("bounds", [(), (0.5,), (0.5, 2.0, 3.0)])
 def test_a_mask_wants_two_bounds(name, bounds):
     with pytest.raises(ConfigError, match=rf"^{name} is \(.*\), wanted one bound from 0"):
-        TrainConfig(**{name: bounds})
+        TrainConfig.of(**{name: bounds})
 
 
 def test_settings_that_say_nothing_of_an_objective_are_taken_over_as_they_are():

@@ -6,7 +6,7 @@ from ludic.training.optimizer import build_optimizer, learning_rate
 
 
 def rates(**settings):
-    config = TrainConfig(learning_rate=1.0, **settings)
+    config = TrainConfig.of(learning_rate=1.0, **settings)
     return [learning_rate(step, config) for step in range(1, config.num_steps + 1)]
 
 
@@ -25,7 +25,7 @@ def test_a_cosine_rate_is_half_way_at_the_half():
 
 def test_norms_and_biases_do_not_decay(tiny_model):
     model = tiny_model()
-    optimizer = build_optimizer(model, TrainConfig(weight_decay=0.5, learning_rate=0.1))
+    optimizer = build_optimizer(model, TrainConfig.of(weight_decay=0.5, learning_rate=0.1))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)

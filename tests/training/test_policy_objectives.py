@@ -9,6 +9,7 @@ import torch
 from losses_by_hand import batch_of, loss_and_gradient
 
 from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import rl_loss
 from ludic.training.presets import load_algorithm
 
@@ -23,20 +24,20 @@ def test_reinforce_weighs_the_logprob_by_the_ratio_without_a_gradient_through_it
 
 
 def test_reinforce_truncates_its_weights():
-    _, gradient, sums = loss_and_gradient(([2.0, 0.5], [1.0, 2.0]), truncate_ratio=1.5)
+    _, gradient, sums = loss_and_gradient(([2.0, 0.5], [1.0, 2.0]), is_ratio_cap=1.5)
     assert gradient == pytest.approx([-1.5, -0.5 * 2])
     assert sums["clipped"] == 1
 
 
 def test_reinforce_masks_weights_on_both_sides():
-    _, gradient, sums = loss_and_gradient(([3.0, 1.5, 0.4], [1.0, 1.0, 1.0]), mask_ratio=(0.5, 2.0))
+    _, gradient, sums = loss_and_gradient(([3.0, 1.5, 0.4], [1.0, 1.0, 1.0]), is_ratio_bounds=(0.5, 2.0))
     assert gradient == pytest.approx([0, -1.5, 0])
     assert sums["clipped"] == 2
 
 
 def test_reinforce_weighs_a_whole_sequence_by_the_product_of_its_ratios():
     # 2 x 3 = 6, capped at 5; 0.5 x 0.5 = 0.25
-    settings = {"ratio_level": "sequence", "truncate_ratio": 5.0}
+    settings = {"ratio_level": "sequence", "is_ratio_cap": 5.0}
     _, gradient, sums = loss_and_gradient(([2.0, 3.0], [1.0, 1.0]), ([0.5, 0.5], [1.0, 1.0]), **settings)
     assert gradient == pytest.approx([-5, -5, -0.25, -0.25])
     assert sums["clipped"] == 2
@@ -78,7 +79,7 @@ def test_cispo_clips_the_weight_and_keeps_every_gradient():
 
 def test_gspo_clips_the_geometric_mean_of_a_sequence():
     # sqrt(4 x 1) = 2 against a bound of 1.5: both tokens clipped; sqrt(1 x 1.21) = 1.1 stands for both
-    settings = {"objective": "gspo", "clip_high": 0.5, "normalize_over": "sequences"}
+    settings = {"objective": "gspo", "clip_high": 0.5, "loss_normalization": "sequences"}
     loss, gradient, sums = loss_and_gradient(
         ([4.0, 1.0], [1.0, 1.0]), ([1.0, 1.21], [2.0, 2.0]), num_sequences=2, **settings
     )
@@ -90,7 +91,7 @@ def test_gspo_clips_the_geometric_mean_of_a_sequence():
 
 def test_gmpo_clips_token_by_token_within_the_geometric_mean():
     # ratios 4 and 1 at advantage 1, bound 2: sqrt(2 x 1); ratios 0.25 and 1 at -1, bound 0.5: sqrt(0.5 x 1)
-    settings = {"objective": "gmpo", "clip_low": 0.5, "clip_high": 1.0, "normalize_over": "sequences"}
+    settings = {"objective": "gmpo", "clip_low": 0.5, "clip_high": 1.0, "loss_normalization": "sequences"}
     loss, gradient, sums = loss_and_gradient(
         ([4.0, 1.0], [1.0, 1.0]), ([0.25, 1.0], [-1.0, -1.0]), num_sequences=2, **settings
     )
@@ -102,7 +103,7 @@ def test_gmpo_clips_token_by_token_within_the_geometric_mean():
 
 def test_gmpo_clips_the_gain_only():
     # ratio 0.25 at advantage 1, below the bound of 0.5, and 4 at -1, above 2: both losses stand
-    settings = {"objective": "gmpo", "clip_low": 0.5, "clip_high": 1.0, "normalize_over": "sequences"}
+    settings = {"objective": "gmpo", "clip_low": 0.5, "clip_high": 1.0, "loss_normalization": "sequences"}
     loss, gradient, sums = loss_and_gradient(([0.25], [1.0]), ([4.0], [-1.0]), **settings)
     assert loss == pytest.approx(-(0.25 - 4.0))
     assert gradient == pytest.approx([-0.25, 4.0])
@@ -149,7 +150,7 @@ def test_a_sequence_of_a_bad_answer_that_became_unlikely_is_left_out():
 def test_a_sequence_whose_geometric_mean_of_ratios_is_out_of_bounds_is_left_out():
     # sqrt(4 x 1) = 2 and sqrt(4 x 0.25) = 1
     _, gradient, sums = loss_and_gradient(
-        ([4.0, 1.0], [1.0, 1.0]), ([4.0, 0.25], [1.0, 1.0]), mask_sequence_ratio=(0.5, 1.5)
+        ([4.0, 1.0], [1.0, 1.0]), ([4.0, 0.25], [1.0, 1.0]), is_sequence_ratio_bounds=(0.5, 1.5)
     )
     assert gradient == pytest.approx([0, 0, -4, -0.25])
     assert sums["clipped"] == 2
@@ -157,7 +158,7 @@ def test_a_sequence_whose_geometric_mean_of_ratios_is_out_of_bounds_is_left_out(
 
 def test_a_token_mask_goes_with_every_objective_of_ratios():
     # as IcePop has it on a clipped objective: 3 is left out, 1.5 is clipped at 1.2
-    settings = {"objective": "ppo_clip", "clip_high": 0.2, "mask_ratio": (0.5, 2.0)}
+    settings = {"objective": "ppo_clip", "clip_high": 0.2, "is_ratio_bounds": (0.5, 2.0)}
     loss, gradient, sums = loss_and_gradient(([3.0, 1.5, 1.0], [-1.0, 1.0, 1.0]), **settings)
     assert loss == pytest.approx(-(1.2 + 1))
     assert gradient == pytest.approx([0, 0, -1])
@@ -174,7 +175,7 @@ def test_the_squared_log_ratio_holds_the_policy_to_the_sampler():
 def test_truncated_reinforce_is_decoupled_ppo_whose_proximal_policy_is_the_trainer_s_at_the_step():
     # Hilton et al. 2021: proximal / behaviour, truncated, times the clipped objective of policy / proximal
     ratios, advantages = [3.0, 0.5, 1.0], [1.0, -1.0, 2.0]
-    _, gradient, _ = loss_and_gradient((ratios, advantages), truncate_ratio=2.0)
+    _, gradient, _ = loss_and_gradient((ratios, advantages), is_ratio_cap=2.0)
     logprobs = torch.tensor(-1 + np.log(ratios), requires_grad=True)
     weight = torch.tensor(ratios).clamp(max=2.0)
     ratio, a = (logprobs - logprobs.detach()).exp(), torch.tensor(advantages)
@@ -184,7 +185,7 @@ def test_truncated_reinforce_is_decoupled_ppo_whose_proximal_policy_is_the_train
 
 def test_distillation_is_the_gradient_of_the_reverse_kl_to_the_teacher():
     # a token's advantage is log(teacher / trainer): log 3 where the teacher is surer, -log 2 where it is not
-    settings = {"kl_weight": 1.0, "kl_estimator": "k1", "kl_in": "reward"}
+    settings = {"kl_weight": 1.0, "kl_estimator": "k1", "kl_placement": "reward"}
     reference = [-1 + math.log(3.0), -1 - math.log(2.0)]
     _, gradient, _ = loss_and_gradient(([1.0, 1.0], [0.0, 0.0]), reference=reference, **settings)
     assert gradient == pytest.approx([-math.log(3), math.log(2)])
@@ -198,7 +199,7 @@ def test_sft_is_the_likelihood_whatever_the_advantage():
 
 def test_weights_may_be_truncated_and_masked():
     # 5 is masked, 1.8 truncated to 1.5, 0.9 stands
-    settings = {"truncate_ratio": 1.5, "mask_ratio": (0.5, 2.0)}
+    settings = {"is_ratio_cap": 1.5, "is_ratio_bounds": (0.5, 2.0)}
     _, gradient, sums = loss_and_gradient(([5.0, 1.8, 0.9], [1.0] * 3), **settings)
     assert gradient == pytest.approx([0, -1.5, -0.9])
     assert sums["clipped"] == 2
@@ -207,7 +208,7 @@ def test_weights_may_be_truncated_and_masked():
 @pytest.mark.parametrize("ratios", [[1.1, 0.7, 1.6], [0.9, 1.0, 1.2]])
 def test_the_gradient_of_gspo_is_that_of_the_sequences_geometric_mean(ratios):
     """The paper's sequence form, by automatic differentiation: its token form gives the same gradient."""
-    _, gradient, _ = loss_and_gradient((ratios, [1.5] * 3), objective="gspo", normalize_over="sequences")
+    _, gradient, _ = loss_and_gradient((ratios, [1.5] * 3), objective="gspo", loss_normalization="sequences")
     log_ratios = torch.tensor(np.log(ratios), requires_grad=True)
     (-1.5 * log_ratios.mean().exp()).backward()
     assert gradient == pytest.approx(log_ratios.grad.tolist())
@@ -222,15 +223,14 @@ def test_the_unbounded_gradient_is_unbiased_under_another_sampler():
     batch = replace(
         batch, sampler_logprobs=torch.tensor(np.log(sampler)).float(), weights=torch.tensor(sampler).float()
     )
-    loss, _ = rl_loss(logits.log_softmax(-1), batch, TrainConfig(), num_action_tokens=1, num_sequences=1)
+    loss, _ = rl_loss(logits.log_softmax(-1), batch, LossConfig(), num_action_tokens=1, num_sequences=1)
     assert torch.autograd.grad(-loss, logits)[0].tolist() == pytest.approx(expected.tolist(), rel=1e-5)
 
 
 def test_distillation_descends_the_reverse_kl_to_its_teacher():
     # all three tokens, each as often as the trainer itself draws it
     logits, teacher = torch.tensor([0.3, -0.2, 0.5], requires_grad=True), torch.tensor([0.1, 0.2, 0.7])
-    settings = {key: value for key, value in load_algorithm("distillation").items() if key != "advantage"}
-    config = TrainConfig(**settings, reference="teacher")
+    config = TrainConfig.of(**load_algorithm("distillation"), reference="teacher").loss
     batch, _ = batch_of(([1.0] * 3, [0.0] * 3))
     for _ in range(100):
         logprobs = logits.log_softmax(-1)
@@ -247,7 +247,7 @@ def test_distillation_descends_the_reverse_kl_to_its_teacher():
 
 def test_masked_tokens_of_a_sequence_whose_ratio_is_bounded_are_not_counted_as_clipped():
     # the sampled tokens' 2 x 3 = 6 is above 5; the token between them was not sampled
-    settings = {"ratio_level": "sequence", "truncate_ratio": 5.0, "mask": np.array([True, False, True])}
+    settings = {"ratio_level": "sequence", "is_ratio_cap": 5.0, "mask": np.array([True, False, True])}
     _, gradient, sums = loss_and_gradient(([2.0, 9.0, 3.0], [1.0] * 3), **settings)
     assert gradient == pytest.approx([-5, 0, -5])
     assert sums["clipped"] == 2

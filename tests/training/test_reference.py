@@ -210,7 +210,7 @@ def test_an_offloaded_reference_gives_the_same_numbers(mesh, model_folder, seque
 @pytest.mark.parametrize("setting", ["reference_offload", "reference_cache"])
 def test_settings_of_a_reference_without_one_are_refused(setting):
     with pytest.raises(ConfigError, match=f"{setting} is True but there is no reference; set reference to a model"):
-        TrainConfig(**{setting: True})
+        TrainConfig.of(**{setting: True})
 
 
 @pytest.fixture

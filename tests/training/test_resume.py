@@ -258,7 +258,7 @@ def test_a_fenced_trainer_does_not_wait_for_rollouts_any_longer(new_root):
             claim(root, 1)
 
     with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
-        train_here(root, num_steps=6, lease_s=0.5, stall_limit_s=None, checkpoint_every=1, report=replace_us)
+        train_here(root, num_steps=6, lease_s=0.5, rollout_timeout_s=None, checkpoint_every=1, report=replace_us)
 
 
 def test_a_watch_that_is_stopped_writes_nothing_but_what_the_model_is(new_root):

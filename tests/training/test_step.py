@@ -10,6 +10,7 @@ from tiny_models import whole
 from ludic.batches.packing import assign, pack
 from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses import rl_loss
 from ludic.training.model import shard
 from ludic.training.reference import model_reference, reference_logprobs
@@ -31,7 +32,7 @@ def step(mesh, tiny_model):
             model,
             optimizer,
             micro_batches,
-            config=TrainConfig(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
+            config=TrainConfig.of(**{"max_grad_norm": None, "reference": "base" if reference else None} | settings),
             num_action_tokens=num_action_tokens,
             num_ranks=1,
             learning_rate=0.1,
@@ -96,13 +97,13 @@ def test_how_a_batch_is_split_into_micro_batches_does_not_matter(step, sequences
 def test_how_a_batch_is_split_does_not_matter_to_whitened_returns(step, tiny_model, sequences):
     some = sequences(6, 1)
     of_base = model_reference(tiny_model(seed=1), torch.device("cpu"))
-    settings = {"whiten_advantages": True, "kl_weight": 0.5, "kl_in": "return", "reference": of_base}
+    settings = {"whiten_advantages": True, "kl_weight": 0.5, "kl_placement": "return", "reference": of_base}
     settings["num_action_tokens"] = num_action_tokens(some)
     whole, expected, _ = step([pack(some)], **settings)
     split, gradients, _ = step([pack(some[:2]), pack(some[2:]), pack([])], **settings)
     assert split == pytest.approx(whole, rel=1e-5)
     assert_close(gradients, expected)
-    unshaped, _, _ = step([pack(some)], **settings | {"whiten_advantages": False, "kl_in": "loss"})
+    unshaped, _, _ = step([pack(some)], **settings | {"whiten_advantages": False, "kl_placement": "loss"})
     assert whole["loss"] != pytest.approx(unshaped["loss"], rel=1e-2)
 
 
@@ -114,7 +115,7 @@ def mean_of(tiny_model, sequences, **settings):
         logprobs = reference_logprobs(tiny_model(), batch)
         of_reference = reference_logprobs(tiny_model(seed=1), batch)
         counts = {"num_action_tokens": 1, "num_sequences": 1}
-        config = TrainConfig(normalize_over="sequences", reference="seed 1", **settings)
+        config = LossConfig(loss_normalization="sequences", reference="seed 1", **settings)
         losses.append(rl_loss(logprobs, batch, config, **counts, reference_logprobs=of_reference)[0].item())
     return np.mean(losses)
 
@@ -124,7 +125,10 @@ def test_a_mean_over_sequences_counts_those_of_all_micro_batches(step, tiny_mode
     some = sequences(6, 1)
     parts = [pack(part) for part in (some[:4], some[4:])] if num_micro_batches == 2 else [pack(some)]
     parts.append(pack([]))  # as on a rank without a sequence
-    settings = {"normalize_over": "sequences", "reference": model_reference(tiny_model(seed=1), torch.device("cpu"))}
+    settings = {
+        "loss_normalization": "sequences",
+        "reference": model_reference(tiny_model(seed=1), torch.device("cpu")),
+    }
     metrics, _, _ = step(parts, num_action_tokens=num_action_tokens(some), **settings)
     assert metrics["loss"] == pytest.approx(mean_of(tiny_model, [[s] for s in some]), rel=1e-5)
 
@@ -133,7 +137,7 @@ def test_a_mean_over_pairs_counts_pairs(step, tiny_model, sequences):
     sides = [replace(s, pair_id=f"{i % 3}", advantage=1.0 if i < 3 else -1.0) for i, s in enumerate(sequences(6, 1))]
     pairs = [sides[place::3] for place in range(3)]
     of_base = model_reference(tiny_model(seed=1), torch.device("cpu"))
-    settings = {"objective": "dpo", "normalize_over": "sequences", "reference": of_base}
+    settings = {"objective": "dpo", "loss_normalization": "sequences", "reference": of_base}
     metrics, _, _ = step(
         [pack(pairs[0] + pairs[1]), pack(pairs[2])], num_action_tokens=num_action_tokens(sides), **settings
     )
@@ -181,7 +185,7 @@ def test_means_are_over_action_tokens_of_all_micro_batches(step, tiny_model, seq
     for s in some:
         batch = pack([s])
         logprobs = reference_logprobs(model, batch)
-        sums.append(rl_loss(logprobs, batch, TrainConfig(), num_action_tokens=1, num_sequences=1)[1])
+        sums.append(rl_loss(logprobs, batch, LossConfig(), num_action_tokens=1, num_sequences=1)[1])
     metrics, _, _ = step([pack([s]) for s in some], num_action_tokens=num_action_tokens(some))
     assert metrics["ratio_mean"] == pytest.approx(sum(s["ratio"].item() for s in sums) / num_action_tokens(some))
     assert metrics["ratio_max"] == pytest.approx(max(s["ratio_max"].item() for s in sums))
@@ -242,8 +246,8 @@ def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights(mesh, tiny
 @pytest.mark.parametrize(
     ("settings", "wanted"),
     [
-        ({"max_grad_norm": 1.0}, "with a learning_rate below 1e-06 or truncate_ratio or mask_ratio$"),
-        ({"truncate_ratio": 2.0}, "with a learning_rate below 1e-06 or max_grad_norm 1$"),
+        ({"max_grad_norm": 1.0}, "with a learning_rate below 1e-06 or is_ratio_cap or is_ratio_bounds$"),
+        ({"is_ratio_cap": 2.0}, "with a learning_rate below 1e-06 or max_grad_norm 1$"),
         ({"objective": "ppo_clip", "clip_high": 0.2}, "or dual_clip or max_grad_norm 1$"),
         (
             {"objective": "sft", "dtype": "bfloat16"},

@@ -63,7 +63,7 @@ def plain_forward(model: torch.nn.Module, row: dict) -> tuple[np.ndarray, np.nda
 
 @pytest.mark.slow
 def test_what_is_stored_is_what_a_plain_forward_pass_and_the_formula_give(root: Root, model: str):
-    train_here(root, num_steps=1, micro_token_budget=60, **SETTINGS)
+    train_here(root, num_steps=1, max_tokens_per_micro_batch=60, **SETTINGS)
     plain = AutoModelForCausalLM.from_pretrained(model)
     found = list(rows(root))
     assert len(found) == query(root, "select count(*) from batches where used")[0][0] > 0

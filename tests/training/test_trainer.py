@@ -115,7 +115,11 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
     assert query(root, "select step from metrics order by step") == [(1,), (2,), (3,)]
     assert sorted(reported) == [1, 2, 3]
     # 2 groups of 4 episodes, of 8 prompt and 16 response tokens; versions 0, 1, 2 train on rollouts of version 0.
-    numbers = query(root, "select num_rollouts, num_groups, num_tokens, lag_mean, lag_max from metrics order by step")
+    numbers = query(
+        root,
+        "select num_rollouts, num_groups, num_tokens, off_policy_steps_mean, off_policy_steps_max from metrics "
+        "order by step",
+    )
     assert numbers == [(8, 2, 8 * 24, lag, lag) for lag in (0, 1, 2)]
     assert query(root, "select num_pending_groups from metrics order by step") == [(14,), (12,), (10,)]
 
@@ -224,7 +228,7 @@ def test_a_stall_checkpoints_what_was_trained_and_names_the_filter(new_root):
             root,
             num_steps=4,
             filters=("drop_zero_variance_groups",),
-            stall_limit_s=1.0,
+            rollout_timeout_s=1.0,
             report=send_useless_groups,
         )
     assert [info.step for info in complete_checkpoints(root)] == [1]
@@ -287,7 +291,7 @@ def cats_folder(tmp_path_factory) -> str:
 def test_collecting_and_training_share_nothing_but_the_root(root_url, cats_folder):
     root = create_root(root_url, cats_folder, max_tokens=8)
     with collecting(root):
-        assert train_here(root, num_steps=4, max_off_policy_steps=4, stall_limit_s=60.0) == 4
+        assert train_here(root, num_steps=4, max_off_policy_steps=4, rollout_timeout_s=60.0) == 4
     assert query(root, "select step, count(distinct group_id) from batches where used group by step order by step") == [
         (step, GROUPS_PER_BATCH) for step in range(1, 5)
     ]
@@ -295,7 +299,7 @@ def test_collecting_and_training_share_nothing_but_the_root(root_url, cats_folde
     # The trainer computes the probabilities that the sampler sampled with; what moved them is at most some steps.
     (on_policy,) = query(root, "select sampler_kl, ratio_max from metrics where kind = 'train' and step = 1")
     assert on_policy == pytest.approx((0.0, 1.0), abs=1e-3)
-    assert query(root, "select min(lag) >= 0, max(lag) <= 4 from batches") == [(True, True)]
+    assert query(root, "select min(off_policy_steps) >= 0, max(off_policy_steps) <= 4 from batches") == [(True, True)]
 
 
 def test_a_process_group_that_the_caller_had_joined_stays(mesh, local):

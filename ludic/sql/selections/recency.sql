@@ -1,4 +1,4 @@
--- recency: samples groups without replacement; a group has weight exp(-$alpha * its lag in versions)
+-- recency: samples groups without replacement; a group has weight exp(-$alpha * off_policy_steps)
 -- paper: Efraimidis & Spirakis 2006 (Weighted random sampling with a reservoir), algorithm A-ES with exponential keys:
 -- the smallest -ln(u) / weight come first, u uniform in (0, 1); compared by its logarithm, so no weight underflows
 -- grain: one row per group_id, the first rows make the batch | reads: groups
@@ -8,9 +8,9 @@
 with draws as (
     select
         group_id,
-        $trainer_version - policy_version as lag,
+        $trainer_version - policy_version as off_policy_steps,
         ((md5_number_upper(concat_ws('/', group_id, $seed, $step)) >> 12) + 0.5) / pow(2, 52) as u
     from groups
 )
 
-select group_id from draws order by ln(-ln(u)) + $alpha * lag, group_id
+select group_id from draws order by ln(-ln(u)) + $alpha * off_policy_steps, group_id

@@ -1,5 +1,6 @@
 -- all_batches: the ledgers of all attempts: each rollout that a gradient step considered
 -- grain: one row per attempt_id, step and rollout_id | reads: batches/ of the root, attempt_chain
+-- off_policy_steps: trainer_version - policy_version, stored as lag
 -- superseded: true for steps off the chain, after the step from which a later attempt continued
 -- NULL: as in schemas/batches.v1.json
 with ledger as (
@@ -18,6 +19,7 @@ with ledger as (
 )
 select
     ledger.*,
+    ledger.lag as off_policy_steps,
     attempt_chain.attempt_id is null as superseded
 from ledger
 left join attempt_chain

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ludic.batches.packing import MicroBatch
-from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses.pairs import dpo, ipo, orpo, preferences
 from ludic.training.losses.policy import cispo, dppo, gmpo, gspo, masked_out, ppo_clip, reinforce, sapo, sft, vespo
 from ludic.training.losses.ratios import KL_ESTIMATORS, k3
@@ -24,7 +24,7 @@ from ludic.training.objective_settings import PAIRED, Objective
 
 __all__ = ["OBJECTIVES", "clipped_tokens", "loss_units", "rl_loss"]
 
-OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, TrainConfig], tuple[Tensor, Tensor]]] = {
+OBJECTIVES: Mapping[Objective, Callable[[TokenTerms, LossConfig], tuple[Tensor, Tensor]]] = {
     "reinforce": reinforce,
     "ppo_clip": ppo_clip,
     "cispo": cispo,
@@ -45,7 +45,7 @@ both (A,)."""
 def rl_loss(
     trainer_logprobs: Tensor,
     batch: MicroBatch,
-    config: TrainConfig,
+    config: LossConfig,
     *,
     num_action_tokens: int,
     num_sequences: int,
@@ -73,7 +73,7 @@ def rl_loss(
     if config.entropy_weight is not None:
         assert entropies is not None, "entropy_weight needs entropies"
         token_loss = token_loss - config.entropy_weight * entropies
-    if config.kl_weight is not None and config.kl_in == "loss":
+    if config.kl_weight is not None and config.kl_placement == "loss":
         assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
         token_loss = token_loss + config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference)
     share = batch.weights * token_shares(
@@ -88,32 +88,32 @@ def rl_loss(
 
 @torch.no_grad()
 def clipped_tokens(
-    trainer_logprobs: Tensor, batch: MicroBatch, config: TrainConfig, reference_logprobs: Tensor | None = None
+    trainer_logprobs: Tensor, batch: MicroBatch, config: LossConfig, reference_logprobs: Tensor | None = None
 ) -> Tensor:
     """Return (A,) bool: tokens whose importance ratio is clipped, capped or masked. Arguments: see `rl_loss`."""
     terms = make_terms(trainer_logprobs, batch, reference_logprobs, config)
     return _apply_objective(terms, config)[1] & terms.mask
 
 
-def _apply_objective(terms: TokenTerms, config: TrainConfig) -> tuple[Tensor, Tensor]:
+def _apply_objective(terms: TokenTerms, config: LossConfig) -> tuple[Tensor, Tensor]:
     """Return the objective at each token, and where the ratio was clipped, capped or masked; both (A,)."""
     objective, clipped = OBJECTIVES[config.objective](_with_kl_reward(terms, config), config)
     out = masked_out(terms, config)
     return torch.where(out, 0, objective), clipped | out
 
 
-def _with_kl_reward(terms: TokenTerms, config: TrainConfig) -> TokenTerms:
-    """Subtract each token's weighted KL from its advantage, without gradient, if kl_in is reward."""
-    if config.kl_weight is None or config.kl_in != "reward":
+def _with_kl_reward(terms: TokenTerms, config: LossConfig) -> TokenTerms:
+    """Subtract each token's weighted KL from its advantage, without gradient, if kl_placement is reward."""
+    if config.kl_weight is None or config.kl_placement != "reward":
         return terms
     assert terms.log_reference is not None, "kl_weight needs reference_logprobs"
     penalty = config.kl_weight * KL_ESTIMATORS[config.kl_estimator](terms.log_reference.detach())
     return replace(terms, advantages=terms.advantages - penalty)
 
 
-def token_shares(terms: TokenTerms, config: TrainConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
+def token_shares(terms: TokenTerms, config: LossConfig, *, num_action_tokens: int, num_sequences: int) -> Tensor:
     """Return (A,): the factor of each token's loss, so that the shares of a global batch add up to its mean."""
-    match config.normalize_over:
+    match config.loss_normalization:
         case "tokens":  # DAPO (arXiv 2503.14476), eq. 8: equal weight per token
             return torch.full_like(terms.log_ratio, 1 / num_action_tokens)
         case "sequences":  # GRPO (arXiv 2402.03300), eq. 3: equal weight per sequence

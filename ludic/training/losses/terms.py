@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ludic.batches.packing import MicroBatch
-from ludic.training.config import TrainConfig
+from ludic.training.loss_config import LossConfig
 from ludic.training.losses.ratios import bounded
 from ludic.training.objective_settings import PAIRED
 
@@ -49,13 +49,13 @@ class TokenTerms:
         return self.sequence_sum(torch.ones_like(self.log_ratio)).clamp(min=1)
 
 
-def loss_units(batch: MicroBatch, config: TrainConfig) -> Tensor:
+def loss_units(batch: MicroBatch, config: LossConfig) -> Tensor:
     """Return (A,) int64: the number of each token's sequence in the loss; for pairs, the number of its pair."""
     return batch.pair_ids if config.objective in PAIRED else batch.sequence_ids
 
 
 def make_terms(
-    trainer_logprobs: Tensor, batch: MicroBatch, reference_logprobs: Tensor | None, config: TrainConfig
+    trainer_logprobs: Tensor, batch: MicroBatch, reference_logprobs: Tensor | None, config: LossConfig
 ) -> TokenTerms:
     """Build the terms. Inputs are masked first, so that no inf or nan reaches the gradient."""
     mask = batch.action_mask

@@ -1,0 +1,71 @@
+"""Settings of what batches are made of. Imports no torch and nothing else of training."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ludic.bounds import check_numbers
+from ludic.errors import ConfigError
+
+OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
+"""Settings that select training on stored rollouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchConfig:
+    """Rollouts that a gradient step trains on, and their advantages. None means off, if nothing else is said."""
+
+    advantage: str = "rloo"
+    """Advantage estimator: a name in ludic/sql/advantages, path/to/file.sql, or path/to/file.py:function."""
+    filters: tuple[str, ...] = ()
+    """Filters that drop rollouts: names in ludic/sql/filters, or paths of .sql files."""
+    where: str | None = None
+    """Train only on rollouts for which this SQL predicate is true; None trains on all. Advantages still use the whole
+    group, unless baseline_over is kept."""
+    selection: str | None = None
+    """Order in which groups are put into batches: a name in ludic/sql/selections, or path/to/file.sql. None uses fifo
+    online and epochs offline."""
+    sql_params: Mapping[str, float | int | str] = field(default_factory=dict)
+    """Values of the $parameters of advantage, filters and selection; docs/algorithms.md lists them."""
+    max_uses: int = 1
+    """Maximum number of steps that train on one group, online."""
+    max_off_policy_steps: int | None = 8
+    """Drop rollouts sampled more than this many policy versions before the trainer's version; None keeps all. Not used
+    offline."""
+    max_age_s: float | None = None
+    """Drop rollouts written more than this many seconds ago; None keeps all. Not used offline."""
+    baseline_over: Literal["group", "kept"] = "group"
+    """Rollouts that the baseline is computed from: the whole group, or only those that the filters keep."""
+    offline: bool = False
+    """Train on the rollouts that are stored now, not on those that workers deliver."""
+    sources: tuple[str, ...] = ()
+    """Roots whose rollouts to train on offline; if empty, the run's own root."""
+    epochs: int | None = None
+    """Offline passes over the stored rollouts; num_steps is computed from it. None trains until num_steps."""
+    replay_batches: str | None = None
+    """Root of another run whose batches to repeat, step by step, with its settings; None is off."""
+    max_seq_len: int | None = None
+    """Maximum tokens of a sequence; longer ones lose the end of their response. None does not cut."""
+    max_tokens_per_micro_batch: int = 16384
+    """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass."""
+    rollout_timeout_s: float | None = 1800.0
+    """Seconds without new rollouts before the trainer stops with an error; None waits forever."""
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError if a value is out of range or contradicts another setting."""
+        check_numbers(self)
+        if not self.offline and (self.sources or self.epochs):
+            name = "sources" if self.sources else "epochs"
+            raise ConfigError(f"{name} is {getattr(self, name)}, which only offline training looks at; set offline")
+        if self.offline and self.replay_batches is not None:
+            raise ConfigError(f"replay_batches is {self.replay_batches} and offline is set; choose one of them")
+        if self.offline and self.max_uses > 1:
+            raise ConfigError(f"max_uses is {self.max_uses}, which offline training does not look at; set epochs")
+        for name, param in self.sql_params.items():
+            if not isinstance(param, float | int | str):
+                raise ConfigError(f"sql_params has {name!r} = {param!r}, wanted a number or a text")
+
+    @property
+    def is_stored(self) -> bool:
+        """Return whether training reads stored batches or rollouts instead of waiting for workers."""
+        return self.offline or self.replay_batches is not None

@@ -1,0 +1,27 @@
+"""New names of settings that older versions of ludic stored in attempts/N.json and checkpoint.json."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+RENAMED: Mapping[str, str] = {
+    "normalize_over": "loss_normalization",
+    "kl_in": "kl_placement",
+    "truncate_ratio": "is_ratio_cap",
+    "mask_ratio": "is_ratio_bounds",
+    "mask_sequence_ratio": "is_sequence_ratio_bounds",
+    "stall_limit_s": "rollout_timeout_s",
+    "micro_token_budget": "max_tokens_per_micro_batch",
+}
+"""Current name of a setting by its former name."""
+
+
+def with_current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings read from JSON under their current names."""
+    return {RENAMED.get(name, name): value for name, value in settings.items()}
+
+
+def close_names(name: str, names: Collection[str], n: int = 3) -> list[str]:
+    """Return the names that an unknown setting may mean, best first: its current name, else similar names."""
+    current = RENAMED.get(name, "")
+    return [current] if current in names else difflib.get_close_matches(name, names, n)
