@@ -38,12 +38,12 @@ check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m ludic.schema --check docs/schemas.md
+	$(BIN)/python -m ludic.schema | diff docs/schemas.md - || (echo "docs/schemas.md is stale; run make format"; exit 1)
 
 format: .venv/installed  ## format the code, write the generated docs
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-	$(BIN)/python -m ludic.schema --write docs/schemas.md
+	$(BIN)/python -m ludic.schema > docs/schemas.md
 
 bench: .venv/installed  ## measure against what a user would pick instead
 	$(BIN)/python -m benchmarks

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from benchmarks.measure import print_table
 from benchmarks.models import make_model
 from ludic.batches.packing import MicroBatch, TrainingSequence, pack
-from ludic.training.attention import sequence_lengths
+from ludic.training.attention import packed_arguments
 from ludic.training.logprobs import token_logprobs
 
 ALL_LOGITS = 0
@@ -81,8 +81,8 @@ def by_all_logits(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     output = model(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
-        attention_mask=sequence_lengths(batch.position_ids),
         use_cache=False,
+        **packed_arguments(batch.sequence_lengths, batch.input_ids.device),
         logits_to_keep=batch.logit_positions,
     )
     scaled = output.logits[0].float() / batch.temperatures[:, None]

@@ -26,7 +26,7 @@ from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
 from ludic.batches.packing import MicroBatch, assign, pack
 from ludic.distributed import init_distributed, shut_down
-from ludic.training.attention import sequence_lengths
+from ludic.training.attention import packed_arguments
 from ludic.training.config import TrainConfig
 from ludic.training.model import shard
 from ludic.training.optimizer import build_optimizer
@@ -108,8 +108,8 @@ def _logprobs(model: PreTrainedModel, batch: MicroBatch) -> Tensor:
     hidden = model.get_decoder()(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
-        attention_mask=sequence_lengths(batch.position_ids),
         use_cache=False,
+        **packed_arguments(batch.sequence_lengths, batch.input_ids.device),
     ).last_hidden_state[0, batch.logit_positions]
     return model.lm_head(hidden).log_softmax(-1).gather(1, batch.targets[:, None])[:, 0]
 

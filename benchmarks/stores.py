@@ -26,8 +26,16 @@ _FIRST_MS = 1_760_000_000_000
 _MS_A_FILE = 100
 
 
-def make_store(url: str, num_files: int, *, num_versions: int, mean_length: int, base_groups: int = 256) -> Root:
-    """Make a run whose files of 64 rollouts are spread evenly over versions and workers.
+def make_store(
+    url: str,
+    num_files: int,
+    *,
+    num_versions: int,
+    mean_length: int,
+    base_groups: int = 256,
+    groups_a_file: int = GROUPS_A_FILE,
+) -> Root:
+    """Make a run whose files are spread evenly over versions and workers.
 
     base_groups: number of groups of 8 with distinct content; other groups repeat it.
     """
@@ -37,7 +45,7 @@ def make_store(url: str, num_files: int, *, num_versions: int, mean_length: int,
     for number in range(num_files):
         worker_id, sequence = f"w{number % NUM_WORKERS}-benchmark", number // NUM_WORKERS
         file = RolloutFile(number * num_versions // num_files, "moar_cats", worker_id, sequence)
-        _put(root, file, encode(_rows(base, number, file, rng)))
+        _put(root, file, encode(_rows(base, number, file, rng, groups_a_file)))
     return root
 
 
@@ -56,15 +64,15 @@ def _put(root: Root, file: RolloutFile, data: Content) -> None:
     path.write_bytes(data)
 
 
-def _rows(base: pa.Table, number: int, file: RolloutFile, rng: np.random.Generator) -> pa.Table:
-    """Return the 64 rows of a file: rows of the base with new ids, provenance and outcome."""
-    num_rows = GROUPS_A_FILE * GROUP_SIZE
+def _rows(base: pa.Table, number: int, file: RolloutFile, rng: np.random.Generator, num_groups: int) -> pa.Table:
+    """Return the rows of a file: rows of the base with new ids, provenance and outcome."""
+    num_rows = num_groups * GROUP_SIZE
     table = base.slice(number * num_rows % base.num_rows, num_rows)
     first_ms = _FIRST_MS + number * _MS_A_FILE
     columns = {
         "rollout_id": list(_uuid7s(num_rows, first_ms, rng)),
         "episode_id": list(_uuid7s(num_rows, first_ms, rng)),
-        "group_id": np.repeat(np.array(list(_uuid7s(GROUPS_A_FILE, first_ms, rng)), object), GROUP_SIZE),
+        "group_id": np.repeat(np.array(list(_uuid7s(num_groups, first_ms, rng)), object), GROUP_SIZE),
         "worker_id": [file.worker_id] * num_rows,
         "sequence": [file.sequence] * num_rows,
         "policy_version": [file.version] * num_rows,

@@ -32,8 +32,8 @@ import tyro
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch, with_own_requests
-from ludic.batches.plans import Plan
-from ludic.batches.stream import read_rank_batch
+from ludic.batches.reading import read_rank_batch
+from ludic.batches.source import Plan
 from ludic.records import Rollout, RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner

@@ -23,13 +23,12 @@ import tyro
 from benchmarks.measure import print_table
 from benchmarks.rollouts import make_batch, with_own_requests
 from benchmarks.s3_server import BUCKET, s3_server
-from ludic.batches.online import PlanFeed, batch_rules
+from ludic.batches.online import OnlineSource
 from ludic.batches.stream import PlannedStream
 from ludic.distributed import init_distributed, shut_down
 from ludic.records import RolloutBatch, RolloutGroup, new_id
 from ludic.schema import to_table
-from ludic.sql.planner import Planner
-from ludic.store import Cursor, RolloutFile, Root, RunConfig, start_attempt
+from ludic.store import RolloutFile, Root, RunConfig, start_attempt
 from ludic.store.encoding import encode
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
@@ -122,9 +121,10 @@ def _open_stream(root: Root, num_steps: int) -> Iterator[PlannedStream]:
     config, attempt = TrainConfig.of(num_steps=num_steps), start_attempt(root)
     publisher = Publisher(root, attempt, keep=None)
     publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
-    planner = Planner(batch_rules(config.batch, root.run.groups_per_batch, pairs=False))
-    feed = PlanFeed(root, attempt, config.batch, planner, publisher, Cursor(), threading.Event())
-    stream = PlannedStream(root, config.batch, feed)
+    stop = threading.Event()
+    source = OnlineSource(root, config.batch, stop)
+    source.resume(None, publisher)
+    stream = PlannedStream(root, config.batch, source, attempt, stop)
     try:
         yield stream
     finally:

@@ -18,7 +18,7 @@ import tyro
 import ludic
 from benchmarks.measure import print_table
 from ludic.batches.packing import pack
-from ludic.batches.stream import read_sequences
+from ludic.batches.reading import read_sequences
 from ludic.environments.moar_cats import WORDS
 from ludic.models.tiny import make_tiny_model
 from ludic.sql import BatchRules, Planner, connect

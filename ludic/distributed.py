@@ -1,13 +1,14 @@
 """The process group of a trainer: started by torchrun, or a single rank.
 
-Rank 0's decisions are sent to other ranks as bytes in uint8 tensors, never pickled. A LudicError of one rank is raised
-on every rank, because a rank that waits for a collective alone hangs.
+Rank 0's decisions are sent to other ranks as JSON, never pickled. A LudicError of one rank is raised on every rank,
+because a rank that waits for a collective alone hangs.
 """
 
 import os
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -81,11 +82,19 @@ def from_main(whole: Tensor | None, *, like: Tensor) -> Tensor:
     return whole
 
 
-def run_on_main(function: Callable[[], bytes], group: dist.ProcessGroup | None = None) -> bytes:
+def run_on_main(function: Callable[[], T], type_: Any = Any) -> T:
     """Call `function` on rank 0 only, and return its result, or raise its LudicError, on every rank.
 
-    group: a group of all ranks, for a thread that runs while another one uses the default group. Any other exception
-    ends rank 0, and torchrun then ends the other ranks.
+    The result must be of JSON values, which are finite. type_: the dataclass or union that a result is converted to.
+    Any other exception ends rank 0, and torchrun then ends the other ranks.
+    """
+    return msgspec.json.decode(bytes_from_main(lambda: msgspec.json.encode(function())), type=type_)
+
+
+def bytes_from_main(function: Callable[[], bytes], group: dist.ProcessGroup | None = None) -> bytes:
+    """Call `function` on rank 0 only, and return its bytes, or raise its LudicError, on every rank.
+
+    group: a group of all ranks, for a thread that runs while another one uses the default group.
     """
     failure, answer = None, b""
     if is_main():

@@ -170,10 +170,11 @@ class RolloutGroup:
         """(len(rollouts),) float64: reward minus the mean reward of the other scored episodes.
 
         REINFORCE leave-one-out, Ahmadian et al. 2024 (arXiv 2402.14740), equation 8. An episode of several
-        rows counts once. In a group with one scored episode its advantage is 0. An unscored row gets NaN.
+        rows counts once for each agent. In a group with one scored episode its advantage is 0. An unscored row gets
+        NaN.
         ludic/sql/advantages/rloo.sql is tested against this function.
         """
-        scored = {r.episode_id: r.episode_reward for r in self.rollouts if r.episode_reward is not None}
+        scored = {(r.episode_id, r.agent_id): r.episode_reward for r in self.rollouts if r.episode_reward is not None}
         rewards = np.array([r.episode_reward for r in self.rollouts], dtype=np.float64)  # None becomes NaN
         # Subtract the lowest reward first, so that ties give exactly 0 and large rewards lose no digits. The result
         # is the same for any constant subtracted from all: r - (sum - r) / (n - 1) = (n r - sum) / (n - 1).

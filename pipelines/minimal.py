@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from ludic import store
 from ludic.agents.single_turn import Agent
 from ludic.batches.packing import pack
-from ludic.batches.stream import read_sequences
+from ludic.batches.reading import read_sequences
 from ludic.distributed import init_distributed, shut_down
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS

@@ -14,7 +14,7 @@ import torch
 import tyro
 
 from ludic.store import Root
-from ludic.training import BatchStream, TrainConfig
+from ludic.training import BatchConfig, BatchStream
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import load_model
 
@@ -29,7 +29,7 @@ def main(root: str = "runs/collected", output: str = "runs/own", epochs: int = 1
         learning_rate: Of AdamW.
     """
     opened, folder = Root.open(root), Path(output)
-    stream = BatchStream(opened, config=TrainConfig.of(advantage="rloo", filters=("drop_zero_variance_groups",)))
+    stream = BatchStream(opened, config=BatchConfig(advantage="rloo", filters=("drop_zero_variance_groups",)))
     state = folder / "stream.json"
     if state.exists():
         stream.load_state_dict(json.loads(state.read_text()))

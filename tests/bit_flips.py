@@ -11,10 +11,10 @@ from ludic.errors import LudicError
 from ludic.maintenance.verify.code import check_code
 from ludic.maintenance.verify.compactions import check_compactions
 from ludic.maintenance.verify.model import check_model
-from ludic.maintenance.verify.notes import check_notes
 from ludic.maintenance.verify.tables import TABLES, check_file
 from ludic.maintenance.verify.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
+from ludic.store.checkpoints import complete_checkpoints
 from ludic.store.compaction_plans import read_plans
 from ludic.store.lease import read_lease
 from ludic.store.manifest import check_folder
@@ -25,7 +25,6 @@ from ludic.store.quarantine import list_quarantined
 from ludic.store.reference import read_reference, read_reference_index
 from ludic.store.retention import read_tombstones
 from ludic.store.slots import read_slot_claim
-from ludic.training.checkpoint import complete_checkpoints
 
 TOKENS = ["rollout_id", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature"]
 UNCOVERED = re.compile(r"set_aside/(?!.*\.json$)|logs/|\.tmp/|tensorboard/")
@@ -80,7 +79,6 @@ def is_named(root: Root, name: str) -> bool:
             return bool(check_file(root, name).findings)
         findings = [
             *check_weights(root),
-            *check_notes(root),
             *check_code(root),
             *check_model(root),
             *check_compactions(root, []),

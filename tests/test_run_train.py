@@ -15,8 +15,8 @@ from ludic.errors import ConfigError, ConsentError, MissingRootError, ModelError
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutBatch
 from ludic.store import newest_attempt_id, read_attempt
+from ludic.store.checkpoints import complete_checkpoints
 from ludic.training import TrainConfig
-from ludic.training.checkpoint import complete_checkpoints
 
 SIZES: dict[str, Any] = {"group_size": 2, "groups_per_batch": 2, "max_tokens": 4, "accept_incomplete": True}
 QUICK: dict[str, Any] = {"device": "cpu", "rollout_timeout_s": 5.0, "max_off_policy_steps": None}

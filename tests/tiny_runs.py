@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -19,10 +20,11 @@ from ludic.maintenance.compact import compact
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root, RunConfig
+from ludic.store.checkpoints import CheckpointInfo, complete_checkpoints
 from ludic.store.quarantine import quarantine
 from ludic.store.retention import expire, stored_files
 from ludic.store.slots import claim_slot
-from ludic.training.checkpoint import CheckpointInfo, complete_checkpoints, take_snapshot, write_checkpoint
+from ludic.training.checkpoint import take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.trainer import train
 
@@ -115,12 +117,7 @@ def train_until_killed(root: Root, *, at_step: int, **settings: Any) -> None:
 def save_checkpoint(root: Root, model: PreTrainedModel, optimizer: Optimizer, **facts: Any) -> CheckpointInfo:
     """Take a snapshot and write it at once, on rank 0; every rank must call it."""
     snapshot = take_snapshot(model, optimizer, **facts)
-
-    def write() -> bytes:
-        write_checkpoint(root, snapshot)
-        return b""
-
-    run_on_main(write)
+    run_on_main(partial(write_checkpoint, root, snapshot))
     return snapshot.info
 
 

@@ -1,4 +1,4 @@
-"""Offline plans: epochs over the rollouts that one or several roots hold now, through the planner of online training.
+"""Offline source: epochs over the rollouts that one or several roots hold now, through the planner of online training.
 
 Reads the scalars of all sources once, at the start, and token columns that the advantage SQL mentions. Rollouts that
 arrive later are used after the next start. The position is not stored: it follows from the ledger since the first step
@@ -14,18 +14,18 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.batches.plans import Plan
+from ludic.batches.config import BatchConfig
+from ludic.batches.rules import own_rules
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
 from ludic.schema import rollouts_schema
 from ludic.sql.code import describe_rules
 from ludic.sql.planner import ADDED, BatchRules, Planner
 from ludic.store import Cursor, RolloutReader, Root
-from ludic.store.code import CodeRecord
+from ludic.store.checkpoints import CheckpointInfo
+from ludic.store.code import CodeRecord, keep_files
 from ludic.store.ledger import effective_steps, recall_groups
-from ludic.training.checkpoint import CheckpointInfo
-from ludic.training.code import own_rules
-from ludic.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
 
@@ -113,18 +113,21 @@ class StoredRollouts:
         return shortage.ready_groups
 
 
-class OfflinePlans:
-    """StoredPlans over epochs of stored rollouts. The last groups of an epoch share a batch with the next epoch's."""
+class OfflineSource:
+    """Source of plans over epochs of stored rollouts. An epoch's last groups share a batch with the next epoch's."""
 
-    def __init__(self, root: Root, config: TrainConfig) -> None:
-        sources = [Root.open(url) for url in config.batch.sources] or [root]
+    def __init__(self, root: Root, config: BatchConfig, *, pairs: bool = False) -> None:
+        """Read the scalars of all sources.
+
+        Raises ConsentError, QueryError, and ConfigError if there is nothing to train on.
+        """
+        sources = [Root.open(url) for url in config.sources] or [root]
         _warn_of_other_models(root, sources)
-        self._root, self._epochs = root, config.batch.epochs
-        self._rules = own_rules(root, config)
+        self._root, self._epochs = root, config.epochs
+        self._rules = own_rules(root, config, pairs=pairs)
         self._stored = StoredRollouts.read(sources, self._rules, own=root)
         self._num_groups = self._stored.count_groups(self._rules)
-        self._choice = {"sources": list(self._stored.sources), "where": config.batch.where}
-        self._cursor: Mapping[str, Any] = {}
+        self._choice = {"sources": list(self._stored.sources), "where": config.where}
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int | None:
         if self._epochs is None:
@@ -132,10 +135,11 @@ class OfflinePlans:
         num_steps = math.ceil(self._epochs * self._num_groups / self._rules.groups_per_batch)
         return self._first_step(resumed) - 1 + num_steps
 
-    def code(self) -> list[CodeRecord]:
+    def keep_code(self) -> list[CodeRecord]:
+        keep_files(self._root, self._rules.files)
         return describe_rules(self._rules)
 
-    def resume(self, resumed: CheckpointInfo | None) -> None:
+    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
         first_step = self._first_step(resumed)
         cursor = resumed.cursor if resumed else Cursor().to_dict()
         self._cursor = {**cursor, _KEY: {"first_step": first_step, **self._choice}}
@@ -148,6 +152,13 @@ class OfflinePlans:
         return self._stored.plan(
             self._planner, step, attempt_id=attempt_id, trainer_version=trainer_version, cursor=self._cursor
         )
+
+    def count_ready_groups(self, latest_version: int | None) -> int:
+        """Return more groups than any batch takes, so that workers are asked for none."""
+        return MORE_THAN_ANY_BATCH
+
+    def close(self) -> None:
+        """Do nothing, since no plan waits."""
 
     def _first_step(self, resumed: CheckpointInfo | None) -> int:
         """Return the first step of the checkpoint's pass if sources and where are the same, else the next step."""

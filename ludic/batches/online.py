@@ -1,71 +1,83 @@
-"""Online plans of batches, on rank 0: poll the store, plan by SQL, write the ledger one step ahead.
+"""Online source: poll the store for the rollouts that workers deliver, and plan batches by SQL.
 
-Reads rollouts/, writes batches/. The ledger file of a step is written before its gradient step begins. If the store
-can't be listed or read, polling is retried until the stall limit; if it can't be written, the trainer ends.
-Plans are made in a thread while the previous step trains.
+Reads rollouts/. If the store can't be listed or read, polling is retried until the stall limit.
 """
 
 import logging
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
-from ludic.batches.plans import Plan, PlanThread
-from ludic.errors import ConfigError, StalledError, StoreError
-from ludic.sql.planner import BatchRules, Planner, Shortage
-from ludic.store import Attempt, Cursor, RolloutReader, Root, write_ledger
-from ludic.training.publisher import Publisher
+from ludic.batches.rules import own_rules
+from ludic.batches.source import Plan, Quota
+from ludic.errors import StalledError, StoreError
+from ludic.sql.code import describe_rules
+from ludic.sql.planner import Planner, Shortage
+from ludic.store import Cursor, RolloutReader, Root, count_uses
+from ludic.store.checkpoints import CheckpointInfo
+from ludic.store.code import CodeRecord, keep_files
+from ludic.store.requests import recall_requests
 
 logger = logging.getLogger(__name__)
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
 _REPORT_EVERY_S = 30.0
-_ENDLESS = 2**31 - 1
-_FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}
 
 
-class PlanFeed:
-    """Feed of plans over the rollouts that workers deliver."""
+class OnlineSource:
+    """Source of plans over the rollouts that workers deliver."""
 
-    def __init__(
-        self,
-        root: Root,
-        attempt: Attempt,
-        config: BatchConfig,
-        planner: Planner,
-        publisher: Publisher,
-        cursor: Cursor,
-        stop: threading.Event,
-    ) -> None:
-        """planner: has no rows yet. stop: ends the wait for a plan."""
-        self._root, self._attempt, self._config = root, attempt, config
-        self._planner, self._publisher = planner, publisher
-        self._reader = RolloutReader(replace(root, stop=stop), planner.columns, cursor)
-        self._thread = PlanThread()
+    _reader: RolloutReader
+    _quota: Quota
+
+    def __init__(self, root: Root, config: BatchConfig, stop: threading.Event, *, pairs: bool = False) -> None:
+        """stop: ends the wait for a plan. Raises ConsentError, ConfigError, QueryError."""
+        self._root, self._config, self._stop = root, config, stop
+        self._rules = own_rules(root, config, pairs=pairs)
+        self._planner = Planner(self._rules, root.run.extra_columns)
         self._num_ready_groups = 0
         self._failure: StoreError | None = None
         """Error of the last poll; None if it succeeded."""
         self._is_fresh = True
         self._is_closed = False
-        self._stop = stop
 
-    def start(self, step: int, trainer_version: int) -> None:
-        """Begin to plan a step; see Feed."""
+    def count_steps(self, resumed: CheckpointInfo | None) -> None:
+        """Return None: workers deliver rollouts for any number of steps."""
+
+    def keep_code(self) -> list[CodeRecord]:
+        keep_files(self._root, self._rules.files)
+        return describe_rules(self._rules)
+
+    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
+        num_uses = count_uses(self._root, (resumed.attempt_id, resumed.step) if resumed else None)
+        self._planner.recall_uses(num_uses)
+        cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
+        if not cursor.knows_requests:
+            recall_requests(self._root, cursor, num_uses)
+        self._reader = RolloutReader(replace(self._root, stop=self._stop), self._planner.columns, cursor)
+        self._quota = quota
+
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+        """Wait until enough groups are pending; see Source."""
         self._is_fresh = False
         self._num_ready_groups = self._planner.num_pending_groups
-        self._thread.start(partial(self._plan, step, trainer_version))
-
-    def take(self) -> Plan | None:
-        """Wait for the plan; returns None if stopped. Raises StalledError, FencedError, StoreError, QueryError."""
-        return self._thread.take()
+        wait, shortage = _Wait(self._config.rollout_timeout_s), None
+        while not (self._stop.is_set() or self._is_closed):
+            if self._poll(trainer_version) or shortage is None:
+                wait.heard_something()
+                rows = self._planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version)
+                if rows is not None:
+                    return self._consume(step, rows)
+                shortage = self._planner.shortage(step, trainer_version)
+            self._wait_for_groups(step, trainer_version, shortage, wait)
+        return None
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return the number of groups ready to train on: pending, or in the plan of the last `start`.
+        """Return the pending groups and those of the newest plan.
 
         Before the first plan, polls the store for groups that an earlier trainer left.
         """
@@ -75,21 +87,6 @@ class PlanFeed:
 
     def close(self) -> None:
         self._is_closed = True
-        self._thread.close()
-
-    def _plan(self, step: int, trainer_version: int) -> Plan | None:
-        wait, shortage = _Wait(self._config.rollout_timeout_s), None
-        while not (self._stop.is_set() or self._is_closed):
-            if self._poll(trainer_version) or shortage is None:
-                wait.heard_something()
-                rows = self._planner.plan(
-                    step=step, attempt_id=self._attempt.attempt_id, trainer_version=trainer_version
-                )
-                if rows is not None:
-                    return self._commit(step, rows)
-                shortage = self._planner.shortage(step, trainer_version)
-            self._wait_for_groups(step, trainer_version, shortage, wait)
-        return None
 
     def _poll(self, trainer_version: int) -> bool:
         """Add new groups to the planner; returns whether there are any. A failing store counts as having none."""
@@ -106,7 +103,7 @@ class PlanFeed:
             self._num_ready_groups = self._planner.num_pending_groups
             new = rows.filter(pc.invert(rows["is_duplicate"]))
             if new.num_rows:
-                self._publisher.note_arrivals(new)
+                self._quota.note_arrivals(new)
         return rows is not None
 
     def _window(self, trainer_version: int) -> range | None:
@@ -114,8 +111,8 @@ class PlanFeed:
         most = self._config.max_off_policy_steps
         return None if most is None else range(max(0, trainer_version - most), trainer_version + 2)
 
-    def _commit(self, step: int, rows: pa.Table) -> Plan:
-        write_ledger(self._root, self._attempt, step, rows)
+    def _consume(self, step: int, rows: pa.Table) -> Plan:
+        """Move the reader behind a plan's rows."""
         self._reader.use(rows)
         self._reader.consume(self._planner.used_up(rows))
         num_pending_groups = self._planner.num_pending_groups
@@ -130,7 +127,7 @@ class PlanFeed:
 
     def _wait_for_groups(self, step: int, trainer_version: int, shortage: Shortage, wait: "_Wait") -> None:
         num_missing_groups = shortage.wanted_groups - shortage.ready_groups
-        self._publisher.ask_for_more(num_missing_groups, wait.idle_s, version=trainer_version)
+        self._quota.ask_for_more(num_missing_groups, wait.idle_s, version=trainer_version)
         if wait.is_over:
             if self._failure is not None:
                 raise StalledError(
@@ -143,32 +140,6 @@ class PlanFeed:
         if wait.should_report():
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
         self._stop.wait(wait.next_pause_s())
-
-
-def batch_rules(config: BatchConfig, groups_per_batch: int, seed: int = 0, *, pairs: bool) -> BatchRules:
-    """Return the planner's rules from the settings; max_off_policy_steps and max_age_s become filters.
-
-    Offline these two are ignored, since no newer rollouts would come. seed: of the run. pairs: whether the objective
-    compares pairs. Raises ConfigError if
-    sql_params holds a name that is a setting itself.
-    """
-    limits = {"max_off_policy_steps": config.max_off_policy_steps, "max_age_s": config.max_age_s}
-    limits = {name: value for name, value in limits.items() if value is not None and not config.offline}
-    for name in limits.keys() & config.sql_params.keys():
-        raise ConfigError(f"sql_params has {name!r}, which is a setting of its own; leave it out of sql_params")
-    return BatchRules(
-        advantage=config.advantage,
-        filters=(*config.filters, *(_FILTER_OF[name] for name in limits)),
-        where=config.where,
-        selection=config.selection or ("epochs" if config.offline else "fifo"),
-        max_uses=(config.epochs or _ENDLESS) if config.offline else config.max_uses,
-        params={**config.sql_params, **limits},
-        seed=seed,
-        baseline_over=config.baseline_over,
-        pairs=pairs,
-        groups_per_batch=groups_per_batch,
-        max_seq_len=config.max_seq_len,
-    )
 
 
 class _Wait:

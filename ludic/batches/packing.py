@@ -222,6 +222,8 @@ class MicroBatch:
     """(A,) int64, first sequence_id of the pair; without a pair, the token's own sequence_id."""
     rollout_ids: tuple[str, ...]
     """rollout_id of each sequence_id; empty in a rank's empty micro-batch."""
+    sequence_lengths: tuple[int, ...]
+    """Packed tokens of each sequence; the sum is T. Not a tensor, so that reading it never waits for a device."""
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on another device."""
@@ -291,8 +293,9 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
             list(chain.from_iterable(_pair_numbers(sequences, plan) for plan in plans)), lengths
         )
     rollout_ids = [tuple(sequences.rollout_id[place] for place in plan) for plan in plans]
-    sizes = [(int(input_lengths[start:stop].sum()), int(lengths[start:stop].sum())) for start, stop in bounds]
-    return _split(out, sizes, rollout_ids)
+    packed_lengths = [tuple(input_lengths[start:stop].tolist()) for start, stop in bounds]
+    num_targets = [int(lengths[start:stop].sum()) for start, stop in bounds]
+    return _split(out, packed_lengths, num_targets, rollout_ids)
 
 
 def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
@@ -335,16 +338,19 @@ def _spread(values: Sequence[Any], lengths: np.ndarray, out: np.ndarray) -> None
 
 
 def _split(
-    arrays: Mapping[str, np.ndarray], sizes: Sequence[tuple[int, int]], rollout_ids: Sequence[tuple[str, ...]]
+    arrays: Mapping[str, np.ndarray],
+    packed_lengths: Sequence[tuple[int, ...]],
+    num_targets: Sequence[int],
+    rollout_ids: Sequence[tuple[str, ...]],
 ) -> list[MicroBatch]:
-    """Split the arrays into micro-batches. sizes: packed and response tokens of each."""
+    """Split the arrays into micro-batches, given each one's packed tokens by sequence and its response tokens."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    num_inputs, num_targets = (list(column) for column in zip(*sizes, strict=True))
+    num_inputs = [sum(lengths) for lengths in packed_lengths]
     pieces = {
         name: tensor[None].split(num_inputs, dim=1) if name in _OF_INPUTS else tensor.split(num_targets)
         for name, tensor in tensors.items()
     }
     return [
-        MicroBatch(**{name: pieces[name][number] for name in pieces}, rollout_ids=ids)
-        for number, ids in enumerate(rollout_ids)
+        MicroBatch(**{name: pieces[name][number] for name in pieces}, rollout_ids=ids, sequence_lengths=lengths)
+        for number, (ids, lengths) in enumerate(zip(rollout_ids, packed_lengths, strict=True))
     ]

@@ -1,149 +1,66 @@
-"""Replay: train on the batches of another run, step by step, from its ledger.
+"""Replay source: train on the batches of another run, step by step, from its ledger.
 
 Reads that run's attempts/, checkpoints/ and batches/ up to its newest checkpoint, and its rollouts, which must not
-have expired. On one rank, the same first weights give bit for bit the same weights.
+have expired. On one rank, the same first weights and settings give bit for bit the same weights
+(ludic.training.replay_settings).
 """
-
-import contextlib
-import json
-from collections.abc import Iterator, Mapping
-from functools import partial
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.batches.config import OFFLINE_SETTINGS
-from ludic.batches.plans import Plan
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
 from ludic.errors import ConfigError
-from ludic.models.first_model import same_model
-from ludic.store import Attempt, Cursor, Root, RunConfig, read_attempt, read_ledger
-from ludic.store.attempts import chain, newest_attempt, read_parent
+from ludic.store import Cursor, Root, read_ledger
+from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code import CodeRecord
 from ludic.store.ledger import effective_steps
-from ludic.training.checkpoint import CheckpointInfo, last_checkpoint
-from ludic.training.config import TrainConfig
-from ludic.training.objective_settings import without_ignored
-
-_FREE = frozenset(
-    [
-        # Choice of batches; the ledger decides it here.
-        *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
-        *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
-        # Machine, files and logs.
-        *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
-        *(
-            "async_checkpoint",
-            "keep_policies",
-            "rollout_timeout_s",
-            "lease_s",
-            "log_to",
-            "max_shard_size",
-            "publish_lora",
-        ),
-        *("reference_offload", "reference_cache", "keep_token_stats"),
-    ]
-)
-"""Settings that do not change the weights once the batches are given."""
 
 
-def replay_settings(url: str) -> dict[str, Any]:
-    """Return the settings of a run that its replay must share. Raises ConfigError if the run has no checkpoint."""
-    other = Root.open(url)
-    last = _last_checkpoint(other)
-    # A run that was trained on a CPU is replayed on a CPU, even if there is CUDA.
-    numerics = read_attempt(other, last.attempt_id).numerics
-    on_cpu = numerics is not None and numerics.get("device") == "cpu"
-    return _settings_of(other, last) | ({"device": "cpu"} if on_cpu else {})
+class ReplaySource:
+    """Source that repeats the plans of another run."""
 
+    def __init__(self, other: Root, last: CheckpointInfo, num_steps: int) -> None:
+        """List the other run's ledger up to its checkpoint `last`.
 
-def attempts_to_replay(url: str) -> Iterator[Attempt]:
-    """Yield the attempts behind a run's newest checkpoint, newest first. Raises ConfigError if it has no checkpoint."""
-    other = Root.open(url)
-    last = _last_checkpoint(other)
-    for link in chain(last.attempt_id, partial(read_parent, other)):
-        with contextlib.suppress(FileNotFoundError):
-            yield read_attempt(other, link.attempt_id)
-
-
-class ReplayPlans:
-    """StoredPlans that repeat the plans of another run."""
-
-    def __init__(self, root: Root, config: TrainConfig) -> None:
-        """Read the other run's ledger steps.
-
-        Raises ConfigError if that run began with another model, trained with other settings, has no checkpoint, or
-        lacks a step of its ledger.
+        num_steps: setting of the other run, which learning rates depend on; it may have stopped earlier. Raises
+        ConfigError if the ledger lacks a step.
         """
-        assert config.batch.replay_batches is not None
-        self._other = other = Root.open(config.batch.replay_batches)
-        if other.run_id == root.run_id:
-            raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
-        last = _last_checkpoint(other)
-        settings = _settings_of(other, last)
-        theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
-        _check_same(other.url, settings | theirs, config.flat() | mine, same_model(root, other))
-        places = effective_steps(other, (last.attempt_id, last.step))
-        self._attempt_of = {step: attempt_id for attempt_id, step in places}
-        self._num_steps: int = settings["num_steps"]
+        self._other, self._num_steps = other, num_steps
+        self._attempt_of = {
+            step: attempt_id for attempt_id, step in effective_steps(other, (last.attempt_id, last.step))
+        }
         missing = set(range(1, last.step + 1)) - self._attempt_of.keys()
         if missing:
             raise ConfigError(f"{other.url}: batches/ lacks step {min(missing)}; a replay wants each from the first on")
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int:
-        """Return the run's num_steps, which learning rates depend on; the run may have stopped earlier."""
         return self._num_steps
 
-    def code(self) -> list[CodeRecord]:
+    def keep_code(self) -> list[CodeRecord]:
         """Return no records: the other run's ledger already holds the decisions of its code."""
         return []
 
-    def resume(self, resumed: CheckpointInfo | None) -> None:
+    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
         """Do nothing: the step alone gives the position."""
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
         if step not in self._attempt_of:
             return None
+        rows = read_ledger(self._other, self._attempt_of[step], step)
         return Plan(
             step=step,
-            rows=_restamp(
-                read_ledger(self._other, self._attempt_of[step], step), self._other.url, attempt_id, trainer_version
-            ),
+            rows=_restamp(rows, self._other.url, attempt_id, trainer_version),
             cursor=Cursor().to_dict(),
             num_pending_groups=0,
             num_unreadable_files=0,
         )
 
+    def count_ready_groups(self, latest_version: int | None) -> int:
+        """Return more groups than any batch takes, so that workers are asked for none."""
+        return MORE_THAN_ANY_BATCH
 
-def _last_checkpoint(other: Root) -> CheckpointInfo:
-    last = last_checkpoint(other, newest_attempt(other))  # its weights are not read
-    if last is None:
-        raise ConfigError(f"{other.url} has no complete checkpoint, so there is nothing to replay")
-    return last
-
-
-def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
-    config = without_ignored(read_attempt(other, checkpoint.attempt_id).config)
-    return {name: value for name, value in config.items() if name not in _FREE}
-
-
-def _run_settings(run: RunConfig, config: TrainConfig) -> dict[str, Any]:
-    """Settings of a run that weights depend on, once the batches are given."""
-    # The seed draws the first weights of adapters.
-    return {"float32_head": run.float32_head} | ({} if config.model.lora_rank is None else {"seed": run.seed})
-
-
-def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], models: str) -> None:
-    """Raise ConfigError if settings or models differ. Settings are compared as JSON values.
-
-    models: how the first models differ, in a sentence; empty if they are equal.
-    """
-    mine = json.loads(json.dumps(mine))
-    differing = [name for name in theirs if name in mine and theirs[name] != mine[name] and name != "num_steps"]
-    found = ", ".join(f"{name} is {theirs[name]!r} there and {mine[name]!r} here" for name in differing)
-    if differing or models:
-        found = "; ".join(filter(None, [models, found]))
-        raise ConfigError(f"{url} was trained with other settings, so a replay would not repeat it: {found}")
+    def close(self) -> None:
+        """Do nothing, since no plan waits."""
 
 
 def _restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> pa.Table:

@@ -1,79 +1,52 @@
-"""Batch stream: from rollouts in the store to packed micro-batches, on every rank.
+"""Streams of batches: plans made, read and packed in a thread while the previous step trains.
 
-Rank 0 plans (ludic.batches.plans) and sends the plan to the other ranks as Arrow IPC. Each rank reads the row groups
-of its own sequences and packs them. Threads do all of this while the previous step trains. Memory holds the tokens of
-at most two batches.
+`PlannedStream` is the trainer's. One thread on each rank makes a batch: on rank 0 it plans (ludic.batches.source),
+writes the ledger and sends the plan to the other ranks as Arrow IPC; then each rank reads the row groups of its own
+sequences and packs them (ludic.batches.reading). Memory holds the tokens of at most two batches. `BatchStream` gives
+batches of stored rollouts to other training loops.
 """
 
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import chain
-from threading import Thread
 from typing import Any, TypeVar
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 
 from ludic.batches.config import BatchConfig
-from ludic.batches.load_balancing import imbalance
-from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, pack_each
-from ludic.batches.plans import Feed, Plan
-from ludic.distributed import num_ranks, rank, run_on_all, run_on_main
-from ludic.errors import SchemaError, StoreError
-from ludic.schema import token_arrays
-from ludic.store.ledger_reads import read_rollouts
-from ludic.store.parquet import take_rows
-from ludic.store.quarantine import quarantine
-from ludic.store.root import Root
+from ludic.batches.offline import StoredRollouts
+from ludic.batches.reading import RankBatch, read_rank_batch
+from ludic.batches.rules import batch_rules
+from ludic.batches.source import Plan, Source
+from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all
+from ludic.errors import ConfigError
+from ludic.sql.planner import Planner
+from ludic.store import Attempt, Root, write_ledger
 
-TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
-_COLUMNS = ["temperature", *TOKEN_COLUMNS]
-_PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
-_PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
-"""Ledger columns that locate a rollout and say how it is trained on."""
 _UNLIMITED = timedelta(days=365)
-"""Timeout of waiting for a plan; the feed's stall limit or the end of rank 0's process ends the wait."""
+"""Timeout of waiting for a plan; the source's stall limit or the end of rank 0's process ends the wait."""
 _CLOSE_S = 30.0
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankBatch:
-    """One rank's part of a step's batch."""
-
-    plan: Plan
-    """Plan of the step, for all ranks."""
-    micro_batches: list[MicroBatch]
-    """Micro-batches of this rank; the same number on every rank."""
-    num_action_tokens: int
-    """Action tokens of this rank. All three counts are of this rank; `PlannedStream.next_batch` returns sums over
-    ranks."""
-    num_tokens: int
-    """Tokens of prompts and responses."""
-    num_truncated: int
-    """Sequences that were cut to max_seq_len."""
-    token_imbalance: float
-    """Tokens of the fullest rank over the mean of all ranks, for the whole batch."""
-    read_s: float
-    """Seconds this rank spent reading its sequences, in the background."""
-    pack_s: float
-    """Seconds this rank spent packing its sequences, in the background."""
-
-
 class PlannedStream:
     """Batches in order of steps, each prepared in the background. Collective: every rank must call every method."""
 
-    def __init__(self, root: Root, config: BatchConfig, feed: Feed | None) -> None:
-        """feed: the source of plans on rank 0, None on other ranks."""
-        self._root, self._config, self._feed = root, config, feed
+    def __init__(
+        self,
+        root: Root,
+        config: BatchConfig,
+        source: Source | None,
+        attempt: Attempt | None,
+        stop: threading.Event,
+    ) -> None:
+        """source: in its state at the step before the first; attempt: whose ledger is written; None on other ranks."""
+        self._root, self._config, self._source, self._attempt, self._stop = root, config, source, attempt, stop
         self._next: Future[RankBatch | None] | None = None
         # A separate group: plans are sent while the step's collectives use the default group.
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=_UNLIMITED)
@@ -81,15 +54,13 @@ class PlannedStream:
     def start_plan(self, step: int, trainer_version: int) -> None:
         """Begin to plan, read and pack a step that will start from the weights of `trainer_version`."""
         assert self._next is None, "the batch before was not taken"
-        if self._feed is not None:
-            self._feed.start(step, trainer_version)
-        self._next = _in_background(self._prepare)
+        self._next = _in_background(partial(self._prepare, step, trainer_version))
 
     def next_batch(self) -> RankBatch | None:
         """Wait for the batch that was started, and return this rank's share, with counts summed over all ranks.
 
-        Returns None if rank 0 was told to stop or there are no more plans. Raises, on every rank, the feed's errors,
-        and StoreError, SchemaError or InvalidBatchError if a rank can't read or train on a rollout.
+        Returns None if rank 0 was told to stop or there are no more plans. Raises, on every rank, the source's errors,
+        FencedError, and StoreError, SchemaError or InvalidBatchError if a rank can't read or train on a rollout.
         """
         assert self._next is not None, "no plan was started"
         coming, self._next = self._next, None
@@ -103,24 +74,31 @@ class PlannedStream:
 
     def close(self) -> None:
         """Give up an unfinished batch. Waits for it at most 30 s: a rank that fails alone must not wait for rank 0."""
-        if self._feed is not None:
-            self._feed.close()
+        if self._source is not None:
+            self._source.close()
         if self._next is not None:
             wait([self._next], timeout=_CLOSE_S)
         if self._group is not None:
             dist.destroy_process_group(self._group)
             self._group = None
 
-    def _prepare(self) -> RankBatch | None:
-        data = run_on_main(self._take_plan, self._group)
+    def _prepare(self, step: int, trainer_version: int) -> RankBatch | None:
+        data = bytes_from_main(partial(self._plan, step, trainer_version), self._group)
         if not data:
             return None
         return read_rank_batch(self._root, self._config, Plan.from_bytes(data), rank(), num_ranks())
 
-    def _take_plan(self) -> bytes:
-        assert self._feed is not None
-        plan = self._feed.take()
-        return plan.to_bytes() if plan else b""
+    def _plan(self, step: int, trainer_version: int) -> bytes:
+        """Plan a step and write its ledger, on rank 0; returns nothing if there is no plan."""
+        assert self._source is not None
+        assert self._attempt is not None
+        if self._stop.is_set():
+            return b""
+        plan = self._source.plan(step, attempt_id=self._attempt.attempt_id, trainer_version=trainer_version)
+        if plan is None:
+            return b""
+        write_ledger(self._root, self._attempt, step, plan.rows)
+        return plan.to_bytes()
 
 
 def _in_background(function: Callable[[], Result]) -> "Future[Result]":
@@ -133,87 +111,83 @@ def _in_background(function: Callable[[], Result]) -> "Future[Result]":
         except BaseException as error:
             future.set_exception(error)
 
-    Thread(target=run, name="ludic-read", daemon=True).start()
+    threading.Thread(target=run, name="ludic-batch", daemon=True).start()
     return future
 
 
-def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_ranks: int) -> RankBatch:
-    """Read and pack one rank's sequences of a plan; the result is the same on any machine.
+class BatchStream:
+    """Iterator over batches of stored rollouts, for your own training loop: one epoch per iteration. Writes nothing.
 
-    Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
+    The next batch is read while the current one is used. Each rank plans by itself, over the same files and in the
+    same order, so ranks need not communicate.
+
+    Like torchdata's nodes, it has `state_dict` and `load_state_dict`; the state is the one after the last batch
+    returned. A new iteration continues an interrupted one. `epoch` counts from 1.
     """
-    used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
-    lengths = _sum_columns(used, "prompt_length", "response_length")
-    if config.max_seq_len is not None:
-        lengths = np.minimum(lengths, config.max_seq_len)
-    shares = assign_pairs(
-        lengths, used["pair_id"].to_pylist(), num_ranks, config.max_tokens_per_micro_batch, _row_groups(used)
-    )
-    indexes = [sorted(chain.from_iterable(share)) for share in shares]
-    reading_since = time.perf_counter()
-    sequences, num_truncated = read_sequences(root, take_rows(used, indexes[rank])), 0
-    packing_since = time.perf_counter()
-    if config.max_seq_len is not None:
-        sequences, num_truncated = cap(sequences, config.max_seq_len)
-    place_of = {index: place for place, index in enumerate(indexes[rank])}
-    micro_batches = pack_each(sequences, [[place_of[index] for index in micro_batch] for micro_batch in shares[rank]])
-    return RankBatch(
-        plan=plan,
-        micro_batches=micro_batches,
-        num_action_tokens=sequences.num_action_tokens,
-        num_tokens=sequences.num_tokens,
-        num_truncated=num_truncated,
-        token_imbalance=imbalance(np.array([lengths[of_rank].sum() for of_rank in indexes])),
-        read_s=packing_since - reading_since,
-        pack_s=time.perf_counter() - packing_since,
-    )
 
+    def __init__(
+        self,
+        *sources: str | Root,
+        config: BatchConfig | None = None,
+        groups_per_batch: int | None = None,
+        seed: int | None = None,
+        rank: int = 0,
+        num_ranks: int = 1,
+        pairs: bool = False,
+    ) -> None:
+        """Read the scalars of all sources.
 
-def read_sequences(root: Root, rows: pa.Table) -> Sequences:
-    """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
+        config: settings that choose or pace online training are ignored. groups_per_batch, seed: None takes those of
+        the first source's run. pairs: use rows only in the pairs that the advantage makes, for dpo, ipo and orpo.
 
-    Raises StoreError if a file is missing or broken. A broken file is set aside, so the next trainer plans without it.
-    """
-    if rows.num_rows == 0:
-        return Sequences.of([])
-    # Read in the order of the files, so that whole row groups are not copied.
-    order = pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]).to_numpy()
-    try:
-        table = read_rollouts(root, take_rows(rows, order.tolist()), _COLUMNS, on_broken=partial(quarantine, root))
-    except SchemaError as error:
-        raise StoreError(f"{error}; it was planned for a step: start the trainer again to make a new plan") from error
-    places = np.argsort(order).tolist()
-    columns = {name: _values(table[name]) for name in _COLUMNS}
-    columns = {name: [values[place] for place in places] for name, values in columns.items()}
-    return Sequences(
-        rollout_id=rows["rollout_id"].to_pylist(),
-        sampler_logprobs=columns.pop("response_logprobs"),
-        advantage=_advantages(rows),
-        weight=rows["weight"].to_pylist(),
-        pair_id=rows["pair_id"].to_pylist(),
-        **columns,
-    )
+        Raises ConfigError if there is nothing to train on, MissingRootError, StoreError, QueryError.
+        """
+        if not 0 <= rank < num_ranks:
+            raise ConfigError(f"rank is {rank} of {num_ranks}, wanted 0 to {num_ranks - 1}")
+        roots = [source if isinstance(source, Root) else Root.open(source) for source in sources]
+        if not roots:
+            raise ConfigError("BatchStream was given no root, wanted at least one")
+        self._config, self._root = replace(config or BatchConfig(), offline=True), roots[0]
+        run = roots[0].run
+        groups_per_batch, seed = groups_per_batch or run.groups_per_batch, run.seed if seed is None else seed
+        self._rules = batch_rules(self._config, groups_per_batch, seed, pairs=pairs)
+        self._stored = StoredRollouts.read(roots, self._rules, own=roots[0])
+        self._num_groups = self._stored.count_groups(self._rules)
+        self._rank, self._num_ranks = rank, num_ranks
+        self.epoch = 1
+        self._step = 0
+        self._used: set[str] = set()
 
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return -(-self._num_groups // self._rules.groups_per_batch)
 
-def _advantages(rows: pa.Table) -> list[float | np.ndarray]:
-    """Return each row's advantage: a number, or (response_length,) float32 if the advantage SQL gives one per token."""
-    pairs = zip(_values(rows["token_advantages"]), rows["advantage"].to_pylist(), strict=True)
-    return [one if per_token is None else per_token for per_token, one in pairs]
+    def __iter__(self) -> Iterator[RankBatch]:
+        """Yield the rest of the epoch; its last batch may be smaller. Raises StoreError, SchemaError, QueryError."""
+        planner = self._planner()
+        with ThreadPoolExecutor(1, thread_name_prefix="ludic-batch") as thread:
+            coming = thread.submit(self._read, planner, self._step + 1)
+            while (share := coming.result()) is not None:
+                coming = thread.submit(self._read, planner, share.plan.step + 1)
+                self._step = share.plan.step
+                self._used.update(share.plan.rows["group_id"].to_pylist())
+                yield share
+        self.epoch, self._step, self._used = self.epoch + 1, 0, set()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position as JSON values."""
+        return {"epoch": self.epoch, "step": self._step, "used": sorted(self._used)}
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the value of each row, lists as arrays; goes by chunk, since joining chunks would copy them."""
-    if not pa.types.is_list(column.type):
-        return column.to_pylist()
-    return [values for chunk in column.chunks for values in token_arrays(chunk)]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the position that the next iteration starts from."""
+        self.epoch, self._step, self._used = state["epoch"], state["step"], set(state["used"])
 
+    def _planner(self) -> Planner:
+        """Return a planner with each group marked as used once per earlier epoch, without groups used in this one."""
+        groups = self._stored.rows["group_id"].unique().to_pylist()
+        rules = replace(self._rules, max_uses=self.epoch)
+        return self._stored.planner(rules, num_uses=dict.fromkeys(groups, self.epoch - 1), without=self._used)
 
-def _row_groups(rows: pa.Table) -> np.ndarray:
-    """Return (num_rows,) int64: number, from 0, of the row group that each row was planned from."""
-    keys = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group")), strict=True))
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return np.array([numbers[key] for key in keys], np.int64)
-
-
-def _sum_columns(table: pa.Table, *names: str) -> np.ndarray:
-    return sum(table[name].to_numpy().astype(np.int64) for name in names)
+    def _read(self, planner: Planner, step: int) -> RankBatch | None:
+        plan = self._stored.plan(planner, step, attempt_id=0, trainer_version=0, cursor={})
+        return read_rank_batch(self._root, self._config, plan, self._rank, self._num_ranks) if plan else None

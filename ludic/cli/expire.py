@@ -16,6 +16,7 @@ from ludic.cli.query import ask
 from ludic.sql import connect
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
+from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Source, list_versions
 from ludic.store.retention import (
     ExpiredPartition,
@@ -124,8 +125,6 @@ def _age(text: str) -> timedelta:
 
 def _needed_to_resume(root: Root, files: Sequence[StoredFile]) -> list[StoredFile]:
     """Return the files that the newest trainer would read and that its checkpoint has not consumed."""
-    from ludic.training.checkpoint import checkpoint_to_resume  # loads torch
-
     attempt, latest = newest_attempt(root), latest_policy(root)
     if attempt is None:
         return []

@@ -14,6 +14,7 @@ from ludic.cli.flags.stats import Settings
 from ludic.cli.query import ask
 from ludic.maintenance.verify import TABLES, Footer, read_footers
 from ludic.sql import connect
+from ludic.sql.snapshot import count_rows
 from ludic.store import Root
 from ludic.store.quarantine import list_quarantined
 from ludic.viewer.output import (
@@ -98,7 +99,7 @@ def main(settings: Settings) -> None:
 
 def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
     """Return all figures, under the names that --json prints. Raises QueryError, StoreError."""
-    footers = {folder: read_footers(root, folder, track) for folder in TABLES}
+    footers = {folder: _footers(root, folder, track) for folder in TABLES}
     broken = [footer for found in footers.values() for footer in found if footer.problem]
     con = connect(root, without=[footer.name for footer in broken])
     totals = ask(con, root, _TOTALS)[0]
@@ -122,6 +123,13 @@ def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
         "unreadable": [{"name": footer.name, "problem": footer.problem} for footer in broken],
         "set_aside": [asdict(file) for file in list_quarantined(root)],
     }
+
+
+def _footers(root: Root, folder: str, track: Track) -> list[Footer]:
+    known = (
+        count_rows(root, "rollouts" if folder == "rollouts" else "evals") if folder in ("rollouts", "evals") else None
+    )
+    return read_footers(root, folder, track, known=known)
 
 
 def _count(footers: list[Footer]) -> dict[str, int]:

@@ -4,10 +4,13 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ludic.batches.rules import batch_rules
 from ludic.consent import CodeSettings, CodeUse, has_consent
 from ludic.errors import ConsentError, SchemaError, StoreError
-from ludic.store import Root
+from ludic.sql.planner import BatchRules
+from ludic.store import Root, RunConfig
 from ludic.store.code import FoundFiles, consent_to, find_files, keep_files, trusted_files
+from ludic.training.config import TrainConfig
 from ludic.user_files import Files, UserFile, file_of, read_user_file
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,11 @@ def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, ch
     for use in new:
         logger.info("%s may run %s %r from now on", root.url, use.role, use.setting)
     keep_files(root, files)
+
+
+def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:
+    """Return the rules that a trainer plans batches by, without users' files. Raises ConfigError."""
+    return batch_rules(train.batch, run.groups_per_batch, run.seed, pairs=train.loss.is_paired)
 
 
 def gives_consent(root: Root, uses: Sequence[CodeUse]) -> bool:

@@ -8,18 +8,18 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from ludic.batches.rules import names_in_root
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
-from ludic.launch.code import gives_consent, prepare_code
+from ludic.launch.code import gives_consent, prepare_code, rules_of
 from ludic.launch.flags import to_flags
 from ludic.launch.process import LAUNCHER
 from ludic.launch.roots import other_location, start_like
 from ludic.sql.code import rule_uses
 from ludic.sql.planner import Planner
 from ludic.store import Root, newest_attempt_id
-from ludic.store.checkpoints import checkpoint_id_to_resume, checkpoint_ids
+from ludic.store.checkpoints import NOTHING_TO_RESUME, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.lease import newest_claim
-from ludic.training.code import names_in_root, rules_of
 from ludic.training.config import TrainConfig
 from ludic.viewer.progress import training_progress
 
@@ -118,7 +118,5 @@ def open_to_train(url: str, config: TrainConfig, *, model: str | None = None, re
             raise
         return start_like(url, Root.open(like), model)
     if resume and not last_step(root):
-        raise ConfigError(
-            f"{root.url} has no complete checkpoint to resume from; without --resume it starts from the first weights"
-        )
+        raise ConfigError(f"{root.url} {NOTHING_TO_RESUME}")
     return root

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 
 from ludic.defaults import TARGET_BYTES
 from ludic.errors import SchemaError
+from ludic.maintenance.merge import LostSourceError, SourceIndex, read_indexes, write_merged
 from ludic.store.attempts import newest_attempt
 from ludic.store.compaction_plans import Plan, put_plan, read_partition_plans
 from ludic.store.files import COMPACTED, Folder, RolloutFile, Source, list_versions
-from ludic.store.merge import LostSourceError, SourceIndex, read_indexes, write_merged
 from ludic.store.parquet import open_parquet
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root
@@ -185,7 +185,8 @@ class _Partition:
         if dry_run:
             self._sizes.setdefault(output, sum(self._sizes[file] for file in replaced))
         else:
-            _delete(self._root, [file.name for file in replaced])
+            with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+                list(pool.map(self._root.delete, [file.name for file in replaced]))
         for file in replaced:
             del self._sizes[file]
         for source in (here.keys() & set(sources)) - held:
@@ -265,8 +266,3 @@ class _Partition:
 
     def _sources(self) -> dict[Source, RolloutFile]:
         return {file.source: file for file in self._sizes if not file.is_compacted}
-
-
-def _delete(root: Root, names: Sequence[str]) -> None:
-    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
-        list(pool.map(root.delete, names))

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC
 from functools import lru_cache
-from itertools import chain, groupby, pairwise, starmap
+from itertools import groupby, pairwise, starmap
 from operator import attrgetter, itemgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -101,12 +102,14 @@ def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema
         elif name == "group_key":
             columns.append(_to_array([key for key, _ in rows], type_, name))
         elif name in extras:
-            columns.append(_extra_to_array([rollout.extra.get(name) for rollout in rollouts], type_, name))
+            columns.append(_to_array([rollout.extra.get(name) for rollout in rollouts], type_, name))
         elif name in tokens:
             offsets = _offsets(map(len, map(attrgetter(name), rollouts)), name)
             columns.append(pa.ListArray.from_arrays(offsets, tokens[name], type=type_))
         elif name in REFERENCES:
-            columns.append(_steps_to_array(rollouts, places, type_, name))
+            steps = _to_builtins(list(map(attrgetter(name), rollouts)))
+            refer(steps, name, places)
+            columns.append(_to_array(steps, type_, name))
         else:
             columns.append(_to_array(list(map(attrgetter(name), rollouts)), type_, name))
     return pa.Table.from_arrays(columns, schema=schema)
@@ -161,56 +164,22 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
     """Convert Python values, one per row, to an Arrow array of exactly this type."""
     if column in TOKEN_COLUMNS:
         return _tokens_to_array(values, type_, column)
-    if pa.types.is_list(type_):
-        offsets = _offsets(map(len, values), column)
-        elements = _to_array(list(chain.from_iterable(values)), type_.value_type, f"{column}[]")
-        return pa.ListArray.from_arrays(offsets, elements, type=type_)
-    if pa.types.is_map(type_):
-        offsets = _offsets(map(len, values), column)
-        keys = _to_array(list(chain.from_iterable(values)), type_.key_type, column)
-        items = _to_array([item for value in values for item in value.values()], type_.item_type, column)
-        return pa.MapArray.from_arrays(offsets, keys, items, type=type_)
-    if pa.types.is_struct(type_):
-        children = [
-            _to_array(list(map(attrgetter(field.name), values)), field.type, f"{column}.{field.name}")
-            for field in type_
-        ]
-        return pa.StructArray.from_arrays(children, fields=list(type_))
-    if pa.types.is_string(type_):
+    if pa.types.is_nested(type_) and column not in REFERENCES:
+        values = _to_builtins(values)
+    elif pa.types.is_string(type_):
         _check_size(sum(map(len, filter(None, values))), column, "bytes")
-    array = pa.array(values, type_)
+    try:
+        array = pa.array(values, type_)
+    except pa.ArrowCapacityError as error:
+        raise _TooLargeError(f"{column}: {error}") from error
     if isinstance(array, pa.ChunkedArray):  # a character may take up to four bytes
         raise _TooLargeError(f"{column} holds more than {_MAX_ELEMENTS} bytes")
     return array
 
 
-def _steps_to_array(
-    rollouts: Sequence[Rollout], places: Sequence[Mapping[str, int]], type_: pa.DataType, column: str
-) -> pa.Array:
-    """Convert steps as _to_array does, with references for texts that messages hold."""
-    lists = list(map(attrgetter(column), rollouts))
-    steps, stored = list(chain.from_iterable(lists)), refer(rollouts, column, places)
-    children = [
-        _to_array(
-            stored[field.name] if field.name in stored else list(map(attrgetter(field.name), steps)),
-            field.type,
-            f"{column}[].{field.name}",
-        )
-        for field in type_.value_type
-    ]
-    elements = pa.StructArray.from_arrays(children, fields=list(type_.value_type))
-    return pa.ListArray.from_arrays(_offsets(map(len, lists), column), elements, type=type_)
-
-
-def _extra_to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Array:
-    """Convert values as _to_array does, for types whose lists may be null."""
-    if pa.types.is_list(type_):
-        offsets = _offsets((0 if value is None else len(value) for value in values), column)
-        present = chain.from_iterable(value for value in values if value is not None)
-        elements = _to_array(list(present), type_.value_type, column)
-        absent = pa.array([value is None for value in values], pa.bool_())
-        return pa.ListArray.from_arrays(offsets, elements, type=type_, mask=absent)
-    return _to_array(values, type_, column)
+def _to_builtins(values: Any) -> Any:
+    """Return records as dictionaries, and numbers of NumPy as those of Python."""
+    return msgspec.to_builtins(values, enc_hook=lambda v: v.item() if isinstance(v, np.generic) else dict(v))
 
 
 class _TooLargeError(Exception):

@@ -9,7 +9,7 @@ from ludic.schema.tables import TABLES, Column, TableSchema, load_table, type_na
 _INTRODUCTION = """\
 # Tables
 
-Made from `schemas/` by `python -m ludic.schema --write docs/schemas.md`; edit those files instead.
+Made from `schemas/` by `python -m ludic.schema`, as `make format` does; edit those files instead.
 A minor version adds nullable columns, and anything else is a new major version. Elements of
 lists and values of maps are never null. Fields of structs follow their column, as `column[].field`.
 

@@ -6,7 +6,6 @@ SchemaError if an index is beyond the messages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any
 
 from ludic.errors import SchemaError
@@ -37,23 +36,17 @@ def message_indexes(rollouts: Iterable[Rollout]) -> list[dict[str, int]]:
     return places
 
 
-def refer(
-    rollouts: Iterable[Rollout], column: str, places: Iterable[Mapping[str, int]]
-) -> dict[str, list[str | None] | list[int | None]]:
-    """Return the values of a column's text and index fields, for the concatenated steps of all rollouts.
+def refer(rows: Iterable[Sequence[dict[str, Any]]], column: str, places: Iterable[Mapping[str, int]]) -> None:
+    """Replace texts by references, where a message fits. rows: the steps of each rollout, as dictionaries.
 
     places: result of `message_indexes`, the same for both columns of steps.
     """
-    lookups = [
-        (place.get, step) for rollout, place in zip(rollouts, places, strict=True) for step in getattr(rollout, column)
-    ]
-    stored: dict[str, list[str | None] | list[int | None]] = {}
-    for name in REFERENCES[column]:
-        texts = list(map(attrgetter(name), (step for _, step in lookups)))
-        indexes = [find(text) for (find, _), text in zip(lookups, texts, strict=True)]
-        stored[name] = [text if index is None else None for text, index in zip(texts, indexes, strict=True)]
-        stored[index_field(name)] = indexes
-    return stored
+    for steps, place in zip(rows, places, strict=True):
+        for step in steps:
+            for name in REFERENCES[column]:
+                index = place.get(step[name])
+                if index is not None:
+                    step[name], step[index_field(name)] = None, index
 
 
 def resolve(

@@ -5,7 +5,7 @@ Raises SchemaError with the file, the column, the found and the wanted type.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -66,7 +66,7 @@ def load_table(name: str) -> TableSchema:
     """Return the newest schema of a table. Raises SchemaError if ludic has no such table."""
     if name not in TABLES:
         raise SchemaError(f"there is no table {name!r}; ludic has {', '.join(TABLES)}")
-    newest = max(_schemas_folder().glob(f"{name}.v*.json"), key=_major_of_file)
+    newest = max(_schemas_folder().glob(f"{name}.v*.json"), key=lambda path: int(path.stem.rpartition(".v")[2]))
     spec = json.loads(newest.read_text(encoding="utf-8"))
     assert spec["table"] == name, f"{newest} describes {spec['table']}"
     columns = tuple(_parse_column(column) for column in spec["columns"])
@@ -96,7 +96,7 @@ def rollouts_schema(extra_columns: Mapping[str, str]) -> pa.Schema:
 def _rollouts_schema(extra_columns: tuple[tuple[str, str], ...]) -> pa.Schema:
     schema = arrow_schema("rollouts")
     for name, type_ in extra_columns:
-        schema = schema.append(pa.field(name, _parse_type(_extra_spec(type_))))
+        schema = schema.append(pa.field(name, _parse_type(type_)))
     return schema
 
 
@@ -121,8 +121,17 @@ def conform(table: pa.Table, name: str) -> pa.Table:
     problems = _column_problems(table.schema, name)
     if problems:
         raise SchemaError(f"table: {'; '.join(problems)} ({name} schema {load_table(name).version})")
-    schema = arrow_schema(name)
-    return pa.Table.from_arrays([_conform_column(table, field) for field in schema], schema=schema)
+    return as_schema(table, arrow_schema(name), "table")
+
+
+def as_schema(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
+    """Return the same rows in exactly this schema: its columns in its order; columns that the table lacks are null.
+
+    Raises SchemaError, naming `where`, if a column can't be cast, or has nulls that it may not have.
+    """
+    found = dict(zip(table.column_names, table.columns, strict=True))
+    columns = [_as_field(found.get(field.name), field, table.num_rows, where) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def type_name(type_: pa.DataType) -> str:
@@ -145,10 +154,6 @@ def _schemas_folder() -> Path:
     return packaged if packaged.is_dir() else package.parent / "schemas"
 
 
-def _major_of_file(path: Path) -> int:
-    return int(path.stem.rpartition(".v")[2])
-
-
 def _parse_column(spec: Mapping[str, Any]) -> Column:
     item = spec["type"]
     while isinstance(item, dict) and "list" in item:
@@ -167,6 +172,8 @@ def _parse_type(spec: Any) -> pa.DataType:
     match spec:
         case str() if spec in _PRIMITIVES:
             return _PRIMITIVES[spec]
+        case str() if spec.startswith("list<"):  # the notation of extra columns
+            return _parse_type({"list": spec.removeprefix("list<").removesuffix(">")})
         case {"timestamp": unit}:
             return pa.timestamp(unit, tz="UTC")
         case {"list": element}:
@@ -179,11 +186,6 @@ def _parse_type(spec: Any) -> pa.DataType:
         case {"struct": columns}:
             return pa.struct([_parse_column(column).to_arrow() for column in columns])
     raise SchemaError(f"unknown type {spec!r} in schemas/; a type is one of {', '.join(_PRIMITIVES)}, or built of them")
-
-
-def _extra_spec(type_: str) -> Any:
-    """Return an extra column's type in the notation of schemas/."""
-    return {"list": type_.removeprefix("list<").removesuffix(">")} if type_.startswith("list<") else type_
 
 
 def _check_metadata(metadata: Mapping[bytes, bytes], name: str, where: str) -> None:
@@ -208,16 +210,15 @@ def _check_metadata(metadata: Mapping[bytes, bytes], name: str, where: str) -> N
 @lru_cache(maxsize=256)
 def _column_problems(found: pa.Schema, name: str) -> tuple[str, ...]:
     """Return the problems of a schema. Cached: a root's files share a few schemas, and one check takes 0.25 ms."""
-    return tuple(_find_column_problems(found, name))
-
-
-def _find_column_problems(found: pa.Schema, name: str) -> Iterator[str]:
+    problems = []
     for field in arrow_schema(name):
         index = found.get_field_index(field.name)
-        if index >= 0 and not _same_type(found.field(index).type, field.type):
-            yield (f"column {field.name!r} is {_full_type(found.field(index).type)}, wanted {_full_type(field.type)}")
-        elif index < 0 and not field.nullable:
-            yield f"column {field.name!r} is missing, wanted {type_name(field.type)}"
+        type_ = found.field(index).type if index >= 0 else None
+        if type_ is None and not field.nullable:
+            problems.append(f"column {field.name!r} is missing, wanted {type_name(field.type)}")
+        elif type_ is not None and not _same_type(type_, field.type):
+            problems.append(f"column {field.name!r} is {_full_type(type_)}, wanted {_full_type(field.type)}")
+    return tuple(problems)
 
 
 def _full_type(type_: pa.DataType) -> str:
@@ -260,21 +261,20 @@ def _same_struct_field(found: pa.StructType, wanted: pa.Field) -> bool:
     return wanted.nullable if index < 0 else _same_type(found.field(index).type, wanted.type)
 
 
-def _conform_column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
-    if field.name not in table.column_names:
-        return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
-    column = table[field.name]
+def _as_field(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, where: str) -> pa.ChunkedArray:
+    if column is None:
+        return pa.chunked_array([pa.nulls(num_rows, field.type)])
     if not field.nullable and column.null_count:
-        raise SchemaError(f"table: column {field.name!r} has {column.null_count} nulls, wanted none")
+        raise SchemaError(f"{where}: column {field.name!r} has {column.null_count} nulls, wanted none")
     if column.type == field.type:
         return column
     try:
         column = column.cast(field.type)
     except pa.ArrowInvalid as error:
-        raise SchemaError(f"table: column {field.name!r}: {error}") from error
+        raise SchemaError(f"{where}: column {field.name!r}: {error}") from error
     # The cast checks for nulls in struct fields, but not among the elements of lists.
     if pa.types.is_list(field.type) and pc.list_flatten(column).null_count:
-        raise SchemaError(f"table: column {field.name!r} has null elements, wanted none")
+        raise SchemaError(f"{where}: column {field.name!r} has null elements, wanted none")
     return column
 
 

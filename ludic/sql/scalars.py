@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from uuid import uuid4
 
@@ -25,6 +26,7 @@ from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.store import RolloutFile, Root
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts
+from ludic.store.small_files import MANY_FILES, SmallFiles, read_small_files
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,8 @@ _IN_USE_S = 24 * 3600
 """Seconds that a replaced segment is kept after its last use, since a connection may still query it."""
 _FILES_KEY = b"ludic.files"
 _MANY_FILES = 1000
+_SAME = attrgetter("version"), attrgetter("env_name"), attrgetter("name")
+"""Values of a file that are columns of a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +142,11 @@ def _rows(
             yield names, table
     if len(left) > _MANY_FILES:
         logger.info("reading the scalars of %d new files of %s; the next time they are here", len(left), root.url)
+    if len(left) > MANY_FILES:
+        for small in read_small_files(root, list(left.values()), _own_columns(schema)):
+            for file in small.files:
+                del left[file.name]
+            yield [file.name for file in small.files], _with_address(small, schema)
     files = list(left.values())
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1) if root.is_local else 32) as pool:
         for start in range(0, len(files), SEGMENT_FILES):
@@ -146,6 +155,19 @@ def _rows(
             found = [(file.name, table) for file, table in zip(some, tables, strict=True) if table is not None]
             if found:
                 yield [name for name, _ in found], pa.concat_tables([table for _, table in found])
+
+
+def _own_columns(schema: pa.Schema) -> list[str]:
+    """Return the columns of a segment that a worker's file has."""
+    return [name for name in schema.names if name not in ("version", "env", *ADDRESS)]
+
+
+def _with_address(small: SmallFiles, schema: pa.Schema) -> pa.Table:
+    """Add the partition and the address to the rows of files that have one row group each."""
+    same = [small.column([value(file) for file in small.files]) for value in _SAME]
+    row_groups = pa.array(np.zeros(small.table.num_rows, np.int32))
+    columns = [*small.table.columns, *same, row_groups, pa.array(small.rows)]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _read_rows_of(segment: Segment, names: Sequence[str]) -> pa.Table | None:
@@ -159,7 +181,7 @@ def _read_rows_of(segment: Segment, names: Sequence[str]) -> pa.Table | None:
 def _read_file(root: Root, file: RolloutFile, schema: pa.Schema, scalars: Scalars) -> pa.Table | None:
     """Read all rows of a file; returns None, and notes it in `scalars`, if the file is broken or gone."""
     where = f"{root.url}/{file.name}"
-    own = [name for name in schema.names if name not in ("version", "env", *ADDRESS)]
+    own = _own_columns(schema)
     try:
         with open_parquet(root, file.name) as parquet:
             counts = row_counts(parquet)
@@ -172,7 +194,7 @@ def _read_file(root: Root, file: RolloutFile, schema: pa.Schema, scalars: Scalar
         return None
     rows = np.concatenate([np.arange(count, dtype=np.int32) for count in [*counts, 0]])
     row_groups = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    same = [pa.repeat(pa.scalar(value), table.num_rows) for value in (file.version, file.env_name, file.name)]
+    same = [pa.repeat(pa.scalar(value(file)), table.num_rows) for value in _SAME]
     return pa.Table.from_arrays([*table.columns, *same, pa.array(row_groups), pa.array(rows)], schema=schema)
 
 

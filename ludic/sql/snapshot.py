@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
+import pyarrow.parquet as pq
 
 from ludic.errors import StoreError
 from ludic.sql.scalars import Scalars, update
 from ludic.store import RolloutFile, Root
 from ludic.store.current import current_files
-from ludic.store.files import Folder
+from ludic.store.files import Folder, list_names
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,22 @@ class Snapshot:
         if broken:
             names = ", ".join([*sorted(broken)[:_MOST_NAMES], *(["..."] if len(broken) > _MOST_NAMES else [])])
             logger.warning("left out what can't be read: %s; `ludic verify %s` says why", names, self._root.url)
+
+
+def count_rows(root: Root, folder: Folder) -> dict[str, int]:
+    """Return the number of rows of each readable file of workers by name, from cached scalars; empty for few files.
+
+    New files are read into the cache, where the next connection finds them. Raises StoreError.
+    """
+    if len(list_names(root, folder=folder)) <= FEW_FILES:
+        return {}
+    snapshot = Snapshot(root)
+    snapshot.refresh()
+    counts: dict[str, int] = {}
+    for path in snapshot.stored(folder).segments:
+        names = pq.read_table(path, columns=["file"])["file"].value_counts()
+        counts |= zip(names.field("values").to_pylist(), names.field("counts").to_pylist(), strict=True)
+    return counts
 
 
 def cache_folder(root: Root) -> Path:

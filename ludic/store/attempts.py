@@ -108,7 +108,8 @@ def record_attempt(
 
 def newest_attempt_id(root: Root) -> int:
     """Return the highest attempt_id that is listed; 0 if no trainer has started."""
-    return max((_attempt_id(name) for name in root.list("attempts")), default=0)
+    stems = (name.removeprefix("attempts/").removesuffix(".json") for name in root.list("attempts"))
+    return max((parse_attempt_id(stem) or 0 for stem in stems), default=0)
 
 
 def read_attempt(root: Root, attempt_id: int) -> Attempt:
@@ -197,8 +198,3 @@ def outdated(checkpoints: Iterable[CheckpointId], keep: int) -> list[CheckpointI
     """Return all checkpoints except the newest `keep`, oldest first."""
     assert keep >= 1, "a run must keep a checkpoint"
     return sorted(checkpoints)[:-keep]
-
-
-def _attempt_id(name: str) -> int:
-    stem = name.removeprefix("attempts/").removesuffix(".json")
-    return parse_attempt_id(stem) or 0

@@ -1,16 +1,79 @@
-"""Folders of checkpoints, checkpoints/attempt=A/step=S/; ludic.training.checkpoint reads and writes their content."""
+"""Checkpoints on the root, checkpoints/attempt=A/step=S/: markers, which one to resume from, pruning. Imports no torch.
 
+ludic.training.checkpoint writes and reads the content.
+"""
+
+import logging
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping, MutableMapping
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any, Self
 
-from ludic.store.attempts import CheckpointId, chain, newest_checkpoint, read_parent
+from ludic.errors import SchemaError
+from ludic.store.attempts import (
+    Attempt,
+    CheckpointId,
+    chain,
+    check_not_fenced,
+    newest_checkpoint,
+    outdated,
+    read_parent,
+)
+from ludic.store.json_files import decode_json, decode_record, encode_json
+from ludic.store.manifest import MANIFEST, check_folder
 from ludic.store.names import NUMBER
 from ludic.store.root import Root
 
+logger = logging.getLogger(__name__)
+
 MARKER = "checkpoint.json"
 """File put last: a checkpoint without it does not count."""
+
+FORMAT_VERSION = 1
 _NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
+NOTHING_TO_RESUME = "has no complete checkpoint to resume from; without --resume it starts from the first weights"
+"""What an error says of a root without a checkpoint, after the root's URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """Content of checkpoint.json."""
+
+    attempt_id: int
+    """Attempt (trainer start) that wrote the checkpoint."""
+    step: int
+    """Last gradient step in the weights."""
+    policy_version: int
+    """Newest version that the trainer had published."""
+    cursor: Mapping[str, Any]
+    """The reader's position after this step, as JSON values."""
+    config: Mapping[str, Any]
+    """The trainer's settings, as JSON values."""
+    num_ranks: int
+    """Number of ranks that wrote the checkpoint."""
+    format_version: int = FORMAT_VERSION
+
+    @property
+    def name(self) -> str:
+        """Folder of the checkpoint, relative to the root."""
+        return checkpoint_folder((self.attempt_id, self.step))
+
+    def to_json(self) -> bytes:
+        return encode_json(asdict(self))
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Self:
+        """Parse checkpoint.json. Raises SchemaError, which names `where`, if it is not one of this format version."""
+        try:
+            info = decode_record(data, cls)
+        except ValueError as error:
+            raise SchemaError(f"{where} is not a checkpoint.json that ludic can read: {error}") from error
+        if info.format_version != FORMAT_VERSION:
+            raise SchemaError(
+                f"{where} has format {info.format_version}, this ludic reads {FORMAT_VERSION}; upgrade ludic"
+            )
+        return info
 
 
 def checkpoint_folder(place: CheckpointId) -> str:
@@ -27,3 +90,93 @@ def checkpoint_ids(root: Root) -> list[CheckpointId]:
 def checkpoint_id_to_resume(root: Root, attempt_id: int, places: Collection[CheckpointId]) -> CheckpointId | None:
     """Return the newest of these checkpoints on an attempt's chain of parents; None if none is on it."""
     return newest_checkpoint(chain(attempt_id, partial(read_parent, root)), places)
+
+
+def last_checkpoint(
+    root: Root, attempt: Attempt | None, is_sound: Callable[[CheckpointInfo], bool] = lambda info: True
+) -> CheckpointInfo | None:
+    """Return the newest complete checkpoint on the chain of parents of an attempt; None if there is none.
+
+    is_sound: checkpoints for which it is false are skipped. By default only markers are read.
+    """
+    if attempt is None:
+        return None
+    found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
+    while (place := checkpoint_id_to_resume(root, attempt.attempt_id, found)) is not None:
+        if is_sound(found[place]):
+            return found[place]
+        del found[place]
+    return None
+
+
+def checkpoint_to_resume(
+    root: Root, attempt: Attempt | None, verdicts: MutableMapping[str, bool] | None = None
+) -> CheckpointInfo | None:
+    """The last checkpoint whose files match their digests; None to start from the first weights.
+
+    One that does not match is passed over with a warning. verdicts: whether a checkpoint is sound, by name; one that
+    is in there is not read again, others are added.
+    """
+    verdicts = {} if verdicts is None else verdicts
+
+    def is_sound(info: CheckpointInfo) -> bool:
+        if info.name not in verdicts:
+            verdicts[info.name] = _is_sound(root, info)
+        return verdicts[info.name]
+
+    return last_checkpoint(root, attempt, is_sound)
+
+
+def _is_sound(root: Root, info: CheckpointInfo) -> bool:
+    try:
+        check_folder(root, info.name)
+    except FileNotFoundError:  # another trainer has pruned it in between
+        return False
+    except SchemaError as error:
+        logger.warning("%s; the checkpoint is passed over", error)
+        return False
+    return True
+
+
+def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
+    """Return checkpoints that have a marker, ordered by attempt and step. Raises SchemaError for a foreign marker."""
+    found = [_read_marker(root, f"{checkpoint_folder(place)}/{MARKER}") for place in checkpoint_ids(root)]
+    return [info for info in found if info]
+
+
+def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
+    """Read a marker; returns None if it was deleted since listing or is half-written, for example by a copying tool."""
+    try:
+        data = root.read(name)
+        decode_json(data)
+    except (FileNotFoundError, ValueError):
+        return None
+    return CheckpointInfo.from_json(data, f"{root.url}/{name}")
+
+
+def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | None = None) -> list[str]:
+    """Delete old and incomplete checkpoints; returns their names.
+
+    Keeps the newest `keep` complete checkpoints, those whose step is a multiple of `every`, and incomplete ones of
+    this attempt and later ones.
+
+    Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError if a newer attempt owns the root:
+    claims are read after that checkpoint is complete and before the first deletion, see ludic.store.attempts.
+    """
+    folders = {name.rpartition("/")[0] for name in root.list("checkpoints")}
+    complete = {(info.attempt_id, info.step): info.name for info in complete_checkpoints(root)}
+    # A fenced trainer may still complete such a checkpoint; then it is not on the chain.
+    left_incomplete = {name for name in folders - set(complete.values()) if _attempt_of(name) < attempt.attempt_id}
+    old = [complete[place] for place in outdated(complete, keep) if every is None or place[1] % every]
+    old += sorted(left_incomplete)
+    check_not_fenced(root, attempt)
+    for name in old:
+        # The marker first, so that a deletion cut short leaves nothing that counts; then what lists the other files.
+        for first in (f"{name}/{MARKER}", f"{name}/{MANIFEST}", name):
+            root.delete(first)
+    return old
+
+
+def _attempt_of(folder: str) -> int:
+    """Return the attempt id in the name of a checkpoint's folder."""
+    return int(folder.split("/")[1].removeprefix("attempt="))

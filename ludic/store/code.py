@@ -12,15 +12,18 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
 
 from ludic.consent import CodeUse, Role, give_consent, has_consent
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.paths import local_path
-from ludic.store.json_files import decode_json, encode_json
+from ludic.store.json_files import convert, decode_json, encode_json
 from ludic.store.names import owner_name
 from ludic.user_files import Files, UserFile, digest, files_of, read_user_file
 
@@ -34,8 +37,21 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SUFFIXES = (".py", ".sql")
 _SHOWN_DIGITS = 12
 
-Entry = Mapping[str, Any]
-"""Entry of a list for one file: {"sha256", "path", "imports": {module: {"sha256", "path"}}}."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEntry:
+    """Entry of a list for one text."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    path: Annotated[str, msgspec.Meta(pattern=r"^/.*\.(py|sql)$")]
+    """Absolute path that the text was read from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry(TextEntry):
+    """Entry of a list for one file, with the modules that were read with it."""
+
+    imports: Mapping[str, TextEntry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +138,10 @@ def keep_files(root: "Root", files: Files) -> None:
             for each in (file, *file.imports.values()):
                 _put_text(root, each)
         about = {"owner": owner_name(), "created_at": datetime.now(UTC).isoformat()}
-        if root.put_if_absent(_list_name(number + 1), encode_json({**about, "files": wanted})):
+        if root.put_if_absent(
+            _list_name(number + 1),
+            encode_json({**about, "files": {name: asdict(entry) for name, entry in wanted.items()}}),
+        ):
             return
 
 
@@ -156,10 +175,11 @@ def to_dicts(records: Iterable[CodeRecord]) -> list[dict[str, Any]]:
 
 def from_dicts(values: Sequence[Any]) -> list[CodeRecord]:
     """Parse the records that `to_dicts` wrote. Skips values that are no such records: a root may hold anything."""
-    names = [each.name for each in fields(CodeRecord)]
-    found = [value for value in values if isinstance(value, Mapping) and {"role", "name", "sha256"} <= value.keys()]
-    records = [CodeRecord(**{name: value[name] for name in names if name in value}) for value in found]
-    return [record for record in records if isinstance(record.imports, Mapping)]
+    records = []
+    for value in values:
+        with suppress(ValueError):
+            records.append(convert(value, CodeRecord))
+    return records
 
 
 def parse_name(name: str) -> str | int | None:
@@ -271,9 +291,9 @@ def _log_change(root: "Root", now: UserFile, copy: UserFile) -> None:
     )
 
 
-def _read_disk(name: str, entry: Entry | None) -> UserFile:
+def _read_disk(name: str, entry: FileEntry | None) -> UserFile:
     """Read a file under its name in the settings, or else from the path where it was copied from."""
-    paths = [local_path(name, "a user's file"), *([Path(entry["path"])] if entry else [])]
+    paths = [local_path(name, "a user's file"), *([Path(entry.path)] if entry else [])]
     for path in paths:
         if path.is_file():
             try:
@@ -283,22 +303,20 @@ def _read_disk(name: str, entry: Entry | None) -> UserFile:
     raise ConfigError(f"there is no file {' and none at '.join(str(path.absolute()) for path in paths)}")
 
 
-def _read_copy(root: "Root", name: str, entry: Entry) -> UserFile:
-    imports = {module: _read_text(root, each, ".py") for module, each in entry["imports"].items()}
+def _read_copy(root: "Root", name: str, entry: FileEntry) -> UserFile:
+    imports = {module: _read_text(root, each, ".py") for module, each in entry.imports.items()}
     suffix = ".sql" if name.endswith(".sql") else ".py"
     text = _read_text(root, entry, suffix)
     return UserFile(path=text.path, source=text.source, imports=imports)
 
 
-def _read_text(root: "Root", entry: Entry, suffix: str) -> UserFile:
-    name = text_name(entry["sha256"], suffix)
+def _read_text(root: "Root", entry: TextEntry, suffix: str) -> UserFile:
+    name = text_name(entry.sha256, suffix)
     try:
-        file = UserFile(path=Path(entry["path"]), source=root.read(name))
+        file = UserFile(path=Path(entry.path), source=root.read(name))
     except FileNotFoundError:
-        raise StoreError(
-            f"{root.url}/{name} is gone, the text of {entry['path']!r}; --update-code puts it back"
-        ) from None
-    if file.sha256 != entry["sha256"]:
+        raise StoreError(f"{root.url}/{name} is gone, the text of {entry.path!r}; --update-code puts it back") from None
+    if file.sha256 != entry.sha256:
         raise SchemaError(f"{root.url}/{name} has sha256 {file.sha256}, not that of its name: it is damaged")
     return file
 
@@ -309,16 +327,16 @@ def _put_text(root: "Root", file: UserFile) -> None:
         raise StoreError(f"{root.url}/{name} holds another text than its name says; delete that file")
 
 
-def _entry(file: UserFile) -> dict[str, Any]:
-    imports = {name: {"sha256": each.sha256, "path": str(each.path)} for name, each in sorted(file.imports.items())}
-    return {"sha256": file.sha256, "path": str(file.path), "imports": imports}
+def _entry(file: UserFile) -> FileEntry:
+    imports = {name: TextEntry(sha256=each.sha256, path=str(each.path)) for name, each in sorted(file.imports.items())}
+    return FileEntry(sha256=file.sha256, path=str(file.path), imports=imports)
 
 
 def _list_name(number: int) -> str:
     return f"code/{number}.json"
 
 
-def _newest_list(root: "Root") -> tuple[int, dict[str, Entry]]:
+def _newest_list(root: "Root") -> tuple[int, dict[str, FileEntry]]:
     """Return number and files of the newest list, or 0 and {}; lists are found by name, since a listing may lag."""
     number, data = 0, b""
     while True:
@@ -329,22 +347,14 @@ def _newest_list(root: "Root") -> tuple[int, dict[str, Entry]]:
         number += 1
 
 
-def _parse_list(data: bytes, where: str) -> dict[str, Entry]:
+def _parse_list(data: bytes, where: str) -> dict[str, FileEntry]:
     """Parse a list. Raises SchemaError for values that `keep_files` does not write, since they become file names."""
     try:
-        entries = dict(decode_json(data)["files"])
-        for name, entry in entries.items():
-            _check_entry(entry, name.endswith(_SUFFIXES))
-            for module, each in entry["imports"].items():
-                _check_entry({**each, "imports": {}}, module.isidentifier())
+        entries = convert(decode_json(data).get("files"), dict[str, FileEntry])
+        misnamed = [name for name in entries if not name.endswith(_SUFFIXES)]
+        misnamed += [module for entry in entries.values() for module in entry.imports if not module.isidentifier()]
+        if misnamed:
+            raise ValueError(f"{misnamed[0]!r} is no name of a Python or SQL file")
         return entries
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ValueError as error:
         raise SchemaError(f"{where} is not a list of users' files that ludic can read: {error}") from error
-
-
-def _check_entry(entry: Entry, is_named_well: bool) -> None:
-    is_absolute = Path(entry["path"]).is_absolute() and Path(entry["path"]).suffix in _SUFFIXES
-    if not (
-        is_named_well and is_absolute and _SHA256.fullmatch(entry["sha256"]) and isinstance(entry["imports"], dict)
-    ):
-        raise ValueError(f"an entry is {entry}")

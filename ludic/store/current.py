@@ -7,11 +7,11 @@ that holds its rows. Footers are read only in partitions that have both kinds of
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from ludic.errors import SchemaError
-from ludic.store.files import Folder, RolloutFile, Source, list_files
+from ludic.store.files import Folder, RolloutFile, list_files
 from ludic.store.root import Root
-from ludic.store.sources import read_sources
+from ludic.store.sources import find_sources
 
 _CONCURRENT_READS = 8
 
@@ -33,13 +33,6 @@ def _hidden(root: Root, files: Sequence[RolloutFile]) -> list[RolloutFile]:
     """Return the files of a partition to leave out: doubled workers' files, and compacted files broken or gone."""
     compacted = [file for file in files if file.is_compacted]
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        sources_of = dict(zip(compacted, pool.map(lambda file: _sources(root, file), compacted), strict=True))
+        sources_of = dict(zip(compacted, pool.map(partial(find_sources, root), compacted), strict=True))
     doubled = {source for sources in sources_of.values() for source in sources or ()}
     return [file for file in files if (sources_of[file] is None if file.is_compacted else file.source in doubled)]
-
-
-def _sources(root: Root, file: RolloutFile) -> list[Source] | None:
-    try:
-        return read_sources(root, file)
-    except (SchemaError, FileNotFoundError):
-        return None

@@ -38,7 +38,18 @@ def seal(data: Any) -> bytes:
     """Return a Parquet file with its digests added. data: a buffer of the whole file, whose footer has DIGESTS_KEY."""
     view = memoryview(data).cast("B")
     start = _footer_start(view)
-    return b"".join([view[:start], _block(view, start), view[start:]])
+    return b"".join([view[:start], _block(view[:start], view[start:]), view[start:]])
+
+
+def sound_footer(data: bytes) -> bytes | None:
+    """Return the footer of a whole file, with its length and PAR1, if all bytes match their digests; else None."""
+    view = memoryview(data)
+    start = _footer_start(view) if len(data) > _FOOTER_END else 0
+    if start < _TRAILER.size:
+        return None
+    num_bytes = _TRAILER.unpack_from(view, start - _TRAILER.size)[0]
+    is_sound = num_bytes < start and _block(view[:num_bytes], view[start:]) == view[num_bytes:start]
+    return bytes(view[start:]) if is_sound else None
 
 
 def seal_file(path: Path) -> None:
@@ -46,7 +57,7 @@ def seal_file(path: Path) -> None:
     with pa.memory_map(str(path)) as mapped:
         view = memoryview(mapped.read_buffer()).cast("B")
         start = _footer_start(view)
-        end = _block(view, start) + bytes(view[start:])
+        end = _block(view[:start], view[start:]) + bytes(view[start:])
     with path.open("r+b") as file:
         file.seek(start)
         file.write(end)
@@ -56,9 +67,10 @@ def _footer_start(view: memoryview) -> int:
     return len(view) - _FOOTER_END - int.from_bytes(view[-_FOOTER_END:-4], "little")
 
 
-def _block(view: memoryview, footer_start: int) -> bytes:
-    pages = _digest_pages(view[:footer_start]).tobytes()
-    own = _TRAILER.pack(footer_start, xxh3_64_intdigest(view[footer_start:]), _MAGIC, 0)[:-8]
+def _block(content: memoryview, footer: memoryview) -> bytes:
+    """Return the block of digests. content: all bytes before the block."""
+    pages = _digest_pages(content).tobytes()
+    own = _TRAILER.pack(len(content), xxh3_64_intdigest(footer), _MAGIC, 0)[:-8]
     return pages + own + xxh3_64_intdigest(pages + own).to_bytes(8, "little")
 
 

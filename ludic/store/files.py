@@ -10,6 +10,7 @@ the sources that they replace.
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -56,7 +57,7 @@ class RolloutFile:
     @property
     def partition(self) -> str:
         """Path of the file's folder below the root."""
-        return f"{self.folder}/version={self.version}/env={quote(self.env_name, safe='')}"
+        return f"{self.folder}/version={self.version}/env={_quoted(self.env_name)}"
 
     @property
     def name(self) -> str:
@@ -84,6 +85,12 @@ class RolloutFile:
         file = cls(int(version), unquote(env), worker_id, int(sequence), folder)
         # With another spelling of the environment, later reads would look for a name that does not exist.
         return file if file.name == name else None
+
+
+@lru_cache(maxsize=1024)
+def _quoted(env_name: str) -> str:
+    """Percent-encode the name of an environment; a run has few of them and many files."""
+    return quote(env_name, safe="")
 
 
 def check_worker_id(worker_id: str) -> str:

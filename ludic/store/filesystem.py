@@ -151,23 +151,19 @@ class Storage:
     def list(self, name: str) -> builtins.list[str]:
         """Return the names of all files below a folder, sorted; empty if there are none."""
         if self.is_local:
-            return self._try(name, lambda: sorted(self._below(entry.path) for entry in self._walk(name)))
+            return self._try(name, lambda: sorted(self._below(entry.path) for entry in local.walk(self.at(name))))
         return sorted(self._find(name))
 
     def sizes(self, name: str) -> dict[str, int]:
         """Return the size in bytes of each file below a folder, by name, sorted; empty if there are none."""
         if self.is_local:
-            entries = self._try(name, lambda: list(self._walk_sizes(name)))
-            return dict(sorted(entries))
+            return dict(sorted(self._try(name, lambda: list(self._walk_sizes(name)))))
         return {file: info["size"] for file, info in sorted(self._find(name).items())}
 
     def _walk_sizes(self, name: str) -> Iterator[tuple[str, int]]:
-        for entry in self._walk(name):
+        for entry in local.walk(self.at(name)):
             with suppress(FileNotFoundError):  # another process has deleted it since it was listed
                 yield self._below(entry.path), entry.stat().st_size
-
-    def _walk(self, name: str) -> Iterator[Any]:
-        return local.walk(self.at(name))
 
     def _below(self, path: str) -> str:
         return path[len(self.path) + 1 :]

@@ -52,6 +52,10 @@ class Lease:
     released: bool = False
     """True if the owner has ended, or never intended to renew."""
 
+    @property
+    def name(self) -> str:
+        return lease_name(self.attempt_id)
+
 
 def lease_name(attempt_id: int) -> str:
     return f"attempts/{attempt_id}.lease"
@@ -68,7 +72,7 @@ def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = 
         lease_s=lease_s,
         released=released,
     )
-    if not root.put_if_absent(lease_name(lease.attempt_id), encode_record(lease)):
+    if not root.put_if_absent(lease.name, encode_record(lease)):
         raise _refusal(root, lease.attempt_id)
     return lease
 
@@ -147,12 +151,12 @@ def _renew(
             if read_lease(root, lease.attempt_id + 1) is not None:
                 return on_fenced()
             lease = replace(lease, num_renewals=lease.num_renewals + 1)
-            root.put(lease_name(lease.attempt_id), encode_record(lease))
+            root.put(lease.name, encode_record(lease))
             also()
         except LudicError as error:
             logger.warning("the lease of attempt %d is not renewed, trying again: %s", lease.attempt_id, error)
     try:
-        root.put(lease_name(lease.attempt_id), encode_record(replace(lease, released=True)))
+        root.put(lease.name, encode_record(replace(lease, released=True)))
     except LudicError as error:
         logger.warning("the lease of attempt %d is not released, the next trainer waits: %s", lease.attempt_id, error)
 

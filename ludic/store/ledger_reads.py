@@ -16,8 +16,7 @@ from ludic.schema import rollouts_schema
 from ludic.store.compaction_plans import find_replacement
 from ludic.store.encoding import release_memory
 from ludic.store.files import RolloutFile
-from ludic.store.merge import group_ranges
-from ludic.store.parquet import open_parquet, read_row_groups, read_rows, take_rows
+from ludic.store.parquet import group_ranges, open_parquet, read_row_groups, read_rows, take_rows
 from ludic.store.root import Root
 
 _CONCURRENT_READS = 8

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.store.files import Folder, RolloutFile, list_files
-from ludic.store.parquet import open_parquet, read_row_groups, read_rows
+from ludic.store.parquet import group_ranges, open_parquet, read_row_groups, read_rows
 from ludic.store.root import Root
 
 _ID_COLUMNS = ("rollout_id", "group_id")
@@ -96,20 +96,20 @@ def _likeliest_first(root: Root, files: Sequence[RolloutFile], wanted: str) -> l
 def _lowest_id(root: Root, file: RolloutFile) -> str | None:
     try:
         with open_parquet(root, file.name) as parquet:
-            ranges = [_id_ranges(parquet, row_group)["group_id"] for row_group in range(parquet.num_row_groups)]
+            return min((lowest for lowest, _ in group_ranges(parquet)), default=None)
     except (SchemaError, FileNotFoundError):
         return None
-    return min((low for low, _ in filter(None, ranges)), default=None)
 
 
 def _rows_in(root: Root, file: RolloutFile, wanted: str) -> list[Address] | None:
     """Return the addresses in one file, none if it is broken; returns None if the file is gone."""
     try:
         with open_parquet(root, file.name) as parquet:
+            ranges = zip(*(group_ranges(parquet, column) for column in _ID_COLUMNS), strict=True)
             return [
                 Address(file, row_group, row)
-                for row_group in range(parquet.num_row_groups)
-                for row in _rows_of(parquet, row_group, wanted, f"{root.url}/{file.name}")
+                for row_group, bounds in enumerate(ranges)
+                for row in _rows_of(parquet, row_group, bounds, wanted, f"{root.url}/{file.name}")
             ]
     except FileNotFoundError:
         return None
@@ -117,27 +117,18 @@ def _rows_in(root: Root, file: RolloutFile, wanted: str) -> list[Address] | None
         return []
 
 
-def _rows_of(parquet: pq.ParquetFile, row_group: int, wanted: str, where: str) -> Iterator[int]:
-    ranges = _id_ranges(parquet, row_group)
-    columns = [name for name, bounds in ranges.items() if bounds is None or bounds[0] <= wanted <= bounds[1]]
+def _rows_of(
+    parquet: pq.ParquetFile, row_group: int, bounds: Sequence[tuple[str, str | None]], wanted: str, where: str
+) -> Iterator[int]:
+    """Yield the rows of a row group with this id. bounds: lowest and highest id of each of _ID_COLUMNS."""
+    columns = [
+        name
+        for name, (lowest, highest) in zip(_ID_COLUMNS, bounds, strict=True)
+        if lowest <= wanted and (highest is None or wanted <= highest)
+    ]
     if columns:
         table = read_row_groups(parquet, [row_group], columns, where)
         # Compare in Python: for a constant, pyarrow's compute functions import pandas if it is installed, which takes
         # 0.2 s.
         ids = zip(*(column.to_pylist() for column in table.columns), strict=True)
         yield from (row for row, ids_of_row in enumerate(ids) if wanted in ids_of_row)
-
-
-def _id_ranges(parquet: pq.ParquetFile, row_group: int) -> dict[str, tuple[str, str] | None]:
-    """Return the bounds of each id column in a row group's statistics; None if there are none."""
-    chunks = parquet.metadata.row_group(row_group)
-    found: dict[str, tuple[str, str] | None] = {}
-    for place in range(chunks.num_columns):
-        name = parquet.schema.column(place).path
-        if name in _ID_COLUMNS:
-            statistics = chunks.column(place).statistics
-            has_bounds = statistics is not None and statistics.has_min_max
-            found[name] = (statistics.min, statistics.max) if has_bounds else None
-        if len(found) == len(_ID_COLUMNS):
-            break  # the ids are the first columns, and looking at all 48 takes as long as reading the footer
-    return found

@@ -30,8 +30,9 @@ def write_manifest(folder: Path) -> None:
 
 def check_copy(folder: Path, where: str) -> None:
     """Check the digests of a local copy of the folder `where`. Raises SchemaError, naming the first bad file."""
-    if (folder / MANIFEST).exists():
-        _raise_first(where, _problems(lambda name: (folder / name).open("rb"), _local_names(folder)))
+    names = {_relative(file, folder) for file in folder.rglob("*") if file.is_file()}
+    if MANIFEST in names:
+        _raise_first(where, _problems(lambda name: (folder / name).open("rb"), names))
 
 
 def check_folder(root: Root, name: str) -> None:
@@ -81,10 +82,6 @@ def _digest(file: BinaryIO) -> str:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return f"xxh3_64:{digest.hexdigest()}"
-
-
-def _local_names(folder: Path) -> set[str]:
-    return {_relative(file, folder) for file in folder.rglob("*") if file.is_file()}
 
 
 def _relative(file: Path, folder: Path) -> str:

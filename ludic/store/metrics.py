@@ -49,7 +49,11 @@ class MetricsLog:
         unknown = set(values) - set(arrow_schema("metrics").names)
         assert not unknown, f"no such metrics: {unknown}"
         stamp = {"kind": self._kind, "run_id": self._run_id, "created_at": datetime.now(UTC)}
-        self._appender.append({**stamp, **{name: _finite(value) for name, value in values.items()}})
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in values.items()
+        }
+        self._appender.append(stamp | finite)
 
     def close(self) -> None:
         """Write the remaining rows and stop the thread."""
@@ -141,7 +145,3 @@ def _newest(files: Sequence[_MetricsFile], most: int) -> list[_MetricsFile]:
     """Return the last `most` files of each writer. files: sorted."""
     by_writer = itertools.groupby(files, key=lambda file: file.writer)
     return [file for _, of_writer in by_writer for file in list(of_writer)[-most:]]
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -58,12 +58,12 @@ class ModelIdentity:
     def differences(self, other: "ModelIdentity") -> str:
         """Describe in one sentence which files differ in another model; empty if it is the same model."""
         verbs = {"config": "differs", "tokenizer": "differs", "weights": "differ"}
-        named = {kind: _differing(getattr(self, kind), getattr(other, kind)) for kind in verbs}
+        pairs = {kind: (getattr(self, kind), getattr(other, kind)) for kind in verbs}
+        named = {
+            kind: sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+            for kind, (mine, theirs) in pairs.items()
+        }
         return "; ".join(f"{kind} {verbs[kind]} ({', '.join(names)})" for kind, names in named.items() if names)
-
-
-def _differing(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
 
 
 def identify(folder: Path, source: str, *, at: str | None = None, revision: str | None = None) -> ModelIdentity:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ludic.errors import LudicError, SchemaError, StoreError, one_line
-from ludic.schema import arrow_schema, check_schema, rollouts_schema
+from ludic.schema import arrow_schema, as_schema, check_schema, rollouts_schema
 from ludic.store.digests import CheckedFile, Digests, parse_end, read_end
 from ludic.store.root import Root
 
-_UNREADABLE = (pa.ArrowException, OSError, ValueError)
+UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors that pyarrow raises for a broken file; ValueError, for example, for names in a damaged footer."""
 _sound: tuple[dict[bytes, bytes], pq.ParquetSchema] | None = None
 """Footer entries and schema of the last file that check_schema found sound."""
@@ -38,10 +38,11 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
     Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError
     when the filesystem fails: those two may pass, a broken file never mends.
     """
+    where = f"{root.url}/{name}"
     with root.explained(name), root.open_file(name) as source:
         try:
             # On a disk, reading column by column is faster than Arrow's threads; on a server it is slower.
-            where, ahead = f"{root.url}/{name}", not root.is_local
+            ahead = not root.is_local
             with open_checked(source, where, pre_buffer=ahead, parse=_parse_known) as (file, checked):
                 _check_schema(file, where)
                 if whole and checked is not None:
@@ -49,8 +50,14 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
                 yield file
         except (LudicError, FileNotFoundError):
             raise
-        except _UNREADABLE as error:
-            raise _why_unreadable(root, name, error) from error
+        except UNREADABLE as error:
+            if is_broken(root, name):
+                raise SchemaError(
+                    f"{where}: no Parquet file, or a broken one, of {source.seek(0, io.SEEK_END)} bytes "
+                    f"({one_line(error)}); "
+                    f"it is set aside; `ludic verify {root.url}` lists all such files"
+                ) from error
+            raise StoreError(f"{where}: {type(error).__name__}: {one_line(error)}") from error
 
 
 @contextmanager
@@ -94,7 +101,7 @@ def decode(data: bytes, where: str) -> pa.Table:
                 checked.check_rest()
     except SchemaError:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise SchemaError(
             f"{where}: no Parquet file, or a broken one, of {len(data)} bytes ({one_line(error)})"
         ) from error
@@ -130,22 +137,16 @@ def _check_schema(file: pq.ParquetFile, where: str) -> None:
         _sound = found
 
 
-def _why_unreadable(root: Root, name: str, error: Exception) -> LudicError:
-    """Return SchemaError for a broken file, StoreError for a failing network; pyarrow raises the same for both.
-
-    Reading the whole file from memory tells them apart.
-    """
+def is_broken(root: Root, name: str) -> bool:
+    """Return whether an unreadable file is broken, or only the network failed; pyarrow raises the same for both."""
     data = root.read(name)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         for row_group in range(file.num_row_groups):
             file.read_row_group(row_group)
-    except _UNREADABLE:
-        return SchemaError(
-            f"{root.url}/{name}: no Parquet file, or a broken one, of {len(data)} bytes ({one_line(error)}); "
-            f"it is set aside; `ludic verify {root.url}` lists all such files"
-        )
-    return StoreError(f"{root.url}/{name}: {type(error).__name__}: {one_line(error)}")
+    except UNREADABLE:
+        return True
+    return False
 
 
 def read_rows(root: Root, name: str, addresses: Sequence[tuple[int, int]], columns: Sequence[str]) -> pa.Table:
@@ -176,6 +177,18 @@ def read_columns(root: Root, name: str, columns: Sequence[str]) -> pa.Table:
         return read_row_groups(file, range(file.num_row_groups), columns, f"{root.url}/{name}", schema)
 
 
+def group_ranges(file: pq.ParquetFile, column: str = "group_id") -> list[tuple[str, str | None]]:
+    """Return bounds of the group_ids of each row group, from footer statistics; ("", None) if there are none.
+
+    column: another column of ids to look at.
+    """
+    # The ids are the first columns, and looking at all 48 takes as long as reading the footer.
+    index = next(index for index in range(len(file.schema)) if file.schema.column(index).path == column)
+    chunks = (file.metadata.row_group(number).column(index) for number in range(file.num_row_groups))
+    statistics = (chunk.statistics for chunk in chunks)
+    return [(s.min, s.max) if s is not None and s.has_min_max else ("", None) for s in statistics]
+
+
 def row_counts(file: pq.ParquetFile) -> np.ndarray:
     """Return the number of rows of each row group: (num_row_groups,) int64."""
     metadata = file.metadata
@@ -197,10 +210,7 @@ def read_row_groups(
     table = _read(file, list(row_groups), list(columns))
     check_text(table, where)
     wanted = pa.schema([(schema or arrow_schema("rollouts")).field(column) for column in columns])
-    found = dict(zip(table.column_names, table.columns, strict=True))
-    return pa.Table.from_arrays(
-        [_fit(found.get(field.name), field, table.num_rows, where) for field in wanted], schema=wanted
-    )
+    return as_schema(table, wanted, where)
 
 
 def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa.Table:
@@ -212,16 +222,3 @@ def _read(file: pq.ParquetFile, row_groups: list[int], columns: list[str]) -> pa
         if len(row_groups) == 1:
             raise
     return pa.concat_tables([_read(file, [row_group], columns) for row_group in row_groups])
-
-
-def _fit(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, where: str) -> pa.ChunkedArray:
-    if column is not None and column.null_count and not field.nullable:
-        raise SchemaError(f"{where}: column {field.name!r} has {column.null_count} nulls, wanted none")
-    return as_type(column, field.type, num_rows)
-
-
-def as_type(column: pa.ChunkedArray | None, type_: pa.DataType, num_rows: int) -> pa.ChunkedArray:
-    """Return a column in exactly this type; all nulls if the column is None."""
-    if column is None:
-        return pa.chunked_array([pa.nulls(num_rows, type_)])
-    return column if column.type == type_ else column.cast(type_)

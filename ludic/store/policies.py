@@ -33,6 +33,10 @@ class Policy:
     parent_version: int | None
     created_at: str
 
+    @property
+    def name(self) -> str:
+        return f"{policy_folder(self.version)}/policy.json"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestPolicy:
@@ -112,7 +116,7 @@ def claim_policy(root: Root, *, step: int, attempt_id: int, parent_version: int 
             parent_version=parent_version,
             created_at=datetime.now(UTC).isoformat(),
         )
-        if root.put_if_absent(f"{policy_folder(version)}/policy.json", encode_record(policy)):
+        if root.put_if_absent(policy.name, encode_record(policy)):
             return version
         version += 1
 

@@ -12,8 +12,9 @@ sampled first gets it, whatever the order of the listing.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import repeat
 
 import numpy as np
@@ -28,6 +29,7 @@ from ludic.store.files import RolloutFile, Source, list_names
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts
 from ludic.store.requests import group_numbers
 from ludic.store.root import Root
+from ludic.store.small_files import MANY_FILES, SmallFiles, read_small_files
 from ludic.store.sources import sources_of
 
 _OWN_COLUMNS = ("worker_id", "sequence", "group_id", "request_index", "group_size", "created_at")
@@ -71,10 +73,10 @@ class RolloutReader:
         new = self._new_files(versions)
         if not new:
             return None
-        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-            tables = list(pool.map(self._read, new))
-        delivered = [self._deliver(file, table) for file, table in zip(new, tables, strict=True) if table is not None]
-        found = [table for table in delivered if table.num_rows]
+        arrivals = {file: self._num_arrivals + place for place, file in enumerate(new)}
+        self._num_arrivals += len(new)
+        reads = list(self._read(new))  # all of them before the first is delivered: a read that fails loses nothing
+        found = [rows for read in reads if (rows := self._deliver(read, arrivals)).num_rows]
         if not found:
             return None
         rows = pa.concat_tables(found)
@@ -120,7 +122,23 @@ class RolloutReader:
         """Return whether a source was delivered in this life, or consumed in an earlier life."""
         return source in self._groups_left or self.cursor.has_source(*source)
 
-    def _read(self, file: RolloutFile) -> pa.Table | None:
+    def _read(self, new: Sequence[RolloutFile]) -> Iterator[SmallFiles]:
+        """Yield scalar columns with addresses; many small files in one pass, and other files one by one."""
+        left = dict.fromkeys(new)
+        if len(new) > MANY_FILES:
+            for small in read_small_files(self._root, [file for file in new if not file.is_compacted], self._columns):
+                for file in small.files:
+                    del left[file]
+                    self.broken_files.pop(file.name, None)
+                names = small.column([file.name for file in small.files])
+                table = _with_address(small.table, names, np.zeros(len(names), np.int32), small.rows)
+                yield replace(small, table=table)
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+            for file, table in zip(left, pool.map(self._read_file, left), strict=True):
+                if table is not None:
+                    yield SmallFiles([file], np.array([table.num_rows]), table)
+
+    def _read_file(self, file: RolloutFile) -> pa.Table | None:
         """Return scalar columns with addresses; None if the file is broken (set aside) or gone (looked for again)."""
         try:
             where = f"{self._root.url}/{file.name}"
@@ -136,23 +154,36 @@ class RolloutReader:
             self.broken_files[file.name] = str(error)
             return None
         self.broken_files.pop(file.name, None)
-        return _with_address(table, file.name, counts)
+        names = pa.repeat(pa.scalar(file.name, pa.string()), table.num_rows)
+        row_groups = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+        rows = np.concatenate([np.arange(count, dtype=np.int32) for count in (0, *counts)])
+        return _with_address(table, names, row_groups, rows)
 
-    def _deliver(self, file: RolloutFile, table: pa.Table) -> pa.Table:
+    def _deliver(self, read: SmallFiles, arrivals: Mapping[RolloutFile, int]) -> pa.Table:
         """Return the rows of new groups, and record those groups as delivered."""
-        pairs = list(zip(_row_sources(file, table), table.column("group_id").to_pylist(), strict=False))
-        new = {
-            (source, group_id) for source, group_id in dict.fromkeys(pairs) if self._is_undelivered(source, group_id)
-        }
+        table, counts, stop = read.table, read.row_counts, 0
+        group_ids = table.column("group_id").to_pylist()
+        is_new = np.zeros(table.num_rows, np.bool_)
+        for file, count in zip(read.files, counts.tolist(), strict=True):
+            start, stop = stop, stop + count
+            sources = _row_sources(file, table.slice(start, count) if file.is_compacted else table)
+            pairs = list(zip(sources, group_ids[start:stop], strict=False))
+            is_new[start:stop] = self._record_new(pairs)
+            self._delivered.add(file.name)
+        table = table.append_column("arrival", pa.array(np.repeat([arrivals[file] for file in read.files], counts)))
+        return table if is_new.all() else table.filter(pa.array(is_new))
+
+    def _record_new(self, pairs: Sequence[tuple[Source, str]]) -> bool | list[bool]:
+        """Record the new groups of a file as delivered; returns for each row whether its group is new.
+
+        pairs: source and group_id of each row.
+        """
+        groups = dict.fromkeys(pairs)
+        new = {(source, group_id) for source, group_id in groups if self._is_undelivered(source, group_id)}
         for source, group_id in new:
             self._groups_left[source].add(group_id)
             self._sources[group_id].add(source)
-        if len(new) < len(set(pairs)):
-            table = table.filter(pa.array([pair in new for pair in pairs], pa.bool_()))
-        self._delivered.add(file.name)
-        arrival = pa.repeat(pa.scalar(self._num_arrivals, pa.int64()), table.num_rows)
-        self._num_arrivals += 1
-        return table.append_column("arrival", arrival)
+        return True if len(new) == len(groups) else [pair in new for pair in pairs]
 
     def _duplicates(self, rows: pa.Table) -> pa.Array:
         """Give requests to new groups; return the group_ids whose request another group has."""
@@ -183,9 +214,7 @@ def _row_sources(file: RolloutFile, table: pa.Table) -> "repeat[Source] | map[So
     return map(Source, table.column("worker_id").to_pylist(), table.column("sequence").to_pylist())
 
 
-def _with_address(table: pa.Table, name: str, row_counts: np.ndarray) -> pa.Table:
-    """Add the columns file, row_group and row to the rows of a whole file. row_counts: (num_row_groups,)."""
-    row_groups = np.repeat(np.arange(len(row_counts), dtype=np.int32), row_counts)
-    rows = np.concatenate([np.arange(count, dtype=np.int32) for count in (0, *row_counts)])
-    table = table.append_column("file", pa.repeat(pa.scalar(name, pa.string()), table.num_rows))
+def _with_address(table: pa.Table, names: pa.Array, row_groups: np.ndarray, rows: np.ndarray) -> pa.Table:
+    """Add the columns file, row_group and row to rows."""
+    table = table.append_column("file", names)
     return table.append_column("row_group", pa.array(row_groups)).append_column("row", pa.array(rows))

@@ -17,7 +17,7 @@ import pyarrow as pa
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import arrow_schema, check_schema
 from ludic.store.encoding import encode_plain
-from ludic.store.parquet import check_text, open_checked
+from ludic.store.parquet import UNREADABLE, check_text, open_checked
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ _CONCURRENT_READS = 16
 # A second epoch takes rollouts in another order, so it reads few rows of many files.
 _ROW_GROUP_ROWS = 16
 _INDEX_COLUMNS = ["rollout_id", "temperature", "response_length"]
-_UNREADABLE = (pa.ArrowException, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +74,7 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
             table = file.read_row_groups(places.tolist(), ["reference_logprobs"])
     except (FileNotFoundError, StoreError, SchemaError):
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise SchemaError(f"{root.url}/{name}: can't be read any more: {error}; delete it, it is a cache") from error
     sizes = np.diff(ends, prepend=0)
     # First row of each row group that was read, in the file and in the table.
@@ -103,7 +102,7 @@ def _read_index(root: Root, name: str) -> pa.Table:
             return _index(rows, name)
     except StoreError:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         logger.warning("%s/%s is passed over, and computed again: %s", root.url, name, error)
         return _index(arrow_schema("reference").empty_table(), "")
 

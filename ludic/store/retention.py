@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
@@ -26,7 +26,7 @@ from ludic.store.json_files import decode_record, encode_record
 from ludic.store.names import NUMBER
 from ludic.store.parquet import read_columns
 from ludic.store.root import Root
-from ludic.store.sources import read_sources
+from ludic.store.sources import find_sources
 from ludic.store.track import Track, untracked
 
 FOLDER = "expired"
@@ -82,7 +82,8 @@ def stored_files(root: Root, folder: Folder = "rollouts") -> list[StoredFile]:
     sizes = root.sizes(folder)
     files = sorted(file for file in map(RolloutFile.parse, sizes) if file is not None)
     with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
-        sources = dict(zip(files, pool.map(partial(_sources, root), files), strict=True))
+        found = pool.map(partial(find_sources, root), files)
+        sources = {file: tuple(of_file or ()) for file, of_file in zip(files, found, strict=True)}
     workers = {file.source: file for file in files if not file.is_compacted}
     leftovers = {
         file: tuple(workers.pop(source) for source in held if source in workers)
@@ -94,13 +95,6 @@ def stored_files(root: Root, folder: Folder = "rollouts") -> list[StoredFile]:
         StoredFile(file=file, size_bytes=sizes[file.name], sources=sources[file], leftovers=leftovers.get(file, ()))
         for file in kept
     ]
-
-
-def _sources(root: Root, file: RolloutFile) -> tuple[Source, ...]:
-    try:
-        return tuple(read_sources(root, file))
-    except (SchemaError, FileNotFoundError):
-        return ()
 
 
 def all_rows_match(files: Iterable[StoredFile], rows: Mapping[Source, tuple[int, int]]) -> tuple[list[StoredFile], int]:
@@ -125,11 +119,8 @@ def is_unconsumed(stored: StoredFile, first_version: int, cursor: Cursor) -> boo
 
 def is_trained_on(stored: StoredFile, names: Collection[str]) -> bool:
     """Return whether one of `names`, files in the ledger, is this file or was compacted into it."""
-    return stored.file.name in names or any(_home(stored.file, source).name in names for source in stored.sources)
-
-
-def _home(file: RolloutFile, source: Source) -> RolloutFile:
-    return RolloutFile(file.version, file.env_name, source.worker_id, source.sequence, file.folder)
+    committed = (replace(stored.file, **source._asdict()).name for source in stored.sources)
+    return stored.file.name in names or any(name in names for name in committed)
 
 
 def expire(
@@ -184,10 +175,10 @@ def _read_groups(root: Root, stored: StoredFile) -> tuple[int, np.ndarray]:
 
 
 def _describe(files: Sequence[StoredFile], read: Sequence[tuple[int, np.ndarray]]) -> tuple[ExpiredPartition, ...]:
-    places: dict[str, list[int]] = {}
-    for place, stored in enumerate(files):
-        places.setdefault(stored.file.partition, []).append(place)
-    return tuple(_describe_partition([files[p] for p in mine], [read[p] for p in mine]) for mine in places.values())
+    partitions: dict[str, list[int]] = {}
+    for index, stored in enumerate(files):
+        partitions.setdefault(stored.file.partition, []).append(index)
+    return tuple(_describe_partition([files[i] for i in mine], [read[i] for i in mine]) for mine in partitions.values())
 
 
 def _describe_partition(files: Sequence[StoredFile], read: Sequence[tuple[int, np.ndarray]]) -> ExpiredPartition:

@@ -33,6 +33,14 @@ def sources_of(parquet: pq.ParquetFile, file: RolloutFile) -> list[Source]:
         raise SchemaError(f"{file.name} does not name its sources in its footer; no compaction wrote it") from error
 
 
+def find_sources(root: Root, file: RolloutFile) -> list[Source] | None:
+    """Return the sources of a file as `read_sources` does; None if it is broken or gone."""
+    try:
+        return read_sources(root, file)
+    except (SchemaError, FileNotFoundError):
+        return None
+
+
 def read_sources(root: Root, file: RolloutFile) -> list[Source]:
     """Return the sources of a file, from its name or, if compacted, its footer. Raises the errors of `open_parquet`."""
     if not file.is_compacted:

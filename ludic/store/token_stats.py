@@ -56,11 +56,12 @@ class TokenStatsLog:
         self._appender.close()
 
     def _make_files(self, tables: Sequence[Callable[[], pa.Table]]) -> list[NamedFile]:
-        made = [make() for make in tables]
-        return [(self._name(table), encode_token_stats(table)) for table in made if table.num_rows]
-
-    def _name(self, table: pa.Table) -> str:
-        return token_stats_name(table["attempt_id"][0].as_py(), table["step"][0].as_py(), self._rank)
+        files: list[NamedFile] = []
+        for table in (make() for make in tables):
+            if table.num_rows:
+                name = token_stats_name(table["attempt_id"][0].as_py(), table["step"][0].as_py(), self._rank)
+                files.append((name, encode_token_stats(table)))
+        return files
 
 
 def encode_token_stats(table: pa.Table) -> bytes:

@@ -7,6 +7,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from ludic.store.run import RunConfig
@@ -89,7 +90,7 @@ def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> I
 
     steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
     """
-    num_still = _count_at_end(_is_still(row, config) for row in steps)
+    num_still = len(list(takewhile(lambda row: _is_still(row, config), reversed(steps))))
     if num_still >= _FEWEST_STEPS:
         yield Trouble("no gradient", _describe_stillness(steps[-num_still:]))
     recent = steps[-_RECENT_STEPS:]
@@ -198,13 +199,6 @@ def _find_drops(steps: Sequence[Row]) -> Iterator[Trouble]:
     what_to_do = _WHAT_TO_DO.get(reason, "look at that filter")
     share = f"{drops.total() / num_rollouts:.0%} of {num_rollouts:,} rollouts in {len(steps)} steps"
     yield Trouble(f"drops by {reason}", f"filters dropped {share}, {reason} most ({most:,}): {what_to_do}")
-
-
-def _count_at_end(flags: Iterable[bool]) -> int:
-    count = 0
-    for flag in flags:
-        count = count + 1 if flag else 0
-    return count
 
 
 def _sum(rows: Sequence[Row], column: str) -> int:

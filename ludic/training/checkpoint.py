@@ -1,4 +1,4 @@
-"""Checkpoints: trainer state on the root, complete or invisible. A run can resume on any number of ranks.
+"""Write and load checkpoints: trainer state on the root, complete or invisible. Any number of ranks can resume.
 
 Writes checkpoints/attempt=A/step=S/:
     config.json, model*.safetensors*   weights, as a Hugging Face folder; with LoRA peft's adapter_config.json and
@@ -12,12 +12,11 @@ The trainer copies the state (`take_snapshot`); any thread of rank 0 writes it (
 which names the tensor, if a checkpoint doesn't fit the model, before anything is changed.
 """
 
-import logging
 import os
-from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -33,59 +32,13 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.distributed import from_main, num_ranks, rank, run_on_main
-from ludic.errors import ModelError, NameTakenError, SchemaError
+from ludic.distributed import bytes_from_main, from_main, num_ranks, rank
+from ludic.errors import ModelError, NameTakenError
 from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
-from ludic.store.attempts import Attempt, check_not_fenced, outdated
-from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids
-from ludic.store.json_files import decode_json, decode_record, encode_json
-from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
+from ludic.store.checkpoints import MARKER, CheckpointInfo
+from ludic.store.manifest import check_copy, write_manifest
 from ludic.store.root import Root
 from ludic.training.model import detached, full_state_dict, load_model, save_weights
-
-logger = logging.getLogger(__name__)
-
-FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointInfo:
-    """Content of checkpoint.json."""
-
-    attempt_id: int
-    """Attempt (trainer start) that wrote the checkpoint."""
-    step: int
-    """Last gradient step in the weights."""
-    policy_version: int
-    """Newest version that the trainer had published."""
-    cursor: Mapping[str, Any]
-    """The reader's position after this step, as JSON values."""
-    config: Mapping[str, Any]
-    """The trainer's settings, as JSON values."""
-    num_ranks: int
-    """Number of ranks that wrote the checkpoint."""
-    format_version: int = FORMAT_VERSION
-
-    @property
-    def name(self) -> str:
-        """Folder of the checkpoint, relative to the root."""
-        return checkpoint_folder((self.attempt_id, self.step))
-
-    def to_json(self) -> bytes:
-        return encode_json(asdict(self))
-
-    @classmethod
-    def from_json(cls, data: bytes, where: str) -> Self:
-        """Parse checkpoint.json. Raises SchemaError, which names `where`, if it is not one of this format version."""
-        try:
-            info = decode_record(data, cls)
-        except ValueError as error:
-            raise SchemaError(f"{where} is not a checkpoint.json that ludic can read: {error}") from error
-        if info.format_version != FORMAT_VERSION:
-            raise SchemaError(
-                f"{where} has format {info.format_version}, this ludic reads {FORMAT_VERSION}; upgrade ludic"
-            )
-        return info
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,52 +100,6 @@ def write_checkpoint(root: Root, snapshot: Snapshot, *, max_shard_size: str = "5
         raise NameTakenError(f"{root.url}/{info.name} is there with other content; another trainer has this attempt")
 
 
-def last_checkpoint(
-    root: Root, attempt: Attempt | None, is_sound: Callable[[CheckpointInfo], bool] = lambda info: True
-) -> CheckpointInfo | None:
-    """Return the newest complete checkpoint on the chain of parents of an attempt; None if there is none.
-
-    is_sound: checkpoints for which it is false are skipped. By default only markers are read.
-    """
-    if attempt is None:
-        return None
-    found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
-    while (place := checkpoint_id_to_resume(root, attempt.attempt_id, found)) is not None:
-        if is_sound(found[place]):
-            return found[place]
-        del found[place]
-    return None
-
-
-def checkpoint_to_resume(
-    root: Root, attempt: Attempt | None, verdicts: MutableMapping[str, bool] | None = None
-) -> CheckpointInfo | None:
-    """The last checkpoint whose files match their digests; None to start from the first weights.
-
-    One that does not match is passed over with a warning. verdicts: whether a checkpoint is sound, by name; one that
-    is in there is not read again, others are added.
-    """
-    verdicts = {} if verdicts is None else verdicts
-
-    def is_sound(info: CheckpointInfo) -> bool:
-        if info.name not in verdicts:
-            verdicts[info.name] = _is_sound(root, info)
-        return verdicts[info.name]
-
-    return last_checkpoint(root, attempt, is_sound)
-
-
-def _is_sound(root: Root, info: CheckpointInfo) -> bool:
-    try:
-        check_folder(root, info.name)
-    except FileNotFoundError:  # another trainer has pruned it in between
-        return False
-    except SchemaError as error:
-        logger.warning("%s; the checkpoint is passed over", error)
-        return False
-    return True
-
-
 def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
     """Load a checkpoint into a sharded model, its optimizer and the random generators.
 
@@ -221,7 +128,7 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
             _read_tensors(folder / "random.safetensors", where)  # here, before anything is changed
             return (folder / "random.safetensors").read_bytes()
 
-    random_states = run_on_main(read)
+    random_states = bytes_from_main(read)
     # With adapters, the other weights are those of the run's first model and are already loaded.
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True, strict=not has_adapters(model))
     set_model_state_dict(model, weights, options=options)
@@ -229,55 +136,11 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
     _set_random_states(safetensors.torch.load(random_states))
 
 
-def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
-    """Return checkpoints that have a marker, ordered by attempt and step. Raises SchemaError for a foreign marker."""
-    found = [_read_marker(root, f"{checkpoint_folder(place)}/{MARKER}") for place in checkpoint_ids(root)]
-    return [info for info in found if info]
-
-
-def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
-    """Read a marker; returns None if it was deleted since listing or is half-written, for example by a copying tool."""
-    try:
-        data = root.read(name)
-        decode_json(data)
-    except (FileNotFoundError, ValueError):
-        return None
-    return CheckpointInfo.from_json(data, f"{root.url}/{name}")
-
-
-def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | None = None) -> list[str]:
-    """Delete old and incomplete checkpoints; returns their names.
-
-    Keeps the newest `keep` complete checkpoints, those whose step is a multiple of `every`, and incomplete ones of
-    this attempt and later ones.
-
-    Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError if a newer attempt owns the root:
-    claims are read after that checkpoint is complete and before the first deletion, see ludic.store.attempts.
-    """
-    folders = {name.rpartition("/")[0] for name in root.list("checkpoints")}
-    complete = {(info.attempt_id, info.step): info.name for info in complete_checkpoints(root)}
-    # A fenced trainer may still complete such a checkpoint; then it is not on the chain.
-    left_incomplete = {name for name in folders - set(complete.values()) if _attempt_of(name) < attempt.attempt_id}
-    old = [complete[place] for place in outdated(complete, keep) if every is None or place[1] % every]
-    old += sorted(left_incomplete)
-    check_not_fenced(root, attempt)
-    for name in old:
-        # The marker first, so that a deletion cut short leaves nothing that counts; then what lists the other files.
-        for first in (f"{name}/{MARKER}", f"{name}/{MANIFEST}", name):
-            root.delete(first)
-    return old
-
-
 def _sync(folder: Path) -> None:
     """Sync the files to disk: the marker is synced when put, and must not survive a power cut without its files."""
     for file in folder.iterdir():
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
-
-
-def _attempt_of(folder: str) -> int:
-    """Return the attempt id in the name of a checkpoint's folder."""
-    return int(folder.split("/")[1].removeprefix("attempt="))
 
 
 def _moments(model: PreTrainedModel, optimizer: Optimizer, options: StateDictOptions) -> dict[str, Tensor]:

@@ -52,7 +52,7 @@ class FirstModel:
 @contextmanager
 def _on_main(find: Callable[[], AbstractContextManager[Path]]) -> Iterator[str]:
     with ExitStack() as stack:
-        yield run_on_main(lambda: str(stack.enter_context(find())).encode()).decode()
+        yield run_on_main(lambda: str(stack.enter_context(find())))
 
 
 def load_trained(

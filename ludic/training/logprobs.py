@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
 from ludic.errors import ModelError
-from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
+from ludic.training.attention import PACKED_ATTENTION, packed_arguments
 
 CHUNK_TOKENS = 1024
 """Rows of logits in memory at once: 0.6 GB of float32 at a vocabulary of 150,000, and enough to keep a GPU busy."""
@@ -85,12 +85,13 @@ def _token_logprobs(
     float32_head: bool = False,
 ) -> tuple[Tensor, Tensor]:
     is_ours = model.config._attn_implementation == PACKED_ATTENTION
+    # Without a mask, transformers builds a dense mask from the restarts of positions.
+    packed = packed_arguments(batch.sequence_lengths, batch.input_ids.device) if is_ours else {}
     output = model.get_decoder()(
         input_ids=batch.input_ids,
         position_ids=batch.position_ids,
-        # Without a mask, transformers builds a dense mask from the restarts of positions.
-        attention_mask=sequence_lengths(batch.position_ids) if is_ours else None,
         use_cache=False,
+        **packed,
     )
     head = model.get_output_embeddings()
     parts = output.last_hidden_state[0, batch.logit_positions], head.weight, head.bias

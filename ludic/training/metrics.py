@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.batches.plans import Plan
+from ludic.batches.source import Plan
 
 
 def step_metrics(plan: Plan, metrics: Mapping[str, float], *, num_tokens: int, num_truncated: int) -> dict[str, Any]:

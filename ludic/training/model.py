@@ -127,9 +127,9 @@ def load_sharded(
     """
     loaded: list[PreTrainedModel] = []
 
-    def load() -> bytes:
+    def load() -> str:
         model = load_model(source, dtype=dtype) if with_weights else _configured(source, dtype)
-        config = model.config.to_json_string(use_diff=False).encode()
+        config = model.config.to_json_string(use_diff=False)
         prepare(model)
         loaded.append(model)
         return config
@@ -160,7 +160,7 @@ def _configured(folder: str, dtype: torch.dtype) -> PreTrainedModel:
     return model
 
 
-def _parse_config(data: bytes) -> PreTrainedConfig:
+def _parse_config(data: str) -> PreTrainedConfig:
     values = json.loads(data)
     return AutoConfig.for_model(values.pop("model_type"), **values)
 

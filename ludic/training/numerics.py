@@ -18,13 +18,13 @@ import torch
 import torch.distributed as dist
 import transformers
 
-from ludic.batches.replay import attempts_to_replay
 from ludic.distributed import broadcast_bytes, is_main, num_ranks, rank, run_on_main
 from ludic.installed import LUDIC, installed_version
 from ludic.store import Root, read_attempt
+from ludic.store.checkpoints import CheckpointInfo
 from ludic.training.attention import PACKED_ATTENTION
-from ludic.training.checkpoint import CheckpointInfo
 from ludic.training.config import TrainConfig
+from ludic.training.replay_settings import attempts_to_replay
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def agree_on_numerics(root: Root, config: TrainConfig, resumed: CheckpointInfo |
 
     Collective; call it before anything is computed.
     """
-    earlier = json.loads(run_on_main(lambda: json.dumps(_earlier_numerics(root, config, resumed)).encode()))
+    earlier = run_on_main(lambda: _earlier_numerics(root, config, resumed))
     _set_threads(config, earlier)
     here = gather_numerics(config)
     if is_main():

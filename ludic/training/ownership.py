@@ -1,38 +1,40 @@
 """Take ownership of a root: agree on the checkpoint, claim the root, resume, and open the state of rank 0.
 
-Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` are collective; the other functions run on rank 0.
+Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` and `open_source` are collective; the other functions
+run on rank 0.
 While this trainer renews its lease, another one that starts on the same root is refused (OwnedError); one that takes
 over fences it.
 """
 
-import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from ludic.batches.online import PlanFeed
-from ludic.batches.plans import Feed
-from ludic.batches.stored import StoredFeed, StoredPlans, open_stored
+from ludic.batches.offline import OfflineSource
+from ludic.batches.online import OnlineSource
+from ludic.batches.source import Source
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError
-from ludic.models.first_model import first_tokenizer, remember_model
-from ludic.sql.code import describe_rules
-from ludic.sql.planner import Planner
-from ludic.store import Attempt, Cursor, MetricsLog, Root, RunConfig, count_uses
+from ludic.models.first_model import first_tokenizer
+from ludic.store import Attempt, MetricsLog, Root, RunConfig
 from ludic.store.attempts import newest_attempt, record_attempt
-from ludic.store.checkpoints import checkpoint_folder
+from ludic.store.checkpoints import (
+    NOTHING_TO_RESUME,
+    CheckpointInfo,
+    checkpoint_folder,
+    checkpoint_to_resume,
+    last_checkpoint,
+)
 from ludic.store.code import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
-from ludic.store.requests import recall_requests
 from ludic.store.troubles import find_training_troubles, warn_of_rows
-from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume, last_checkpoint
-from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
+from ludic.training.replay_settings import open_replay
 from ludic.training.telemetry import open_log
 
 logger = logging.getLogger(__name__)
@@ -52,88 +54,65 @@ class Found:
 
 
 def agree_on_newest(root: Root) -> CheckpointInfo | None:
-    """The newest checkpoint on the chain of attempts, sound or not; only markers are read."""
-    newest = run_on_main(lambda: checkpoint_to_bytes(last_checkpoint(root, newest_attempt(root))))
-    return checkpoint_from_bytes(newest, root)
+    """Return the newest checkpoint on the chain of attempts, sound or not; only markers are read."""
+    return run_on_main(lambda: last_checkpoint(root, newest_attempt(root)), CheckpointInfo | None)
 
 
 def agree_on_checkpoint(root: Root, *, required: bool = False) -> Found:
-    """Find the checkpoint to resume from. Raises ConfigError, on every rank, where one is required and none sound."""
+    """Find the checkpoint to resume from. Raises ConfigError, on every rank, if one is required and none is sound."""
     verdicts: dict[str, bool] = {}
 
-    def find() -> bytes:
+    def find() -> CheckpointInfo | None:
         attempt = newest_attempt(root)
         found = checkpoint_to_resume(root, attempt, verdicts)
         if required and found is None:
             raise ConfigError(_explain_none(root, last_checkpoint(root, attempt)))
-        return checkpoint_to_bytes(found)
+        return found
 
-    return Found(info=checkpoint_from_bytes(run_on_main(find), root), verdicts=verdicts)
+    return Found(info=run_on_main(find, CheckpointInfo | None), verdicts=verdicts)
 
 
 def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
     if damaged is None:
-        return (
-            f"{root.url} has no complete checkpoint to resume from; without --resume it starts from the first weights"
-        )
+        return f"{root.url} {NOTHING_TO_RESUME}"
     return (
         f"{root.url}/{damaged.name} is damaged, and there is no sound checkpoint to resume from; "
         "put a sound copy in its place, or leave out --resume to train from the first weights"
     )
 
 
-def agree_on_model(root: Root, given: str | None) -> None:
-    """Record the run's model in the root. Raises ModelError on every rank if `given` is another model."""
+def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> Source | None:
+    """Open the source of plans on rank 0; None on other ranks. Raises its errors on every rank.
 
-    def remember() -> bytes:
-        remember_model(root, given)
-        return b""
+    Offline training reads the scalars of all sources. Raises ConfigError if a source has no rollouts to train on, or
+    if the run to replay began with another model or other settings; MissingRootError if a source is no root.
+    """
+    opened: list[Source] = []
 
-    run_on_main(remember)
-
-
-def agree_on_stored(root: Root, config: TrainConfig) -> StoredPlans | None:
-    """Open the plans of offline training or of a replay, on rank 0; None on other ranks and for online training."""
-    opened: list[StoredPlans | None] = []
-
-    def open_() -> bytes:
-        opened.append(open_stored(root, config))
-        return b""
+    def open_() -> None:
+        batch, pairs = config.batch, config.loss.is_paired
+        if batch.offline:
+            opened.append(OfflineSource(root, batch, pairs=pairs))
+        elif batch.replay_batches is not None:
+            opened.append(open_replay(root, config, batch.replay_batches))
+        else:
+            opened.append(OnlineSource(root, batch, stop, pairs=pairs))
 
     run_on_main(open_)
     return next(iter(opened), None)
 
 
-def agree_on_steps(config: TrainConfig, stored: StoredPlans | None, resumed: CheckpointInfo | None) -> TrainConfig:
-    """The settings with the steps that rank 0's stored plans are for, where they say so."""
-
-    def count() -> bytes:
-        num_steps = None if stored is None else stored.count_steps(resumed)
-        return b"" if num_steps is None else str(num_steps).encode()
-
-    num_steps = run_on_main(count)
-    return config.replace(num_steps=int(num_steps)) if num_steps else config
-
-
-def checkpoint_to_bytes(info: CheckpointInfo | None) -> bytes:
-    return info.to_json() if info else b""
-
-
-def checkpoint_from_bytes(data: bytes, root: Root) -> CheckpointInfo | None:
-    return CheckpointInfo.from_json(data, root.url) if data else None
+def agree_on_steps(config: TrainConfig, source: Source | None, resumed: CheckpointInfo | None) -> TrainConfig:
+    """Return the settings, with rank 0's number of steps if its source sets one."""
+    num_steps = run_on_main(lambda: source.count_steps(resumed) if source else None)
+    return config if num_steps is None else config.replace(num_steps=num_steps)
 
 
 def agree_on_predecessor(root: Root, stop: threading.Event, replaces: int | None) -> int | None:
     """Return the number of the claim to follow; None if stopped while its lease was watched."""
-
-    def find() -> bytes:
-        if replaces is not None and replaces == newest_claim(root):
-            return str(replaces).encode()
-        free = await_free(root, stop)
-        return b"" if free is None else str(free).encode()
-
-    data = run_on_main(find)
-    return int(data) if data else None
+    return run_on_main(
+        lambda: replaces if replaces is not None and replaces == newest_claim(root) else await_free(root, stop)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +121,7 @@ class Ownership:
 
     attempt: Attempt
     resumed: CheckpointInfo | None
-    feed: Feed
+    source: Source
     publisher: Publisher
     write_metrics: Callable[[int, Mapping[str, Any]], None]
     tokenizer: Mapping[str, bytes]
@@ -153,7 +132,7 @@ class Ownership:
 def open_ownership(
     root: Root,
     config: TrainConfig,
-    stored: StoredPlans | None,
+    source: Source,
     predecessor: int,
     found: Found,
     numerics: Mapping[str, Any],
@@ -165,9 +144,10 @@ def open_ownership(
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
-    with open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat()) as sink:
+    with ExitStack() as stack:
+        sink = stack.enter_context(open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat()))
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
-        plans, code = (stored, stored.code()) if stored else _planner(root, config)
+        code = source.keep_code()
         _warn_of_bias(root.run)
         tokenizer = first_tokenizer(root)
         lease = claim(root, predecessor, lease_s=config.lease_s)
@@ -178,56 +158,29 @@ def open_ownership(
                 publisher.mend_latest()
 
         # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
-        with held(root, lease, on_fenced=stop.set, also=mend_latest):
-            attempt, resumed = _take(root, config, lease, found, numerics, code)
-            publisher = Publisher(root, attempt, config.checkpoint.keep_policies)
-            publishers.append(publisher)
-            feed = _open_feed(root, config, plans, attempt, resumed, publisher, stop)
-            log = MetricsLog(root, "train", str(attempt.attempt_id))
-            warn = warn_of_rows(logger, partial(find_training_troubles, config=config.flat()))
+        stack.enter_context(held(root, lease, on_fenced=stop.set, also=mend_latest))
+        attempt, resumed = _take(root, config, lease, found, numerics, code)
+        publisher = Publisher(root, attempt, config.checkpoint.keep_policies)
+        publishers.append(publisher)
+        source.resume(resumed, publisher)
+        log = stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id))))
+        warn = warn_of_rows(logger, partial(find_training_troubles, config=config.flat()))
 
-            def write_metrics(step: int, row: Mapping[str, Any]) -> None:
-                log.write(attempt_id=attempt.attempt_id, step=step, **row)
-                warn(row)
-                sink(step, {name: value for name, value in row.items() if isinstance(value, int | float)})
-                if report is not None:
-                    report(step, row)
+        def write_metrics(step: int, row: Mapping[str, Any]) -> None:
+            log.write(attempt_id=attempt.attempt_id, step=step, **row)
+            warn(row)
+            sink(step, {name: value for name, value in row.items() if isinstance(value, int | float)})
+            if report is not None:
+                report(step, row)
 
-            with contextlib.closing(log):
-                yield Ownership(
-                    attempt=attempt,
-                    resumed=resumed,
-                    feed=feed,
-                    publisher=publisher,
-                    write_metrics=write_metrics,
-                    tokenizer=tokenizer,
-                )
-
-
-def _open_feed(
-    root: Root,
-    config: TrainConfig,
-    plans: Planner | StoredPlans,
-    attempt: Attempt,
-    resumed: CheckpointInfo | None,
-    publisher: Publisher,
-    stop: threading.Event,
-) -> Feed:
-    """Open the source of plans in its state at the resumed checkpoint."""
-    if not isinstance(plans, Planner):
-        plans.resume(resumed)
-        return StoredFeed(root, attempt, plans, stop)
-    num_uses = count_uses(root, (resumed.attempt_id, resumed.step) if resumed else None)
-    plans.recall_uses(num_uses)
-    cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
-    if not cursor.knows_requests:
-        recall_requests(root, cursor, num_uses)
-    return PlanFeed(root, attempt, config.batch, plans, publisher, cursor, stop)
-
-
-def _planner(root: Root, config: TrainConfig) -> tuple[Planner, list[CodeRecord]]:
-    rules = own_rules(root, config)
-    return Planner(rules, root.run.extra_columns), describe_rules(rules)
+        yield Ownership(
+            attempt=attempt,
+            resumed=resumed,
+            source=source,
+            publisher=publisher,
+            write_metrics=write_metrics,
+            tokenizer=tokenizer,
+        )
 
 
 def _take(

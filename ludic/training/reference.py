@@ -26,7 +26,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from ludic.batches.packing import MicroBatch
-from ludic.distributed import broadcast_bytes, num_ranks, run_on_all, run_on_main
+from ludic.distributed import broadcast_bytes, bytes_from_main, num_ranks, run_on_all, run_on_main
 from ludic.errors import SchemaError
 from ludic.models.lora import adapters_off, base_weights
 from ludic.schema import arrow_schema
@@ -81,7 +81,7 @@ def fingerprint(model: PreTrainedModel, dtype: torch.dtype, *, float32_head: boo
     facts: dict[str, object] = {"settings": settings, "dtype": str(dtype)}
     if float32_head and dtype != torch.float32:
         facts["head"] = str(torch.float32)
-    return run_on_main(lambda: _digest(weights, facts).encode()).decode()
+    return run_on_main(lambda: _digest(weights, facts))
 
 
 def _digest(weights: Mapping[str, Tensor], facts: Mapping[str, object]) -> str:
@@ -112,7 +112,7 @@ class CachedReference:
         self._roots = {holder.url: holder for holder in (*sources, root)}
         self._index: dict[str, tuple[str, ReferenceRow]] = {}
         for holder in self._roots.values():
-            index = run_on_main(partial(_index_bytes, holder, model))
+            index = bytes_from_main(partial(_index_bytes, holder, model))
             self._note(holder.url, _from_bytes(index))
 
     def __call__(self, micro_batches: Sequence[MicroBatch]) -> list[Tensor]:
@@ -163,7 +163,7 @@ class CachedReference:
         """Write the logprobs of all ranks as one file, on rank 0, and add it to every rank's index."""
         of_ranks = [_from_bytes(broadcast_bytes(_to_bytes(rows), source)) for source in range(num_ranks())]
         table = pa.concat_tables(of_ranks)
-        index = run_on_main(lambda: _to_bytes(write_reference(self._root, self._model, table)))
+        index = bytes_from_main(lambda: _to_bytes(write_reference(self._root, self._model, table)))
         self._note(self._root.url, _from_bytes(index))
 
     def _note(self, url: str, index: pa.Table) -> None:

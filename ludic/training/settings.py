@@ -57,7 +57,7 @@ def _chosen_objective(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _replayed_settings(url: str) -> Mapping[str, Any]:
-    from ludic.batches.replay import replay_settings
+    from ludic.training.replay_settings import replay_settings
 
     return replay_settings(url)
 

@@ -21,23 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from ludic.batches.stored import StoredPlans
-from ludic.batches.stream import PlannedStream, RankBatch
+from ludic.batches.reading import RankBatch
+from ludic.batches.source import Source
+from ludic.batches.stream import PlannedStream
 from ludic.distributed import init_distributed, num_ranks, rank, run_on_all, run_on_main, shut_down
 from ludic.errors import ConfigError, StalledError, StoreError
-from ludic.models.first_model import write_files
-from ludic.store import (
-    Root,
-    check_not_fenced,
-)
+from ludic.models.first_model import remember_model, write_files
+from ludic.store import Root, check_not_fenced
+from ludic.store.checkpoints import CheckpointInfo, prune_checkpoints
 from ludic.store.token_stats import TokenStatsLog
-from ludic.training.checkpoint import (
-    Snapshot,
-    load_checkpoint,
-    prune_checkpoints,
-    take_snapshot,
-    write_checkpoint,
-)
+from ludic.training.checkpoint import Snapshot, load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.loading import FirstModel, load_reference, load_trained
@@ -50,14 +43,11 @@ from ludic.training.ownership import (
     Ownership,
     Report,
     agree_on_checkpoint,
-    agree_on_model,
     agree_on_newest,
     agree_on_predecessor,
     agree_on_steps,
-    agree_on_stored,
-    checkpoint_from_bytes,
-    checkpoint_to_bytes,
     open_ownership,
+    open_source,
 )
 from ludic.training.reference import Reference
 from ludic.training.step import train_step
@@ -94,21 +84,21 @@ def train(
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device is cuda, but torch finds no CUDA device here; set device to cpu or leave it out")
     with _process_group(device) as mesh:
-        agree_on_model(root, model)
+        run_on_main(partial(remember_model, root, model))
         newest = agree_on_newest(root)
-        stored = agree_on_stored(root, config)
-        if newest is not None and newest.step >= agree_on_steps(config, stored, newest).num_steps:
+        source = open_source(root, config, stop)
+        if newest is not None and newest.step >= agree_on_steps(config, source, newest).num_steps:
             return newest.step  # without a look at its weights, which may be many GB
         found = agree_on_checkpoint(root, required=resume)
         resumed = found.info
         last_step = resumed.step if resumed else 0
-        config = agree_on_steps(config, stored, resumed)
+        config = agree_on_steps(config, source, resumed)
         predecessor = agree_on_predecessor(root, stop, replaces)
         if predecessor is None:
             return last_step
         numerics = agree_on_numerics(root, config, resumed)
         first = FirstModel(root=root, given=model)
-        with _open_trainer(first, config, stored, mesh, predecessor, numerics, stop, report, found) as trainer:
+        with _open_trainer(first, config, source, mesh, predecessor, numerics, stop, report, found) as trainer:
             try:
                 return _train_steps(trainer, config.num_steps)
             except StalledError:
@@ -118,7 +108,7 @@ def train(
 
 def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
     """Run the main loop; returns the last step trained."""
-    step = trainer.first_step - 1
+    step = trainer.last_step
     while step < num_steps:
         timer = StepTimer(trainer.device)
         with timer.host("wait"):
@@ -153,7 +143,7 @@ def _process_group(device: str) -> Iterator[DeviceMesh]:
 def _open_trainer(
     first: FirstModel,
     config: TrainConfig,
-    stored: StoredPlans | None,
+    source: Source | None,
     mesh: DeviceMesh,
     predecessor: int,
     numerics: Mapping[str, Any],
@@ -161,7 +151,7 @@ def _open_trainer(
     report: Report | None,
     found: Found,
 ) -> Iterator["_Trainer"]:
-    """Load the model, take ownership, resume, publish, and release everything at the end.
+    """Load the model, take ownership, resume, publish, begin the first plan, and release everything at the end.
 
     found: the checkpoint that was found before ownership was taken.
     """
@@ -170,37 +160,38 @@ def _open_trainer(
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         model, optimizer = load_trained(first, config, mesh, with_weights=found.info is None)
         reference = load_reference(first, config, mesh, model)
-        trainer = _Trainer(root=root, config=config, model=model, optimizer=optimizer, reference=reference)
+        main: list[Ownership] = []
 
-        def take_ownership() -> bytes:
-            main = open_ownership(root, config, stored, predecessor, found, numerics, stop, report)
-            trainer.main = stack.enter_context(main)
-            return checkpoint_to_bytes(trainer.main.resumed)
+        def take_ownership() -> tuple[CheckpointInfo | None, int | None]:
+            assert source is not None
+            owned = open_ownership(root, config, source, predecessor, found, numerics, stop, report)
+            main.append(stack.enter_context(owned))
+            return main[0].resumed, main[0].publisher.version
 
-        resumed = checkpoint_from_bytes(run_on_main(take_ownership), root)
-        # Runs before the lease is released: a successor must see the checkpoint that is still being written.
-        stack.callback(trainer.close)
+        resumed, version = run_on_main(take_ownership, tuple[CheckpointInfo | None, int | None])
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
         elif found.info is not None:
             raise StoreError(f"{root.url}/{found.info.name} was deleted since this trainer found it; start again")
-        trainer.first_step = resumed.step + 1 if resumed else 1
-        trainer.stream = PlannedStream(root, config.batch, trainer.main.feed if trainer.main else None)
-        stack.callback(trainer.stream.close)
-        trainer.publish_first()
-        if trainer.first_step <= config.num_steps:
-            trainer.stream.start_plan(trainer.first_step, trainer.version)
+        trainer = _Trainer(
+            root=root,
+            config=config,
+            model=model,
+            optimizer=optimizer,
+            reference=reference,
+            main=next(iter(main), None),
+            stop=stop,
+            last_step=resumed.step if resumed else 0,
+            version=-1 if version is None else version,
+        )
+        # Runs before the lease is released: a successor must see the checkpoint that is still being written.
+        stack.callback(trainer.close)
+        trainer.begin()
         yield trainer
 
 
 class _Trainer:
-    """Methods of the main loop; every method is collective."""
-
-    first_step: int
-    stream: PlannedStream
-    version = -1
-    """Newest version, published or being written; -1 before the first."""
-    main: Ownership | None = None
+    """Methods of the main loop; every method is collective, also the constructor."""
 
     def __init__(
         self,
@@ -210,10 +201,18 @@ class _Trainer:
         model: PreTrainedModel,
         optimizer: Optimizer,
         reference: Reference | None,
+        main: Ownership | None,
+        stop: threading.Event,
+        last_step: int,
+        version: int,
     ) -> None:
+        """main: on rank 0 only. last_step: in the weights. version: newest published, -1 before the first."""
         self._root, self._config = root, config
         self._model, self._optimizer, self._reference = model, optimizer, reference
+        self._main, self.last_step, self._version = main, last_step, version
         self.device = model.device
+        source, attempt = (main.source, main.attempt) if main else (None, None)
+        self.stream = PlannedStream(root, config.batch, source, attempt, stop)
         self._cost = model_cost(model)
         self._peak_flops = device_peak_flops(model.device, compute_dtype(config) or torch.float32)
         self._unsaved: tuple[int, Mapping[str, Any]] | None = None
@@ -221,10 +220,17 @@ class _Trainer:
         self._writing: Future[None] | None = None
         self._token_stats_log = TokenStatsLog(root, rank()) if config.keep_token_stats else None
 
+    def begin(self) -> None:
+        """Publish the weights that training starts from, wait until workers can load them, and begin the first plan."""
+        self.publish(self.last_step)
+        run_on_main(self._finish_publishing)
+        if self.last_step < self._config.num_steps:
+            self.stream.start_plan(self.last_step + 1, self._version)
+
     def start_next_plan(self, step: int) -> None:
         """Plan the step after `step` while `step` trains; it starts from the version published in between."""
         if step < self._config.num_steps:
-            self.stream.start_plan(step + 1, self.version + 1 if self._is_publishing(step) else self.version)
+            self.stream.start_plan(step + 1, self._version + 1 if self._is_publishing(step) else self._version)
 
     def step(self, step: int, batch: RankBatch, timer: StepTimer) -> dict[str, float]:
         num_action_tokens = max(1, batch.num_action_tokens)
@@ -257,24 +263,19 @@ class _Trainer:
         run_on_main(self._finish_publishing)
         adapters_only = self._config.model.publish_lora == "adapter"
         weights = detached(full_state_dict(self._model, adapters_only=adapters_only), self._model.device)
-        tokenizer = self.main.tokenizer if self.main else {}
+        tokenizer = self._main.tokenizer if self._main else {}
 
         def save(folder: Path) -> None:
             dtype, max_shard_size = compute_dtype(self._config), self._config.checkpoint.max_shard_size
             save_weights(self._model, weights, folder, dtype=dtype, max_shard_size=max_shard_size)
             write_files(tokenizer, folder)
 
-        def start() -> bytes:
-            assert self.main is not None
-            num_ready = self.main.feed.count_ready_groups(self.main.publisher.version)
-            return str(self.main.publisher.start(save, step=step, num_ready_groups=num_ready)).encode()
+        def start() -> int:
+            assert self._main is not None
+            num_ready = self._main.source.count_ready_groups(self._main.publisher.version)
+            return self._main.publisher.start(save, step=step, num_ready_groups=num_ready)
 
-        self.version = int(run_on_main(start))
-
-    def publish_first(self) -> None:
-        """Publish the weights that training begins with, and wait until workers can load them."""
-        self.publish(self.first_step - 1)
-        run_on_main(self._finish_publishing)
+        self._version = run_on_main(start)
 
     def checkpoint_if_due(self, step: int, cursor: Mapping[str, Any]) -> None:
         """Checkpoint `step` if it is due. Raises, on every rank, the error of a checkpoint or a publish that failed."""
@@ -294,16 +295,18 @@ class _Trainer:
         run_on_main(self._finish_publishing)
 
     def close(self) -> None:
-        """Wait for files that are being written and ignore their errors; they are complete or invisible."""
-        if self.main is not None:
-            self.main.publisher.close()
-        self._writer.shutdown(wait=True)
+        """Give up the next batch, and wait for files that are being written; they are complete or invisible."""
+        with ExitStack() as stack:
+            stack.callback(self._writer.shutdown, wait=True)
+            if self._main is not None:
+                stack.callback(self._main.publisher.close)
+            stack.callback(self.stream.close)
         if self._token_stats_log is not None:
             self._token_stats_log.close()
 
     def _checkpoint(self) -> None:
         """Copy the state and start to write it, after the previous checkpoint is complete."""
-        attempt_id = int(run_on_main(self._own_attempt))
+        attempt_id = run_on_main(self._own_attempt)
         if self._unsaved is None:
             return
         run_on_main(partial(self._finish_writing, wait=True))
@@ -313,12 +316,12 @@ class _Trainer:
             self._optimizer,
             attempt_id=attempt_id,
             step=step,
-            policy_version=self.version,
+            policy_version=self._version,
             cursor=cursor,
             config=self._config.flat(),
         )
-        if self.main is not None:
-            self._writing = self._writer.submit(self._write, self.main, snapshot)
+        if self._main is not None:
+            self._writing = self._writer.submit(self._write, self._main, snapshot)
         if not self._config.checkpoint.async_checkpoint:
             run_on_main(partial(self._finish_writing, wait=True))
 
@@ -333,25 +336,23 @@ class _Trainer:
             every = self._config.checkpoint.keep_checkpoints_every
             prune_checkpoints(self._root, main.attempt, self._config.checkpoint.keep_checkpoints, every=every)
 
-    def _finish_publishing(self, *, wait: bool = True) -> bytes:
-        assert self.main is not None
-        self.main.publisher.finish(wait=wait)
-        return b""
+    def _finish_publishing(self, *, wait: bool = True) -> None:
+        assert self._main is not None
+        self._main.publisher.finish(wait=wait)
 
-    def _finish_writing(self, *, wait: bool) -> bytes:
+    def _finish_writing(self, *, wait: bool) -> None:
         self._finish_publishing(wait=False)
         if self._writing is not None and (wait or self._writing.done()):
             writing, self._writing = self._writing, None
             writing.result()
-        return b""
 
     def log(self, step: int, batch: RankBatch, metrics: Mapping[str, float], seconds: Mapping[str, float]) -> None:
-        if self.main is not None:
+        if self._main is not None:
             row = step_metrics(batch.plan, metrics, num_tokens=batch.num_tokens, num_truncated=batch.num_truncated)
             row |= {f"{phase}_s": value for phase, value in seconds.items()}
             row |= {"read_s": batch.read_s, "pack_s": batch.pack_s, "token_imbalance": batch.token_imbalance}
             row |= {"tokens_per_s": batch.num_tokens / seconds["step"]}
-            self.main.write_metrics(step, row | self._utilisation(batch, seconds["step"]))
+            self._main.write_metrics(step, row | self._utilisation(batch, seconds["step"]))
 
     def _utilisation(self, batch: RankBatch, step_s: float) -> dict[str, float | None]:
         if self._cost is None:
@@ -366,7 +367,7 @@ class _Trainer:
             return True
         return not self._config.batch.is_stored and step % self._root.run.steps_per_version == 0
 
-    def _own_attempt(self) -> bytes:
-        assert self.main is not None
-        check_not_fenced(self._root, self.main.attempt)
-        return str(self.main.attempt.attempt_id).encode()
+    def _own_attempt(self) -> int:
+        assert self._main is not None
+        check_not_fenced(self._root, self._main.attempt)
+        return self._main.attempt.attempt_id

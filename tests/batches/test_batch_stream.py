@@ -8,7 +8,7 @@ import torch
 from tiny_runs import fill, query
 
 from ludic.errors import ConfigError, MissingRootError
-from ludic.training import BatchStream, TrainConfig
+from ludic.training import BatchConfig, BatchStream
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_an_iteration_is_an_epoch(root):
 
 
 def test_a_batch_is_packed_tokens_with_advantages(root):
-    batch = next(iter(BatchStream(root, config=TrainConfig.of(advantage="rloo"))))
+    batch = next(iter(BatchStream(root, config=BatchConfig(advantage="rloo"))))
     rows = batch.plan.rows.filter(batch.plan.rows["used"])
     (packed,) = batch.micro_batches
     # Prompts of 8 and responses of 16 tokens; a response's last token is a target only
@@ -80,7 +80,7 @@ def test_several_roots_a_choice_and_a_seed(root, new_root):
     other = new_root("other")
     fill(other, num_files=1, worker_id="w0-other", seed=5)
     stream = BatchStream(
-        root.url, other.url, config=TrainConfig.of(where="episode_reward is not null"), groups_per_batch=3
+        root.url, other.url, config=BatchConfig(where="episode_reward is not null"), groups_per_batch=3
     )
     assert [len(groups(batch)) for batch in stream] == [3, 3, 3, 2]
     order = [group for batch in BatchStream(root) for group in groups(batch)]

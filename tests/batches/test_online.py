@@ -1,248 +1,212 @@
-"""Planning: what is in the ledger before a step begins, and how a wait for rollouts ends."""
+"""The online source: which delivered rollouts it plans, how a wait for them ends, and what it asks of workers."""
 
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
-from tiny_runs import create_root, cursor_of_ledger, fill, ledger, query, train_config
+from tiny_runs import create_root, cursor_of_ledger, fill, query, train_config
 
-from ludic.batches.online import PlanFeed, batch_rules
-from ludic.batches.plans import Plan
-from ludic.errors import ConfigError, FencedError, StalledError
+from ludic.batches.online import OnlineSource
+from ludic.batches.rules import batch_rules
+from ludic.errors import ConfigError, StalledError
 from ludic.sql.planner import Planner
-from ludic.store import Cursor, latest_policy, ledger_steps, read_ledger, start_attempt
+from ludic.store import Cursor, latest_policy, read_attempt, start_attempt, write_ledger
 from ludic.training.publisher import Publisher
 
 
 @pytest.fixture
-def open_feed():
-    """open_feed(root, filters=(...)): a feed of a new attempt, and its publisher with version 0 published."""
-    feeds = []
+def open_source():
+    """open_source(root, filters=(...)): a source of a new attempt, and its publisher with version 0 published."""
+    sources = []
 
     def open_(root, *, stop=None, **settings):
-        config = train_config(**settings)
-        attempt = start_attempt(root)
-        publisher = Publisher(root, attempt, keep=None)
+        publisher = Publisher(root, start_attempt(root), keep=None)
+        source = OnlineSource(root, train_config(**settings).batch, stop or threading.Event())
+        source.resume(None, publisher)
         publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
-        planner = Planner(batch_rules(config.batch, root.run.groups_per_batch, pairs=config.loss.is_paired))
-        feeds.append(PlanFeed(root, attempt, config.batch, planner, publisher, Cursor(), stop or threading.Event()))
-        return feeds[-1], publisher
+        sources.append(source)
+        return source, publisher
 
     yield open_
-    for feed in feeds:
-        feed.close()
+    for source in sources:
+        source.close()
 
 
-def next_plan(feed, step, trainer_version=0):
-    feed.start(step, trainer_version)
-    return feed.take()
+def next_plan(source, step, trainer_version=0):
+    return source.plan(step, attempt_id=1, trainer_version=trainer_version)
+
+
+def plan_and_record(root, source, step):
+    """The next plan, whose rows are in the ledger."""
+    plan = next_plan(source, step)
+    write_ledger(root, read_attempt(root, 1), step, plan.rows)
+    return plan
+
+
+@pytest.fixture
+def begin_plan():
+    """begin_plan(source, step): a future of the plan, which another thread makes."""
+    with ThreadPoolExecutor(1) as thread:
+        yield lambda source, step: thread.submit(next_plan, source, step)
 
 
 def groups_of(plan):
     return set(plan.rows.column("group_id").to_pylist())
 
 
-def test_a_plan_is_in_the_ledger_when_it_is_taken(new_root, open_feed):
-    root = new_root()
-    fill(root, num_files=1)
-    feed, _ = open_feed(root)
-    plan = next_plan(feed, 1)
-    assert ledger_steps(root, 1) == [1]
-    assert read_ledger(root, 1, 1).equals(plan.rows)
-
-
-def test_plans_take_every_group_once_in_the_order_of_arrival(new_root, open_feed):
-    root = new_root()
-    groups = fill(root, num_files=2)  # 8 groups: 4 plans of 2
-    feed, _ = open_feed(root)
-    plans = [next_plan(feed, step) for step in range(1, 5)]
-    assert [group_id for plan in plans for group_id in dict.fromkeys(plan.rows["group_id"].to_pylist())] == list(groups)
-    assert [plan.num_pending_groups for plan in plans] == [6, 4, 2, 0]
-
-
 @pytest.mark.slow
-def test_the_cursor_of_a_plan_is_what_the_ledger_holds(new_root, open_feed):
+def test_the_cursor_of_a_plan_is_what_the_ledger_holds(new_root, open_source):
     root = new_root()
     fill(root, num_files=2, groups_per_file=3)
-    feed, _ = open_feed(root)
+    source, _ = open_source(root)
     for step in (1, 2, 3):  # 2, 4 and 6 of 6 groups: inside the first file, inside the second, at the end
-        plan = next_plan(feed, step)
+        plan = plan_and_record(root, source, step)
         assert Cursor.from_dict(plan.cursor).to_dict() == cursor_of_ledger(root)
 
 
-def test_a_plan_reaches_other_ranks_whole(new_root, open_feed):
-    root = new_root()
-    fill(root, num_files=1)
-    feed, _ = open_feed(root)
-    plan = next_plan(feed, 1)
-    received = Plan.from_bytes(plan.to_bytes())
-    assert received.rows.equals(plan.rows)
-    assert (received.step, received.num_pending_groups, received.num_unreadable_files) == (1, 2, 0)
-    assert Cursor.from_dict(received.cursor).to_dict() == plan.cursor
-
-
-def test_rollouts_that_got_too_old_are_dropped_with_that_reason(new_root, open_feed):
+def test_rollouts_that_got_too_old_are_dropped_with_that_reason(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=3)
-    feed, _ = open_feed(root, max_off_policy_steps=2)
-    plan = next_plan(feed, 1, trainer_version=2)
+    source, _ = open_source(root, max_off_policy_steps=2)
+    plan = next_plan(source, 1, trainer_version=2)
     assert set(plan.rows["lag"].to_pylist()) == {2}
     assert plan.num_pending_groups == 1
     fill(root, num_files=1, groups_per_file=2, worker_id="w0-new", policy_version=3, seed=7)
-    plan = next_plan(feed, 2, trainer_version=3)
+    plan = next_plan(source, 2, trainer_version=3)
     reasons = {(row["lag"], row["used"], row["reason"]) for row in plan.rows.to_pylist()}
     assert reasons == {(0, True, None), (3, False, "max_off_policy_steps")}
     assert plan.num_pending_groups == 0
 
 
-def test_versions_behind_the_window_are_not_even_listed(tiny_folder, open_feed, monkeypatch):
+def test_versions_behind_the_window_are_not_even_listed(tiny_folder, open_source, monkeypatch):
     root = create_root(f"memory://{uuid.uuid4()}", tiny_folder)
     fill(root, num_files=1, worker_id="w0-old")
     fill(root, num_files=1, worker_id="w0-new", policy_version=9, seed=1)
     listed = []
     find = root.fs.find
     monkeypatch.setattr(root.fs, "find", lambda path, **options: listed.append(path) or find(path, **options))
-    feed, _ = open_feed(root, max_off_policy_steps=2)
-    plan = next_plan(feed, 1, trainer_version=9)
+    source, _ = open_source(root, max_off_policy_steps=2)
+    plan = next_plan(source, 1, trainer_version=9)
     assert set(plan.rows["policy_version"].to_pylist()) == {9}
     # Workers may have version 10 already, while the trainer still plans for 9.
     rollouts = {path.removeprefix(root.at("rollouts/")) for path in listed if "/rollouts" in path}
     assert rollouts == {"version=7", "version=8", "version=9", "version=10"}
 
 
-def test_a_broken_file_is_set_aside_and_counted(new_root, open_feed):
+def test_a_broken_file_is_set_aside_and_counted(new_root, open_source):
     root = new_root()
     groups = fill(root, num_files=1, groups_per_file=2)
     root.put("rollouts/version=0/env=moar_cats/w1-broken-0.parquet", b"PAR1 and then the disk was full")
-    feed, _ = open_feed(root)
-    plan = next_plan(feed, 1)
+    source, _ = open_source(root)
+    plan = next_plan(source, 1)
     assert groups_of(plan) == set(groups)
     assert plan.num_unreadable_files == 1
 
 
-def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_feed, caplog):
+def test_a_store_that_fails_for_a_while_is_asked_again(new_root, open_source, begin_plan, caplog):
     root = new_root()
     in_the_way = Path(root.at("rollouts"))
     in_the_way.write_text("I am no folder")
-    feed, _ = open_feed(root, rollout_timeout_s=60)
-    feed.start(1, 0)
+    source, _ = open_source(root, rollout_timeout_s=60)
+    plan = begin_plan(source, 1)
     while not caplog.records:
         time.sleep(0.01)
     assert "no new rollouts, and asking again: " in caplog.text
     in_the_way.unlink()
     groups = fill(root, num_files=1, groups_per_file=2)
-    assert groups_of(feed.take()) == set(groups)
+    assert groups_of(plan.result()) == set(groups)
     assert len(caplog.records) == 1
 
 
-def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_its_error(new_root, open_feed):
+def test_a_store_that_fails_for_longer_than_the_stall_limit_ends_the_wait_with_its_error(new_root, open_source):
     root = new_root()
     Path(root.at("rollouts")).write_text("I am no folder")
-    feed, _ = open_feed(root, rollout_timeout_s=0.2)
+    source, _ = open_source(root, rollout_timeout_s=0.2)
     with pytest.raises(
         StalledError, match=r"step 1 waited 0 s .* store fails: .*/rollouts.*: .*a file stands where a folder"
     ):
-        next_plan(feed, 1)
+        next_plan(source, 1)
 
 
-def test_a_stop_ends_the_wait_without_a_plan(new_root, open_feed):
+def test_closing_ends_the_wait_and_leaves_the_callers_event_alone(new_root, open_source, begin_plan):
     root, stop = new_root(), threading.Event()
-    feed, _ = open_feed(root, stop=stop, rollout_timeout_s=None)
-    feed.start(1, 0)
-    stop.set()
-    assert feed.take() is None
-
-
-def test_closing_ends_the_wait_and_leaves_the_callers_event_alone(new_root, open_feed):
-    root, stop = new_root(), threading.Event()
-    feed, _ = open_feed(root, stop=stop, rollout_timeout_s=None)
-    feed.start(1, 0)
-    feed.close()
-    assert feed.take() is None
+    source, _ = open_source(root, stop=stop, rollout_timeout_s=None)
+    plan = begin_plan(source, 1)
+    source.close()
+    assert plan.result() is None
     assert not stop.is_set()
 
 
-def test_a_wait_over_the_stall_limit_names_the_filter_that_drops_most(new_root, open_feed):
+def test_a_wait_over_the_stall_limit_names_the_filter_that_drops_most(new_root, open_source):
     root = new_root()
     # Two groups without variance (8 rollouts), one with an episode that failed.
     fill(root, num_files=1, rewards=[[1.0] * 4, [0.5] * 4, [0.1, 0.2, 0.3, None]], num_groups=3)
-    feed, _ = open_feed(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.2)
+    source, _ = open_source(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.2)
     with pytest.raises(
         StalledError, match=r"1 of 2 groups are ready; filters drop 9 of 12 .* drop_zero_variance_groups"
     ):
-        next_plan(feed, 1)
-    assert ledger(root) == []
+        next_plan(source, 1)
 
 
-def test_what_went_wrong_while_planning_is_raised_by_take_and_is_no_plan(new_root, open_feed):
-    root = new_root()
-    fill(root, num_files=1)
-    feed, _ = open_feed(root)
-    start_attempt(root)
-    feed.start(1, 0)
-    with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
-        feed.take()
-    assert ledger_steps(root, 1) == []
-
-
-def test_workers_are_asked_for_more_when_all_that_was_asked_came_and_is_not_enough(new_root, open_feed):
+def test_workers_are_asked_for_more_when_all_that_was_asked_came_and_is_not_enough(new_root, open_source):
     # groups_per_batch 2 and one batch ahead: 4 groups asked of the one worker; filters leave 1 of the 4.
     root = new_root()
     rewards = [[1.0] * 4, [0.5] * 4, [0.0] * 4, [0.1, 0.2, 0.3, 0.4]]
-    feed, _ = open_feed(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.3)
+    source, _ = open_source(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.3)
     assert latest_policy(root).groups_per_worker == 4
     fill(root, num_files=1, rewards=rewards, num_groups=4)
     with pytest.raises(StalledError):
-        next_plan(feed, 1)
+        next_plan(source, 1)
     assert latest_policy(root).groups_per_worker > 4
 
 
-def test_nothing_more_is_asked_of_the_version_that_is_about_to_be_replaced(new_root, open_feed):
+def test_nothing_more_is_asked_of_the_version_that_is_about_to_be_replaced(new_root, open_source):
     # 4 groups asked and delivered, 2 steps planned: the third waits for version 1, which will ask for what it needs.
     root = new_root()
-    feed, publisher = open_feed(root, rollout_timeout_s=0.3)
+    source, publisher = open_source(root, rollout_timeout_s=0.3)
     fill(root, num_files=1, groups_per_file=4)
-    next_plan(feed, 1), next_plan(feed, 2)
+    next_plan(source, 1), next_plan(source, 2)
     with pytest.raises(StalledError):
-        next_plan(feed, 3, trainer_version=1)
+        next_plan(source, 3, trainer_version=1)
     assert latest_policy(root).groups_per_worker == 4
-    publisher.publish(lambda folder: None, step=1, num_ready_groups=feed.count_ready_groups(0))
+    publisher.publish(lambda folder: None, step=1, num_ready_groups=source.count_ready_groups(0))
     assert (latest_policy(root).version, latest_policy(root).groups_per_worker) == (1, 4)
 
 
-def test_what_an_earlier_trainer_left_counts_as_ready(new_root, open_feed):
+def test_what_an_earlier_trainer_left_counts_as_ready(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=3)
-    feed, _ = open_feed(root)
-    assert feed.count_ready_groups(None) == 0  # a run without a policy has no rollouts to look for
-    assert feed.count_ready_groups(0) == 3
+    source, _ = open_source(root)
+    assert source.count_ready_groups(None) == 0  # a run without a policy has no rollouts to look for
+    assert source.count_ready_groups(0) == 3
     # The 2 planned for the next step are ready, taken or not; they are not when the plan after is begun.
-    next_plan(feed, 1)
-    assert feed.count_ready_groups(0) == 3
+    next_plan(source, 1)
+    assert source.count_ready_groups(0) == 3
     with pytest.raises(StalledError):
-        next_plan(feed, 2)
-    assert feed.count_ready_groups(0) == 1
+        next_plan(source, 2)
+    assert source.count_ready_groups(0) == 1
 
 
-def test_a_file_that_arrives_while_a_plan_waits_completes_it(new_root, open_feed):
+def test_a_file_that_arrives_while_a_plan_waits_completes_it(new_root, open_source, begin_plan):
     root = new_root()
-    feed, _ = open_feed(root, rollout_timeout_s=60)
-    feed.start(1, 0)
+    source, _ = open_source(root, rollout_timeout_s=60)
+    plan = begin_plan(source, 1)
     groups = fill(root, num_files=2, groups_per_file=1)
-    assert groups_of(feed.take()) == set(groups)
+    assert groups_of(plan.result()) == set(groups)
 
 
-def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(new_root, open_feed):
+def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=2, worker_id="w0-old")
     (old,) = query(root, "select max(epoch(created_at))::bigint from rollouts")[0]
     # make_batch dates a batch so many seconds later than that of seed 0
     fill(root, num_files=1, groups_per_file=2, worker_id="w0-new", seed=int(time.time()) - old)
-    feed, _ = open_feed(root, max_age_s=3600.0)
-    plan = next_plan(feed, 1)
+    source, _ = open_source(root, max_age_s=3600.0)
+    plan = next_plan(source, 1)
     reasons = {(row["file"].split("/")[-1], row["reason"]) for row in plan.rows.to_pylist()}
     assert reasons == {("w0-old-0.parquet", "max_age"), ("w0-new-0.parquet", None)}
 
@@ -250,23 +214,23 @@ def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(ne
 def test_a_limit_that_is_a_setting_is_no_sql_param():
     config = train_config(max_age_s=60.0, sql_params={"max_age_s": 30.0})
     with pytest.raises(ConfigError, match="sql_params has 'max_age_s', which is a setting of its own"):
-        batch_rules(config.batch, 1, pairs=False)
+        batch_rules(config.batch, 1)
     # where the setting is off, there is no filter that would take it either
     config = train_config(sql_params={"max_age_s": 30.0})
     with pytest.raises(ConfigError, match="'max_age_s', which no SQL takes"):
-        Planner(batch_rules(config.batch, 1, pairs=False))
+        Planner(batch_rules(config.batch, 1))
 
 
 @pytest.mark.slow
-def test_of_two_groups_of_one_request_the_later_is_dropped_and_said_to_be(new_root, open_feed):
+def test_of_two_groups_of_one_request_the_later_is_dropped_and_said_to_be(new_root, open_source):
     root = new_root()
     first = fill(root, num_files=1, worker_id="w0-first")
-    feed, _ = open_feed(root)
-    plan = next_plan(feed, 1)
+    source, _ = open_source(root)
+    plan = plan_and_record(root, source, 1)
     assert (len(groups_of(plan)), plan.num_pending_groups) == (2, 2)
     # The other life of slot 0 sampled the same four requests, and commits them now.
     second = fill(root, num_files=1, worker_id="w0-second", seed_of_ids=1)
-    plan = next_plan(feed, 2)
+    plan = plan_and_record(root, source, 2)
     used = plan.rows.filter(plan.rows["used"])
     dropped = plan.rows.filter(pc.invert(plan.rows["used"]))
     assert set(used["group_id"].to_pylist()) <= first.keys()
@@ -276,11 +240,11 @@ def test_of_two_groups_of_one_request_the_later_is_dropped_and_said_to_be(new_ro
     assert plan.num_pending_groups == 0
 
 
-def test_duplicates_are_no_groups_that_wait_and_no_arrivals(new_root, open_feed):
+def test_duplicates_are_no_groups_that_wait_and_no_arrivals(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=1, worker_id="w0-first")
     fill(root, num_files=1, groups_per_file=1, worker_id="w0-second", seed_of_ids=1)
-    feed, publisher = open_feed(root)
-    assert feed.count_ready_groups(publisher.version) == 1
+    source, publisher = open_source(root)
+    assert source.count_ready_groups(publisher.version) == 1
     with pytest.raises(StalledError, match="1 of 2 groups are ready; filters drop 4 of 8 rollouts, duplicate_request"):
-        next_plan(feed, 1)
+        next_plan(source, 1)

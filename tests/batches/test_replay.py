@@ -3,10 +3,10 @@
 import pytest
 from tiny_runs import create_root, fill, final_weights, ledger, other_model, query, train_here, train_until_killed
 
-from ludic.batches.replay import replay_settings
 from ludic.errors import ConfigError
 from ludic.maintenance.compact import compact
 from ludic.sql import connect
+from ludic.training.replay_settings import replay_settings
 
 pytestmark = pytest.mark.slow
 
@@ -60,14 +60,6 @@ def test_after_compaction_too(new_root, trained):
     compact(trained, before_version=None)
     root = new_root("again")
     replay(root, trained.url)
-    assert_same_weights(root, trained)
-
-
-def test_a_replay_that_was_killed_goes_on(new_root, trained):
-    root = new_root("again")
-    settings = replay_settings(trained.url) | {"replay_batches": trained.url}
-    train_until_killed(root, at_step=5, **settings)
-    train_here(root, **settings)
     assert_same_weights(root, trained)
 
 

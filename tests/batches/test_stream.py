@@ -10,36 +10,13 @@ import pytest
 from fsspec.implementations.local import LocalFileSystem
 from tiny_runs import fill, train_config
 
-from ludic.batches.online import PlanFeed, batch_rules
-from ludic.batches.plans import Plan
-from ludic.batches.stream import PlannedStream, read_rank_batch, read_sequences
-from ludic.errors import StalledError, StoreError
+from ludic.batches.reading import read_rank_batch, read_sequences
+from ludic.batches.source import Plan
+from ludic.errors import StoreError
 from ludic.maintenance.compact import compact
-from ludic.sql.planner import Planner
-from ludic.store import Cursor, Root, start_attempt
+from ludic.store import Root
 from ludic.store.digests import PAGE_BYTES
 from ludic.store.quarantine import list_quarantined
-from ludic.training.publisher import Publisher
-
-
-@pytest.fixture
-def open_stream(mesh):
-    """open_stream(root): a stream of one rank whose first plan was begun."""
-    streams = []
-
-    def open_(root, *, stop=None, **settings):
-        config, attempt = train_config(**settings), start_attempt(root)
-        publisher = Publisher(root, attempt, keep=None)
-        publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
-        planner = Planner(batch_rules(config.batch, root.run.groups_per_batch, pairs=config.loss.is_paired))
-        feed = PlanFeed(root, attempt, config.batch, planner, publisher, Cursor(), stop or threading.Event())
-        streams.append(PlannedStream(root, config.batch, feed))
-        streams[-1].start_plan(1, 0)
-        return streams[-1]
-
-    yield open_
-    for stream in streams:
-        stream.close()
 
 
 @pytest.fixture
@@ -107,8 +84,8 @@ def test_what_the_filters_dropped_is_not_read(new_root, plan_of):
     root = new_root()
     groups = fill(root, num_files=1, rewards=[[1.0, 0.0, None, 0.5], [1.0, 0.5, 0.5, 0.0]], num_groups=2)
     plan = plan_of(root)
-    config = train_config()
-    share = read_rank_batch(root, config.batch, plan, 0, 1)
+    config = train_config().batch
+    share = read_rank_batch(root, config, plan, 0, 1)
     failed = [rollout for rollout in by_id(groups).values() if rollout.episode_reward is None]
     assert used_rows(plan).num_rows == 7
     assert share.num_action_tokens == 7 * 16
@@ -237,26 +214,6 @@ def test_the_next_batch_is_read_before_it_is_asked_for(new_root, open_stream):
     while not ranges:  # until the plan is there
         threading.Event().wait(0.01)
     assert stream.next_batch().plan.step == 2
-
-
-def test_what_fails_in_the_background_is_raised_when_the_batch_is_asked_for(new_root, open_stream):
-    stream = open_stream(new_root(), rollout_timeout_s=0.1)
-    threading.Event().wait(0.5)  # the plan has failed by now
-    with pytest.raises(StalledError):
-        stream.next_batch()
-
-
-def test_a_stop_ends_the_wait_for_a_batch(new_root, open_stream):
-    stop = threading.Event()
-    stream = open_stream(new_root(), stop=stop)
-    stop.set()
-    assert stream.next_batch() is None
-
-
-def test_a_stream_that_is_closed_gives_up_the_batch_in_the_making(new_root, open_stream):
-    stream = open_stream(new_root(), rollout_timeout_s=None)
-    stream.close()  # would else wait for rollouts for ever
-    assert "ludic-read" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_planned_file_that_is_gone_is_named(new_root, plan_of):

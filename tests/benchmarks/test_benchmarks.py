@@ -39,6 +39,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "Groups of 8 rollouts committed one by one",
         "Time of a poll that finds nothing",
         "Advantages of",
+        "many_files:",
         "by its id",
         "Peak resident memory",
         "Planning a batch",

@@ -10,7 +10,7 @@ from ludic.store import list_files
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are no part of the package
 
-from benchmarks import point_read, sql
+from benchmarks import many_files, point_read, sql
 from benchmarks.stores import compact_copy, make_store
 
 
@@ -53,6 +53,17 @@ def test_contestants_of_other_advantages_are_refused(stores):
 
 def test_compaction_leaves_a_file_a_version(stores):
     assert [len(list_files(root)) for root in stores] == [6, 2]
+
+
+def test_all_counts_and_polls_see_the_same_rollouts(stores):
+    small, _ = stores
+    found = [
+        many_files.count(ludic.connect(small)),
+        many_files.count(sql.plain_duckdb(small)),
+        many_files.poll(small),
+        many_files.collect(small)["rollouts"]["num_rollouts"],
+    ]
+    assert found == [6 * 64] * 4
 
 
 def test_all_point_reads_find_the_row(stores, tmp_path):

@@ -100,6 +100,20 @@ def test_what_can_not_be_read_is_named_and_left_out(ludic, breakable: Path) -> N
     assert f"unreadable {torn}" in ludic("stats", breakable).out
 
 
+def test_many_files_are_counted_from_the_cache_of_scalars(
+    breakable: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torn = list_files(Root.open(str(breakable)))[0].name
+    (breakable / torn).write_bytes((breakable / torn).read_bytes()[:-100])
+    root = Root.open(str(breakable))
+    expected = collect(root)
+    monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("ludic.sql.snapshot.FEW_FILES", 0)
+    assert collect(root) == expected
+    assert [file["name"] for file in expected["unreadable"]] == [torn]
+    assert list((tmp_path / "cache").rglob("*.parquet"))
+
+
 @pytest.mark.slow
 def test_what_was_set_aside_is_named(ludic, breakable: Path) -> None:
     root = Root.open(str(breakable))

@@ -10,7 +10,7 @@ from safetensors.numpy import load
 from tiny_runs import create_root, fill, ledger, make_model, query, train_config
 
 from ludic.launch.train import train_args
-from ludic.training.checkpoint import complete_checkpoints
+from ludic.store.checkpoints import complete_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -39,6 +39,7 @@ from ludic.store import (
 from ludic.store.compaction_plans import find_replacement, read_plans
 from ludic.store.encoding import encode
 from ludic.store.files import Source
+from ludic.store.parquet import group_ranges
 from ludic.store.sources import read_sources
 
 COLUMNS = arrow_schema("rollouts").names
@@ -114,7 +115,7 @@ def test_rows_are_sorted_by_group_and_row_groups_hold_whole_groups(root, put_fil
             parquet.read_row_group(number, columns=["group_id"])["group_id"].to_pylist()
             for number in range(parquet.num_row_groups)
         ]
-        ranges = merge.group_ranges(parquet)
+        ranges = group_ranges(parquet)
     # 900 groups of two rows.
     assert sum(map(len, groups)) == 1800
     assert len(groups) == -(-1800 // merge.ROW_GROUP_ROWS)

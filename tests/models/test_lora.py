@@ -18,8 +18,9 @@ from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
 from ludic.maintenance.verify import check_root
 from ludic.models.lora import adapters_off, add_adapters, merged_weights
+from ludic.store.checkpoints import complete_checkpoints
 from ludic.training import loading
-from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
+from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import full_state_dict, load_model, load_sharded, save_weights, shard

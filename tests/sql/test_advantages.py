@@ -60,6 +60,38 @@ def test_rloo_counts_an_episode_of_two_rows_once():
     assert estimate("rloo", with_second_row(group([1.0, 0.0, 0.5]), 0)) == [0.75, -0.75, 0.0, 0.75]
 
 
+def with_two_agents(rewards: Sequence[tuple[float, float]]) -> RolloutGroup:
+    """One row for each of two agents of each episode; the rewards of both agents, by episode."""
+    actors, critics = (group([pair[agent] for pair in rewards]) for agent in (0, 1))
+    rows = [replace(row, agent_id="actor") for row in actors.rollouts]
+    rows += [replace(row, agent_id="critic", rollout_id=f"critic-{row.rollout_id}") for row in critics.rollouts]
+    rows = [replace(row, reward_components={"correct": row.episode_reward}) for row in rows]
+    return replace(actors, rollouts=tuple(rows))
+
+
+def test_an_episode_counts_once_for_each_agent_with_the_reward_of_that_agent():
+    # rewards of a group: actors 1 and 0, critics .5 and .5; baselines: (0 + .5 + .5)/3, (1 + .5 + .5)/3, (1 + 0 + .5)/3
+    two_agents = with_two_agents([(1.0, 0.5), (0.0, 0.5)])
+    assert estimate("rloo", two_agents) == pytest.approx([2 / 3, -2 / 3, 0.0, 0.0])
+    assert two_agents.rloo_advantages().tolist() == pytest.approx([2 / 3, -2 / 3, 0.0, 0.0])
+    # mean .5, deviation sqrt((.25 + .25) / 3)
+    one = 0.5 / (1 / 6) ** 0.5
+    assert estimate("grpo", two_agents, epsilon=0.0) == pytest.approx([one, -one, 0.0, 0.0])
+
+
+def test_a_second_context_of_one_agent_does_not_count_again():
+    # baselines as above, and the actor's second row has the advantage of its first
+    two_agents = with_second_row(with_two_agents([(1.0, 0.5), (0.0, 0.5)]), 0)
+    assert estimate("rloo", two_agents) == pytest.approx([2 / 3, -2 / 3, 0.0, 0.0, 2 / 3])
+
+
+@pytest.mark.parametrize("name", ["gdpo", "length_penalty", "overlong"])
+def test_each_agent_is_scored_by_its_own_reward(name: str):
+    limits = {"max_length": 9, "margin": 1} if name == "overlong" else {}
+    actors, critics = np.split(np.array(estimate(name, with_two_agents([(1.0, 0.5), (0.0, 0.5)]), **limits)), 2)
+    assert actors[0] > critics[0] == critics[1] > actors[1]
+
+
 def test_rloo_keeps_groups_apart():
     assert estimate("rloo", group([1.0, 0.0]), group([5.0, 7.0], seed=1)) == [1.0, -1.0, -2.0, 2.0]
 

@@ -23,7 +23,7 @@ from ludic.store.encoding import encode
 pytestmark = pytest.mark.slow
 
 EXTRA = {"x_judge": "string", "x_spans": "list<int64>"}
-WAYS = ("few files", "many files", "compacted", "half compacted")
+WAYS = ("few files", "many files", "many files in one pass", "compacted", "half compacted")
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ def with_extra(table: pa.Table, **columns: list) -> pa.Table:
 def served(request: pytest.FixtureRequest, run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
     if request.param != "few files":
         monkeypatch.setattr(snapshot, "FEW_FILES", 0)
+    if request.param == "many files in one pass":
+        monkeypatch.setattr(scalars, "MANY_FILES", 0)
     if request.param == "compacted":
         compact(run.root)
     if request.param == "half compacted":

@@ -514,3 +514,54 @@ def test_a_reader_that_polls_while_eight_workers_write_gets_all_once(root):
     assert sorted(delivered) == sorted(committed)
     assert reader.poll(None) is None
     assert all(pairs == [(0, pairs[0][1])] for pairs in reader.cursor.to_dict()["files"].values())
+
+
+# --- Many files ---------------------------------------------------------------------------------------------
+
+
+def test_many_files_in_one_pass_are_delivered_as_one_by_one(root, put_file, next_batch, monkeypatch):
+    for number in range(6):
+        put_file(root, f"w{number % 2}", number, version=number // 4)
+    compact(root, before_version=1)
+    late = [*put_file(root, "w0", 10), *put_file(root, "w1", 11)]
+    with RolloutWriter(root, "w2", flush_groups=160) as writer:  # two row groups
+        writer.append(next_batch("w2", 160, response_length=1))
+    root.put("rollouts/version=1/env=moar_cats/w3-0.parquet", b"broken")
+    consumed = of_groups(reader_of(root).poll(None), late[:1])
+    cursor = Cursor()
+    row = consumed.slice(0, 1).to_pylist()[0]
+    cursor.consume(row["worker_id"], row["sequence"], late[:1], whole=False)
+    one_by_one, in_one_pass = (reader_of(root, through_json(cursor)) for _ in range(2))
+    expected = one_by_one.poll(None)
+    monkeypatch.setattr("ludic.store.reader.MANY_FILES", 0)
+    found = in_one_pass.poll(None)
+    order = [("arrival", "ascending"), ("row_group", "ascending"), ("row", "ascending")]
+    assert found.sort_by(order).equals(expected.sort_by(order))
+    assert late[0] not in ids(found)
+    assert late[1] in ids(found)
+    assert in_one_pass.broken_files.keys() == one_by_one.broken_files.keys() != set()
+    assert in_one_pass.poll(None) is None
+    for reader in (one_by_one, in_one_pass):
+        reader.consume(found)
+    assert in_one_pass.cursor.to_dict() == one_by_one.cursor.to_dict()
+
+
+def test_a_failure_in_the_middle_of_many_files_loses_no_group(root, put_file, monkeypatch):
+    for name in ("_LOCAL", "_REMOTE"):
+        monkeypatch.setattr(f"ludic.store.small_files.{name}", (1, 2))
+    monkeypatch.setattr("ludic.store.reader.MANY_FILES", 0)
+    groups = [group_id for number in range(8) for group_id in put_file(root, "w0", number)]
+    reader, opened = reader_of(root), []
+    original = type(root).open_file
+
+    def fail_late(self, name):
+        opened.append(name)
+        if len(opened) == 12:
+            raise StoreError("the network is down")
+        return original(self, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(root), "open_file", fail_late)
+        with pytest.raises(StoreError, match="network is down"):
+            reader.poll(None)
+    assert ids(reader.poll(None)) == groups

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ludic.batches.packing import MicroBatch, pack
 from ludic.distributed import init_distributed, num_ranks, rank, shut_down
-from ludic.training.attention import sequence_lengths
+from ludic.training.attention import packed_arguments
 from ludic.training.logprobs import token_logprobs
 from ludic.training.model import shard
 
@@ -26,8 +26,8 @@ def whole_logprobs(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
     """(A,) by transformers' own forward pass and all logits."""
     output = model(
         input_ids=batch.input_ids,
-        attention_mask=sequence_lengths(batch.position_ids),
         use_cache=False,
+        **packed_arguments(batch.sequence_lengths, batch.input_ids.device),
         logits_to_keep=batch.logit_positions,
     )
     logprobs = (output.logits[0] / batch.temperatures[:, None]).log_softmax(-1)

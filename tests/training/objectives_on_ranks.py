@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 
 from ludic.distributed import init_distributed, is_main, num_ranks, shut_down
 from ludic.store import Root
-from ludic.training.checkpoint import complete_checkpoints, load_checkpoint
+from ludic.store.checkpoints import complete_checkpoints
+from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard

@@ -1,5 +1,9 @@
+import inspect
+
 import pytest
 import torch
+from torch.nn.attention.varlen import varlen_attn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import (
     AutoModelForCausalLM,
     Gemma3TextConfig,
@@ -9,8 +13,10 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+from transformers.utils import TransformersKwargs
 
-from ludic.training.attention import PACKED_ATTENTION, sequence_lengths
+from ludic.training import attention as kernel
+from ludic.training.attention import PACKED_ATTENTION, flash_arguments, packed_arguments
 
 SIZES = {
     "vocab_size": 64,
@@ -44,12 +50,18 @@ def packed_inputs() -> dict[str, torch.Tensor]:
     return {
         "input_ids": torch.randint(64, position_ids.shape),
         "position_ids": position_ids,
-        "attention_mask": sequence_lengths(position_ids),
+        **packed_arguments(LENGTHS, torch.device("cpu")),
     }
 
 
-def test_lengths_are_read_from_where_positions_restart():
+def test_arguments_of_a_micro_batch_are_made_on_the_cpu():
+    assert packed_inputs().keys() == {"input_ids", "position_ids", "attention_mask"}
     assert packed_inputs()["attention_mask"].tolist() == [[[LENGTHS]]]
+    of_flash = flash_arguments(LENGTHS, torch.device("cpu"))
+    assert of_flash.keys() == TransformersKwargs.__annotations__.keys() & of_flash.keys()
+    assert of_flash["cu_seq_lens_q"].tolist() == of_flash["cu_seq_lens_k"].tolist() == [0, 1, 8, 21, 26]
+    assert of_flash["cu_seq_lens_q"].dtype == torch.int32
+    assert of_flash["max_length_q"] == of_flash["max_length_k"] == 13
 
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -85,3 +97,64 @@ def test_no_sequence_sees_another(config):
     assert not torch.equal(before[1], after[1])
     for place in (0, 2, 3):
         assert torch.equal(before[place], after[place])
+
+
+def varlen_by_mask(query, key, value, *bounds, **options):
+    """What the documentation of `varlen_attn` says that it computes, by a dense mask of all tokens by all tokens."""
+    call = inspect.signature(varlen_attn).bind(query, key, value, *bounds, **options)
+    call.apply_defaults()
+    starts, longest, (before, after) = (call.arguments[name] for name in ("cu_seq_q", "max_q", "window_size"))
+    assert torch.equal(starts, call.arguments["cu_seq_k"])
+    assert longest == call.arguments["max_k"] == starts.diff().max()
+    number, place = torch.arange(len(starts) - 1).repeat_interleave(starts.diff()), torch.arange(len(query))
+    distance = place[:, None] - place
+    mask = (number[:, None] == number) & (distance >= -after) & ((distance <= before) | (before == -1))
+    output = scaled_dot_product_attention(
+        *(tensor.transpose(0, 1)[None] for tensor in (query, key, value)),
+        attn_mask=mask,
+        scale=call.arguments["scale"],
+        enable_gqa=call.arguments["enable_gqa"],
+    )
+    return output[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_kernel_for_cuda_is_asked_for_what_the_loop_computes(config, monkeypatch):
+    """The kernel runs on CUDA only; here another implementation of its documentation stands in."""
+    calls, gradients, logits = [], [], []
+    monkeypatch.setattr(kernel, "varlen_attn", lambda *a, **k: calls.append(1) or varlen_by_mask(*a, **k))
+    for has_kernel in (False, True):
+        monkeypatch.setattr(kernel, "_has_kernel", lambda query, value, has=has_kernel: has)
+        model, inputs = model_of(config, PACKED_ATTENTION).double(), packed_inputs()
+        logits.append(model(**inputs, **flash_arguments(LENGTHS, torch.device("cpu")), use_cache=False).logits)
+        logits[-1].square().sum().backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    assert len(calls) == config.num_hidden_layers
+    torch.testing.assert_close(*logits, rtol=1e-9, atol=1e-12)
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, rtol=1e-6, atol=1e-9 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "capability", "is_kernel"),
+    [
+        (torch.bfloat16, (8, 0), True),
+        (torch.float16, (9, 0), True),
+        (torch.float32, (9, 0), False),
+        (torch.bfloat16, (7, 5), False),
+    ],
+)
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_the_kernel_takes_the_tensors_of_a_model_where_it_can(config, dtype, capability, is_kernel, monkeypatch):
+    """On the meta device, PyTorch's real operator checks shapes and dtypes, forward and backward, without numbers."""
+    calls = []
+    monkeypatch.setattr(kernel, "varlen_attn", lambda *a, **k: calls.append(1) or varlen_attn(*a, **k))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    meta = torch.device("meta")
+    model, inputs = model_of(config, PACKED_ATTENTION).to(meta, dtype), packed_inputs()
+    inputs |= {name: inputs[name].to(meta) for name in ("input_ids", "position_ids")}
+    logits = model(**inputs, **flash_arguments(LENGTHS, meta), use_cache=False).logits
+    logits.sum().backward()
+    assert len(calls) == (config.num_hidden_layers if is_kernel else 0)
+    assert (logits.shape, logits.dtype) == ((1, sum(LENGTHS), 64), dtype)
+    assert all(p.grad.shape == p.shape for p in model.parameters())

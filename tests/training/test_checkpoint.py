@@ -13,18 +13,12 @@ from tiny_runs import save_checkpoint
 
 from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
 from ludic.store.attempts import start_attempt
+from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints, prune_checkpoints
 from ludic.store.filesystem import Storage
 from ludic.store.json_files import decode_json
 from ludic.store.lease import claim
 from ludic.store.root import Root
-from ludic.training.checkpoint import (
-    checkpoint_to_resume,
-    complete_checkpoints,
-    load_checkpoint,
-    prune_checkpoints,
-    take_snapshot,
-    write_checkpoint,
-)
+from ludic.training.checkpoint import load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import full_state_dict, shard
 from ludic.training.optimizer import build_optimizer

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import fill, final_weights, ledger, query, train_here
 
-from ludic.store.checkpoints import checkpoint_ids
-from ludic.training.checkpoint import complete_checkpoints
+from ludic.store.checkpoints import checkpoint_ids, complete_checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -2,6 +2,7 @@ import pytest
 
 from ludic.distributed import (
     broadcast_bytes,
+    bytes_from_main,
     init_distributed,
     is_main,
     num_ranks,
@@ -10,6 +11,7 @@ from ludic.distributed import (
     run_on_main,
 )
 from ludic.errors import StalledError
+from ludic.store import LatestPolicy
 
 
 def test_one_process_is_a_group_of_one_without_torchrun(mesh):
@@ -23,7 +25,17 @@ def test_a_second_call_joins_nothing(mesh):
 @pytest.mark.parametrize("data", [b"", b"plan", bytes(range(256)) * 100])
 def test_bytes_arrive_as_they_were_sent(mesh, data):
     assert broadcast_bytes(data) == data
-    assert run_on_main(lambda: data) == data
+    assert bytes_from_main(lambda: data) == data
+
+
+@pytest.mark.parametrize("value", [None, 3, "ä", [1.5, {"a": [None, True]}]])
+def test_json_values_arrive_as_they_were_sent(mesh, value):
+    assert run_on_main(lambda: value) == value
+
+
+def test_a_record_arrives_as_a_record(mesh):
+    latest = LatestPolicy(version=1, groups_per_worker=2)
+    assert run_on_main(lambda: (latest, None), tuple[LatestPolicy, int | None]) == (latest, None)
 
 
 def test_an_error_of_rank_0_is_raised_as_it_is(mesh):

@@ -1,11 +1,18 @@
-"""Publishing by the owner of a root, and by one that no longer owns it."""
+"""Publishing by the owner of a root, in the background, and by one that no longer owns it."""
 
+import threading
+
+import pyarrow as pa
 import pytest
+from tiny_runs import fill, train_config
 
-from ludic.errors import FencedError
+from ludic.errors import FencedError, StoreError
 from ludic.store import LatestPolicy, latest_policy, point_latest, start_attempt
-from ludic.store.policies import LATEST, policy_versions
+from ludic.store.policies import LATEST, policy_versions, stored_versions
+from ludic.training import publisher as publishing
+from ludic.training.checkpoint import complete_checkpoints
 from ludic.training.publisher import Publisher
+from ludic.training.trainer import train
 
 
 @pytest.fixture
@@ -57,3 +64,115 @@ def test_a_trainer_that_is_fenced_while_it_writes_weights_leaves_latest_alone(pu
     successor = Publisher(root, start_attempt(root), keep=None)
     assert successor.publish(lambda folder: None, step=0, num_ready_groups=0) == 2
     assert latest_policy(root).version == 2
+
+
+@pytest.fixture
+def slow_save():
+    """A function that saves a file once `may_end` is set."""
+    may_end = threading.Event()
+
+    def save(folder):
+        assert may_end.wait(60)
+        (folder / "config.json").write_text("{}")
+
+    yield save, may_end
+    may_end.set()
+
+
+def test_nothing_is_seen_of_a_version_until_its_files_are_complete(publisher, slow_save):
+    root, publisher = publisher
+    save, may_end = slow_save
+    assert publisher.start(save, step=1, num_ready_groups=0) == 1
+    publisher.finish(wait=False)
+    publisher.mend_latest()
+    publisher.ask_for_more(1, 1e9, version=1)
+    assert (latest_policy(root).version, publisher.version, stored_versions(root)) == (0, 0, [])
+    may_end.set()
+    publisher.finish()
+    assert (latest_policy(root).version, publisher.version, stored_versions(root)) == (1, 1, [1])
+
+
+def test_a_version_waits_for_the_one_before(publisher, slow_save):
+    root, publisher = publisher
+    save, may_end = slow_save
+    publisher.start(save, step=1, num_ready_groups=0)
+    threading.Timer(0.2, may_end.set).start()
+    assert publisher.start(save, step=2, num_ready_groups=0) == 2
+    assert latest_policy(root).version >= 1
+    publisher.finish()
+    assert latest_policy(root).version == 2
+
+
+# Version 0 asked for 4 groups, and 1 was ready, so 3 are missing. An arrival is one fewer. After the first one, the
+# worker is known to deliver a group a call, so one more of the 4 counts as under way.
+@pytest.mark.parametrize(("num_arrivals", "asked"), [(0, 3), (1, 1), (2, 0)])
+def test_groups_that_arrive_while_a_version_is_written_are_not_asked_for_again(
+    publisher, slow_save, num_arrivals, asked
+):
+    root, publisher = publisher
+    save, may_end = slow_save
+    publisher.start(save, step=1, num_ready_groups=1)
+    for number in range(num_arrivals):
+        row = {"policy_version": 0, "worker_id": "w0-test", "sequence": number, "group_id": f"g{number}"}
+        publisher.note_arrivals(pa.Table.from_pylist([row]))
+    may_end.set()
+    publisher.finish()
+    assert latest_policy(root).groups_per_worker == asked
+
+
+def test_the_error_of_a_version_is_raised_wherever_it_is_waited_for(publisher):
+    root, publisher = publisher
+
+    def save(folder):
+        raise StoreError("the disk is full")
+
+    publisher.start(save, step=1, num_ready_groups=0)
+    publisher.close()
+    for wait in (
+        publisher.finish,
+        lambda: publisher.finish(wait=False),
+        lambda: publisher.ask_for_more(1, 0.0, version=1),
+        lambda: publisher.start(save, step=2, num_ready_groups=0),
+    ):
+        with pytest.raises(StoreError, match="the disk is full"):
+            wait()
+    assert (latest_policy(root).version, policy_versions(root)) == (0, [0, 1])
+
+
+@pytest.mark.parametrize("num_files", [0, 1])
+def test_a_trainer_ends_with_the_error_of_its_version_also_while_it_waits_for_groups(new_root, monkeypatch, num_files):
+    root, write_policy = new_root(steps_per_version=1), publishing.write_policy
+    fill(root, num_files=1, groups_per_file=2)  # one batch
+    fill(root, num_files=num_files, worker_id="w1-test", seed=7)
+
+    def fail(root, version, save):
+        if version > 0:
+            raise StoreError("the disk is full")
+        write_policy(root, version, save)
+
+    monkeypatch.setattr(publishing, "write_policy", fail)
+    with pytest.raises(StoreError, match="the disk is full"):
+        train(root, train_config(num_steps=8, stall_limit_s=None, checkpoint_every=1), threading.Event())
+    assert latest_policy(root).version == 0
+    assert complete_checkpoints(root) == []  # one would name version 1
+
+
+def test_training_goes_on_while_a_version_is_written_and_its_checkpoint_waits(new_root, monkeypatch):
+    root, write_policy = new_root(steps_per_version=2), publishing.write_policy
+    fill(root, num_files=2)
+    may_end, seen = threading.Event(), []
+
+    def write(root, version, save):
+        assert version == 0 or may_end.wait(60)
+        write_policy(root, version, save)
+
+    def report(step, row):
+        seen.append((step, latest_policy(root).version, len(complete_checkpoints(root))))
+        if step == 3:
+            may_end.set()
+
+    monkeypatch.setattr(publishing, "write_policy", write)
+    assert train(root, train_config(num_steps=4, checkpoint_every=2), threading.Event(), report) == 4
+    assert seen[:3] == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    assert (latest_policy(root).version, stored_versions(root)) == (2, [0, 1, 2])
+    assert [info.policy_version for info in complete_checkpoints(root)] == [1, 2]

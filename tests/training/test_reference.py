@@ -15,7 +15,6 @@ import torch
 from tiny_runs import fill, make_model, query, train_here
 
 from ludic.batches.packing import Sequences, cap, pack
-from ludic.batches.replay import replay_settings
 from ludic.errors import ConfigError, SchemaError
 from ludic.maintenance.verify import check_root
 from ludic.models.lora import add_adapters
@@ -25,6 +24,7 @@ from ludic.store.reference import read_reference, read_reference_index, write_re
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_model, load_sharded, shard
 from ludic.training.reference import CachedReference, fingerprint, model_reference
+from ludic.training.replay_settings import replay_settings
 
 pytestmark = pytest.mark.slow
 

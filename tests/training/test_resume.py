@@ -25,11 +25,11 @@ from tiny_runs import (
 import ludic
 from ludic.errors import FencedError, NameTakenError, OwnedError
 from ludic.sql import run_checks
-from ludic.store import latest_policy, newest_attempt_id, start_attempt
+from ludic.store import checkpoints, latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import newest_attempt
+from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints
 from ludic.store.lease import claim, read_lease
-from ludic.training import checkpoint, ownership
-from ludic.training.checkpoint import checkpoint_to_resume, complete_checkpoints
+from ludic.training import ownership
 from ludic.training.trainer import train
 
 pytestmark = pytest.mark.slow
@@ -146,7 +146,7 @@ def test_weights_of_a_finished_run_are_not_read(straight, monkeypatch):
     def refuse(root, name):
         raise AssertionError(f"{name} was read")
 
-    monkeypatch.setattr(checkpoint, "check_folder", refuse)
+    monkeypatch.setattr(checkpoints, "check_folder", refuse)
     assert train_here(straight, num_steps=6) == 6
 
 

@@ -19,8 +19,8 @@ from ludic.maintenance.verify import check_root
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, latest_policy, newest_attempt_id, start_attempt
+from ludic.store.checkpoints import complete_checkpoints
 from ludic.store.policies import policy_versions
-from ludic.training.checkpoint import complete_checkpoints
 from ludic.training.flops import model_cost, step_flops
 from ludic.training.model import load_model
 from ludic.training.trainer import train

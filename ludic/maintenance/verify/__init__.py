@@ -12,7 +12,6 @@ from ludic.maintenance.verify.compactions import check_compactions, unfinished_c
 from ludic.maintenance.verify.data import check_data, note_data
 from ludic.maintenance.verify.findings import Finding, Report, meaning_of
 from ludic.maintenance.verify.model import check_model
-from ludic.maintenance.verify.notes import check_notes
 from ludic.maintenance.verify.repairs import delete_leftovers, set_broken_aside
 from ludic.maintenance.verify.rows import RowChecks
 from ludic.maintenance.verify.tables import TABLES, Checked, Footer, check_tables, first_names, read_footers
@@ -39,7 +38,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     moved = {finding.where for finding in repaired}
     rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
     findings += [*check_compactions(root, rollouts), *check_weights(root)]
-    findings += [*check_model(root), *check_notes(root), *check_code(root)]
+    findings += [*check_model(root), *check_code(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     findings += rows.finish()
     findings += check_data(root, unreadable, track)

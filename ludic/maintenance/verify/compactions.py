@@ -52,7 +52,7 @@ def unfinished_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Fi
 def _planned(plans: Sequence[Plan]) -> dict[str, set[str]]:
     """Return the names of the files that each output replaces, by the output's name."""
     return {
-        output.file.name: {_source_name(output.file, *source) for source in output.sources}
+        output.file.name: {replace(output.file, **source._asdict()).name for source in output.sources}
         for plan in plans
         for output in plan.outputs
     }
@@ -62,8 +62,4 @@ def _source_names(file: Checked) -> set[str]:
     """Return the names of the files whose rows a compacted file holds; empty for any other file."""
     compacted = RolloutFile.parse(file.name)
     assert compacted is not None or not file.sources
-    return {_source_name(compacted, *source) for source in file.sources} if compacted else set()
-
-
-def _source_name(compacted: RolloutFile, worker_id: str, sequence: int) -> str:
-    return replace(compacted, worker_id=worker_id, sequence=sequence).name
+    return {replace(compacted, **source._asdict()).name for source in file.sources} if compacted else set()

@@ -6,6 +6,7 @@ Raises StoreError if the filesystem fails; files that vanish while they are chec
 import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any, cast
 
 from ludic.errors import SchemaError
 from ludic.maintenance.verify.findings import Finding, reason_of
@@ -29,17 +30,11 @@ def _check_files(root: Root, identity: ModelIdentity) -> Iterator[Finding]:
     wanted = {**identity.config, **identity.tokenizer, **identity.weights}
     for name in sorted(kept & wanted.keys()):
         with suppress(FileNotFoundError):
-            if _digest(root, f"{MODEL}/{name}") != wanted[name]:
+            with root.open_file(f"{MODEL}/{name}") as file:
+                found = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
+            if found != wanted[name]:
                 problem = "does not match its fingerprint; delete it with identity.json, and start where the model is"
                 yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
     for name in sorted((identity.config.keys() | identity.tokenizer.keys()) - kept):
         problem = "is missing; delete identity.json, and start where the model is"
         yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
-
-
-def _digest(root: Root, name: str) -> str:
-    with root.open_file(name) as file:
-        digest = hashlib.sha256()
-        while block := file.read(1 << 20):
-            digest.update(block)
-        return digest.hexdigest()

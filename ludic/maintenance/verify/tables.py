@@ -1,18 +1,15 @@
 """Check the Parquet files of a root: read each to its last page, and compare it with its name and its schema.
 
 Memory is bounded: four files are read at a time, and of each file a compressed row group and about 8 MB of its rows
-are in memory. A file counts as broken only if a copy on the local disk can't be read either: network errors raise
-StoreError.
+are in memory. A file counts as broken only if it can't be read from memory either: network errors raise StoreError.
 """
 
-import io
 import re
-import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -27,7 +24,7 @@ from ludic.store.encoding import group_starts
 from ludic.store.files import Folder, Source
 from ludic.store.ledger import ledger_name
 from ludic.store.names import NUMBER
-from ludic.store.parquet import check_text, open_checked
+from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
 from ludic.store.sources import sources_of
 from ludic.store.token_stats import TOKEN_STATS_NAME, token_stats_name
 from ludic.store.track import Track, untracked
@@ -44,10 +41,7 @@ TABLES = {
 
 _CONCURRENT_FILES = 4
 _BATCH_BYTES = 8 << 20
-_COPIED_BYTES = 1 << 20
 _MOST_NAMES = 3
-_BROKEN = (pa.ArrowException, OSError, ValueError)
-"""Errors that pyarrow raises for truncated, damaged or foreign files; OSError may also come from the filesystem."""
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
 _NAMES = {
     "batches": re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet"),
@@ -96,11 +90,22 @@ def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[
         return list(track(pool.map(lambda name: check_file(root, name, rows), names), len(names), "files"))
 
 
-def read_footers(root: Root, folder: str, track: Track = untracked) -> list[Footer]:
-    """Return size, number of rows and problem of each Parquet file of a folder of TABLES, reading only footers."""
-    sizes = {name: size for name, size in root.sizes(folder).items() if _is_table(name)}
+def read_footers(
+    root: Root, folder: str, track: Track = untracked, *, known: Mapping[str, int] | None = None
+) -> list[Footer]:
+    """Return size, number of rows and problem of each Parquet file of a folder of TABLES, reading only footers.
+
+    known: number of rows, by name, of sound files whose footers need not be read.
+    """
+    sizes = {
+        name: size for name, size in root.sizes(folder).items() if name.endswith(".parquet") and _DELTA_LOG not in name
+    }
+    known = known or {}
+    left = [name for name in sizes if name not in known]
     with ThreadPoolExecutor(8) as pool:
-        return list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), sizes), len(sizes), folder))
+        found = list(track(pool.map(lambda name: _read_footer(root, name, sizes[name]), left), len(left), folder))
+    found += [Footer(name=name, size_bytes=sizes[name], num_rows=known[name]) for name in sizes.keys() & known.keys()]
+    return sorted(found, key=attrgetter("name"))
 
 
 def ledger_place(name: str) -> tuple[int, int] | None:
@@ -109,16 +114,12 @@ def ledger_place(name: str) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _is_table(name: str) -> bool:
-    return name.endswith(".parquet") and _DELTA_LOG not in name
-
-
 def _read_footer(root: Root, name: str, size_bytes: int) -> Footer:
     try:
         with root.open_file(name) as source, open_checked(source, name) as (file, _):
             check_schema(file.schema_arrow, _table_of(name), name)
             return Footer(name=name, size_bytes=size_bytes, num_rows=file.metadata.num_rows)
-    except (*_BROKEN, LudicError) as error:
+    except (*UNREADABLE, LudicError) as error:
         return Footer(name=name, size_bytes=size_bytes, problem=_problem(name, error))
 
 
@@ -166,40 +167,20 @@ class _Content:
 
 
 def _read(root: Root, name: str, rows: RowChecks | None) -> _Content:
-    """Read all of a file, from a local copy if a direct read fails.
+    """Read all of a file.
 
     Raises SchemaError if the file is broken or foreign, FileNotFoundError if it does not exist, StoreError if the
     filesystem fails.
     """
-    try:
-        with root.open_file(name) as source:
-            return read_content(source, name, rows)
-    except (LudicError, FileNotFoundError):
-        raise
-    except Exception:
-        # A network fails in many ways while pyarrow reads: only a copy of the whole file shows if the file is broken.
-        with tempfile.TemporaryFile() as copy:
-            _copy(root, name, copy)
-            return _read_copy(copy, name, rows)
-
-
-def _copy(root: Root, name: str, target: BinaryIO) -> None:
-    """Copy a file to `target`. Raises StoreError if the filesystem fails, or if it silently returns too few bytes."""
     with root.explained(name), root.open_file(name) as source:
-        num_bytes = source.seek(0, io.SEEK_END)
-        source.seek(0)
-        shutil.copyfileobj(source, target, _COPIED_BYTES)
-        if target.tell() != num_bytes:
-            raise StoreError(f"{root.url}/{name}: {target.tell():,} of {num_bytes:,} bytes came; try again")
-
-
-def _read_copy(copy: BinaryIO, name: str, rows: RowChecks | None) -> _Content:
-    try:
-        return read_content(copy, name, rows)
-    except LudicError:
-        raise
-    except _BROKEN as error:
-        raise SchemaError(reason_of(error)) from error
+        try:
+            return read_content(source, name, rows)
+        except (LudicError, FileNotFoundError):
+            raise
+        except UNREADABLE as error:
+            if is_broken(root, name):
+                raise SchemaError(reason_of(error)) from error
+            raise StoreError(f"{root.url}/{name}: {type(error).__name__}: {reason_of(error)}") from error
 
 
 def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> _Content:

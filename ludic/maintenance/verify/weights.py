@@ -1,4 +1,4 @@
-"""Check that attempts, workers' claims, published policies and checkpoints can be read and are complete.
+"""Check that attempts, workers' claims, policies, checkpoints, tombstones and notes can be read and are complete.
 
 Loads no tensors. Files that vanish while they are checked are ignored, since a trainer prunes. Raises StoreError if
 the filesystem fails.
@@ -7,25 +7,27 @@ the filesystem fails.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
 
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.tables import FOREIGN_NAME
-from ludic.store import Root, latest_policy, read_attempt
+from ludic.store import Attempt, Root, latest_policy, read_attempt
 from ludic.store.attempts import read_parent
 from ludic.store.checkpoints import MARKER, checkpoint_folder
-from ludic.store.json_files import decode_json, decode_record
-from ludic.store.lease import read_lease
+from ludic.store.json_files import decode_json
+from ludic.store.lease import Lease, read_lease
 from ludic.store.ledger import ledger_name
 from ludic.store.manifest import folder_problems
 from ludic.store.names import parse_attempt_id, parse_number
-from ludic.store.policies import LATEST, Policy, policy_folder
+from ludic.store.policies import LATEST, Policy, policy_folder, read_policy
 from ludic.store.quarantine import QUARANTINE
+from ludic.store.retention import FOLDER as EXPIRED
 from ludic.store.slots import FOLDER as WORKERS
-from ludic.store.slots import claim_name, read_slot_claim
+from ludic.store.slots import SlotClaim, claim_name, read_slot_claim
 
 _ADAPTER_CONFIG = "adapter_config.json"
 """Config of a LoRA adapter, which is stored instead of whole weights."""
+_NOTES = (EXPIRED, "imports", QUARANTINE)
+"""Folders of small JSON files that say why something was done."""
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """Errors from parsing a damaged file; ludic's SchemaError is a ValueError."""
 _MOST_HEADER_BYTES = 100_000_000
@@ -33,7 +35,7 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 def check_weights(root: Root) -> Iterator[Finding]:
-    """Check attempts, then claims of workers, then policies, then checkpoints."""
+    """Check attempts, then claims of workers, then policies, then checkpoints, then tombstones and notes."""
     for name in root.list("attempts"):
         yield from _unless_gone(_check_attempt(root, name))
     for name in root.list(WORKERS):
@@ -53,6 +55,8 @@ def check_weights(root: Root) -> Iterator[Finding]:
             yield from _unless_gone(
                 _findings("checkpoint", root, folder, _checkpoint_problems(root, folder, checkpoints))
             )
+    for name in (name for folder in _NOTES for name in root.list(folder) if name.endswith(".json")):
+        yield from _unless_gone(_check_note(root, name))
 
 
 def _unless_gone(findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -70,54 +74,63 @@ def _findings(check: str, root: Root, folder: str, in_form: Iterator[str]) -> It
 
 
 def _check_attempt(root: Root, name: str) -> Iterator[Finding]:
-    readers: Mapping[str, Callable[[Root, int], Any]] = {"json": read_attempt, "lease": read_lease}
     stem, _, kind = name.removeprefix("attempts/").rpartition(".")
     number = parse_attempt_id(stem)
-    if number is None or kind not in readers:
-        yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
-        return
-    try:
-        found = readers[kind](root, number).attempt_id
-    except _UNREADABLE as error:
-        yield Finding(check="attempt", where=name, problem=f"is no {kind} that ludic can read: {reason_of(error)}")
-        return
-    if found != number:
-        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in attempts/{found}.{kind}")
+    if number is None or kind not in ("json", "lease"):
+        return _misnamed(name)
+    if kind == "json":
+        return _check_record("attempt", name, lambda: read_attempt(root, number))
+    return _check_record("attempt", name, lambda: read_lease(root, number))
 
 
 def _check_slot_claim(root: Root, name: str) -> Iterator[Finding]:
     texts = name.removeprefix(f"{WORKERS}/slot=").removesuffix(".json").partition("/")
     slot, life = parse_number(texts[0]), parse_number(texts[2])
     if slot is None or life is None or claim_name(slot, life) != name:
-        yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
-        return
+        return _misnamed(name)
+    return _check_record("worker", name, lambda: read_slot_claim(root, slot, life))
+
+
+def _check_policy(root: Root, name: str) -> Iterator[Finding]:
+    version = parse_number(name.removeprefix("policies/version=").removesuffix("/policy.json"))
+    if version is None:
+        return _misnamed(name)
+    return _check_record("policy", name, lambda: read_policy(root, version))
+
+
+def _misnamed(name: str) -> Iterator[Finding]:
+    yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
+
+
+def _check_record(
+    check: str, name: str, read: Callable[[], Attempt | Lease | SlotClaim | Policy | None]
+) -> Iterator[Finding]:
+    """Check that a record can be read, and that it belongs in the file of this name."""
     try:
-        claim = read_slot_claim(root, slot, life)
+        record = read()
     except _UNREADABLE as error:
-        yield Finding(check="worker", where=name, problem=reason_of(error))
+        yield Finding(check=check, where=name, problem=reason_of(error))
         return
-    if claim is not None and claim.name != name:
-        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {claim.name}")
+    if record is not None and record.name != name:
+        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {record.name}")
+
+
+def _check_note(root: Root, name: str) -> Iterator[Finding]:
+    """Check that a tombstone, an import, or the reason for which a file was set aside is as it was written."""
+    try:
+        decode_json(root.read(name))
+    except ValueError as error:
+        yield Finding(check="note", where=name, problem=f"can't be read: {reason_of(error)}")
 
 
 def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
     try:
         latest = latest_policy(root)
     except _UNREADABLE as error:
-        yield Finding(check="policy", where=LATEST, problem=f"names no version: {reason_of(error)}")
+        yield Finding(check="policy", where=LATEST, problem=reason_of(error))
         return
     if latest is not None and f"{policy_folder(latest.version)}/config.json" not in sizes:
         yield Finding(check="policy", where=LATEST, problem=f"names version {latest.version}, which has no config.json")
-
-
-def _check_policy(root: Root, name: str) -> Iterator[Finding]:
-    try:
-        found = f"{policy_folder(decode_record(root.read(name), Policy).version)}/policy.json"
-    except _UNREADABLE as error:
-        yield Finding(check="policy", where=name, problem=f"is no policy.json that ludic can read: {reason_of(error)}")
-        return
-    if found != name:
-        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {found}")
 
 
 def _checkpoint_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -182,12 +195,10 @@ def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterato
         yield f"{file} is missing"
         return
     try:
-        with root.explained(name):
-            length = int.from_bytes(root.fs.cat_file(root.at(name), start=0, end=8), "little")
-            if length > _MOST_HEADER_BYTES or 8 + length > sizes[name]:
-                yield f"{file} has {sizes[name]:,} bytes, its header alone wants {8 + length:,}"
-                return
-            header = json.loads(root.fs.cat_file(root.at(name), start=8, end=8 + length))
+        length = int.from_bytes(root.read_range(name, 0, 8), "little")
+        if length > min(_MOST_HEADER_BYTES, sizes[name]):
+            raise ValueError(f"it has {sizes[name]:,} bytes, its header alone wants {8 + length:,}")
+        header = json.loads(root.read_range(name, 8, 8 + length))
         ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
     except _UNREADABLE as error:
         yield f"{file} is no safetensors file: {reason_of(error)}"

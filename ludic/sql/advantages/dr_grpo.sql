@@ -2,13 +2,13 @@
 -- paper: Liu et al. 2025 (Understanding R1-Zero-Like Training), arXiv 2503.20783, section 3.2
 -- (n - 1) / n times rloo's advantage, since the mean includes the rollout's own reward
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once in its group; a group with one scored episode gets 0
+-- an agent's rollouts of an episode count once in its group; a group with one scored episode gets 0
 -- NULL: for a rollout that was not scored
 with episodes as (
-    select group_id, episode_id, max(episode_reward) as reward
+    select group_id, episode_id, agent_id, max(episode_reward) as reward
     from rollouts
     where episode_reward is not null
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads

@@ -2,7 +2,7 @@
 -- paper: Liu et al. 2026 (GDPO, Group reward-Decoupled Normalization), arXiv 2601.05242: components with large
 -- rewards do not dominate the others
 -- grain: one row per rollout_id | reads: rollouts, with reward_components
--- an episode with several rollouts counts once; a component that an episode lacks is left out of its sum and the means
+-- an agent's rollouts of an episode count once; a component that an episode lacks is left out of its sum and the means
 -- NULL: for a rollout that was not scored
 -- $component_weights: such as 'correct=2, format=0.5'; other components have weight 1
 -- $epsilon is added to both standard deviations
@@ -15,8 +15,8 @@ with weights as (
 ),
 
 components as (
-    select group_id, episode_id, entry.key as component, max(entry.value) as reward
-    from (select group_id, episode_id, unnest(map_entries(reward_components)) as entry from rollouts
+    select group_id, episode_id, agent_id, entry.key as component, max(entry.value) as reward
+    from (select group_id, episode_id, agent_id, unnest(map_entries(reward_components)) as entry from rollouts
         where episode_reward is not null)
     group by all
 ),
@@ -43,6 +43,7 @@ parts as (
     select
         group_id,
         episode_id,
+        agent_id,
         component,
         coalesce(weight, 1) * (reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as part
     from components
@@ -51,9 +52,9 @@ parts as (
 ),
 
 sums as (
-    select group_id, episode_id, list_sum(list(part order by component)) as total
+    select group_id, episode_id, agent_id, list_sum(list(part order by component)) as total
     from parts
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 sorted as (
@@ -74,5 +75,8 @@ select
         else (total - batch.mean) / (coalesce(std, 0) + $epsilon)
     end as advantage
 from rollouts
-left join sums on sums.group_id = rollouts.group_id and sums.episode_id = rollouts.episode_id
+left join sums on
+    sums.group_id = rollouts.group_id
+    and sums.episode_id = rollouts.episode_id
+    and sums.agent_id = rollouts.agent_id
 cross join batch

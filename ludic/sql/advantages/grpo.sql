@@ -2,15 +2,15 @@
 -- paper: Shao et al. 2024 (DeepSeekMath), arXiv 2402.03300, section 4.1.2; the paper does not say which
 -- standard deviation; this is the sample's (n - 1), as in TRL and verl
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once in its group; a group with one scored episode gets 0
+-- an agent's rollouts of an episode count once in its group; a group with one scored episode gets 0
 -- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation: 1e-6 as in verl; TRL adds 1e-4
 -- default: epsilon = 1e-6
 with episodes as (
-    select group_id, episode_id, max(episode_reward) as reward
+    select group_id, episode_id, agent_id, max(episode_reward) as reward
     from rollouts
     where episode_reward is not null
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads

@@ -2,16 +2,16 @@
 -- paper: Kimi k1.5, arXiv 2501.12599, section 2.3.3: with L = 0.5 - (length - shortest) / (longest - shortest),
 -- a success gets L more, a failure min(0, L); nothing if all lengths are equal
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once, with its longest response; a group with one scored episode gets 0
+-- an agent's rollouts of an episode count once, with its longest response; a group with one scored episode gets 0
 -- NULL: for a rollout that was not scored
 -- $length_weight multiplies the length reward | $success: minimum reward of a successful episode
 -- default: length_weight = 1.0
 -- default: success = 1.0
 with lengths as (
-    select group_id, episode_id, max(episode_reward) as reward, max(response_length) as length
+    select group_id, episode_id, agent_id, max(episode_reward) as reward, max(response_length) as length
     from rollouts
     where episode_reward is not null
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 scaled as (
@@ -27,6 +27,7 @@ episodes as (
     select
         group_id,
         episode_id,
+        agent_id,
         reward + $length_weight * case when reward >= $success then brevity else least(0, brevity) end as reward
     from scaled
 ),
@@ -50,5 +51,8 @@ baselines as (
 
 select rollout_id, (n * (reward - lowest) - total) / greatest(n - 1, 1) as advantage
 from rollouts
-left join episodes on episodes.group_id = rollouts.group_id and episodes.episode_id = rollouts.episode_id
+left join episodes on
+    episodes.group_id = rollouts.group_id
+    and episodes.episode_id = rollouts.episode_id
+    and episodes.agent_id = rollouts.agent_id
 left join baselines on baselines.group_id = rollouts.group_id

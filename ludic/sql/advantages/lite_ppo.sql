@@ -2,15 +2,15 @@
 -- paper: Liu et al. 2025 (Part I: Tricks or Traps?), arXiv 2508.08221: the group's own deviation would blow up the
 -- advantages of a group with nearly equal rewards
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once; a batch with one scored episode gets 0
+-- an agent's rollouts of an episode count once; a batch with one scored episode gets 0
 -- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6
 with episodes as (
-    select group_id, episode_id, max(episode_reward) as reward
+    select group_id, episode_id, agent_id, max(episode_reward) as reward
     from rollouts
     where episode_reward is not null
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads

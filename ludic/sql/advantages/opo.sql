@@ -2,13 +2,13 @@
 -- paper: Hao et al. 2025 (OPO, On-Policy RL with Optimal Reward Baseline), arXiv 2505.23585; assumes that the
 -- gradient's norm grows with the length of a response
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once, with their total length; a group with one scored episode gets 0
+-- an agent's rollouts of an episode count once, with their total length; a group with one scored episode gets 0
 -- NULL: for a rollout that was not scored
 with episodes as (
-    select group_id, episode_id, max(episode_reward) as reward, sum(response_length) as length
+    select group_id, episode_id, agent_id, max(episode_reward) as reward, sum(response_length) as length
     from rollouts
     where episode_reward is not null
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads

@@ -2,7 +2,7 @@
 -- paper: Yu et al. 2025 (DAPO), arXiv 2503.14476, eq. 13
 -- punishment: 0 up to $max_length - $margin tokens, then falling linearly to -1 at $max_length
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once, with its longest response; a group with one scored episode gets 0
+-- an agent's rollouts of an episode count once, with its longest response; a group with one scored episode gets 0
 -- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6
@@ -10,10 +10,11 @@ with episodes as (
     select
         group_id,
         episode_id,
+        agent_id,
         max(episode_reward) - least(1, greatest(0, (max(response_length) - ($max_length - $margin)) / $margin)) as reward
     from rollouts
     where episode_reward is not null
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads
@@ -37,5 +38,8 @@ select
     rollout_id,
     (reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as advantage
 from rollouts
-left join episodes on episodes.group_id = rollouts.group_id and episodes.episode_id = rollouts.episode_id
+left join episodes on
+    episodes.group_id = rollouts.group_id
+    and episodes.episode_id = rollouts.episode_id
+    and episodes.agent_id = rollouts.agent_id
 left join baselines on baselines.group_id = rollouts.group_id

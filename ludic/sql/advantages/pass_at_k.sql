@@ -3,16 +3,16 @@
 -- with n episodes, f of them failures, and R = 1 - C(f, k) / C(n, k), S = sqrt(R (1 - R)):
 -- success: (1 - R) / S; failure: (1 - R - C(f - 1, k - 1) / C(n - 1, k - 1)) / S
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once; 0 if all draws have the same reward, or the group has fewer than k
+-- an agent's rollouts of an episode count once; 0 if all draws have the same reward, or the group has fewer than k
 -- NULL: for a rollout that was not scored
 -- $success: minimum reward of a successful episode
 -- default: k = 4
 -- default: success = 1.0
 with episodes as (
-    select group_id, episode_id, max(episode_reward) >= $success as succeeded
+    select group_id, episode_id, agent_id, max(episode_reward) >= $success as succeeded
     from rollouts
     where episode_reward is not null
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 groups as (

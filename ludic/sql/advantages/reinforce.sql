@@ -1,13 +1,13 @@
 -- reinforce: reward minus the mean reward of all scored episodes of all groups
 -- paper: Williams 1992, REINFORCE with a constant baseline; in training, the batch's mean
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once in the mean
+-- an agent's rollouts of an episode count once in the mean
 -- NULL: for a rollout that was not scored
 with episodes as (
-    select episode_id, max(episode_reward) as reward
+    select episode_id, agent_id, max(episode_reward) as reward
     from rollouts
     where episode_reward is not null
-    group by episode_id
+    group by episode_id, agent_id
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads

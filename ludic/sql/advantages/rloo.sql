@@ -1,17 +1,17 @@
 -- rloo: reward minus the mean reward of the other scored episodes of the group (leave-one-out)
 -- paper: Ahmadian et al. 2024, arXiv 2402.14740, section 2.2
 -- grain: one row per rollout_id | reads: rollouts
--- an episode with several rollouts counts once in the baseline; a group with one scored episode gets 0
+-- an agent's rollouts of an episode count once in the baseline; a group with one scored episode gets 0
 -- NULL: for a rollout that was not scored
 -- $noise_scale: standard deviation of normal noise against identical rewards, 0 is off; the noise depends only on
 -- rollout_id and $seed (Box-Muller over an MD5), so a batch can be recomputed exactly
 -- default: noise_scale = 0
 -- default: seed = 0
 with episodes as (
-    select group_id, episode_id, max(episode_reward) as reward
+    select group_id, episode_id, agent_id, max(episode_reward) as reward
     from rollouts
     where episode_reward is not null
-    group by group_id, episode_id
+    group by group_id, episode_id, agent_id
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads

@@ -18,14 +18,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from ludic.errors import SchemaError
-from ludic.schema import rollouts_schema
+from ludic.schema import as_schema, rollouts_schema
 from ludic.schema.tables import VERSION_KEY
 from ludic.store.encoding import ROW_GROUP_BYTES, group_starts, open_writer, release_memory, row_group_bounds
 from ludic.store.files import RolloutFile
-from ludic.store.parquet import as_type, check_text, open_parquet
+from ludic.store.parquet import check_text, group_ranges, open_parquet
 from ludic.store.root import Root
 from ludic.store.sources import SOURCES_KEY, to_json
 
@@ -101,14 +100,6 @@ def _read_index(root: Root, file: RolloutFile) -> SourceIndex:
                 for number, (lowest, _) in enumerate(group_ranges(parquet))
             ),
         )
-
-
-def group_ranges(parquet: pq.ParquetFile) -> list[tuple[str, str | None]]:
-    """Return bounds of the group_ids of each row group, from footer statistics; ("", None) if there are none."""
-    column = [parquet.schema.column(place).path for place in range(len(parquet.schema))].index("group_id")
-    chunks = (parquet.metadata.row_group(number).column(column) for number in range(parquet.num_row_groups))
-    statistics = (chunk.statistics for chunk in chunks)
-    return [(s.min, s.max) if s is not None and s.has_min_max else ("", None) for s in statistics]
 
 
 def _share_schema(index: SourceIndex, own: pa.Schema, schemas: list[pa.Schema]) -> "SourceIndex | LostSourceError":
@@ -197,10 +188,7 @@ def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
         mine = pc.and_(pc.equal(table["worker_id"], source.worker_id), pc.equal(table["sequence"], source.sequence))
         if not pc.all(mine).as_py():
             raise SchemaError("it holds rows of another worker or sequence; somebody copied it")
-        found = dict(zip(table.column_names, table.columns, strict=True))
-        return pa.Table.from_arrays(
-            [as_type(found.get(field.name), field.type, table.num_rows) for field in schema], schema=schema
-        )
+        return as_schema(table, schema, row_group.file.name)
 
 
 def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

@@ -1,0 +1,137 @@
+"""Read one rank's sequences of a plan and pack them into micro-batches.
+
+Reads the row groups of rollouts/ that hold these sequences, in any root. Raises StoreError, SchemaError or
+InvalidBatchError if a rollout can't be read or trained on.
+"""
+
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ludic.batches.config import BatchConfig
+from ludic.batches.load_balancing import imbalance
+from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, pack_each
+from ludic.batches.source import Plan
+from ludic.errors import SchemaError, StoreError
+from ludic.schema import token_arrays
+from ludic.store.ledger_reads import read_rollouts
+from ludic.store.parquet import take_rows
+from ludic.store.quarantine import quarantine
+from ludic.store.root import Root
+
+TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
+_COLUMNS = ["temperature", *TOKEN_COLUMNS]
+_PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
+_PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
+"""Ledger columns that locate a rollout and say how it is trained on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBatch:
+    """One rank's part of a step's batch."""
+
+    plan: Plan
+    """Plan of the step, for all ranks."""
+    micro_batches: list[MicroBatch]
+    """Micro-batches of this rank; the same number on every rank."""
+    num_action_tokens: int
+    """Action tokens of this rank. All three counts are of this rank; `PlannedStream.next_batch` returns sums over
+    ranks."""
+    num_tokens: int
+    """Tokens of prompts and responses."""
+    num_truncated: int
+    """Sequences that were cut to max_seq_len."""
+    token_imbalance: float
+    """Tokens of the fullest rank over the mean of all ranks, for the whole batch."""
+    read_s: float
+    """Seconds this rank spent reading its sequences, in the background."""
+    pack_s: float
+    """Seconds this rank spent packing its sequences, in the background."""
+
+
+def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_ranks: int) -> RankBatch:
+    """Read and pack one rank's sequences of a plan; the result is the same on any machine.
+
+    Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
+    """
+    used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
+    lengths = _sum_columns(used, "prompt_length", "response_length")
+    if config.max_seq_len is not None:
+        lengths = np.minimum(lengths, config.max_seq_len)
+    shares = assign_pairs(
+        lengths, used["pair_id"].to_pylist(), num_ranks, config.max_tokens_per_micro_batch, _row_groups(used)
+    )
+    indexes = [sorted(chain.from_iterable(share)) for share in shares]
+    reading_since = time.perf_counter()
+    sequences, num_truncated = read_sequences(root, take_rows(used, indexes[rank])), 0
+    packing_since = time.perf_counter()
+    if config.max_seq_len is not None:
+        sequences, num_truncated = cap(sequences, config.max_seq_len)
+    place_of = {index: place for place, index in enumerate(indexes[rank])}
+    micro_batches = pack_each(sequences, [[place_of[index] for index in micro_batch] for micro_batch in shares[rank]])
+    return RankBatch(
+        plan=plan,
+        micro_batches=micro_batches,
+        num_action_tokens=sequences.num_action_tokens,
+        num_tokens=sequences.num_tokens,
+        num_truncated=num_truncated,
+        token_imbalance=imbalance(np.array([lengths[of_rank].sum() for of_rank in indexes])),
+        read_s=packing_since - reading_since,
+        pack_s=time.perf_counter() - packing_since,
+    )
+
+
+def read_sequences(root: Root, rows: pa.Table) -> Sequences:
+    """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
+
+    Raises StoreError if a file is missing or broken. A broken file is set aside, so the next trainer plans without it.
+    """
+    if rows.num_rows == 0:
+        return Sequences.of([])
+    # Read in the order of the files, so that whole row groups are not copied.
+    order = pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]).to_numpy()
+    try:
+        table = read_rollouts(root, take_rows(rows, order.tolist()), _COLUMNS, on_broken=partial(quarantine, root))
+    except SchemaError as error:
+        raise StoreError(f"{error}; it was planned for a step: start the trainer again to make a new plan") from error
+    places = np.argsort(order).tolist()
+    columns = {name: _values(table[name]) for name in _COLUMNS}
+    columns = {name: [values[place] for place in places] for name, values in columns.items()}
+    return Sequences(
+        rollout_id=rows["rollout_id"].to_pylist(),
+        sampler_logprobs=columns.pop("response_logprobs"),
+        advantage=_advantages(rows),
+        weight=rows["weight"].to_pylist(),
+        pair_id=rows["pair_id"].to_pylist(),
+        **columns,
+    )
+
+
+def _advantages(rows: pa.Table) -> list[float | np.ndarray]:
+    """Return each row's advantage: a number, or (response_length,) float32 if the advantage SQL gives one per token."""
+    pairs = zip(_values(rows["token_advantages"]), rows["advantage"].to_pylist(), strict=True)
+    return [one if per_token is None else per_token for per_token, one in pairs]
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return the value of each row, lists as arrays; goes by chunk, since joining chunks would copy them."""
+    if not pa.types.is_list(column.type):
+        return column.to_pylist()
+    return [values for chunk in column.chunks for values in token_arrays(chunk)]
+
+
+def _row_groups(rows: pa.Table) -> np.ndarray:
+    """Return (num_rows,) int64: number, from 0, of the row group that each row was planned from."""
+    keys = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group")), strict=True))
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return np.array([numbers[key] for key in keys], np.int64)
+
+
+def _sum_columns(table: pa.Table, *names: str) -> np.ndarray:
+    return sum(table[name].to_numpy().astype(np.int64) for name in names)

@@ -1,0 +1,88 @@
+"""Sources of batch plans: the contract that online, offline and replay training share."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import pyarrow as pa
+
+from ludic.store.checkpoints import CheckpointInfo
+from ludic.store.code import CodeRecord
+
+MORE_THAN_ANY_BATCH = 2**31
+"""Number of ready groups of a source that workers need not sample for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Rollouts that one gradient step trains on or drops."""
+
+    step: int
+    rows: pa.Table
+    """Ledger rows (schemas/batches.v1.json): used ones in training order, then dropped ones."""
+    cursor: Mapping[str, Any]
+    """The source's position after this step, for the checkpoint of this step."""
+    num_pending_groups: int
+    """Groups that were read and remain for later steps."""
+    num_unreadable_files: int
+
+    def to_bytes(self) -> bytes:
+        """Return the plan as Arrow IPC, for other ranks."""
+        facts = {name: getattr(self, name) for name in ("step", "cursor", "num_pending_groups", "num_unreadable_files")}
+        table = self.rows.replace_schema_metadata({b"plan": json.dumps(facts).encode()})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return sink.getvalue().to_pybytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        table = pa.ipc.open_stream(data).read_all()
+        return cls(rows=table, **json.loads(table.schema.metadata[b"plan"]))
+
+
+class Quota(Protocol):
+    """Number of groups that workers are asked for; ludic.training.publisher.Publisher keeps it."""
+
+    def note_arrivals(self, rows: pa.Table) -> None:
+        """Count the groups of new rows."""
+
+    def ask_for_more(self, num_missing_groups: int, idle_s: float, *, version: int) -> None:
+        """Ask for more groups of a version if the missing ones will not come by themselves."""
+
+
+class Source(Protocol):
+    """Where the plans of a run's batches come from; only rank 0 has one.
+
+    Online (online.py), offline (offline.py) and replay (replay.py) implement it. The trainer calls, in this order:
+    the constructor, which checks settings and users' code and writes nothing; `count_steps`; `keep_code`, just before
+    it claims the root; `resume`, once, after the claim; `plan` for each step, in a thread; `close`.
+
+    A source writes neither the ledger nor any file but the users' code: the stream writes a plan's rows to the ledger
+    before the plan leaves its thread. So a source may change its position as soon as it returns a plan.
+    """
+
+    def count_steps(self, resumed: CheckpointInfo | None) -> int | None:
+        """Return num_steps for training, when resuming from a checkpoint; None keeps the setting."""
+
+    def keep_code(self) -> list[CodeRecord]:
+        """Copy users' files to the root, and return a record of each SQL or Python text that plans are made with."""
+
+    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
+        """Set the position to that of a checkpoint, or to the start if it is None."""
+
+    def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+        """Return the next plan, in order of steps; None after the last, or if stopped or closed while waiting.
+
+        trainer_version: version of the weights that the step starts from. Raises StalledError, StoreError, QueryError.
+        """
+
+    def count_ready_groups(self, latest_version: int | None) -> int:
+        """Return the number of groups that workers need not sample: those pending and those of the newest plan.
+
+        latest_version: newest published version; None before the first. Any thread may call it.
+        """
+
+    def close(self) -> None:
+        """End a wait in `plan`, in any thread."""

@@ -1,0 +1,99 @@
+"""Settings of a replay, which must be those of the run that it repeats.
+
+Reads that run's attempts/ and checkpoints/.
+"""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from ludic.batches.config import OFFLINE_SETTINGS
+from ludic.batches.replay import ReplaySource
+from ludic.errors import ConfigError
+from ludic.models.first_model import same_model
+from ludic.store import Attempt, Root, RunConfig, read_attempt
+from ludic.store.attempts import chain, newest_attempt, read_parent
+from ludic.store.checkpoints import CheckpointInfo, last_checkpoint
+from ludic.training.config import TrainConfig
+from ludic.training.objective_settings import without_ignored
+
+_FREE = frozenset(
+    [
+        # Choice of batches; the ledger decides it here.
+        *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
+        *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
+        # Machine, files and logs.
+        *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
+        *("async_checkpoint", "keep_policies", "rollout_timeout_s", "lease_s", "log_to", "max_shard_size"),
+        *("publish_lora", "reference_offload", "reference_cache", "keep_token_stats"),
+    ]
+)
+"""Settings that do not change the weights once the batches are given."""
+
+
+def replay_settings(url: str) -> dict[str, Any]:
+    """Return the settings of a run that its replay must share. Raises ConfigError if the run has no checkpoint."""
+    other = Root.open(url)
+    last = _last_checkpoint(other)
+    # A run that was trained on a CPU is replayed on a CPU, even if there is CUDA.
+    numerics = read_attempt(other, last.attempt_id).numerics
+    on_cpu = numerics is not None and numerics.get("device") == "cpu"
+    return _settings_of(other, last) | ({"device": "cpu"} if on_cpu else {})
+
+
+def attempts_to_replay(url: str) -> Iterator[Attempt]:
+    """Yield the attempts behind a run's newest checkpoint, newest first. Raises ConfigError if it has no checkpoint."""
+    other = Root.open(url)
+    last = _last_checkpoint(other)
+    for link in chain(last.attempt_id, partial(read_parent, other)):
+        with contextlib.suppress(FileNotFoundError):
+            yield read_attempt(other, link.attempt_id)
+
+
+def open_replay(root: Root, config: TrainConfig, url: str) -> ReplaySource:
+    """Open another run's batches for training on `root`.
+
+    Raises ConfigError if that run began with another model, trained with other settings, has no checkpoint, or lacks a
+    step of its ledger.
+    """
+    other = Root.open(url)
+    if other.run_id == root.run_id:
+        raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
+    last = _last_checkpoint(other)
+    settings = _settings_of(other, last)
+    theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
+    _check_same(other.url, settings | theirs, config.flat() | mine, same_model(root, other))
+    return ReplaySource(other, last, settings["num_steps"])
+
+
+def _last_checkpoint(other: Root) -> CheckpointInfo:
+    last = last_checkpoint(other, newest_attempt(other))  # its weights are not read
+    if last is None:
+        raise ConfigError(f"{other.url} has no complete checkpoint, so there is nothing to replay")
+    return last
+
+
+def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
+    config = without_ignored(read_attempt(other, checkpoint.attempt_id).config)
+    return {name: value for name, value in config.items() if name not in _FREE}
+
+
+def _run_settings(run: RunConfig, config: TrainConfig) -> dict[str, Any]:
+    """Settings of a run that weights depend on, once the batches are given."""
+    # The seed draws the first weights of adapters.
+    return {"float32_head": run.float32_head} | ({} if config.model.lora_rank is None else {"seed": run.seed})
+
+
+def _check_same(url: str, theirs: Mapping[str, Any], mine: Mapping[str, Any], models: str) -> None:
+    """Raise ConfigError if settings or models differ. Settings are compared as JSON values.
+
+    models: how the first models differ, in a sentence; empty if they are equal.
+    """
+    mine = json.loads(json.dumps(mine))
+    differing = [name for name in theirs if name in mine and theirs[name] != mine[name] and name != "num_steps"]
+    found = ", ".join(f"{name} is {theirs[name]!r} there and {mine[name]!r} here" for name in differing)
+    if differing or models:
+        found = "; ".join(filter(None, [models, found]))
+        raise ConfigError(f"{url} was trained with other settings, so a replay would not repeat it: {found}")
