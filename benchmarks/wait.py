@@ -15,18 +15,16 @@ from typing import Any
 
 import tyro
 
+import ludic
 from benchmarks.measure import print_table
 from ludic.batches.packing import pack
 from ludic.batches.reading import read_sequences
-from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.tiny import make_tiny_model
-from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.sql import BatchRules, Planner, connect
-from ludic.store import RolloutReader, Root, RunConfig
+from ludic.store import RolloutReader, Root
 from ludic.training.config import TrainConfig
 from ludic.training.trainer import train
-from pipelines.collect import publish_first
 
 TIMES = """
 select
@@ -76,14 +74,9 @@ def _measure(hidden_size: int, num_steps: int) -> Mapping[str, Any]:
 
 def _fill(folder: str, hidden_size: int, num_steps: int) -> Root:
     make_tiny_model(f"{folder}/model", WORDS, hidden_size=hidden_size)
-    run = RunConfig(model=f"{folder}/model", env=("moar_cats",), max_tokens=32, accept_incomplete=True)
-    root = Root.create(f"{folder}/run", run)
-    publish_first(root)
-    config = WorkerConfig(slot=0, num_groups=num_steps * run.groups_per_batch, follow_quota=False)
-    run_worker(
-        root, config, lambda path, version: TransformersEngine(path, device="cpu", version=version), threading.Event()
-    )
-    return root
+    run = ludic.create(f"{folder}/run", model=f"{folder}/model", env="moar_cats", max_tokens=32, accept_incomplete=True)
+    run.work(num_steps * run.config.groups_per_batch, device="cpu")
+    return run.root
 
 
 def _plan_and_read_again(root: Root, num_steps: int) -> dict[str, float]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
         RolloutMetadata,
         ToolCall,
     )
-    from ludic.run import Run
+    from ludic.run import Run, create
     from ludic.run import open_run as open
     from ludic.sql.connect import connect, refresh
     from ludic.sql.scan import scan
@@ -35,6 +35,7 @@ _HOMES = {
     "RolloutMetadata": "ludic.records",
     "ToolCall": "ludic.records",
     "connect": "ludic.sql.connect",
+    "create": "ludic.run",
     "open": "ludic.run",
     "refresh": "ludic.sql.connect",
     "scan": "ludic.sql.scan",
@@ -58,6 +59,7 @@ __all__ = [
     "RunConfig",
     "ToolCall",
     "connect",
+    "create",
     "open",
     "refresh",
     "scan",

@@ -3,8 +3,9 @@
 Bounds are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
@@ -119,3 +120,13 @@ def check_numbers(settings: Any) -> None:
         for number in value if isinstance(value, list | tuple) else (value,):  # JSON has lists
             if number is not None and not bounds.hold(number):
                 raise ConfigError(f"{name} is {value}, wanted {bounds.wanted(number)}")
+
+
+def check_names(given: Iterable[str], settings: type, what: str) -> None:
+    """Check that a dataclass has fields of these names. what: whose settings they are. Raises ConfigError if not."""
+    known = [field.name for field in fields(settings)]
+    for name in given:
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise ConfigError(f"no setting of {what} is called {name!r}; {hint}")

@@ -6,3 +6,5 @@ ENV_TIMEOUT_S = 60.0
 """Default limit of one call of an environment, in seconds."""
 TARGET_BYTES = 128 << 20
 """Default target size of a compacted file, counted as the bytes of its sources."""
+ENGINE = "transformers"
+"""Default inference engine of workers."""

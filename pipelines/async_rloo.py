@@ -1,65 +1,44 @@
-"""Two workers sample while a trainer trains, three processes that share nothing but the root.
+"""Two workers sample while a trainer trains: three processes that share nothing but the root.
 
     python pipelines/async_rloo.py --root runs/async
     ludic sql runs/async "select step, avg(off_policy_steps), avg(episode_reward) from batches group by 1 order by 1"
 
-`ludic run` does the same and starts again whoever dies. Here a dead worker stays dead: the other one is asked for
-more. On another machine, `ludic worker ROOT` joins. Stopped, the same command goes on from the last checkpoint.
+`ludic run` does the same. Processes that die are started again. On another machine, `ludic worker ROOT` joins. Stopped,
+the same command continues from the last checkpoint.
 """
 
-import multiprocessing
 from pathlib import Path
 
-import torch
 import tyro
 
-from ludic.engines.transformers_engine import TransformersEngine
+import ludic
 from ludic.environments.moar_cats import WORDS
-from ludic.launch.process import stop_on_signals
 from ludic.models.tiny import make_tiny_model
-from ludic.rollouts.worker import WorkerConfig, run_worker
-from ludic.store import Root, RunConfig
-from ludic.training.config import TrainConfig
-from ludic.training.trainer import train
-from ludic.viewer.status import describe_step
 
 
 def main(root: str = "runs/async", model: str = "runs/async-model", num_steps: int = 50, num_workers: int = 2) -> None:
-    """Start the workers, train, stop the workers.
+    """Start the workers and the trainer, and wait until the trainer is done.
 
     Args:
         root: Folder or URL of the run.
-        model: Folder of the first weights; a tiny model is made where there is none.
+        model: Folder of the first weights; a tiny model is made if there is none.
         num_steps: Gradient steps.
         num_workers: Processes that sample.
     """
     if not Path(model).exists():
         make_tiny_model(model, WORDS)
-    run = RunConfig(model=model, env=("moar_cats",), num_workers=num_workers, max_tokens=32, accept_incomplete=True)
-    config = TrainConfig.of(num_steps=num_steps, advantage="rloo", learning_rate=4e-3, schedule="linear")
-    opened = Root.create(root, run)
-    stop = stop_on_signals()
-    processes = multiprocessing.get_context("spawn")
-    workers = [processes.Process(target=work, args=(root, slot), daemon=True) for slot in range(num_workers)]
-    for worker in workers:
-        worker.start()
-    try:
-        torch.set_num_threads(1)  # three processes share the cores
-        train(opened, config, stop, lambda step, row: print(f"step {step:3}  {describe_step(row)}", flush=True))
-    finally:
-        for worker in workers:
-            worker.terminate()  # SIGTERM: what is sampled is flushed
-        for worker in workers:
-            worker.join()
+    run = ludic.create(
+        root, model=model, env="moar_cats", num_workers=num_workers, max_tokens=32, accept_incomplete=True
+    )
+    last_step = run.launch(num_steps=num_steps, advantage="rloo", learning_rate=4e-3, schedule="linear")
+    (first, last) = ludic.connect(run.url).execute(REWARDS).fetchone() or (None, None)
+    print(f"trained to step {last_step}; mean reward {first:.3f} at step 1, {last:.3f} at the last step")
 
 
-def work(root: str, slot: int) -> None:
-    torch.set_num_threads(1)
-    run_worker(Root.open(root, writable=True), WorkerConfig(slot=slot), make_engine, stop_on_signals())
-
-
-def make_engine(folder: str, version: int) -> TransformersEngine:
-    return TransformersEngine(folder, device="cpu", version=version)
+REWARDS = """
+with steps as (select step, avg(episode_reward) as reward from batches group by all)
+select arg_min(reward, step), arg_max(reward, step) from steps
+"""
 
 
 if __name__ == "__main__":

@@ -3,19 +3,13 @@
     python pipelines/collect.py --root runs/collected --model FOLDER_OR_ID --env moar_cats addition --num-groups 64
     ludic sql runs/collected "select env_name, avg(episode_reward) from rollouts group by all"
 
-Run again, it goes on in the run's schedule: the next groups, with the newest policy of the root, which is the
-model itself unless somebody trained on what was collected (see train.py).
+Run again, it continues the run's schedule: it samples the next groups, with the newest policy of the root. That is the
+model itself, unless a trainer has published since (see train.py).
 """
-
-from pathlib import Path
 
 import tyro
 
-from ludic.engines.transformers_engine import TransformersEngine
-from ludic.launch.process import stop_on_signals
-from ludic.rollouts.worker import WorkerConfig, run_worker
-from ludic.store import Root, RunConfig, latest_policy, publish_policy
-from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
+import ludic
 
 
 def main(
@@ -28,7 +22,7 @@ def main(
     max_tokens: int = 256,
     accept_incomplete: bool = False,
 ) -> None:
-    """Publish the model as version 0, then sample.
+    """Create the run, then sample.
 
     Args:
         model: Folder or Hugging Face id of the weights to sample with.
@@ -36,11 +30,12 @@ def main(
         env: Environments, sampled in turn.
         num_groups: Groups to sample now.
         group_size: Episodes sampled from one example.
-        groups_per_batch: Groups that a gradient step will take, should somebody train on this.
-        max_tokens: Most tokens in one completion.
+        groups_per_batch: Groups in the batch of a gradient step, for a later trainer.
+        max_tokens: Maximum tokens in one completion.
         accept_incomplete: Score a completion that hit max_tokens too, instead of refusing it.
     """
-    run = RunConfig(
+    run = ludic.create(
+        root,
         model=model,
         env=env,
         group_size=group_size,
@@ -48,27 +43,7 @@ def main(
         max_tokens=max_tokens,
         accept_incomplete=accept_incomplete,
     )
-    opened = Root.create(root, run)
-    if latest_policy(opened) is None:
-        publish_first(opened)
-    config = WorkerConfig(slot=0, num_groups=num_groups, follow_quota=False)
-    num_made = run_worker(opened, config, make_engine, stop_on_signals())
-    print(f"{num_made} groups of {group_size} episodes committed to {opened.url}")
-
-
-def publish_first(root: Root) -> None:
-    """Make the run's model version 0, so that a worker finds weights."""
-
-    def save(folder: Path) -> None:
-        model = load_model(root.run.model)
-        save_weights(model, full_state_dict(model), folder)
-        copy_tokenizer(root.run.model, folder)
-
-    publish_policy(root, save, step=0, attempt_id=0, parent_version=None, groups_per_worker=lambda version: 0)
-
-
-def make_engine(folder: str, version: int) -> TransformersEngine:
-    return TransformersEngine(folder, version=version)
+    print(f"{run.work(num_groups)} groups of {group_size} episodes committed to {run.url}")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,19 @@
-"""Train on what a root holds, and nothing more: no worker runs.
+"""Train on the rollouts that a root holds; no worker runs.
 
     python pipelines/collect.py --root runs/collected --model FOLDER_OR_ID --num-groups 64
     python pipelines/train.py --root runs/collected --num-steps 8
     torchrun --nproc-per-node 2 pipelines/train.py --root runs/collected
 
 A step takes groups_per_batch groups (see run.json) that no step took before. So num_steps needs groups_per_batch
-x num_steps groups; with fewer, the trainer gives up after 30 seconds and says what is missing. Stopped or killed,
-the same command goes on from the last checkpoint.
+x num_steps groups; with fewer, the trainer stops after 30 seconds and reports what is missing. Stopped or killed,
+the same command continues from the last checkpoint.
 """
+
+import os
 
 import tyro
 
-from ludic.launch.process import stop_on_signals
-from ludic.sql import connect
-from ludic.store import Root
-from ludic.training.config import TrainConfig
-from ludic.training.trainer import train
-from ludic.viewer.status import describe_step
+import ludic
 
 
 def main(root: str = "runs/collected", num_steps: int | None = None, learning_rate: float = 1e-6) -> None:
@@ -24,26 +21,27 @@ def main(root: str = "runs/collected", num_steps: int | None = None, learning_ra
 
     Args:
         root: Folder or URL of the run.
-        num_steps: Gradient steps in all, those before a resume included; None takes as many as there are groups for.
-        learning_rate: Of AdamW.
+        num_steps: Total number of gradient steps, including those before a resume; None takes as many as there are
+            groups for.
+        learning_rate: Learning rate of AdamW.
     """
-    opened = Root.open(root, writable=True)
-    config = TrainConfig.of(
-        num_steps=steps_in(opened) if num_steps is None else num_steps,
+    run = ludic.open(root)
+    last_step = run.train(
+        num_steps=steps_in(run) if num_steps is None else num_steps,
         learning_rate=learning_rate,
         # Every stored rollout counts, however old its weights; its importance ratio is capped instead.
         max_off_policy_steps=None,
         is_ratio_cap=2.0,
         rollout_timeout_s=30.0,
     )
-    last_step = train(opened, config, stop_on_signals(), lambda step, row: print(f"step {step}  {describe_step(row)}"))
-    print(f"trained to step {last_step}; {opened.url} holds the weights of every step")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"trained to step {last_step}; {run.url} holds the weights of every step")
 
 
-def steps_in(root: Root) -> int:
-    """Gradient steps that the groups of a root are enough for."""
-    (num_groups,) = connect(root).execute("select count(distinct group_id) from rollouts").fetchall()[0]
-    return num_groups // root.run.groups_per_batch
+def steps_in(run: ludic.Run) -> int:
+    """Return the number of gradient steps that the groups of a run are enough for."""
+    (num_groups,) = ludic.connect(run.url).execute("select count(distinct group_id) from rollouts").fetchall()[0]
+    return num_groups // run.config.groups_per_batch
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from ludic.errors import LudicError
 from ludic.installed import LUDIC, installed_version
+from ludic.launch.flags import to_flags
 from ludic.viewer.printable import printable
 
 COMMANDS = {
@@ -39,7 +40,9 @@ COMMANDS = {
 have `places_to_flags(args)`."""
 
 _RESUMING = ("run", "train")
-"""Commands that reuse settings of a root; their modules have `earlier_settings(root, args)`."""
+"""Commands that reuse settings of a root; their modules have `earlier_settings(root, given)`."""
+_DECISIVE = ("algorithm", "kl_weight", "objective", "replay_batches")
+"""Settings on which it depends which settings of a root are reused."""
 _MOST_LINES = 4
 _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 """Error numbers of a full or broken device."""
@@ -112,22 +115,23 @@ def _dispatch(args: list[str]) -> int:
 
 
 def _run(name: str, args: list[str]) -> int:
-    from ludic.cli.settings import parse, take_config, to_flags  # imports tyro, which the rest does not need
+    from ludic.cli import settings as parser  # imports tyro, which the rest does not need
 
     module = f"{name}{'_' if keyword.iskeyword(name) else ''}"
     flags = importlib.import_module(f"ludic.cli.flags.{module}")
     if hasattr(flags, "places_to_flags"):
         args = flags.places_to_flags(args)
     earlier = {}
-    rest, values = take_config(args, flags.Settings)
+    rest, values = parser.take_config(args, flags.Settings)
     if name in _RESUMING and rest and not {"-h", "--help"}.intersection(rest):
         if rest[0].startswith("-"):
             print(f"ludic: ROOT comes first: ludic {name} ROOT [options]", file=sys.stderr)
             return 2
         command = importlib.import_module(f"ludic.cli.{module}")
-        earlier = command.earlier_settings(rest[0], [*to_flags(values), *rest[1:]])
+        given = parser.given_settings([*to_flags(values), *rest[1:]], _DECISIVE)
+        earlier = command.earlier_settings(rest[0], given)
     texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
-    settings = parse(flags.Settings, args, **texts, earlier=earlier)
+    settings = parser.parse(flags.Settings, args, **texts, earlier=earlier)
     importlib.import_module(f"ludic.cli.{module}").main(settings)
     return 0
 

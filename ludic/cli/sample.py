@@ -16,9 +16,9 @@ from rich.text import Text
 
 from ludic.agents.requests import derive_seed
 from ludic.cli.flags.sample import Settings
-from ludic.cli.worker import base_of_run
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
 from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.launch.work import base_of_run
 from ludic.models.first_model import is_hub_id, local_folder
 from ludic.records import Message
 from ludic.store import Root, fetch_policy, latest_policy

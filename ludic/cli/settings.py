@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -21,6 +21,7 @@ import tyro
 
 from ludic.cli.toml_types import check_types
 from ludic.errors import ConfigError
+from ludic.launch.flags import to_flags
 from ludic.paths import local_path
 from ludic.renamed_settings import close_names
 from ludic.run_config import RunConfig
@@ -178,19 +179,6 @@ def _preset(args: list[str], values: Mapping[str, Any], settings: type) -> dict[
     return load_algorithm(str(name)) if name not in (None, "None") else {}
 
 
-def to_flags(values: Mapping[str, Any]) -> list[str]:
-    """Return the flags that set these fields: ["--learning-rate", "0.003", "--no-resume", ...]."""
-    return [part for name, value in values.items() for part in _to_flag(name.replace("_", "-"), value)]
-
-
-def _to_flag(name: str, value: Any) -> list[str]:
-    if isinstance(value, bool):
-        return [f"--{name}" if value else f"--no-{name}"]
-    if isinstance(value, list | tuple):
-        return [f"--{name}", *map(str, value)]
-    return [f"--{name}", json.dumps(value) if isinstance(value, Mapping) else str(value)]
-
-
 def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str | None]:
     """Return the arguments without a flag and its value, and the value, None if the flag is absent.
 
@@ -207,13 +195,15 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
     return args[:place] + args[place + 2 :], args[place + 1]
 
 
-def last_value(args: Sequence[str], name: str) -> str | None:
-    """Return the value that the flags give a setting, the last one of several; None if they give none."""
-    flag, found = f"--{name.replace('_', '-')}", None
-    for place, arg in enumerate(args):
+def given_settings(args: Sequence[str], names: Collection[str]) -> dict[str, str]:
+    """Return the values, as texts, that flags give to some settings; the last value of a repeated flag."""
+    found = {}
+    for index, arg in enumerate(args):
         head, equals, value = arg.partition("=")
-        if head.replace("_", "-") == flag:
-            found = value if equals else next(iter(args[place + 1 :]), None)
+        name = head.removeprefix("--").replace("-", "_")
+        values = [value] if equals else args[index + 1 : index + 2]
+        if head.startswith("--") and name in names and values:
+            found[name] = values[0]
     return found
 
 

@@ -1,4 +1,4 @@
-"""Helpers of long-running commands: stop cleanly on signals, and end with the process that started them."""
+"""Helpers of long-running work: stop cleanly on signals, and end with the process that started this one."""
 
 import ctypes
 import os
@@ -6,7 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 SUPERVISED = "LUDIC_SUPERVISED"
 """Environment variable, set for children of `ludic run`: they stop when their standard input closes, as it ends."""
@@ -32,20 +34,53 @@ def stop_on_signals() -> threading.Event:
     if it does not stop within a grace period.
     """
     stop = threading.Event()
-
-    def ask_to_stop(number: int, frame: object) -> None:
-        if stop.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.set()
-
-    signal.signal(signal.SIGTERM, ask_to_stop)
-    signal.signal(signal.SIGINT, ask_to_stop)
+    _set_on_signals(stop)
     if os.environ.get(SUPERVISED):
         _end_after(_wait_for_end_of_input, stop)
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if _is_rank():
         _ask_for_signal_when_parent_ends()
         _end_after(_wait_for_end_of_launcher, stop)
     return stop
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """Give an event that SIGTERM and Ctrl-C set while the block lasts; for work that a notebook or a script starts.
+
+    After such a signal the block ends by itself, and KeyboardInterrupt is raised at its end. A second Ctrl-C interrupts
+    the block at once. Only the main thread can handle signals: in another one the event is never set.
+    """
+    stop, is_signalled = threading.Event(), threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    before = _set_on_signals(stop, is_signalled)
+    if _is_rank():
+        _end_after(_wait_for_end_of_launcher, stop)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if is_signalled.is_set():
+        raise KeyboardInterrupt
+
+
+def _set_on_signals(*events: threading.Event) -> dict[signal.Signals, Any]:
+    """Let SIGTERM and Ctrl-C set events, and a second Ctrl-C interrupt; returns the handlers that were there before."""
+
+    def ask_to_stop(number: int, frame: object) -> None:
+        if events[0].is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        for event in events:
+            event.set()
+
+    return {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def _is_rank() -> bool:
+    """Return whether torchrun started this process."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def interrupt_on_sigterm() -> None:

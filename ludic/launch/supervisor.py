@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,8 @@ class Child:
     """Returns whether another process replaced this one, given its process id; called after an exit with REPLACED."""
     progress: Callable[[], object] = lambda: None
     """Returns a value that progress changes, such as the newest checkpoint's step; a change resets the count."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables of this process, besides those of all children."""
     num_restarts: int = 0
     _quick_deaths: int = 0
     _deaths_alike: int = 0
@@ -77,7 +79,7 @@ class Child:
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | environment | {SUPERVISED: "1"},
+                env={**os.environ, **environment, **self.environment, SUPERVISED: "1"},
                 # We pass Ctrl-C on, as SIGTERM; and a child's own processes can be killed with it.
                 start_new_session=True,
             )

@@ -7,9 +7,9 @@ import fsspec
 import pytest
 from tiny_runs import fill, query
 
-from ludic.cli.demo import open_demo
-from ludic.cli.roots import open_or_start, start_like
 from ludic.errors import ConfigError, MissingRootError, ModelError
+from ludic.launch.demo import open_demo
+from ludic.launch.roots import open_or_start, start_like
 from ludic.models.first_model import first_model
 from ludic.store import Root, RunConfig
 from ludic.store.model import IDENTITY, read_identity

@@ -14,8 +14,9 @@ import pytest
 import tyro
 
 from ludic.cli import train, worker
-from ludic.cli.settings import RootUrl, field_names, parse, to_flags
+from ludic.cli.settings import RootUrl, field_names, given_settings, parse
 from ludic.errors import ConfigError
+from ludic.launch.flags import to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import TrainConfig
@@ -292,7 +293,7 @@ def test_a_command_takes_its_options_from_a_file(ludic, trained, tmp_path: Path,
 
 
 def test_a_resumed_trainer_takes_over_the_settings_of_the_one_before(trained) -> None:
-    earlier = train.earlier_settings(trained.url, [])
+    earlier = train.earlier_settings(trained.url, {})
     settings = parse(
         train.Settings, [trained.url, "--num-steps", "9"], program="ludic train", description="", earlier=earlier
     )
@@ -309,7 +310,7 @@ def resumed_with(folder: Path, before: Mapping[str, Any], *args: str) -> TrainCo
     """Settings of `ludic train` with these flags where an earlier trainer had those."""
     root = Root.create(str(folder / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config=json.loads(json.dumps(TrainConfig.of(**before).flat())))
-    earlier = train.earlier_settings(root.url, args)
+    earlier = train.earlier_settings(root.url, given_settings(args, ("objective", "kl_weight", "algorithm")))
     return parse(train.Settings, [root.url, *args], program="ludic train", description="", earlier=earlier).train
 
 
@@ -325,7 +326,7 @@ def test_an_objective_that_reads_them_keeps_the_settings_of_the_trainer_before(t
 def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     root.put("attempts/1.json", Path(__file__).parents[1].joinpath("golden", "attempt-former-names.json").read_bytes())
-    earlier = train.earlier_settings(root.url, [])
+    earlier = train.earlier_settings(root.url, {})
     settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier).train
     assert settings == TrainConfig.of(
         num_steps=40,
@@ -384,6 +385,6 @@ def test_an_algorithm_keeps_nothing_of_the_algorithm_before() -> None:
 def test_settings_that_an_earlier_trainer_ignored_do_not_keep_it_from_being_resumed(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path / "run"), RunConfig(model="model", env=("moar_cats",)))
     start_attempt(root, config={"objective": "sft", "ratio_level": "sequence", "dpo_beta": 0.5, "learning_rate": 0.25})
-    earlier = train.earlier_settings(root.url, [])
+    earlier = train.earlier_settings(root.url, {})
     settings = parse(train.Settings, [root.url], program="ludic train", description="", earlier=earlier)
     assert settings.train == TrainConfig.of(objective="sft", learning_rate=0.25)

@@ -3,7 +3,7 @@
 import pytest
 from tiny_runs import create_root, fill, final_weights, query
 
-from ludic.cli.train import train_args
+from ludic.launch.train import train_args
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 import ludic
-from ludic.cli.demo import heldout_answers
+from ludic.launch.demo import heldout_answers
 from ludic.store import Root, fetch_policy, latest_policy
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.cli.run import _was_replaced
+from ludic.launch.local import was_replaced
 from ludic.launch.process import REPLACED
 from ludic.launch.supervisor import Child, ChildError, supervise
 from ludic.store.slots import claim_slot
@@ -165,10 +165,10 @@ def test_a_worker_was_replaced_where_a_claim_follows_its_own(started, monkeypatc
         monkeypatch.setattr("ludic.store.slots.owner_name", lambda: f"{socket.gethostname()}-{pid}")
         claim_slot(started, 0, f"w0-{pid}")
 
-    assert not _was_replaced(started, 0, 7)
+    assert not was_replaced(started, 0, 7)
     claim(6)
-    assert not _was_replaced(started, 0, 7)
+    assert not was_replaced(started, 0, 7)
     claim(7)
-    assert not _was_replaced(started, 0, 7)
+    assert not was_replaced(started, 0, 7)
     claim(8)
-    assert _was_replaced(started, 0, 7)
+    assert was_replaced(started, 0, 7)

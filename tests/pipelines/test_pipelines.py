@@ -103,7 +103,7 @@ def test_what_collect_samples_train_uses_once(tmp_path: Path, model: str):
 
 def test_async_rloo_trains_on_what_two_workers_sample(tmp_path: Path, model: str):
     printed = run_pipeline("async_rloo.py", root=tmp_path / "run", model=model, num_steps=3)
-    assert [line.split()[:2] for line in printed.splitlines()] == [["step", "1"], ["step", "2"], ["step", "3"]]
+    assert printed.startswith("trained to step 3; mean reward ")
     # Slot 0 and slot 1, as their ids begin.
     query = "select distinct worker_id[:3] from rollouts order by all"
     assert ask(tmp_path / "run", query) == [("w0-",), ("w1-",)]

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import tyro
 
-from ludic.cli.flags.code import CodeSettings
 from ludic.cli.settings import RootUrl
+from ludic.consent import CodeSettings
 from ludic.run_config import RunConfig
 
 

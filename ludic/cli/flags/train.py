@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import tyro
 
 from ludic.bounds import check_numbers
-from ludic.cli.flags.code import CodeSettings
 from ludic.cli.settings import Algorithm, RootUrl
+from ludic.consent import CodeSettings
 from ludic.training.config import TrainConfig
 
 

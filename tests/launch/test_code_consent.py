@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import create_root
 
-from ludic.cli.code import CodeSettings, prepare_code
-from ludic.consent import CodeUse, has_consent
+from ludic.consent import CodeSettings, CodeUse, has_consent
 from ludic.errors import ConfigError, ConsentError
+from ludic.launch.code import prepare_code
 from ludic.store import Root
 from ludic.store.code import find_files, keep_files
 from ludic.user_files import Files

@@ -1,21 +1,23 @@
-"""Consent to the code that a root names, and its copies in the root, as the flags ask."""
+"""Record a user's consent to the code that a root names, and copy users' files into the root."""
 
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from ludic.cli.flags.code import CodeSettings
-from ludic.consent import CodeUse, has_consent
+from ludic.batches.rules import batch_rules
+from ludic.consent import CodeSettings, CodeUse, has_consent
 from ludic.errors import ConsentError, SchemaError, StoreError
-from ludic.store import Root
+from ludic.sql.planner import BatchRules
+from ludic.store import Root, RunConfig
 from ludic.store.code import FoundFiles, consent_to, find_files, keep_files, trusted_files
+from ludic.training.config import TrainConfig
 from ludic.user_files import Files, UserFile, file_of, read_user_file
 
 logger = logging.getLogger(__name__)
 
 
 def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, check: Callable[[Files], object]) -> None:
-    """Record the consent that the flags give, and store users' files in the root.
+    """Record the consent that the settings give, and store users' files in the root.
 
     check: loads the files; if it raises, no consent and no file is stored. Raises ConsentError, ConfigError.
     """
@@ -32,8 +34,13 @@ def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, ch
     keep_files(root, files)
 
 
+def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:
+    """Return the rules that a trainer plans batches by, without users' files. Raises ConfigError."""
+    return batch_rules(train.batch, run.groups_per_batch, run.seed, pairs=train.loss.is_paired)
+
+
 def gives_consent(root: Root, uses: Sequence[CodeUse]) -> bool:
-    """Whether the command line names a file without consent that the root already holds, with the same text."""
+    """Return whether the user names a file without consent that the root already holds, with the same text."""
     found = find_files(root, uses)
     return any(
         file_of(use.setting) in found.kept and not _is_consented(use, found.files) and _is_named_here(use, found)
@@ -46,7 +53,7 @@ def _is_consented(use: CodeUse, files: Files) -> bool:
 
 
 def _agrees(root: Root, use: CodeUse, found: FoundFiles, settings: CodeSettings) -> bool:
-    """Whether whoever started this command agrees to code that had no consent before."""
+    """Return whether the user agrees to code that had no consent before."""
     if settings.trust_code or _is_named_here(use, found):
         return True
     name = file_of(use.setting)
@@ -56,7 +63,7 @@ def _agrees(root: Root, use: CodeUse, found: FoundFiles, settings: CodeSettings)
 
 
 def _is_named_here(use: CodeUse, found: FoundFiles) -> bool:
-    """Whether the command line names it, and its text is that of the file on this machine's disk."""
+    """Return whether the user names the code, and its text is that of the file on this machine's disk."""
     name = file_of(use.setting)
     if use.named_by_root or name is None or name not in found.kept:
         return not use.named_by_root

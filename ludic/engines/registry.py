@@ -1,0 +1,95 @@
+"""Engines by name: built-in, or your own class in a file.
+
+To add a built-in engine, write its file and its line in BUILT_IN. An engine's file runs because the person who starts
+the worker names it: unlike environments, engines are never named by a root. Raises ConfigError, which says what was
+requested and what there is.
+"""
+
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import partial
+from importlib import import_module
+from types import MappingProxyType
+from typing import Protocol
+
+from ludic.engines.engine import Engine
+from ludic.errors import ConfigError
+from ludic.paths import local_path
+from ludic.user_code import describe_failure, load_file
+from ludic.user_files import UserFile, python_file_of, read_user_file
+
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "transformers": "ludic.engines.transformers_engine:TransformersEngine",
+    }
+)
+"""Module and class of each engine, imported when it is used: their libraries take seconds to import."""
+
+MakeEngine = Callable[[str, int], Engine]
+"""Function that makes an engine from a folder of weights and their version."""
+
+
+class EngineFactory(Protocol):
+    """A class of engines, or a function that makes one."""
+
+    def __call__(
+        self,
+        folder: str,
+        *,
+        version: int,
+        device: str | None,
+        base: Callable[[], str] | None,
+        float32_head: bool,
+    ) -> Engine:
+        """Return an engine with the weights of a Hugging Face folder.
+
+        version: of these weights. device: "cpu" or "cuda"; None is the engine's choice. base: returns the folder of the
+        model that LoRA adapters belong to. float32_head: compute logits in float32, as the trainer does.
+        """
+        ...
+
+
+def check_engine(name: str) -> None:
+    """Raise ConfigError if there is no such engine; imports and runs nothing."""
+    place = python_file_of(name)
+    if place is not None:
+        _read(name, place)
+    elif name not in BUILT_IN:
+        close = get_close_matches(name, BUILT_IN, n=1)
+        hint = f"did you mean {close[0]!r}? There are" if close else "there are"
+        raise ConfigError(
+            f"engine {name!r} is unknown; {hint} {', '.join(BUILT_IN)}, and path/to/file.py:ClassName for your own"
+        )
+
+
+def find_engine(name: str) -> EngineFactory:
+    """Return the class of a built-in engine, or of path/to/file.py:ClassName, which runs that file."""
+    check_engine(name)
+    if name in BUILT_IN:
+        module, _, class_name = BUILT_IN[name].partition(":")
+        return getattr(import_module(module), class_name)
+    place, _, class_name = name.rpartition(":")
+    file = _read(name, place)
+    try:
+        module_of_user = load_file(file)
+    except Exception as error:
+        raise ConfigError(f"engine {name}: {describe_failure(file.path, error)}") from error
+    found = getattr(module_of_user, class_name, None)
+    if not callable(found):
+        raise ConfigError(f"engine {name}: {place} has no class or function {class_name!r}")
+    return found
+
+
+def engine_maker(
+    name: str, *, device: str | None = None, base: Callable[[], str] | None = None, float32_head: bool = False
+) -> MakeEngine:
+    """Return the function that a worker makes its engine with."""
+    make = partial(find_engine(name), device=device, base=base, float32_head=float32_head)
+    return lambda folder, version: make(folder, version=version)
+
+
+def _read(name: str, place: str) -> UserFile:
+    try:
+        return read_user_file(local_path(place, "an engine's file"))
+    except OSError as error:
+        raise ConfigError(f"engine {name}: {error}") from error

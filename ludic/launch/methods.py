@@ -1,0 +1,181 @@
+"""Methods of `ludic.Run` that sample and train: in this process, or in processes of this machine.
+
+Each imports what it needs when it is called, so that `import ludic` stays light.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ludic.consent import CodeSettings
+from ludic.defaults import ENGINE, ENV_TIMEOUT_S
+from ludic.errors import ConfigError
+from ludic.store import Root
+
+if TYPE_CHECKING:
+    from ludic.engines.engine import Engine
+    from ludic.engines.registry import MakeEngine
+    from ludic.records import RolloutBatch
+    from ludic.training.config import TrainConfig
+
+
+class HasRoot(Protocol):
+    """A ludic.Run, as far as its methods here need it."""
+
+    root: Root
+
+
+def work(
+    self: HasRoot,
+    num_groups: int | None = None,
+    *,
+    engine: "str | Engine | MakeEngine" = ENGINE,
+    device: str | None = None,
+    slot: int | None = None,
+    groups_per_call: int = 8,
+    env_timeout_s: float | None = ENV_TIMEOUT_S,
+    model: str | None = None,
+    stop: threading.Event | None = None,
+    report: "Callable[[RolloutBatch], None] | None" = None,
+    trust_code: bool = False,
+    update_code: bool = False,
+) -> int:
+    """Sample groups in this process and append them to the run; returns the number of committed groups.
+
+    With `num_groups`, samples so many groups with the newest weights, whatever the trainer asks for; if nothing is
+    published yet, the run's model is published first. Without it, samples what the trainer asks for, as `ludic
+    worker` does, until it is stopped. Ctrl-C ends the call after the sampled groups are stored, and raises
+    KeyboardInterrupt.
+
+    engine: name of an engine, path/to/file.py:ClassName, an engine, or a function that makes one from a folder of
+    weights and their version. device: for an engine given by name; None takes CUDA if available. slot: part of the
+    run's schedule; None takes the first one that no living worker holds. model: location of the run's first model,
+    if it is not where run.json says. stop: ends the call when it is set, instead of Ctrl-C. report: called with
+    each batch, instead of the progress that is shown on stderr. trust_code, update_code: see `ludic.create`.
+    """
+    from ludic.launch.work import free_slot, publish_first, work
+    from ludic.rollouts.config import WorkerConfig
+
+    config = WorkerConfig(
+        slot=free_slot(self.root) if slot is None else slot,
+        groups_per_call=groups_per_call,
+        num_groups=num_groups,
+        follow_quota=num_groups is None,
+        env_timeout_s=env_timeout_s,
+    )
+    if num_groups is not None:
+        publish_first(self.root, model)
+    code = CodeSettings(trust_code=trust_code, update_code=update_code)
+    with _stop_or_signals(stop) as stopped:
+        return work(self.root, config, stopped, engine=engine, device=device, model=model, code=code, report=report)
+
+
+def train(
+    self: HasRoot,
+    config: "TrainConfig | None" = None,
+    *,
+    algorithm: str | None = None,
+    model: str | None = None,
+    resume: bool = False,
+    take_over: bool = False,
+    stop: threading.Event | None = None,
+    report: Callable[[int, Mapping[str, Any]], None] | None = None,
+    trust_code: bool = False,
+    update_code: bool = False,
+    **settings: Any,
+) -> int:
+    """Train in this process, or in this rank if torchrun started it; returns the last step trained.
+
+    Continues from the last checkpoint, if there is one. Settings not given here are those of the run's last
+    trainer, or of the run in `replay_batches`. `config` gives all settings instead. Ctrl-C ends the call after a
+    checkpoint, and raises KeyboardInterrupt.
+
+    algorithm: preset of settings (docs/algorithms.md). model: location of the run's first model, if it is not where
+    run.json says. resume: refuse to start without a complete checkpoint. take_over: fence a live trainer. stop:
+    ends the call when it is set, instead of Ctrl-C. report: called with each step and its metrics, instead of the
+    progress that is shown on stderr. trust_code, update_code: see `ludic.create`. settings: fields of TrainConfig.
+
+    Raises ConfigError, OwnedError if another live trainer owns the run, StalledError if rollouts do not come.
+    """
+    from ludic.launch.train import open_to_train, train_here
+
+    config = _train_config(self.root, config, algorithm, settings)
+    root = open_to_train(self.root.url, config, resume=resume)
+    code = CodeSettings(trust_code=trust_code, update_code=update_code)
+    with _stop_or_signals(stop) as stopped:
+        return train_here(
+            root, config, stopped, code=code, model=model, resume=resume, take_over=take_over, report=report
+        )
+
+
+def launch(
+    self: HasRoot,
+    config: "TrainConfig | None" = None,
+    *,
+    algorithm: str | None = None,
+    workers: int | None = None,
+    ranks: int = 1,
+    engine: str = ENGINE,
+    trainer_gpus: str | None = None,
+    worker_gpus: str | None = None,
+    env_timeout_s: float | None = ENV_TIMEOUT_S,
+    model: str | None = None,
+    take_over: bool = False,
+    trust_code: bool = False,
+    update_code: bool = False,
+    **settings: Any,
+) -> int:
+    """Run workers and a trainer as processes of this machine until the trainer is done; returns its last step.
+
+    Restarts processes that die. Settings of the trainer are found as in `train`. Ctrl-C stops all processes cleanly
+    and raises KeyboardInterrupt; another call continues.
+
+    workers: number of workers; None starts all of the schedule. ranks: processes that train together. engine: name,
+    or path/to/file.py:ClassName. trainer_gpus, worker_gpus: such as "0,1"; None divides the GPUs of this machine.
+    env_timeout_s: limit of one call of an environment. For the others see `train`.
+
+    Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or ConsentError.
+    """
+    from ludic.launch.config import LaunchConfig
+    from ludic.launch.local import check_launch, launch
+    from ludic.launch.roots import prepare_run_code
+
+    config = _train_config(self.root, config, algorithm, settings, online=True)
+    processes = LaunchConfig(
+        local_workers=workers,
+        ranks=ranks,
+        engine=engine,
+        trainer_gpus=trainer_gpus,
+        worker_gpus=worker_gpus,
+        env_timeout_s=env_timeout_s,
+        take_over=take_over,
+    )
+    check_launch(config, processes, self.root.run.num_workers)
+    prepare_run_code(self.root, config, CodeSettings(trust_code=trust_code, update_code=update_code))
+    return launch(self.root, config, processes, model=model)
+
+
+def _train_config(
+    root: Root,
+    config: "TrainConfig | None",
+    algorithm: str | None,
+    settings: Mapping[str, Any],
+    *,
+    online: bool = False,
+) -> "TrainConfig":
+    """Return `config`, or the settings of the next trainer. Raises ConfigError if both are given."""
+    from ludic.training.settings import next_config
+
+    if config is None:
+        return next_config(root.url, settings, algorithm, online=online)
+    if settings or algorithm:
+        raise ConfigError("config gives all settings of the trainer; give single settings instead of it, or none")
+    return config
+
+
+def _stop_or_signals(stop: threading.Event | None) -> AbstractContextManager[threading.Event]:
+    """Give the caller's event, or one that Ctrl-C sets."""
+    from ludic.launch.process import interruptible
+
+    return interruptible() if stop is None else nullcontext(stop)

@@ -1,0 +1,104 @@
+"""Create roots with everything that a run needs on other machines: run.json, code/, model/.
+
+Raises ConfigError if the settings differ from those of an existing run, ModelError if the model is not found or differs
+from the run's first model.
+"""
+
+from dataclasses import replace
+from difflib import get_close_matches
+from functools import partial
+
+from ludic.batches.rules import names_in_root
+from ludic.consent import CodeSettings
+from ludic.errors import ConfigError, MissingRootError
+from ludic.launch.code import prepare_code, rules_of
+from ludic.models.first_model import identify_at, local_folder, remember_model
+from ludic.rollouts.sampler import make_environments
+from ludic.sql.code import rule_uses
+from ludic.sql.planner import Planner
+from ludic.store import Root, RunConfig
+from ludic.store.code import environment_uses
+from ludic.store.model import copy_kept, keep_model
+from ludic.training.config import TrainConfig
+from ludic.user_files import NO_FILES, Files
+
+
+def create_run(url: str, run: RunConfig, train: TrainConfig, code: CodeSettings) -> Root:
+    """Start a run, or open the existing one with these settings, and check that its code works.
+
+    A new run uses the code files of the user who starts it; code of an existing root runs only with consent.
+    Raises ConfigError, QueryError, ModelError or ConsentError; then no root is made.
+    """
+    if not is_there(url):
+        _check_option_names(run)
+        _check_code(run, train, NO_FILES)
+    root = open_or_start(url, run)
+    prepare_run_code(root, train, code)
+    return root
+
+
+def is_there(url: str) -> bool:
+    """Return whether a folder or URL holds a run."""
+    try:
+        Root.open(url)
+    except MissingRootError:
+        return False
+    return True
+
+
+def prepare_run_code(root: Root, train: TrainConfig, code: CodeSettings) -> None:
+    """Check all code of a run and its trainer, and record consent to it, as far as `code` gives it."""
+    uses = [*environment_uses(root.run), *rule_uses(rules_of(root.run, train), names_in_root(root))]
+    prepare_code(root, uses, code, partial(_check_code, root.run, train))
+
+
+def _check_option_names(config: RunConfig) -> None:
+    """Raise ConfigError for options of an environment that the run does not name; they would have no effect."""
+    for name in config.env_options:
+        if name not in config.env:
+            close = get_close_matches(name, config.env, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"env is {', '.join(config.env)}"
+            raise ConfigError(f"env_options has options of {name!r}, which is not in env; {hint}")
+
+
+def _check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
+    """Load SQL and environments once, to find errors before every process fails. Raises ConfigError, QueryError.
+
+    Runs users' code. files: contents that replace those on disk.
+    """
+    Planner(replace(rules_of(config, train), files=files), config.extra_columns)
+    make_environments(config, files)
+
+
+def open_or_start(url: str, run: RunConfig) -> Root:
+    """Open the run with these settings, or start it. The model of an existing run may be given at another location."""
+    try:
+        root = Root.open(url, writable=True)
+    except MissingRootError:
+        return _start(url, run)
+    Root.create(url, replace(run, model=root.run.model))  # refuses other settings
+    remember_model(root, other_location(root, run.model))
+    return root
+
+
+def start_like(url: str, like: Root, model: str | None) -> Root:
+    """Start a run with the settings and code of another run, and with its model if `model` is None."""
+    if model is not None:
+        return _start(url, replace(like.run, model=model), like)
+    root = Root.create(url, like.run, like=like)
+    copy_kept(like, root)
+    return root
+
+
+def _start(url: str, run: RunConfig, like: Root | None = None) -> Root:
+    """Start a run. The model is looked for first, so that a missing model leaves no root."""
+    with local_folder(run.model) as folder:
+        identity = identify_at(folder, run.model)
+        root = Root.create(url, run, like=like)
+        keep_model(root, folder, identity)
+    return root
+
+
+def other_location(root: Root, model: str | None) -> str | None:
+    """Return `model`, a location other than the one in run.json, or None if it is the same."""
+    return None if model == root.run.model else model

@@ -1,0 +1,122 @@
+"""Train on a run's rollouts in this process, or as several ranks that torchrun starts."""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from ludic.batches.rules import names_in_root
+from ludic.consent import CodeSettings
+from ludic.errors import ConfigError, MissingRootError
+from ludic.launch.code import gives_consent, prepare_code, rules_of
+from ludic.launch.flags import to_flags
+from ludic.launch.process import LAUNCHER
+from ludic.launch.roots import other_location, start_like
+from ludic.sql.code import rule_uses
+from ludic.sql.planner import Planner
+from ludic.store import Root, newest_attempt_id
+from ludic.store.checkpoints import NOTHING_TO_RESUME, checkpoint_id_to_resume, checkpoint_ids
+from ludic.store.lease import newest_claim
+from ludic.training.config import TrainConfig
+from ludic.viewer.progress import training_progress
+
+
+def train_here(
+    root: Root,
+    config: TrainConfig,
+    stop: threading.Event,
+    *,
+    code: CodeSettings | None = None,
+    model: str | None = None,
+    resume: bool = False,
+    take_over: bool = False,
+    replaces: int | None = None,
+    report: Callable[[int, Mapping[str, Any]], None] | None = None,
+) -> int:
+    """Train in this process, which may be a rank of torchrun; see ludic.training.trainer.train for the arguments.
+
+    take_over: fence a live trainer. report: called with each step, instead of the progress that is shown on stderr.
+    """
+    from ludic.training.trainer import train
+
+    prepare_trainer_code(root, config, code or CodeSettings())
+    replaces = newest_claim(root) if take_over else replaces
+    num_steps = None if config.batch.is_stored else config.num_steps
+    with training_progress(num_steps) if report is None else nullcontext(report) as shown:
+        model = other_location(root, model)
+        return train(root, config, stop, shown, replaces=replaces, model=model, resume=resume)
+
+
+def become_ranks(
+    root: Root,
+    config: TrainConfig,
+    ranks: int,
+    *,
+    model: str | None,
+    resume: bool,
+    take_over: bool,
+    replaces: int | None,
+    code: CodeSettings,
+) -> NoReturn:
+    """Replace this process by torchrun, which starts `ludic train` on each rank."""
+    prepare_trainer_code(root, config, code)
+    replaces = newest_claim(root) if take_over else replaces
+    args = train_args(root.url, config, ranks, replaces, other_location(root, model), resume=resume)
+    os.environ[LAUNCHER] = str(os.getpid())
+    os.execv(sys.executable, [sys.executable, "-m", *args])
+
+
+def train_args(
+    root: str,
+    config: TrainConfig,
+    ranks: int,
+    replaces: int | None = None,
+    model: str | None = None,
+    *,
+    resume: bool = False,
+) -> list[str]:
+    """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks."""
+    launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
+    flags = to_flags({**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
+    return [*launch, "ludic", "train", root, *flags]
+
+
+def outcome(url: str, step: int, num_steps: int | None) -> str:
+    """Return a sentence about how training ended. step: last step in the weights; num_steps: target, None for none."""
+    if num_steps is not None and step > num_steps:
+        return f"{url} is at step {step} already, which is past num_steps {num_steps}; nothing to train"
+    return f"trained to step {step}{f' of {num_steps}' if num_steps else ''} in {url}"
+
+
+def last_step(root: Root) -> int:
+    """Return the step of the checkpoint that a trainer would resume from; 0 if there is none."""
+    place = checkpoint_id_to_resume(root, newest_attempt_id(root), checkpoint_ids(root))
+    return place[1] if place else 0
+
+
+def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
+    """Do what the settings of code ask for, and consent to the user's own files that the root already holds."""
+    rules = rules_of(root.run, config)
+    uses = rule_uses(rules, names_in_root(root))
+    if code.is_given or gives_consent(root, uses):
+        prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.run.extra_columns))
+
+
+def open_to_train(url: str, config: TrainConfig, *, model: str | None = None, resume: bool = False) -> Root:
+    """Open a run, or create it like the first run that it trains on.
+
+    resume: refuse a run without a complete checkpoint. Raises MissingRootError or ConfigError.
+    """
+    like = config.batch.replay_batches or next(iter(config.batch.sources), None)
+    try:
+        root = Root.open(url, writable=True)
+    except MissingRootError:
+        if like is None or resume:
+            raise
+        return start_like(url, Root.open(like), model)
+    if resume and not last_step(root):
+        raise ConfigError(f"{root.url} {NOTHING_TO_RESUME}")
+    return root

@@ -1,0 +1,101 @@
+"""Sample rollouts for a run in this process."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import cache, partial
+from pathlib import Path
+
+from ludic.consent import CodeSettings
+from ludic.defaults import ENGINE
+from ludic.engines.engine import Engine
+from ludic.engines.registry import MakeEngine, engine_maker
+from ludic.launch.code import prepare_code
+from ludic.launch.guard import guarded
+from ludic.models.first_model import first_model
+from ludic.records import RolloutBatch
+from ludic.rollouts.config import WorkerConfig
+from ludic.rollouts.sampler import make_environments
+from ludic.rollouts.worker import run_worker
+from ludic.store import Root, latest_policy, publish_policy
+from ludic.store.code import environment_uses
+from ludic.store.slots import newest_slot_claim
+from ludic.viewer.progress import sampling_progress
+
+
+def work(
+    root: Root,
+    config: WorkerConfig,
+    stop: threading.Event,
+    *,
+    engine: str | Engine | MakeEngine = ENGINE,
+    device: str | None = None,
+    model: str | None = None,
+    code: CodeSettings | None = None,
+    guard: bool = False,
+    report: Callable[[RolloutBatch], None] | None = None,
+) -> int:
+    """Sample until `stop` is set or num_groups are committed; returns the number of committed groups.
+
+    engine: name, see ludic.engines.registry; or an engine, or a function that makes one from a folder of weights and
+    their version. device: for an engine given by name; None takes CUDA if available. model: location of the run's first
+    model, if it is not where run.json says. guard: end this process if a call of an environment can't be interrupted.
+    report: called with each batch, instead of the progress that is shown on stderr.
+
+    Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
+    """
+    if code is not None and code.is_given:
+        prepare_code(root, environment_uses(root.run), code, partial(make_environments, root.run))
+    with ExitStack() as stack:
+        base = stack.enter_context(base_of_run(root, model))
+        make = _as_maker(engine, device, base, root.run.float32_head)
+        announce = stack.enter_context(guarded(config.env_timeout_s if guard else None))
+        progress = sampling_progress(config.num_groups) if report is None else nullcontext(report)
+        return run_worker(root, config, make, stop, stack.enter_context(progress), announce)
+
+
+@contextmanager
+def base_of_run(root: Root, model: str | None = None) -> Iterator[Callable[[], str]]:
+    """Give a function that finds the folder of the run's first model once. model: the only location to look at."""
+    with ExitStack() as stack:
+        yield cache(lambda: str(stack.enter_context(first_model(root, model))))
+
+
+def _as_maker(
+    engine: str | Engine | MakeEngine, device: str | None, base: Callable[[], str], float32_head: bool
+) -> MakeEngine:
+    if isinstance(engine, str):
+        return engine_maker(engine, device=device, base=base, float32_head=float32_head)
+    if callable(engine):
+        return engine
+
+    def load(folder: str, version: int) -> Engine:
+        engine.load_weights(folder, version)
+        return engine
+
+    return load
+
+
+def free_slot(root: Root) -> int | None:
+    """Return the first slot of the schedule that no living worker holds; None if all are held."""
+    for slot in range(root.run.num_workers):
+        claim = newest_slot_claim(root, slot)
+        if claim is None or claim.is_over:
+            return slot
+    return None
+
+
+def publish_first(root: Root, model: str | None = None) -> None:
+    """Publish the run's first model if nothing is published, so that a worker has weights without a trainer."""
+    from ludic.training.model import copy_tokenizer, full_state_dict, load_model, save_weights
+
+    if latest_policy(root) is not None:
+        return
+    with first_model(root, model) as source:
+
+        def save(folder: Path) -> None:
+            model = load_model(str(source))
+            save_weights(model, full_state_dict(model), folder)
+            copy_tokenizer(str(source), folder)
+
+        publish_policy(root, save, step=0, attempt_id=0, parent_version=None, groups_per_worker=lambda version: 0)
