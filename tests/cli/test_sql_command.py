@@ -19,8 +19,9 @@ import pytest
 from rich.console import Console
 from tiny_runs import fill
 
-from ludic.cli.query import interrupted_by_ctrl_c
-from ludic.cli.sql import open_result, print_table
+from ludic.sql.query import interrupted_by_ctrl_c
+from ludic.sql.query import open_result
+from ludic.viewer.tables import print_table
 from ludic.sql import connect
 from ludic.store import Root, list_files
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from strategies import make_batch
 
-from ludic.cli.stats import collect
+from ludic.viewer.stats import collect_stats
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, list_files
 from ludic.store.quarantine import quarantine
 
 
 def test_a_run_is_counted(trained: Root) -> None:
-    stats = collect(trained)
+    stats = collect_stats(trained).facts
     totals = stats["rollouts"]
     assert (totals["num_rollouts"], totals["num_groups"], totals["num_errors"]) == (16, 4, 1)
     assert (totals["num_prompt_tokens"], totals["num_response_tokens"]) == (16 * 8, 16 * 16)
@@ -27,7 +27,7 @@ def test_a_run_is_counted(trained: Root) -> None:
 
 
 def test_rewards_are_averaged_by_version_and_environment(trained: Root) -> None:
-    stats = collect(trained)
+    stats = collect_stats(trained).facts
     assert [(row["policy_version"], row["num_groups"], row["reward_mean"]) for row in stats["versions"]] == [
         (0, 2, pytest.approx((1 + 0 + 0.5 + 0.5 + 4 * 0.25) / 8)),
         (1, 2, pytest.approx((1 + 1 + 1) / 7)),  # one of eight is not scored
@@ -45,7 +45,7 @@ def test_incomplete_completions_are_counted_beside_truncated_episodes(ludic, sta
     )
     with RolloutWriter(started, "w0") as writer:
         writer.append(batch)
-    (row,) = collect(started)["environments"]
+    (row,) = collect_stats(started).facts["environments"]
     assert (row["truncated_fraction"], row["incomplete_fraction"]) == (0.0, 0.75)
     lines = [line.split() for line in ludic("stats", started.url).out.splitlines()]
     assert ["env", "rollouts", "reward", "tokens", "truncated", "incomplete", "unparsed", "failed"] in lines
@@ -53,7 +53,7 @@ def test_incomplete_completions_are_counted_beside_truncated_episodes(ludic, sta
 
 
 def test_training_is_counted_with_what_was_dropped_and_why(trained: Root) -> None:
-    stats = collect(trained)
+    stats = collect_stats(trained).facts
     assert stats["steps"]["last_step"] == 1
     assert stats["steps"]["num_used"] == 8
     assert stats["steps"]["drops"] == {"drop_zero_variance_groups": 4}
@@ -71,7 +71,7 @@ def test_json_on_stdout_is_what_was_collected(ludic, trained: Root) -> None:
     printed = json.loads(result.out)
     assert printed["run"]["env"] == ["moar_cats"]
     assert printed["run_id"] == trained.run_id
-    assert printed["steps"] == collect(trained)["steps"]
+    assert printed["steps"] == collect_stats(trained).facts["steps"]
 
 
 def test_people_get_tables_and_a_curve(ludic, trained: Root) -> None:
@@ -124,7 +124,7 @@ def test_many_versions_are_shown_by_both_ends(ludic, started: Root) -> None:
 def test_a_run_is_the_same_on_every_filesystem(
     root_url: str, make_trained: Callable[[str], Root], trained: Root
 ) -> None:
-    there, here = collect(make_trained(root_url)), collect(trained)
+    there, here = collect_stats(make_trained(root_url)).facts, collect_stats(trained).facts
     for key in ("environments", "versions"):
         assert there[key] == here[key]
     assert there["steps"] == here["steps"]
