@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from strategies import make_batch
 
-from ludic.viewer.stats import collect_stats
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, list_files
 from ludic.store.quarantine import quarantine
+from ludic.viewer.stats import collect_stats
 
 
 def test_a_run_is_counted(trained: Root) -> None:
