@@ -25,9 +25,9 @@ from benchmarks.measure import median_ratio, print_table
 from benchmarks.sql import by_sql, connect, plain_duckdb
 from benchmarks.stores import GROUPS_A_FILE, make_store
 from benchmarks.tail import COLUMNS
-from ludic.cli.stats import collect
 from ludic.sql.snapshot import CACHE_VARIABLE
 from ludic.store import RolloutReader, Root
+from ludic.viewer.stats import collect_stats
 
 FILES_A_VERSION = 20
 PLAIN = "DuckDB without ludic: RLOO"
@@ -104,7 +104,7 @@ TASKS: Mapping[str, Callable[[Root], object]] = {
     "DuckDB without ludic: count(*)": lambda root: count(plain_duckdb(root)),
     "ludic: count(*), the first time on a machine": lambda root: count(ludic.connect(root)),
     "ludic: count(*), later": lambda root: count(ludic.connect(root)),
-    "ludic stats, later": collect,
+    "ludic stats, later": collect_stats,
     "reader's first poll, all versions": poll,
 }
 

@@ -1,16 +1,41 @@
 """Run: every verb of ludic on one root. The command line, notebooks and pipelines all use it.
 
-Each method imports what it needs when it is called, so that `import ludic` stays light.
+Each method imports what it needs when it is called, so that `import ludic` stays light. A method that may take long has
+an argument `track` that shows progress (ludic.store.track); by default it is silent. Any method raises StoreError if
+the root's filesystem fails.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from ludic.bounds import check_names
 from ludic.consent import CodeSettings
+from ludic.defaults import TARGET_BYTES
 from ludic.errors import ConfigError
 from ludic.launch import methods
 from ludic.store import Root, RunConfig
+from ludic.store.track import Track, untracked
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+    from ludic.interop.export_options import Format
+    from ludic.interop.exporting import TextReport
+    from ludic.interop.importing import ImportReport
+    from ludic.interop.tables import TableReport
+    from ludic.interop.weights import WeightsReport
+    from ludic.maintenance.compact import CompactionReport
+    from ludic.maintenance.expire import ExpiryReport
+    from ludic.maintenance.verify import Report
+    from ludic.rollouts.sample import Answer
+    from ludic.sql.roots import RootLike
+    from ludic.viewer.found import Found
+    from ludic.viewer.stats import Stats
+    from ludic.viewer.status import RunStatus, Watcher
 
 
 class Run:
@@ -38,10 +63,259 @@ class Run:
     train = methods.train
     launch = methods.launch
 
+    # --- Read --------------------------------------------------------------------------------------------
 
-def open_run(url: str) -> Run:
+    def stats(self, *, track: Track = untracked) -> "Stats":
+        """Return the figures of the run as DataFrames: folders, rollouts, environments, versions, evals, attempts.
+
+        Files that can't be read are listed and left out. Raises QueryError.
+        """
+        from ludic.viewer.stats import collect_stats
+
+        return collect_stats(self.root, track)
+
+    def sql(
+        self,
+        query: str,
+        *params: Any,
+        also: "Iterable[RootLike]" = (),
+        unsafe: bool = False,
+    ) -> "pl.DataFrame":
+        """Return the rows of a SQL query over the run's views (docs/reading.md) as a Polars DataFrame.
+
+        params: values of the query's ? in order, or one mapping for its $names. also: more runs to query. unsafe: run
+        any statement, which may read and write files; without it, a query may only read, and only these runs.
+        Raises QueryError.
+        """
+        import polars as pl
+
+        with self.sql_stream(query, *params, also=also, unsafe=unsafe) as reader:
+            frame = pl.from_arrow(reader.read_all())
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    def sql_stream(
+        self, query: str, *params: Any, also: "Iterable[RootLike]" = (), unsafe: bool = False
+    ) -> "AbstractContextManager[pa.RecordBatchReader]":
+        """Give the result of a query as a stream of Arrow batches of 10,000 rows, for results larger than memory.
+
+        The arguments are those of `sql`. Raises QueryError, also while the stream is read.
+        """
+        from ludic.sql.query import open_result
+        from ludic.sql.roots import open_roots
+
+        values = params[0] if len(params) == 1 and isinstance(params[0], Mapping) else params
+        return open_result(open_roots([self.root, *also]), query, values, unsafe=unsafe)
+
+    def status(self) -> "RunStatus":
+        """Return the current state: trainer, newest steps, rates, policy, checkpoint, troubles.
+
+        Later calls can tell if the trainer is alive, since they see whether its lease is renewed. Raises SchemaError.
+        """
+        return self._watcher.look()
+
+    def watch(self, interval_s: float = 2.0) -> None:
+        """Print the state every `interval_s` seconds until Ctrl-C. Raises MissingRootError if the run is deleted."""
+        from ludic.viewer.live import watch
+        from ludic.viewer.output import stdout_console
+
+        watch(self._watcher, stdout_console(), interval_s)
+
+    @cached_property
+    def _watcher(self) -> "Watcher":
+        from ludic.viewer.status import Watcher
+
+        return Watcher(self.url)
+
+    def rollout(self, rollout_id: str) -> "Found":
+        """Find a rollout by its id, or by a beginning or an end that no other rollout_id has.
+
+        Its `record` is the rollout, `tokens()` a table of its response. Raises UnknownIdError.
+        """
+        from ludic.viewer.found import look_up
+
+        return look_up(self.root, rollout_id, "rollout")
+
+    def group(self, group_id: str) -> "Found":
+        """Find a group by its id, or a beginning or an end of it; `records` are its rollouts. Raises UnknownIdError."""
+        from ludic.viewer.found import look_up
+
+        return look_up(self.root, group_id, "group")
+
+    def show(self, any_id: str) -> "Found":
+        """Find a rollout or a group by its id, or by a beginning or an end of it. Raises UnknownIdError."""
+        from ludic.viewer.found import look_up
+
+        return look_up(self.root, any_id)
+
+    def sample(
+        self,
+        prompt: str,
+        n: int = 1,
+        *,
+        version: int | None = None,
+        system: str | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        device: Literal["cpu", "cuda"] | None = None,
+    ) -> "list[Answer]":
+        """Sample n answers to a user message from a policy version, by default the latest; nothing is stored.
+
+        Sampling settings that are None are the run's. Each answer has text, tokens, logprobs (nats) and finish_reason.
+        Raises ConfigError if there are no such weights or the prompt is too long, ModelError for broken weights.
+        """
+        from ludic.rollouts.sample import Question, sample_run
+
+        question = Question(
+            prompt=prompt,
+            n=n,
+            system=system,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            max_tokens=max_tokens,
+            seed=seed,
+            device=device,
+        )
+        return sample_run(self.root, question, version)
+
+    # --- Maintain ----------------------------------------------------------------------------------------
+
+    def compact(
+        self,
+        before: int | None = None,
+        *,
+        all_versions: bool = False,
+        target_bytes: int = TARGET_BYTES,
+        dry_run: bool = False,
+        track: Track = untracked,
+    ) -> "CompactionReport":
+        """Rewrite the small files of versions below `before` into files of about `target_bytes` bytes.
+
+        None takes the versions that workers and the newest trainer no longer use. all_versions: take every version, for
+        a finished run. Safe while the run and readers continue; after an interruption, call it again. Raises
+        ConfigError for both before and all_versions.
+        """
+        from ludic.maintenance.compact import compact, sealed_before
+
+        if all_versions and before is not None:
+            raise ConfigError("all_versions and before say different things; give one of them")
+        root = self._writable(not dry_run)
+        if before is None and not all_versions:
+            before = sealed_before(root)
+        return compact(root, before_version=before, target_bytes=target_bytes, dry_run=dry_run, track=track)
+
+    def expire(
+        self,
+        *,
+        keep_versions: int | None = None,
+        before: int | None = None,
+        older_than: str | None = None,
+        where: str | None = None,
+        folder: Literal["rollouts", "evals", "token_stats"] = "rollouts",
+        break_resume: bool = False,
+        break_replay: bool = False,
+        dry_run: bool = False,
+        track: Track = untracked,
+    ) -> "ExpiryReport":
+        """Delete the files whose rows all match one rule, except those that a resumed trainer or a replay needs.
+
+        The rule is one of keep_versions (number of newest versions to keep), before (versions below this one),
+        older_than (an age such as "7d") and where (a SQL predicate over rollouts). break_resume, break_replay: delete
+        also what is needed. Raises ConfigError for a bad rule, QueryError for a bad predicate.
+        """
+        from ludic.maintenance.expire import expire
+        from ludic.maintenance.expiry_rule import ExpiryRule
+
+        rule = ExpiryRule(folder=folder, keep_versions=keep_versions, before=before, older_than=older_than, where=where)
+        return expire(
+            self._writable(not dry_run),
+            rule,
+            break_resume=break_resume,
+            break_replay=break_replay,
+            dry_run=dry_run,
+            track=track,
+        )
+
+    def verify(self, *, repair: bool = False, track: Track = untracked) -> "Report":
+        """Check every file and the data; return findings (none if the run is sound), notes and repairs.
+
+        repair: also move broken files to set_aside/, and delete temporary files that are older than a day.
+        """
+        from ludic.maintenance.verify import check_root
+
+        return check_root(self._writable(repair), track, repair=repair)
+
+    # --- Exchange ----------------------------------------------------------------------------------------
+
+    def export(
+        self,
+        format: "Format",
+        target: str | PathLike[str] | BinaryIO | None = None,
+        *,
+        table: Literal["rollouts", "evals"] = "rollouts",
+        where: str | None = None,
+        sql: str | None = None,
+        step: int | None = None,
+        version: int | None = None,
+        model: str | None = None,
+        track: Track = untracked,
+    ) -> "TableReport | TextReport | WeightsReport":
+        """Export the files as a delta or iceberg table, rows as jsonl or csv, or weights as hf, a Hugging Face folder.
+
+        target: jsonl, csv: a file that does not exist, or an open binary file; hf: a folder or URL that does not exist;
+        iceberg: the local folder of the catalog. where, sql: the rows of jsonl and csv. step, version, model: the
+        weights of hf, by default the newest version. Raises ConfigError if options do not fit the format or the target
+        exists, QueryError if the SQL fails, ModelError if a LoRA adapter does not fit the model.
+        """
+        from ludic.interop.export_options import ExportOptions
+        from ludic.interop.exporting import export
+
+        options = ExportOptions(
+            format=format,
+            target=fspath(target) if isinstance(target, PathLike) else target,
+            table=table,
+            where=where,
+            sql=sql,
+            step=step,
+            version=version,
+            model=model,
+        )
+        return export(self.root, options, track)
+
+    def import_(
+        self,
+        files: str | PathLike[str] | Sequence[str | PathLike[str]],
+        format: str,
+        *,
+        env: str | None = None,
+        tokenizer: str | None = None,
+        model: str | None = None,
+        track: Track = untracked,
+    ) -> "list[ImportReport]":
+        """Import files that other programs wrote, in a format of docs/exchange.md; return a report for each file.
+
+        env: environment of records that name none, by default the format's name. tokenizer: folder, Hugging Face id or
+        URL of the tokenizer for texts, by default the run's. model: another location of the run's model. A second
+        import of a file changes nothing. Raises ConfigError for an unknown format or a foreign file.
+        """
+        from ludic.interop.import_files import import_files
+
+        paths = [files] if isinstance(files, str | PathLike) else files
+        options = {"env": env, "tokenizer": tokenizer, "model": model}
+        return import_files(self._writable(), [fspath(path) for path in paths], format, **options, track=track)
+
+    def _writable(self, is_needed: bool = True) -> Root:
+        """Return the root; checks first that its filesystem refuses to overwrite, if it is written to."""
+        return Root.open(self.url, writable=True) if is_needed else self.root
+
+
+def open_run(url: str | PathLike[str]) -> Run:
     """Open the run at a folder or URL. Raises MissingRootError if there is none, SchemaError if run.json is damaged."""
-    return Run(Root.open(url))
+    return Run(Root.open(fspath(url)))
 
 
 def create(

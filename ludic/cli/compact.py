@@ -9,32 +9,30 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
+import ludic
 from ludic.cli.flags.compact import Settings
-from ludic.maintenance.compact import CompactedPartition, CompactionReport, compact, sealed_before
-from ludic.store import Root
+from ludic.maintenance.compact import CompactedPartition, CompactionReport
 from ludic.viewer.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
 
 
 def main(settings: Settings) -> None:
-    root = Root.open(settings.root, writable=not settings.dry_run)
-    before = None if settings.all else settings.before
-    if before is None and not settings.all:
-        before = sealed_before(root)
+    run = ludic.open(settings.root)
     with progress_bar() as track:
-        report = compact(
-            root,
-            before_version=before,
+        report = run.compact(
+            settings.before,
+            all_versions=settings.all,
             target_bytes=settings.target_mb << 20,
             dry_run=settings.dry_run,
             track=track,
         )
     if settings.json:
-        print_json({"root": root.url, "before": before, "dry_run": settings.dry_run} | asdict(report))
+        facts = asdict(report)
+        print_json({"root": run.url, "before": facts.pop("before_version"), "dry_run": settings.dry_run} | facts)
     else:
-        _print(stdout_console(), report, before, dry_run=settings.dry_run)
+        _print(stdout_console(), report, dry_run=settings.dry_run)
 
 
-def _print(console: Console, report: CompactionReport, before: int | None, *, dry_run: bool) -> None:
+def _print(console: Console, report: CompactionReport, *, dry_run: bool) -> None:
     if report.partitions:
         _print_table(console, report.partitions)
     for skipped in report.skipped:
@@ -44,7 +42,7 @@ def _print(console: Console, report: CompactionReport, before: int | None, *, dr
     if report.partitions:
         became = "would become" if dry_run else "became"
         done = f"{plural(num_files, 'file')} of {plural(len(report.partitions), 'partition')} {became} {num_left:,}"
-    elif before == 0:
+    elif report.before_version == 0:
         done = "no version is sealed yet: name one with --before, or take --all of a run that is finished"
     else:
         done = "there is nothing to compact"

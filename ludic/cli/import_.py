@@ -1,84 +1,53 @@
 """`ludic import ROOT --from FORMAT FILES...`: import rollouts that other programs wrote.
 
-Prints the imported rollouts per file to stdout, and fields and records that were not imported to stderr. Raises
-ConfigError if the format is unknown, a file is foreign, or the root does not exist and no model is named.
+Prints the imported rollouts per file to stdout, and fields and records that were not imported to stderr.
 """
 
-import functools
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+import ludic
 from ludic.cli.flags.import_ import Settings
 from ludic.errors import ConfigError, MissingRootError
-from ludic.interop.importing import ImportReport, import_file
+from ludic.interop.import_files import start_for_import
+from ludic.interop.importing import ImportReport
 from ludic.interop.mapping import load_format
-from ludic.models.chat import load_tokenizer
-from ludic.models.first_model import first_tokenizer, is_hub_id, local_folder, remember_model, write_files
-from ludic.store import Root, RunConfig
 from ludic.viewer.output import plural, print_json, printable, progress_bar, stdout_console
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _MOST_REFUSED = 10
 
 
 def main(settings: Settings) -> None:
-    mapping = load_format(settings.from_)
+    load_format(settings.from_)  # before a run is started for the files
     if not settings.files:
         raise ConfigError("no file to import was named")
-    env_name = settings.env or mapping.name
-    root = _open_root(settings, env_name)
-    tokenizer = settings.tokenizer or root.run.model
-    get_tokenizer = functools.cache(lambda: _load_tokenizer(root, settings.tokenizer))
-    reports = []
+    run = _open_run(settings)
     with progress_bar() as track:
-        for url in track(settings.files, len(settings.files), "files"):
-            report = import_file(
-                root, url, mapping, env_name=env_name, tokenizer=tokenizer, get_tokenizer=get_tokenizer
-            )
-            reports.append(report)
+        reports = run.import_(
+            settings.files,
+            settings.from_,
+            env=settings.env,
+            tokenizer=settings.tokenizer,
+            model=settings.model,
+            track=track,
+        )
     if settings.json:
-        print_json({"root": root.url, "files": [asdict(report) for report in reports]})
+        print_json({"root": run.url, "files": [asdict(report) for report in reports]})
     else:
         _print_losses(reports)
         _print_summary(reports)
 
 
-def _open_root(settings: Settings, env_name: str) -> Root:
+def _open_run(settings: Settings) -> ludic.Run:
     try:
-        root = Root.open(settings.root, writable=True)
+        return ludic.open(settings.root)
     except MissingRootError:
         if settings.model is None:
             raise ConfigError(f"{settings.root} holds no run; --model FOLDER_OR_ID starts one") from None
-        run = RunConfig(
-            model=settings.model,
-            env=(env_name,),
-            group_size=settings.group_size,
-            groups_per_batch=settings.groups_per_batch,
-        )
-        root = Root.create(settings.root, run)
-        if not is_hub_id(settings.model):  # an id would download weights, which an import does not need
-            remember_model(root)
-        return root
-    if settings.model not in (None, root.run.model):
-        remember_model(root, settings.model)
-    return root
-
-
-def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase":
-    """Load a tokenizer. source: folder, Hugging Face id or URL; None means the run's own, stored in its root."""
-    if source is not None:
-        with local_folder(source, with_weights=False) as folder:
-            return load_tokenizer(str(folder))
-    with tempfile.TemporaryDirectory(prefix="ludic-tokenizer-") as folder:
-        write_files(first_tokenizer(root), Path(folder))
-        return load_tokenizer(folder)
+    sizes = {"group_size": settings.group_size, "groups_per_batch": settings.groups_per_batch}
+    return ludic.Run(start_for_import(settings.root, settings.model, settings.from_, env=settings.env, **sizes))
 
 
 def _print_summary(reports: Sequence[ImportReport]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ludic.errors import LudicError
 from ludic.installed import LUDIC, installed_version
 from ludic.launch.flags import to_flags
-from ludic.viewer.printable import printable
+from ludic.printable import printable
 
 COMMANDS = {
     "demo": "Teach a tiny model on this machine, in a minute",

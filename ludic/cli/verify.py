@@ -10,10 +10,10 @@ from dataclasses import asdict
 from rich.console import Console
 from rich.text import Text
 
+import ludic
 from ludic.cli.flags.verify import Settings
 from ludic.errors import LudicError
-from ludic.maintenance.verify import Finding, Report, check_root, meaning_of
-from ludic.store import Root
+from ludic.maintenance.verify import Finding, Report, meaning_of
 from ludic.viewer.output import print_json, printable, progress_bar, stdout_console
 
 
@@ -22,23 +22,23 @@ class UnsoundError(LudicError, ValueError):
 
 
 def main(settings: Settings) -> None:
-    root = Root.open(settings.root, writable=settings.repair)
+    run = ludic.open(settings.root)
     with progress_bar() as track:
-        report = check_root(root, track, repair=settings.repair)
+        report = run.verify(repair=settings.repair, track=track)
     if settings.json:
-        print_json({"root": root.url, "sound": not report.findings} | asdict(report))
+        print_json({"root": run.url, "sound": not report.findings} | asdict(report))
     else:
-        _print(stdout_console(), root, report)
+        _print(stdout_console(), run.url, report)
     if report.findings:
-        raise UnsoundError(f"{root.url} is not sound: {_count(report.findings)}")
+        raise UnsoundError(f"{run.url} is not sound: {_count(report.findings)}")
 
 
-def _print(console: Console, root: Root, report: Report) -> None:
+def _print(console: Console, url: str, report: Report) -> None:
     _print_by_check(console, "repaired, ", report.repaired, "green")
     _print_by_check(console, "", report.findings, "bold red")
     _print_by_check(console, "note, ", report.notes, "dim")
     if not report.findings:
-        console.print(f"{root.url} is sound", soft_wrap=True)
+        console.print(f"{url} is sound", soft_wrap=True)
 
 
 def _print_by_check(console: Console, prefix: str, findings: Iterable[Finding], style: str) -> None:

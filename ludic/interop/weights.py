@@ -122,7 +122,7 @@ def _named(noun: str, numbers: Sequence[int]) -> str:
 def _refuse_to_overwrite(storage: Storage) -> None:
     is_taken = Path(storage.path).exists() if storage.is_local else storage.exists("config.json")
     if is_taken:
-        raise ConfigError(f"{storage.url} exists; choose another --out, or delete it")
+        raise ConfigError(f"{storage.url} exists; choose another target, or delete it")
 
 
 def _staging_folder(storage: Storage) -> tempfile.TemporaryDirectory[str]:
@@ -150,4 +150,4 @@ def _publish(folder: Path, storage: Storage) -> None:
     for file in files:
         name = file.relative_to(folder).as_posix()
         if not storage.put_file_if_absent(file, name):
-            raise ConfigError(f"{storage.url}/{name} exists with other content; choose another --out, or delete it")
+            raise ConfigError(f"{storage.url}/{name} exists with other content; choose another target, or delete it")

@@ -52,8 +52,10 @@ class CompactedPartition:
 
 @dataclass(frozen=True, slots=True)
 class CompactionReport:
-    """Result of a compaction."""
+    """Result of a compaction; in a dry run, as it would be."""
 
+    before_version: int | None = None
+    """Versions below this one were compacted; None means all."""
     partitions: list[CompactedPartition] = field(default_factory=list)
     """Partitions in which something changed."""
     skipped: list[Skipped] = field(default_factory=list)
@@ -85,7 +87,7 @@ def compact(
     Compacted files are left alone, so a second call does nothing. Broken files stay where they are and are reported.
     Raises StoreError if the filesystem fails; calling it again is safe.
     """
-    report = CompactionReport()
+    report = CompactionReport(before_version=before_version)
     folders = [
         f"{folder}/version={version}"
         for folder in _FOLDERS

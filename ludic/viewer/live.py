@@ -2,7 +2,7 @@
 
 import logging
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import TracebackType
 from typing import Protocol
 
@@ -21,6 +21,8 @@ logger = logging.getLogger("ludic.run")
 
 _NEWEST_CALLS = 16
 """Number of engine calls over which a step's share of incomplete completions is computed."""
+
+_TICK_S = 0.1
 
 
 class View(AbstractContextManager["View"], Protocol):
@@ -73,6 +75,22 @@ class LiveView:
             shown = draw(self._glance, self._live.console.width) if self._glance else Text("nothing seen yet")
             self._live.update(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
         self._looked = time.monotonic()
+
+
+def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
+    """Print the state of a run until Ctrl-C: a live panel in a terminal, else one panel per look.
+
+    Raises MissingRootError if the run is deleted.
+    """
+    with suppress(KeyboardInterrupt):
+        if console.is_terminal:
+            with LiveView(watcher, console, interval_s=interval_s) as view:
+                while True:
+                    view.update()
+                    time.sleep(_TICK_S)
+        while True:  # stdout is a file or a pipe
+            console.print(draw(watcher.look(), console.width))
+            time.sleep(interval_s)
 
 
 class StepLog:

@@ -1,11 +1,11 @@
-"""Output helpers of the commands: tables and JSON on stdout, progress on stderr.
+"""Output for people: tables and JSON on stdout, progress on stderr, HTML in a notebook.
 
 Data of a run is always shown as text, never as markup or terminal escape codes, which a model could write.
 """
 
+import io
 import itertools
 import json
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,20 +20,45 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ludic.store.track import Track as Track
-from ludic.store.track import untracked as untracked
-from ludic.viewer.printable import CONTROL
-from ludic.viewer.printable import printable as printable
+from ludic.interop.row_files import json_text, to_plain
+from ludic.printable import printable as printable
+from ludic.store.track import Track
 
 SHOWN_ITEMS = 6
 """Number of items of a list that a cell shows."""
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+_NOTEBOOK_COLUMNS = 100
+_PRE = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace;background:white;color:black">{code}</pre>'
+_LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+"""Options of a console that prints text as it is."""
+
+
+class Shown:
+    """Base of results that print as text, and as coloured text in a notebook; a subclass writes `print_to`."""
+
+    __slots__ = ()
+
+    def print_to(self, console: Console) -> None:
+        """Print for people."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        file = io.StringIO()
+        self.print_to(Console(file=file, width=_NOTEBOOK_COLUMNS, color_system=None, force_jupyter=False, **_LITERAL))
+        return file.getvalue().rstrip("\n")
+
+    def _repr_html_(self) -> str:
+        """Return the text as HTML; rich escapes every character of HTML in it."""
+        options: dict[str, Any] = {"width": _NOTEBOOK_COLUMNS, "force_jupyter": False, "no_color": False, **_LITERAL}
+        console = Console(record=True, file=io.StringIO(), force_terminal=True, color_system="truecolor", **options)
+        self.print_to(console)
+        return console.export_html(inline_styles=True, code_format=_PRE)
 
 
 def stdout_console() -> Console:
     """Return a console for results. It prints text literally, and colours only on terminals, without NO_COLOR."""
-    return Console(highlight=False, markup=False, emoji=False)
+    return Console(**_LITERAL)
 
 
 @contextmanager
@@ -48,36 +73,6 @@ def progress_bar() -> Iterator[Track]:
 def print_json(value: Any) -> None:
     """Print one JSON document to stdout."""
     sys.stdout.write(f"{json_text(to_plain(value), indent=2)}\n")
-
-
-def json_text(value: Any, **options: Any) -> str:
-    """Return plain values as JSON. Characters that `printable` spells out are escaped and read back the same."""
-    text = json.dumps(value, ensure_ascii=False, **options)
-    return CONTROL.sub(lambda match: json.dumps(match[0])[1:-1], text)
-
-
-def to_plain(value: Any) -> Any:
-    """Convert a table's value for JSON: times become ISO 8601, NaN and infinity null, bytes hex, other types text."""
-    match value:
-        case None | bool() | int() | str():
-            return value
-        case float():
-            return value if math.isfinite(value) else None
-        case Decimal():
-            return int(value) if value == value.to_integral_value() else float(value)
-        case datetime():
-            return value.isoformat()
-        case Mapping():
-            return {str(key): to_plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return list(value) if _is_plain(value) else [to_plain(item) for item in value]
-    return value.hex() if isinstance(value, bytes) else str(value)
-
-
-def _is_plain(values: Sequence[Any]) -> bool:
-    """Whether a list needs no conversion. For 100,000 tokens this takes 1% of the time of converting each item."""
-    types = set(map(type, values))
-    return types <= {int, bool, str, type(None)} or (types == {float} and all(map(math.isfinite, values)))
 
 
 def cell(value: Any, most: int = 60) -> Text:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from rich.console import Console
+
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
 from ludic.store.attempts import CheckpointId
 from ludic.store.checkpoints import checkpoint_ids
 from ludic.store.lease import LeaseState, LeaseWatch, newest_claim, read_lease
 from ludic.store.policies import Policy, read_policy
 from ludic.store.troubles import Trouble, find_sampling_troubles, find_shortage, find_training_troubles
+from ludic.viewer.output import Shown
 
 Row = Mapping[str, Any]
 """One row of the metrics table."""
@@ -45,9 +48,9 @@ class Trainer:
         return self.config.get("num_steps")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunStatus:
-    """State of a run at one moment."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class RunStatus(Shown):
+    """State of a run at one moment. Prints as the panel of `ludic watch`."""
 
     root: Root
     at: datetime
@@ -62,6 +65,12 @@ class RunStatus:
     """Newest complete checkpoint."""
     newest_calls: list[Row] = field(default_factory=list)
     """Newest calls of the workers' engines, of any age, oldest first."""
+
+    def print_to(self, console: Console) -> None:
+        """Print the panel of `ludic watch`."""
+        from ludic.viewer.dashboard import draw  # imports this module
+
+        console.print(draw(self, console.width))
 
     def troubles(self) -> Iterator[Trouble]:
         """Yield the troubles of the run that its newest metrics show."""

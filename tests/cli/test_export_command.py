@@ -66,7 +66,7 @@ def test_a_file_appears_whole_or_not_at_all_and_is_never_replaced(ludic, trained
     assert ludic("export", trained.url, "--format", "jsonl", "--out", out).code == 0
     assert len(out.read_text().splitlines()) == 16
     again = ludic("export", trained.url, "--format", "jsonl", "--out", out)
-    assert (again.code, again.err) == (1, f"ludic: {out} exists; choose another --out, or delete it\n")
+    assert (again.code, again.err) == (1, f"ludic: {out} exists; choose another target, or delete it\n")
 
 
 @pytest.mark.parametrize(
@@ -85,9 +85,9 @@ def test_a_package_that_is_not_installed_is_named_with_its_extra(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--format", "delta", "--where", "true"], "--where says nothing to --format delta"),
-        (["--format", "csv", "--catalog", "x"], "--catalog says nothing to --format csv"),
-        (["--format", "jsonl", "--where", "true", "--sql", "select 1"], "--where and --sql both choose the rows"),
+        (["--format", "delta", "--where", "true"], "where does not apply to format delta"),
+        (["--format", "csv", "--catalog", "x"], "--catalog does not apply to --format csv"),
+        (["--format", "jsonl", "--where", "true", "--sql", "select 1"], "where and sql both choose the rows"),
         (["--format", "lance"], "lance"),
     ],
 )
@@ -112,16 +112,16 @@ def test_weights_are_written_where_asked_and_reported(ludic, trained: Root, tmp_
     report = json.loads(ludic("export", trained.url, "--format", "hf", "--out", tmp_path / "v", "--json").out)
     assert (report["format"], report["source"]) == ("hf", "policies/version=1")
     again = ludic("export", trained.url, "--format", "hf", "--out", out)
-    assert (again.code, again.err) == (1, f"ludic: {out} exists; choose another --out, or delete it\n")
+    assert (again.code, again.err) == (1, f"ludic: {out} exists; choose another target, or delete it\n")
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
         (["--format", "hf"], "--format hf wants --out"),
-        (["--format", "hf", "--out", "x", "--step", "0", "--version", "0"], "--step and --version both choose"),
-        (["--format", "csv", "--version", "0"], "--version says nothing to --format csv"),
-        (["--format", "delta", "--step", "0"], "--step says nothing to --format delta"),
+        (["--format", "hf", "--out", "x", "--step", "0", "--version", "0"], "step and version both choose"),
+        (["--format", "csv", "--version", "0"], "version does not apply to format csv"),
+        (["--format", "delta", "--step", "0"], "step does not apply to format delta"),
     ],
 )
 def test_options_of_weights_that_do_not_go_together_are_wrong_usage(ludic, trained: Root, args, message: str):

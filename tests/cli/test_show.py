@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from strategies import make_group
 
-from ludic.cli.show import look_up
 from ludic.maintenance.compact import compact
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
+from ludic.viewer.found import look_up
 
 Ids = Callable[[int, int], str]
 

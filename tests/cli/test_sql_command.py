@@ -3,26 +3,19 @@
 import csv
 import io
 import json
-import os
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-import duckdb
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 from tiny_runs import fill
 
-from ludic.cli.query import interrupted_by_ctrl_c
-from ludic.cli.sql import open_result, print_table
 from ludic.sql import connect
+from ludic.sql.query import open_result
 from ludic.store import Root, list_files
+from ludic.viewer.tables import print_table
 
 pytestmark = pytest.mark.slow
 
@@ -260,21 +253,6 @@ def test_a_sealed_connection_reads_every_view_of_a_root(root: Root) -> None:
     assert con.sql("select sum(len(response_tokens)) > 0 from rollouts").fetchall() == [(True,)]
 
 
-CROSS_JOIN = "select count(*) from range(100000000) a, range(100000000) b where (a.range * b.range) % 7 = 3"
-
-
-def test_ctrl_c_ends_a_query_that_would_take_for_ever() -> None:
-    con = duckdb.connect()
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-    with pytest.raises(KeyboardInterrupt):
-        _run_until_ctrl_c(con)
-
-
-def _run_until_ctrl_c(con: duckdb.DuckDBPyConnection) -> None:
-    with interrupted_by_ctrl_c(con):
-        con.sql(CROSS_JOIN).fetchall()
-
-
 def test_several_runs_are_asked_at_once(ludic, trained: Root, started: Root, breakable: Path) -> None:
     query = "select root, count(*) as n from rollouts group by root order by root"
     wanted = sorted([{"root": trained.url, "n": 16}, {"root": str(breakable), "n": 16}], key=lambda row: row["root"])
@@ -284,19 +262,3 @@ def test_several_runs_are_asked_at_once(ludic, trained: Root, started: Root, bre
     assert ludic("sql", trained.url, breakable, query).out.splitlines()[0].split() == ["root", "n"]
     result = ludic("sql", trained.url, f"{trained.url}/", "select 1")
     assert result.err == f"ludic: {trained.url} is the same folder as {trained.url}; name each root once\n"
-
-
-def test_a_table_keeps_the_rows_that_it_shows_in_memory_and_no_others() -> None:
-    before, peak = pa.total_allocated_bytes(), 0
-
-    def batches():
-        nonlocal peak
-        for _ in range(50):
-            yield pa.record_batch({"a": pc.add(pa.array(np.zeros(100_000)), 1.0)})  # 800 kB, which Arrow counts
-            peak = max(peak, pa.total_allocated_bytes() - before)
-
-    reader = pa.RecordBatchReader.from_batches(pa.schema([("a", pa.float64())]), batches())
-    console = Console(file=io.StringIO(), width=80)
-    print_table(reader, console, max_rows=3)
-    assert "3 of 5,000,000 rows" in console.file.getvalue()
-    assert peak < 10_000_000

@@ -1,39 +1,17 @@
 """`ludic stats`: what is in a root."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from strategies import make_batch
 
-from ludic.cli.stats import collect
+import ludic
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, list_files
 from ludic.store.quarantine import quarantine
-
-
-def test_a_run_is_counted(trained: Root) -> None:
-    stats = collect(trained)
-    totals = stats["rollouts"]
-    assert (totals["num_rollouts"], totals["num_groups"], totals["num_errors"]) == (16, 4, 1)
-    assert (totals["num_prompt_tokens"], totals["num_response_tokens"]) == (16 * 8, 16 * 16)
-    files = list_files(trained)
-    assert stats["folders"]["rollouts"]["num_files"] == len(files) == 2
-    size_bytes = sum(Path(trained.path, file.name).stat().st_size for file in files)
-    assert stats["folders"]["rollouts"]["size_bytes"] == size_bytes
-    assert totals["bytes_per_response_token"] == size_bytes / 256
-
-
-def test_rewards_are_averaged_by_version_and_environment(trained: Root) -> None:
-    stats = collect(trained)
-    assert [(row["policy_version"], row["num_groups"], row["reward_mean"]) for row in stats["versions"]] == [
-        (0, 2, pytest.approx((1 + 0 + 0.5 + 0.5 + 4 * 0.25) / 8)),
-        (1, 2, pytest.approx((1 + 1 + 1) / 7)),  # one of eight is not scored
-    ]
-    assert [(row["env_name"], row["num_rollouts"]) for row in stats["environments"]] == [("moar_cats", 16)]
-    assert stats["versions"][1]["error_fraction"] == 1 / 8
+from ludic.viewer.stats import collect_stats
 
 
 def test_incomplete_completions_are_counted_beside_truncated_episodes(ludic, started: Root) -> None:
@@ -45,23 +23,11 @@ def test_incomplete_completions_are_counted_beside_truncated_episodes(ludic, sta
     )
     with RolloutWriter(started, "w0") as writer:
         writer.append(batch)
-    (row,) = collect(started)["environments"]
+    (row,) = collect_stats(started).facts["environments"]
     assert (row["truncated_fraction"], row["incomplete_fraction"]) == (0.0, 0.75)
     lines = [line.split() for line in ludic("stats", started.url).out.splitlines()]
     assert ["env", "rollouts", "reward", "tokens", "truncated", "incomplete", "unparsed", "failed"] in lines
     assert ["moar_cats", "4", "0.25", "16.0", "0.0%", "75.0%", "0.0%", "0.0%"] in lines
-
-
-def test_training_is_counted_with_what_was_dropped_and_why(trained: Root) -> None:
-    stats = collect(trained)
-    assert stats["steps"]["last_step"] == 1
-    assert stats["steps"]["num_used"] == 8
-    assert stats["steps"]["drops"] == {"drop_zero_variance_groups": 4}
-    assert stats["checkpoints"] == ["checkpoints/attempt=1/step=1"]
-    assert [(row["attempt_id"], row["on_chain"]) for row in stats["attempts"]] == [(1, True)]
-    # The first weights, and those after the step.
-    assert stats["policies"] == {"num_versions": 2, "num_stored": 2, "newest_stored": 1}
-    assert stats["unreadable"] == []
 
 
 @pytest.mark.slow
@@ -71,7 +37,7 @@ def test_json_on_stdout_is_what_was_collected(ludic, trained: Root) -> None:
     printed = json.loads(result.out)
     assert printed["run"]["env"] == ["moar_cats"]
     assert printed["run_id"] == trained.run_id
-    assert printed["steps"] == collect(trained)["steps"]
+    assert printed["steps"] == collect_stats(trained).facts["steps"]
 
 
 def test_people_get_tables_and_a_curve(ludic, trained: Root) -> None:
@@ -106,10 +72,10 @@ def test_many_files_are_counted_from_the_cache_of_scalars(
     torn = list_files(Root.open(str(breakable)))[0].name
     (breakable / torn).write_bytes((breakable / torn).read_bytes()[:-100])
     root = Root.open(str(breakable))
-    expected = collect(root)
+    expected = ludic.open(root.url).stats().facts
     monkeypatch.setenv("LUDIC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr("ludic.sql.snapshot.FEW_FILES", 0)
-    assert collect(root) == expected
+    assert ludic.open(root.url).stats().facts == expected
     assert [file["name"] for file in expected["unreadable"]] == [torn]
     assert list((tmp_path / "cache").rglob("*.parquet"))
 
@@ -132,14 +98,3 @@ def test_many_versions_are_shown_by_both_ends(ludic, started: Root) -> None:
     assert "versions (3 in the middle left out)" in out
     shown = [line.split()[0] for line in out.splitlines() if line[:1].isdigit()]
     assert shown == ["0", "1", "2", "3", "4", "8", "9", "10", "11", "12"]
-
-
-@pytest.mark.slow
-def test_a_run_is_the_same_on_every_filesystem(
-    root_url: str, make_trained: Callable[[str], Root], trained: Root
-) -> None:
-    there, here = collect(make_trained(root_url)), collect(trained)
-    for key in ("environments", "versions"):
-        assert there[key] == here[key]
-    assert there["steps"] == here["steps"]
-    assert there["folders"]["rollouts"]["num_rows"] == 16

@@ -95,7 +95,7 @@ def new_root(tmp_path: Path) -> Root:
 def test_nothing_is_overwritten(trained: Root, root_url: str) -> None:
     url = f"{root_url}/exported"
     export_weights(trained, url, version=1)
-    with pytest.raises(ConfigError, match=r"exported exists; choose another --out, or delete it"):
+    with pytest.raises(ConfigError, match=r"exported exists; choose another target, or delete it"):
         export_weights(trained, url, version=2)
 
 

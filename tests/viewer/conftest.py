@@ -1,5 +1,5 @@
-"""A run that has started."""
+"""Runs as workers and trainers leave them."""
 
-from cli.conftest import model_folder, started
+from cli.conftest import make_trained, model_folder, started, trained
 
-__all__ = ["model_folder", "started"]
+__all__ = ["make_trained", "model_folder", "started", "trained"]

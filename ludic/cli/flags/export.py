@@ -6,13 +6,14 @@ from typing import Literal
 from ludic.bounds import check_numbers
 from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError
+from ludic.interop.export_options import ExportOptions, Format
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     root: RootUrl
     """Folder or URL of the run."""
-    format: Literal["hf", "delta", "iceberg", "jsonl", "csv"]
+    format: Format
     """Output format. delta and iceberg register the existing files without copying them; run the command again to add
     new files. hf writes a folder of weights, configuration and tokenizer, for transformers and vLLM."""
     table: Literal["rollouts", "evals"] = "rollouts"
@@ -36,17 +37,23 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_numbers(self)
-        is_text = self.format in ("jsonl", "csv")
-        wanted = {"where": is_text, "sql": is_text, "out": is_text or self.format == "hf", "json": not is_text}
-        wanted |= {"catalog": self.format == "iceberg", "step": self.format == "hf", "version": self.format == "hf"}
-        wanted |= {"model": self.format == "hf"}
-        for name, is_wanted in wanted.items():
-            value = getattr(self, name)
-            if not is_wanted and value is not None and value is not False:
-                raise ConfigError(f"--{name} says nothing to --format {self.format}; leave it out")
+        if self.catalog is not None and self.format != "iceberg":
+            raise ConfigError(f"--catalog does not apply to --format {self.format}; leave it out")
+        if self.out is not None and self.format in ("delta", "iceberg"):
+            raise ConfigError(f"--out does not apply to --format {self.format}; leave it out")
+        if self.json and self.is_text:
+            raise ConfigError(f"--json does not apply to --format {self.format}; leave it out")
         if self.format == "hf" and self.out is None:
             raise ConfigError("--format hf wants --out, a folder or a URL that is not there yet")
-        if self.step is not None and self.version is not None:
-            raise ConfigError("--step and --version both choose the weights; give one of them")
-        if self.where and self.sql:
-            raise ConfigError("--where and --sql both choose the rows; give one of them")
+        _ = self.options  # raises ConfigError for options that do not apply to the format
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the format is text, which goes to stdout without --out."""
+        return self.format in ("jsonl", "csv")
+
+    @property
+    def options(self) -> ExportOptions:
+        """The options as Run.export takes them."""
+        names = ("format", "table", "where", "sql", "step", "version", "model")
+        return ExportOptions(target=self.out or self.catalog, **{name: getattr(self, name) for name in names})

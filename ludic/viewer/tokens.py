@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.table import Table
 from rich.text import Text
@@ -67,6 +67,19 @@ def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) ->
     return texts
 
 
+def token_rows(row: dict[str, Any], reader: TokenReader, start: int, end: int) -> list[TokenRow]:
+    """Return tokens start to end of a row's response."""
+    token_ids = row["response_tokens"][start:end]
+    columns = (
+        token_ids,
+        reader(token_ids),
+        row["response_logprobs"][start:end],
+        row["token_rewards"][start:end],
+        row["action_mask"][start:end] if row["action_mask"] else [True] * len(token_ids),
+    )
+    return [TokenRow(*values) for values in zip(*columns, strict=True)]
+
+
 def coloured(tokens: Sequence[TokenRow], color: Color, advantage: float | None) -> Text:
     """Return the response as text with one style per token."""
     text = Text()
@@ -92,10 +105,10 @@ def colour_legend(color: Color, advantage: float | None) -> Text:
 
 def token_table(tokens: Sequence[TokenRow]) -> Table:
     """Return a table with one line per token."""
-    table = plain_table(">place", ">id", "text", ">logprob", ">probability", ">reward", "sampled")
-    for place, token in enumerate(tokens):
+    table = plain_table(">index", ">id", "text", ">logprob", ">probability", ">reward", "sampled")
+    for index, token in enumerate(tokens):
         table.add_row(
-            str(place),
+            str(index),
             str(token.token_id),
             cell(repr(token.text)),
             number(token.logprob, 4) if token.sampled else "-",

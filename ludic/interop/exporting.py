@@ -1,0 +1,111 @@
+"""Export a run's files as a table, its rows as text, its weights for Hugging Face.
+
+delta and iceberg register the existing files without a copy; jsonl and csv stream with one row group in memory (a query
+takes as much as DuckDB needs); hf copies weights (ludic.interop.weights). Raises ConfigError if options conflict or
+the target exists, StoreError if a table's writer fails, QueryError if the SQL fails.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import pyarrow as pa
+
+from ludic.errors import ConfigError
+from ludic.interop.delta import export_delta
+from ludic.interop.export_options import ExportOptions
+from ludic.interop.iceberg import export_iceberg
+from ludic.interop.row_files import ROW_WRITERS, open_sink, plain_rows
+from ludic.interop.tables import TableReport
+from ludic.interop.whole_rows import whole_rows
+from ludic.paths import local_path
+from ludic.schema import resolve_row
+from ludic.sql.query import open_result
+from ludic.store import Root
+from ludic.store.track import Track, untracked
+
+if TYPE_CHECKING:
+    from ludic.interop.weights import WeightsReport
+
+_ROWS_A_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReport:
+    """Result of an export of rows as text."""
+
+    location: str | None
+    """The written file; None for a file that the caller opened."""
+    num_rows: int
+
+
+def export(root: Root, options: ExportOptions, track: Track = untracked) -> "TableReport | TextReport | WeightsReport":
+    """Export as the options say; return what was written."""
+    target = options.target
+    if options.format == "delta":
+        return export_delta(root, options.table, track)
+    if options.format in ROW_WRITERS:
+        return _export_text(root, options)
+    if target is not None and not isinstance(target, str):
+        raise ConfigError(f"format {options.format} wants a folder or a URL as target, not an open file")
+    if options.format == "iceberg":
+        return export_iceberg(root, options.table, None if target is None else local_path(target, "the catalog"), track)
+    from ludic.interop.weights import export_weights  # imports torch, which the other formats do not need
+
+    assert target is not None
+    return export_weights(root, target, step=options.step, version=options.version, model=options.model)
+
+
+def _export_text(root: Root, options: ExportOptions) -> TextReport:
+    sink = _new_sink(options)
+    if options.sql is not None:
+        with open_result([root], options.sql, rows_a_batch=_ROWS_A_BATCH) as result:
+            return _write(result.schema.names, plain_rows(result), options.format, sink)
+    result = whole_rows(root, options.table, _matching(root, options))
+    return _write(result.schema.names, _resolved_rows(result), options.format, sink)
+
+
+def _new_sink(options: ExportOptions) -> Path | BinaryIO:
+    """Return the open file to write to, or the path of a file that does not exist."""
+    target = options.target
+    if target is None:
+        raise ConfigError(f"format {options.format} wants a target, a file that is not there yet")
+    if not isinstance(target, str):
+        return target
+    path = local_path(target, "the target")
+    if path.exists():
+        raise ConfigError(f"{path} exists; choose another target, or delete it")
+    return path
+
+
+def _matching(root: Root, options: ExportOptions) -> set[str] | None:
+    """Return the ids of the rows that match `where`; None means all rows."""
+    if options.where is None:
+        return None
+    # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
+    query = f"select rollout_id from {options.table} where (\n{options.where}\n)"  # noqa: S608
+    with open_result([root], query) as result:
+        return {rollout_id for batch in result for rollout_id in batch.column("rollout_id").to_pylist()}
+
+
+def _resolved_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
+    """Yield plain rows. Steps refer to messages for their texts; readers of text get the texts themselves."""
+    names = result.schema.names
+    for values in plain_rows(result):
+        row = resolve_row(dict(zip(names, values, strict=True)))
+        yield [row[name] for name in names]
+
+
+def _write(names: list[str], rows: Iterable[list[Any]], format: str, sink: Path | BinaryIO) -> TextReport:
+    num_rows = 0
+
+    def counted() -> Iterator[list[Any]]:
+        nonlocal num_rows
+        for row in rows:
+            num_rows += 1
+            yield row
+
+    with open_sink(sink) as file:
+        ROW_WRITERS[format](names, counted(), file)
+    return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)

@@ -1,0 +1,136 @@
+"""Delete rollouts that are no longer needed, whole files only.
+
+Keeps files that a resumed trainer would train on or that steps were trained on, unless told otherwise. The trainer
+prunes weights and checkpoints; the ledger, metrics and policy.json are never deleted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from ludic.maintenance.expiry_rule import ExpiryRule
+from ludic.sql import connect
+from ludic.sql.query import ask
+from ludic.store import Cursor, Root, latest_policy
+from ludic.store.attempts import newest_attempt
+from ludic.store.checkpoints import checkpoint_to_resume
+from ludic.store.files import Folder, Source, list_versions
+from ludic.store.retention import (
+    ExpiredPartition,
+    StoredFile,
+    all_rows_match,
+    is_trained_on,
+    is_unconsumed,
+    stored_files,
+)
+from ludic.store.retention import expire as expire_files
+from ludic.store.token_stats import token_stats_step
+from ludic.store.track import Track, untracked
+
+_COUNT_MATCHES = """
+select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predicate}) as num_matching
+from {folder}
+group by worker_id, sequence
+"""
+_OLDER_STEPS = "select distinct attempt_id, step from all_batches where trainer_version < $first_kept"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiryReport:
+    """Files that an expiry deleted, and matching files and rows that it kept; in a dry run, as they would be."""
+
+    rule: str
+    dry_run: bool
+    expired: Sequence[ExpiredPartition] = ()
+    """Deleted files of rollouts or evals, by partition."""
+    token_stats: dict[str, int] = field(default_factory=dict)
+    """Deleted files of token_stats, and their bytes."""
+    kept_to_resume: Sequence[StoredFile] = ()
+    """Matching files that a resumed trainer would train on."""
+    kept_to_replay: Sequence[StoredFile] = ()
+    """Matching files that steps were trained on."""
+    num_matching_rows_left: int = 0
+    """Matching rows in files that also hold rows that do not match."""
+
+
+def expire(
+    root: Root,
+    rule: ExpiryRule,
+    *,
+    break_resume: bool = False,
+    break_replay: bool = False,
+    dry_run: bool = False,
+    track: Track = untracked,
+) -> ExpiryReport:
+    """Delete the files whose rows all match the rule, and put a tombstone.
+
+    break_resume: also delete rollouts that a resumed trainer would train on. break_replay: also delete rollouts that
+    steps were trained on, so that those steps can't be replayed. Raises QueryError for a bad predicate; StoreError if
+    the filesystem fails: then call it again.
+    """
+    if rule.folder == "token_stats":
+        return _expire_token_stats(root, rule, dry_run=dry_run)
+    matching, num_rows_left = _match(root, rule, rule.folder)
+    for_resume = for_replay = list[StoredFile]()
+    if rule.folder == "rollouts" and not break_resume:
+        for_resume = _needed_to_resume(root, matching)
+    if rule.folder == "rollouts" and not break_replay:
+        for_replay = _needed_to_replay(root, matching)
+    kept = {stored.file for stored in (*for_resume, *for_replay)}
+    chosen = [stored for stored in matching if stored.file not in kept]
+    return ExpiryReport(
+        rule=str(rule),
+        dry_run=dry_run,
+        expired=expire_files(root, chosen, rule=str(rule), dry_run=dry_run, track=track),
+        kept_to_resume=for_resume,
+        kept_to_replay=for_replay,
+        num_matching_rows_left=num_rows_left,
+    )
+
+
+def _expire_token_stats(root: Root, rule: ExpiryRule, *, dry_run: bool) -> ExpiryReport:
+    """Delete the token statistics of older steps. Leaves no tombstone: resume and replay do not read them."""
+    latest = latest_policy(root)
+    rows = ask(connect(root), root, _OLDER_STEPS, {"first_kept": rule.first_kept(latest.version if latest else 0)})
+    steps = {(row["attempt_id"], row["step"]) for row in rows}
+    sizes = {name: size for name, size in root.sizes("token_stats").items() if token_stats_step(name) in steps}
+    if not dry_run:
+        for name in sizes:
+            root.delete(name)
+    return ExpiryReport(rule=str(rule), dry_run=dry_run, token_stats=sizes)
+
+
+def _match(root: Root, rule: ExpiryRule, folder: Folder) -> tuple[list[StoredFile], int]:
+    """Return the files in which all rows match, and the number of matching rows in other files."""
+    files = stored_files(root, folder)
+    latest = latest_policy(root)
+    newest = max([*list_versions(root, folder), *([latest.version] if latest else [])], default=0)
+    first_kept = rule.first_kept(newest)
+    if first_kept is not None:
+        return [stored for stored in files if stored.file.version < first_kept], 0
+    predicate, params = rule.where, dict[str, Any]()
+    if rule.age is not None:
+        predicate, params = "created_at < $before", {"before": datetime.now(UTC) - rule.age}
+    # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
+    sql = _COUNT_MATCHES.format(predicate=f"coalesce((\n{predicate}\n), false)", folder=folder)
+    counts = ask(connect(root), root, sql, params)
+    rows = {Source(row["worker_id"], row["sequence"]): (row["num_rows"], row["num_matching"]) for row in counts}
+    return all_rows_match(files, rows)
+
+
+def _needed_to_resume(root: Root, files: Sequence[StoredFile]) -> list[StoredFile]:
+    """Return the files that the newest trainer would read and that its checkpoint has not consumed."""
+    attempt, latest = newest_attempt(root), latest_policy(root)
+    if attempt is None:
+        return []
+    checkpoint = checkpoint_to_resume(root, attempt)
+    cursor = Cursor.from_dict(dict(checkpoint.cursor)) if checkpoint else Cursor()
+    most = attempt.config.get("max_off_policy_steps")
+    first = 0 if most is None or latest is None else latest.version - most
+    return [stored for stored in files if is_unconsumed(stored, first, cursor)]
+
+
+def _needed_to_replay(root: Root, files: Sequence[StoredFile]) -> list[StoredFile]:
+    names = {row["file"] for row in ask(connect(root), root, "select distinct file from batches where used")}
+    return [stored for stored in files if is_trained_on(stored, names)]

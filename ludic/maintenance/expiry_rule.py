@@ -1,0 +1,54 @@
+"""The rule by which rollouts expire."""
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from ludic.bounds import check_numbers
+from ludic.errors import ConfigError
+
+_AGE = re.compile(r"(\d+)([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiryRule:
+    """One rule that chooses what expires, and the folder that it applies to. Raises ConfigError."""
+
+    folder: Literal["rollouts", "evals", "token_stats"] = "rollouts"
+    """In token_stats, a file's version is that of the weights its step started from."""
+    keep_versions: int | None = None
+    """Number of newest policy versions to keep."""
+    before: int | None = None
+    """Files of versions below this one expire."""
+    older_than: str | None = None
+    """Rows older than this expire, by the worker's clock: 90m, 12h, 7d, 4w."""
+    where: str | None = None
+    """Rows that match this SQL predicate over the rollouts table expire."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        rules = [self.keep_versions, self.before, self.older_than, self.where]
+        if sum(rule is not None for rule in rules) != 1:
+            raise ConfigError("wanted exactly one rule: keep_versions, before, older_than or where")
+        if self.older_than is not None and not _AGE.fullmatch(self.older_than):
+            raise ConfigError(f"older_than is {self.older_than!r}, wanted a number and s, m, h, d or w, such as 7d")
+        if self.folder == "token_stats" and self.keep_versions is None and self.before is None:
+            raise ConfigError("folder is token_stats, whose files only have versions; wanted keep_versions or before")
+
+    @property
+    def age(self) -> timedelta | None:
+        """older_than as a duration."""
+        match = _AGE.fullmatch(self.older_than or "")
+        return timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
+
+    def first_kept(self, newest_version: int) -> int | None:
+        """Return the first version that is kept; None if the rule does not go by versions."""
+        return self.before if self.keep_versions is None else newest_version - self.keep_versions + 1
+
+    def __str__(self) -> str:
+        """The rule as the flag of `ludic expire`, stored in the tombstone."""
+        names = ("keep_versions", "before", "older_than", "where")
+        values = ((name, getattr(self, name)) for name in names)
+        return next(f"--{name.replace('_', '-')} {value}" for name, value in values if value is not None)

@@ -1,0 +1,142 @@
+"""Sample answers to one prompt, from a run's policy or from any model. Stores nothing.
+
+Reads policies/ of a root, or a Hugging Face folder, id or URL. Raises ConfigError if there are no such weights or a
+setting does not fit the model, ModelError if the model can't be loaded.
+"""
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ludic.agents.requests import derive_seed
+from ludic.bounds import check_numbers
+from ludic.engines.engine import GenerationRequest, SamplingParams
+from ludic.errors import ConfigError
+from ludic.models.first_model import first_model, local_folder
+from ludic.records import FinishReason, Message
+from ludic.store import Root, fetch_policy, latest_policy
+from ludic.store.policies import stored_versions
+
+_DEFAULT_MAX_TOKENS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A prompt, and how to sample its answers. Sampling settings that are None come from the run, else the default."""
+
+    prompt: str
+    """Text of the user message."""
+    system: str | None = None
+    """Text of a system message before the prompt."""
+    n: int = 1
+    """Number of answers."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    seed: int = 0
+    """Random seed; the same seed gives the same answers."""
+    device: str | None = None
+    """cpu or cuda; None uses CUDA if available."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One completion and its text."""
+
+    text: str
+    tokens: np.ndarray = field(repr=False)
+    """(length,) int32, including the stop token."""
+    logprobs: np.ndarray = field(repr=False)
+    """(length,) float32, nats, under the distribution sampled from."""
+    finish_reason: FinishReason
+    policy_version: int | None
+    """Version of the run's weights; None for a model that is no run's."""
+
+    @property
+    def mean_logprob(self) -> float:
+        """Mean logprob of the tokens, in nats."""
+        return float(self.logprobs.mean(dtype="float64"))
+
+
+def sample_run(root: Root, question: Question, version: int | None = None) -> list[Answer]:
+    """Sample answers from a published version of a run's policy; None means the latest."""
+    version = _latest_version(root) if version is None else version
+    with tempfile.TemporaryDirectory(prefix="ludic-policy-") as cached:
+        try:
+            folder = fetch_policy(root, version, Path(cached))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{root.url} holds no weights of version {version}; it has {_stored_versions(root)}"
+            ) from None
+        return _sample(folder, question, root, version)
+
+
+def sample_model(model: str, question: Question) -> list[Answer]:
+    """Sample answers from a model: a folder, Hugging Face id or URL."""
+    with local_folder(model) as folder:
+        return _sample(str(folder), question, None, None)
+
+
+def _sample(folder: str, question: Question, root: Root | None, version: int | None) -> list[Answer]:
+    from ludic.engines.transformers_engine import TransformersEngine  # loads torch
+    from ludic.models.chat import decode, load_tokenizer, render_prompt
+
+    tokenizer = load_tokenizer(folder)
+    with ExitStack() as stack:
+        options: dict[str, Any] = {}
+        if root is not None:
+            options["base"] = cache(lambda: str(stack.enter_context(first_model(root, None))))
+            options["float32_head"] = root.run.float32_head
+        engine = TransformersEngine(folder, device=question.device, version=version or 0, **options)
+    messages = [Message(role="user", content=question.prompt)]
+    if question.system is not None:
+        messages.insert(0, Message(role="system", content=question.system))
+    prompt_tokens = render_prompt(tokenizer, messages)
+    params = _params(question, root, room=engine.max_length - len(prompt_tokens))
+    seeds = [derive_seed(question.seed, index) for index in range(question.n)]
+    completions = engine.generate(
+        [GenerationRequest(prompt_tokens=prompt_tokens, params=params, seed=seed) for seed in seeds]
+    )
+    return [
+        Answer(
+            text=decode(tokenizer, completion.tokens),
+            tokens=completion.tokens,
+            logprobs=completion.logprobs,
+            finish_reason=completion.finish_reason,
+            policy_version=version,
+        )
+        for completion in completions
+    ]
+
+
+def _params(question: Question, root: Root | None, room: int) -> SamplingParams:
+    """Return sampling parameters: the question's, else the run's, else the defaults. room: tokens left in the model."""
+    names = ("temperature", "top_p", "top_k", "max_tokens")
+    values: dict[str, Any] = {name: getattr(root.run, name) for name in names} if root else {}
+    values |= {name: getattr(question, name) for name in names if getattr(question, name) is not None}
+    if question.max_tokens is None:
+        values["max_tokens"] = max(1, min(values.get("max_tokens", _DEFAULT_MAX_TOKENS), room))
+    return SamplingParams(**values)
+
+
+def _latest_version(root: Root) -> int:
+    latest = latest_policy(root)
+    if latest is None:
+        raise ConfigError(
+            f"{root.url} has published no policy yet; `ludic sample {root.run.model}` asks its first model"
+        )
+    return latest.version
+
+
+def _stored_versions(root: Root) -> str:
+    versions = stored_versions(root)
+    return f"{len(versions)} from {versions[0]} to {versions[-1]}" if versions else "none"

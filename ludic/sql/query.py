@@ -1,0 +1,155 @@
+"""Run SQL over runs: a user's query, which may only read, and ludic's own; explain DuckDB's errors.
+
+Ctrl-C interrupts a user's query at once.
+"""
+
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from ludic.errors import QueryError, one_line
+from ludic.sql.connect import check_only_reads, connect
+from ludic.store import Root
+
+Params = Sequence[Any] | Mapping[str, Any]
+"""Values of a query's parameters: of ? in order, or of $name by name."""
+
+_ROWS_A_BATCH = 10_000
+_UNSAFE = "`--unsafe`, in Python unsafe=True, allows it; use it only for a query that you trust"
+_SEALED = re.compile(r"disabled (by|through) configuration|configuration has been locked")
+
+
+@contextmanager
+def open_result(
+    roots: Sequence[Root], query: str, params: Params = (), *, rows_a_batch: int = _ROWS_A_BATCH, unsafe: bool = False
+) -> Iterator[pa.RecordBatchReader]:
+    """Give the result as a stream, open until the block ends. Raises QueryError, also if reading the stream fails.
+
+    A query may only read, and only the files of these runs. unsafe: run any statement; it may read and write files.
+    """
+    if not query.strip():
+        raise QueryError('the query is empty, wanted SQL such as "select count(*) from rollouts"')
+    con = connect(roots, sealed=not unsafe)
+    try:
+        with interrupted_by_ctrl_c(con):
+            if not unsafe:
+                _check_only_reads(con, query)
+            relation = con.sql(query, params=params or None)
+            if relation is None:
+                yield pa.table({}).to_reader()
+            else:
+                yield _with_unique_names(relation.to_arrow_reader(rows_a_batch))
+    except (duckdb.PermissionException, duckdb.InvalidInputException) as error:
+        if not _SEALED.search(str(error)):
+            raise QueryError(explain(error, *roots)) from error
+        raise QueryError(
+            f"the query reaches outside of {' and '.join(root.url for root in roots)}: {one_line(error)}; {_UNSAFE}"
+        ) from error
+    except (duckdb.Error, pa.ArrowException) as error:
+        raise QueryError(explain(error, *roots)) from error
+
+
+def _check_only_reads(con: duckdb.DuckDBPyConnection, query: str) -> None:
+    try:
+        check_only_reads(con, query)
+    except QueryError as error:
+        raise QueryError(f"{error}; `ludic sql --out FILE` saves a result; {_UNSAFE}") from None
+
+
+def _with_unique_names(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """Rename columns of equal names, which SQL allows and JSON and Parquet do not, to a, a_1, ..."""
+    names: list[str] = []
+    for name in reader.schema.names:
+        candidate, number = name, 0
+        while candidate in names:
+            number += 1
+            candidate = f"{name}_{number}"
+        names.append(candidate)
+    if names == reader.schema.names:
+        return reader
+    schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
+    return pa.RecordBatchReader.from_batches(schema, (batch.rename_columns(names) for batch in reader))
+
+
+def ask(con: duckdb.DuckDBPyConnection, root: Root, sql: str, params: Mapping[str, Any] | None = None) -> list[dict]:
+    """Return the rows of a query as dicts. Raises QueryError if it fails."""
+    return ask_table(con, root, sql, params).to_pylist(maps_as_pydicts="lossy")
+
+
+def ask_table(
+    con: duckdb.DuckDBPyConnection, root: Root, sql: str, params: Mapping[str, Any] | None = None
+) -> pa.Table:
+    """Return the rows of a query as a table. Raises QueryError if it fails."""
+    try:
+        return con.sql(sql, params=dict(params) if params else None).to_arrow_table()
+    except duckdb.Error as error:
+        raise QueryError(explain(error, root)) from error
+
+
+_INTERRUPT_EVERY_S = 0.05
+
+
+@contextmanager
+def interrupted_by_ctrl_c(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
+    """End the running query at once on Ctrl-C; Python's own handlers would wait until DuckDB returns.
+
+    Does nothing outside the main thread, since only that thread receives signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    here, there = socket.socketpair()
+    there.setblocking(False)
+    before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+    pressed, done = threading.Event(), threading.Event()
+
+    def interrupt() -> None:
+        while (number := here.recv(1)) and number[0] != signal.SIGINT:
+            pass
+        if number:
+            pressed.set()
+            # Repeatedly: a query that has not begun yet does not notice an interrupt.
+            while not done.wait(_INTERRUPT_EVERY_S):
+                con.interrupt()
+
+    thread = threading.Thread(target=interrupt, name="ludic-interrupt", daemon=True)
+    thread.start()
+    try:
+        yield
+    except (duckdb.Error, RuntimeError):  # DuckDB also looks for signals, and raises "Query interrupted"
+        if pressed.is_set():
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        done.set()
+        signal.set_wakeup_fd(before)
+        there.close()
+        thread.join()
+        here.close()
+
+
+def explain(error: Exception, *roots: Root) -> str:
+    """Return DuckDB's message as one line, without its excerpt of the SQL; adds advice if a file may be broken."""
+    reason = " ".join(str(error).split("\n\nLINE ")[0].split())
+    named = [root for root in roots if root.path in reason]
+    if not named and isinstance(error, _SQL_AT_FAULT):
+        return reason
+    commands = " or ".join(f"`ludic verify {root.url}`" for root in named or roots)
+    return f"{reason}; if a file is broken, {commands} names it"
+
+
+_SQL_AT_FAULT = (
+    duckdb.ProgrammingError,
+    duckdb.DataError,
+    duckdb.NotSupportedError,
+    duckdb.IOException,
+    duckdb.OutOfMemoryException,
+)
+"""Errors caused by the SQL, unless the message names a file of the run."""

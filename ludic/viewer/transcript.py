@@ -1,0 +1,233 @@
+"""Print a rollout or a group for people: conversation, tokens in colours, outcome, and uses in training."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ludic.schema import extra_names
+from ludic.viewer.output import cell, number, pairs, plain_table, plural, printable
+from ludic.viewer.tokens import (
+    Color,
+    TokenReader,
+    colour_legend,
+    coloured,
+    load_token_reader,
+    token_rows,
+    token_table,
+)
+
+if TYPE_CHECKING:
+    from ludic.viewer.found import Found
+
+_SHOWN_DIGITS = 12
+_EXCERPT = 300
+_SHOWN_TOKENS = 2_000
+_SHOWN_CHARACTERS = 4_000
+"""Tokens of a response and characters of each text that are shown, half of them from each end, unless `full` is set."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """How a rollout is printed."""
+
+    color: Color = "logprob"
+    """Colour the response's tokens by their probability, or by the advantage used in training."""
+    tokens: bool = False
+    """List the tokens, one per line."""
+    full: bool = False
+    """Print long texts and responses whole."""
+
+
+def print_found(console: Console, found: "Found", look: Look) -> None:
+    """Print a rollout, or a table of a group's rollouts."""
+    if found.kind == "rollout":
+        _print_rollout(console, found, look)
+    else:
+        _print_group(console, found.rows, found.uses, look)
+
+
+def _print_rollout(console: Console, found: "Found", look: Look) -> None:
+    row, uses = found.rows[0], found.uses
+    console.print(pairs(_identity(row)))
+    console.rule("conversation", align="left", style="dim")
+    _print_conversation(console, row["messages"], look)
+    use = uses[0] if uses else None
+    _print_response(console, row, load_token_reader(found.root), use["advantage"] if use else None, look)
+    console.rule("outcome", align="left", style="dim")
+    console.print(pairs({name: _shorten(value, look) for name, value in _outcome(row).items()}))
+    if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
+        console.print(_agent_steps(row["agent_steps"], look))
+    console.rule("training", align="left", style="dim")
+    _print_uses(console, uses)
+    if found.code:
+        console.rule("code", align="left", style="dim")
+        console.print(pairs(_code_lines(found.code)))
+
+
+def _print_response(
+    console: Console, row: dict[str, Any], reader: TokenReader, advantage: float | None, look: Look
+) -> None:
+    """Print the tokens in colours, then one line per token with --tokens; leave out the middle of a long response."""
+    length = row["response_length"]
+    console.rule(f"response, {length} tokens", align="left", style="dim")
+    kept = length if look.full else min(length, _SHOWN_TOKENS)
+    head = token_rows(row, reader, 0, kept - kept // 2)
+    tail = token_rows(row, reader, length - kept // 2, length)
+    text = coloured(head, look.color, advantage)
+    if kept < length:
+        text.append(f"\n… {length - kept:,} tokens left out; --full shows them …\n", style="dim")
+    console.print(text.append(coloured(tail, look.color, advantage)))
+    if console.color_system and not console.no_color and head:
+        console.print(colour_legend(look.color, advantage))
+    if look.tokens:
+        console.print(token_table([*head, *tail]))
+
+
+def _identity(row: dict[str, Any]) -> dict[str, str]:
+    top = "".join(f", {name} {number(row[name])}" for name in ("top_p", "top_k") if row[name] not in (None, 1))
+    last = row["policy_version_last"]
+    versions = f"{row['policy_version']}" + (f" to {last}" if last != row["policy_version"] else "")
+    lines = {
+        "rollout": row["rollout_id"],
+        "group": f"{row['group_id']}, {row['group_index'] + 1} of {row['group_size']}",
+        "delegated by": f"{row['parent_rollout_id']}, depth {row['depth']}" if row["parent_rollout_id"] else None,
+        "segment": str(row["segment_index"]) if row["segment_index"] else None,
+        "example": f"{row['env_name']} {row['env_example_id']} ({row['purpose']})",
+        "policy": f"version {versions} of {row['model']}",
+        "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
+        f"seed {row['seed']}",
+        "written": f"{row['created_at']:%Y-%m-%d %H:%M:%S} UTC, request {row['request_index']}",
+        "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
+    }
+    return {name: value for name, value in lines.items() if value is not None}
+
+
+def _shorten(text: str, look: Look) -> str:
+    """Replace the middle of a long text by the number of characters that are left out."""
+    left_out = 0 if look.full else len(text) - _SHOWN_CHARACTERS
+    if left_out <= 0:
+        return text
+    half = _SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n… {left_out:,} characters left out; --full shows them …\n{text[-half:]}"
+
+
+def _print_conversation(console: Console, messages: list[dict[str, Any]], look: Look) -> None:
+    for message in messages:
+        name = f" {printable(message['name'])}" if message["name"] else ""
+        text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
+        console.print(text.append(printable(_shorten(message["content"], look)), style="not bold default"))
+        for call in message["tool_calls"]:
+            console.print(Text(f"  {_call_text(call, look)}", style="magenta"))
+
+
+def _call_text(call: dict[str, Any], look: Look) -> str:
+    answer = f"error: {call['error']}" if call["error"] else call["result"]
+    arguments, answer = (_shorten(str(text), look) for text in (call["arguments"], answer))
+    return printable(f"{call['name']}({arguments}) -> {answer}")
+
+
+def _outcome(row: dict[str, Any]) -> dict[str, str]:
+    components = ", ".join(f"{name} {number(value)}" for name, value in row["reward_components"].items())
+    reward = "not scored" if row["episode_reward"] is None else number(row["episode_reward"])
+    flags = [name for name in ("terminated", "truncated", "incomplete_completion", "parse_error") if row[name]]
+    reasons = [f"{name} {row[name]}" for name in ("truncation_reason", "finish_reason") if row[name]]
+    metadata = ", ".join(f"{name} {value}" for name, value in row["metadata"].items())
+    lines = {
+        "reward": f"{reward}  ({components})" if components else reward,
+        "end": ", ".join([*flags, *reasons]),
+        "length": f"{plural(row['num_turns'], 'turn')}, {row['prompt_length']} prompt tokens, "
+        f"{row['response_length']} response tokens, {row['action_length']} of them sampled",
+        "error": row["error"],
+        "metadata": metadata,
+        **{name: cell(row[name]).plain for name in extra_names(list(row)) if row[name] is not None},
+    }
+    return {name: value for name, value in lines.items() if value}
+
+
+def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
+    table = plain_table("turn", "target", "tokens", "finish", "action")
+    for step in steps:
+        action = "parse error" if step["parse_error"] else _shorten(str(step["action"]), look)
+        calls = "".join(f"\n{_call_text(call, look)}" for call in step["tool_calls"])
+        table.add_row(
+            str(step["turn"]),
+            step["action_target"],
+            f"{step['start']}-{step['end']}",
+            cell(step["finish_reason"]),
+            Text(printable(f"{action}{calls}")),
+        )
+    return table
+
+
+def _print_uses(console: Console, uses: list[dict[str, Any]]) -> None:
+    if not uses:
+        console.print("no gradient step has considered it yet")
+    for use in uses:
+        console.print(Text(_use_text(use), style="dim" if use["superseded"] else ""))
+
+
+def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the code that scored and the code that gave advantages, by title."""
+    lines = {}
+    for record in code:
+        text = (
+            f"{record['name']}, sha256 {str(record['sha256'])[:_SHOWN_DIGITS]} of {record['path'] or record['package']}"
+        )
+        if record["attempt_id"] is None:
+            lines["scored by"] = f"{text} (life {record['life']} of slot {record['slot']})"
+        else:
+            lines[f"advantage of attempt {record['attempt_id']}"] = text
+    return {name: printable(text) for name, text in lines.items()}
+
+
+def _use_text(use: dict[str, Any]) -> str:
+    verdict = "used" if use["used"] else f"dropped by {use['reason']}"
+    advantage = (
+        "" if use["advantage"] is None else f", advantage {use['advantage']:+.6g}, weight {number(use['weight'])}"
+    )
+    superseded = " (superseded by a later attempt)" if use["superseded"] else ""
+    where = f"at step {use['step']} of attempt {use['attempt_id']}"
+    return f"{verdict} {where}{advantage}, off-policy steps {use['off_policy_steps']}{superseded}"
+
+
+def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[str, Any]], look: Look) -> None:
+    first = rows[0]
+    console.print(
+        pairs(
+            {
+                "group": first["group_id"],
+                "example": f"{first['env_name']} {first['env_example_id']} ({first['purpose']})",
+                "policy": f"version {first['policy_version']} of {first['model']}",
+            }
+        )
+    )
+    _print_conversation(console, first["messages"][:1], look)
+    use_of = {use["rollout_id"]: use for use in reversed(uses)}
+    table = plain_table("", "rollout (its end)", ">reward", ">advantage", ">tokens", "finish", "training")
+    for row in rows:
+        table.add_row(*_group_line(row, use_of.get(row["rollout_id"])))
+    console.print(table)
+    scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
+    for title, row in (("best", scored[-1]), ("worst", scored[0])) if len(scored) > 1 else ():
+        console.rule(f"{title}, {number(row['episode_reward'])}", align="left", style="dim")
+        text = row["messages"][-1]["content"] if row["messages"] else ""
+        console.print(Text(printable(text[:_EXCERPT]) + ("…" if len(text) > _EXCERPT else "")))
+
+
+def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
+    ends = row["error"] or row["truncation_reason"] or row["finish_reason"]
+    training = "not considered" if use is None else f"step {use['step']}" if use["used"] else use["reason"]
+    advantage = use["advantage"] if use else None
+    values = [
+        str(row["group_index"]),
+        row["rollout_id"][-12:],
+        number(row["episode_reward"], 4),
+        "-" if advantage is None else f"{advantage:+.4g}",
+        str(row["response_length"]),
+        ends or "-",
+        training,
+    ]
+    return [cell(value, most=30) for value in values]

@@ -1,0 +1,91 @@
+"""The public API: a name, a method or an argument that changes here breaks users' notebooks and pipelines.
+
+Add to these lists what is new. A change to a line needs an entry in CHANGELOG.md.
+"""
+
+import inspect
+
+import ludic
+
+NAMES = [
+    "AgentStep",
+    "EnvironmentStep",
+    "Message",
+    "Rollout",
+    "RolloutBatch",
+    "RolloutGroup",
+    "RolloutMetadata",
+    "Root",
+    "Run",
+    "RunConfig",
+    "ToolCall",
+    "connect",
+    "open",
+    "refresh",
+    "scan",
+]
+METHODS = {
+    "compact": ["before", "*all_versions", "*target_bytes", "*dry_run", "*track"],
+    "expire": [
+        "*keep_versions",
+        "*before",
+        "*older_than",
+        "*where",
+        "*folder",
+        "*break_resume",
+        "*break_replay",
+        "*dry_run",
+        "*track",
+    ],
+    "export": ["format", "target", "*table", "*where", "*sql", "*step", "*version", "*model", "*track"],
+    "group": ["group_id"],
+    "import_": ["files", "format", "*env", "*tokenizer", "*model", "*track"],
+    "rollout": ["rollout_id"],
+    "sample": [
+        "prompt",
+        "n",
+        "*version",
+        "*system",
+        "*temperature",
+        "*top_p",
+        "*top_k",
+        "*max_tokens",
+        "*seed",
+        "*device",
+    ],
+    "show": ["any_id"],
+    "sql": ["query", "params", "*also", "*unsafe"],
+    "sql_stream": ["query", "params", "*also", "*unsafe"],
+    "stats": ["*track"],
+    "status": [],
+    "verify": ["*repair", "*track"],
+    "watch": ["interval_s"],
+}
+"""Methods of Run and their arguments; * marks an argument that is given by name only."""
+PROPERTIES = ["config", "url"]
+
+
+def arguments(method: object) -> list[str]:
+    assert callable(method)
+    parameters = list(inspect.signature(method).parameters.values())[1:]
+    return [f"{'*' * (parameter.kind is parameter.KEYWORD_ONLY)}{parameter.name}" for parameter in parameters]
+
+
+def test_the_names_of_the_package_are_these() -> None:
+    assert sorted(ludic.__all__) == NAMES
+    assert all(getattr(ludic, name) is not None for name in NAMES)
+
+
+def test_the_methods_of_a_run_are_these() -> None:
+    public = {name: value for name, value in vars(ludic.Run).items() if not name.startswith("_")}
+    assert {name: arguments(value) for name, value in public.items() if callable(value)} == METHODS
+    assert sorted(name for name, value in public.items() if isinstance(value, property)) == PROPERTIES
+
+
+def test_every_method_has_a_docstring_and_annotations() -> None:
+    for name in METHODS:
+        method = getattr(ludic.Run, name)
+        assert method.__doc__, name
+        parameters = list(inspect.signature(method).parameters.values())[1:]
+        assert all(parameter.annotation is not parameter.empty for parameter in parameters), name
+        assert inspect.signature(method).return_annotation is not inspect.Signature.empty, name
