@@ -124,7 +124,7 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
 
 def _footers(root: Root, folder: str, track: Track) -> list[Footer]:
     """Return the footers of a table's files; the numbers of rows of many small files come from cached scalars."""
-    known = count_rows(root, folder) if folder == "rollouts" or folder == "evals" else None
+    known = count_rows(root, folder) if folder == "rollouts" or folder == "evals" else None  # type: ignore[arg-type]
     return read_footers(root, folder, track, known=known)
 
 
