@@ -4,7 +4,7 @@
 
 The server is moto, with 20 ms added to each response. Each step finds the files of a new version (8 files of 32
 rollouts with about 1,000 response tokens), plans 256 rollouts by SQL, writes them to the ledger, reads and packs them,
-with the real feed and stream of a trainer with one rank. With prefetch, the trainer starts this before a step, as
+with the real source and stream of a trainer with one rank. With prefetch, the trainer starts this before a step, as
 `ludic train` does; without prefetch, when it needs the batch. The step is a second of sleep, as if a GPU computed, or a
 second of matrix products on one core, which compete with the trainer's threads.
 """

@@ -1,9 +1,8 @@
 """Take ownership of a root: agree on the checkpoint, claim the root, resume, and open the state of rank 0.
 
 Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` and `open_source` are collective; the other functions
-run on rank 0.
-While this trainer renews its lease, another one that starts on the same root is refused (OwnedError); one that takes
-over fences it.
+run on rank 0. While this trainer renews its lease, another one that starts on the same root is refused (OwnedError); one
+that takes over fences it.
 """
 
 import logging
@@ -132,7 +131,7 @@ class Ownership:
 def open_ownership(
     root: Root,
     config: TrainConfig,
-    source: Source,
+    source: Source | None,
     predecessor: int,
     found: Found,
     numerics: Mapping[str, Any],
@@ -143,6 +142,7 @@ def open_ownership(
 
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
+    assert source is not None
     folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
     with ExitStack() as stack:
         sink = stack.enter_context(open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat()))

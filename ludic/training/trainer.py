@@ -8,9 +8,9 @@ over fences this one, which then raises FencedError at its next write.
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.batches.reading import RankBatch
-from ludic.batches.source import Source
 from ludic.batches.stream import PlannedStream
 from ludic.distributed import init_distributed, num_ranks, rank, run_on_all, run_on_main, shut_down
 from ludic.errors import ConfigError, StalledError, StoreError
@@ -39,7 +38,6 @@ from ludic.training.model import compute_dtype, detached, full_state_dict, save_
 from ludic.training.numerics import agree_on_numerics
 from ludic.training.optimizer import learning_rate
 from ludic.training.ownership import (
-    Found,
     Ownership,
     Report,
     agree_on_checkpoint,
@@ -97,8 +95,8 @@ def train(
         if predecessor is None:
             return last_step
         numerics = agree_on_numerics(root, config, resumed)
-        first = FirstModel(root=root, given=model)
-        with _open_trainer(first, config, source, mesh, predecessor, numerics, stop, report, found) as trainer:
+        own = partial(open_ownership, root, config, source, predecessor, found, numerics, stop, report)
+        with _open_trainer(FirstModel(root=root, given=model), config, mesh, resumed, own, stop) as trainer:
             try:
                 return _train_steps(trainer, config.num_steps)
             except StalledError:
@@ -143,36 +141,31 @@ def _process_group(device: str) -> Iterator[DeviceMesh]:
 def _open_trainer(
     first: FirstModel,
     config: TrainConfig,
-    source: Source | None,
     mesh: DeviceMesh,
-    predecessor: int,
-    numerics: Mapping[str, Any],
+    found: CheckpointInfo | None,
+    own: Callable[[], AbstractContextManager[Ownership]],
     stop: threading.Event,
-    report: Report | None,
-    found: Found,
 ) -> Iterator["_Trainer"]:
     """Load the model, take ownership, resume, publish, begin the first plan, and release everything at the end.
 
-    found: the checkpoint that was found before ownership was taken.
+    found: the checkpoint to resume from, as it was before ownership was taken. own: takes ownership, on rank 0.
     """
     root = first.root
     with ExitStack() as stack:
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
-        model, optimizer = load_trained(first, config, mesh, with_weights=found.info is None)
+        model, optimizer = load_trained(first, config, mesh, with_weights=found is None)
         reference = load_reference(first, config, mesh, model)
         main: list[Ownership] = []
 
         def take_ownership() -> tuple[CheckpointInfo | None, int | None]:
-            assert source is not None
-            owned = open_ownership(root, config, source, predecessor, found, numerics, stop, report)
-            main.append(stack.enter_context(owned))
+            main.append(stack.enter_context(own()))
             return main[0].resumed, main[0].publisher.version
 
         resumed, version = run_on_main(take_ownership, tuple[CheckpointInfo | None, int | None])
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
-        elif found.info is not None:
-            raise StoreError(f"{root.url}/{found.info.name} was deleted since this trainer found it; start again")
+        elif found is not None:
+            raise StoreError(f"{root.url}/{found.name} was deleted since this trainer found it; start again")
         trainer = _Trainer(
             root=root,
             config=config,
