@@ -11,6 +11,7 @@ from datetime import UTC
 from functools import lru_cache
 from itertools import groupby, pairwise, starmap
 from operator import attrgetter, itemgetter
+from types import GenericAlias
 from typing import Any
 
 import msgspec
@@ -18,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.errors import InvalidBatchError
+from ludic.errors import InvalidBatchError, SchemaError
 from ludic.extra_columns import extra_names
 from ludic.records import (
     AgentStep,
@@ -30,7 +31,7 @@ from ludic.records import (
     RolloutMetadata,
     ToolCall,
 )
-from ludic.schema.references import REFERENCES, index_field, message_indexes, refer, resolve
+from ludic.schema.references import REFERENCES, message_indexes, refer, resolve
 from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, rollouts_schema
 
 RECORDS: dict[str, type] = {
@@ -138,9 +139,7 @@ def from_table(table: pa.Table) -> list[RolloutBatch]:
 
 def _to_rollouts(table: pa.Table, extras: Sequence[Mapping[str, Any]]) -> list[Rollout]:
     names = [field.name for field in fields(Rollout) if field.name != "extra"]
-    columns = {name: column_values(table, name) for name in names if name not in REFERENCES}
-    contents = [[message.content for message in row] for row in columns["messages"]]
-    columns |= {name: _step_values(table, name, contents) for name in REFERENCES}
+    columns = {name: column_values(table, name) for name in names}
     rows = zip(*(columns[name] for name in names), strict=True)
     return [Rollout(**dict(zip(names, row, strict=True)), extra=extra) for row, extra in zip(rows, extras, strict=True)]
 
@@ -223,67 +222,28 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
     """Return a column of the rollouts table as the values of Rollout: arrays for tokens, records for structs.
 
     For steps, the table also needs the column messages, which holds their texts. Arrays are read-only views, as in
-    from_table.
+    from_table. Raises SchemaError if a record holds a value that it may not hold.
     """
-    if column in REFERENCES:
-        contents = [[message.content for message in row] for row in column_values(table, "messages")]
-        return _step_values(table, column, contents)
-    # Convert chunk by chunk: joining chunks would copy, and could overflow their offsets.
-    return [value for chunk in table[column].chunks for value in _to_values(chunk, column)]
-
-
-def _step_values(table: pa.Table, column: str, contents: Sequence[Sequence[str]]) -> list[tuple[Any, ...]]:
-    """Return the steps of each row, with their texts. contents: contents of each row's messages."""
-    values, first = [], 0
-    for chunk in table[column].chunks:
-        parts = [part or slice(0, 0) for part in _slices(chunk)]
-        contents_of_step = [
-            contents[row] for row, part in enumerate(parts, first) for _ in range(part.start, part.stop)
-        ]
-        children = _struct_values(chunk.flatten(), f"{column}[]")
-        for name in REFERENCES[column]:
-            indexes = children.pop(index_field(name))
-            children[name] = resolve(children[name], indexes, contents_of_step, f"{column}[].{name}")
-        steps = _to_records(children, column)
-        values += [tuple(steps[part]) for part in parts]
-        first += len(chunk)
-    return values
-
-
-def _to_values(array: pa.Array, column: str) -> list[Any]:
-    """Return Python values of an array or a slice of an array; the inverse of _to_array."""
-    if column in TOKEN_COLUMNS:
-        return token_arrays(array)
-    if pa.types.is_list(array.type):
-        elements = _to_values(array.flatten(), f"{column}[]")
-        return [tuple(elements[part]) if part else None for part in _slices(array)]
-    if pa.types.is_map(array.type):
-        # Cast to a list: MapArray.keys ignores that an array is a slice.
-        pairs = array.cast(pa.list_(pa.struct([array.type.key_field, array.type.item_field])))
-        keys, items = (_to_values(child, column) for child in pairs.flatten().flatten())
-        return [dict(zip(keys[part], items[part], strict=True)) for part in _slices(pairs) if part]
-    if pa.types.is_struct(array.type):
-        return _to_records(_struct_values(array, column), column)
-    values = array.to_pylist()
-    if pa.types.is_float32(array.type):
+    if column in TOKEN_COLUMNS:  # chunk by chunk: joining chunks would copy, and could overflow their offsets
+        return [value for chunk in table[column].chunks for value in token_arrays(chunk)]
+    values = table[column].to_pylist(maps_as_pydicts="strict")
+    if pa.types.is_float32(table[column].type):
         return [None if value is None else _shortest_decimal(value) for value in values]
-    return values
+    if column not in RECORDS:
+        return values
+    if column in REFERENCES:
+        messages = table["messages"].to_pylist(maps_as_pydicts="strict")
+        values = [resolve(steps or (), column, row) for steps, row in zip(values, messages, strict=True)]
+    try:
+        return msgspec.convert(values, GenericAlias(list, GenericAlias(tuple, (RECORDS[column], ...))))
+    except msgspec.ValidationError as error:
+        raise SchemaError(f"table: column {column!r}: {error}") from error
 
 
 def token_arrays(array: pa.ListArray) -> list[np.ndarray | None]:
     """Return lists of numbers as read-only views of one array; None for a null."""
     flat = array.flatten().to_numpy(zero_copy_only=not pa.types.is_boolean(array.type.value_type))
     return [flat[part] if part else None for part in _slices(array)]
-
-
-def _struct_values(array: pa.StructArray, column: str) -> dict[str, list[Any]]:
-    """Return the values of each field, by name."""
-    return {field.name: _to_values(array.field(field.name), f"{column}.{field.name}") for field in array.type}
-
-
-def _to_records(children: Mapping[str, Sequence[Any]], column: str) -> list[Any]:
-    record = record_class(column)
-    return [record(**dict(zip(children, row, strict=True))) for row in zip(*children.values(), strict=True)]
 
 
 def _slices(array: pa.ListArray) -> list[slice | None]:

@@ -49,33 +49,27 @@ def refer(rows: Iterable[Sequence[dict[str, Any]]], column: str, places: Iterabl
                     step[name], step[index_field(name)] = None, index
 
 
-def resolve(
-    texts: Sequence[str | None], indexes: Sequence[int | None], contents: Iterable[Sequence[str]], path: str
-) -> list[str | None]:
-    """Return the texts of one field of concatenated steps; the inverse of `refer`.
-
-    contents: contents of the messages in each step's row. path: name of the field, for errors.
-    """
-    rows = zip(texts, indexes, contents, strict=True)
-    return [text if index is None else _content(row, index, path) for text, index, row in rows]
-
-
 def resolve_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row from SQL or to_pylist with texts in its steps in place of references."""
-    contents = [message["content"] for message in row["messages"]]
-    steps = {column: [_resolve_step(step, column, contents) for step in row[column]] for column in REFERENCES}
-    return {**row, **steps}
+    return {**row, **{column: resolve(row[column], column, row["messages"]) for column in REFERENCES}}
 
 
-def _resolve_step(step: Mapping[str, Any], column: str, contents: Sequence[str]) -> dict[str, Any]:
-    fields = {name: value for name, value in step.items() if name not in INDEX_FIELDS}
-    for name in REFERENCES[column]:
-        indexes = [step.get(index_field(name))]
-        (fields[name],) = resolve([step[name]], indexes, [contents], f"{column}[].{name}")
-    return fields
+def resolve(
+    steps: Iterable[Mapping[str, Any]], column: str, messages: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return the steps of a row, as dictionaries, with texts in place of references."""
+    found = []
+    for step in steps:
+        values = {name: value for name, value in step.items() if name not in INDEX_FIELDS}
+        for name in REFERENCES[column]:
+            index = step.get(index_field(name))
+            if index is not None:
+                values[name] = _content(messages, index, f"{column}[].{name}")
+        found.append(values)
+    return found
 
 
-def _content(contents: Sequence[str], index: int, path: str) -> str:
-    if not 0 <= index < len(contents):
-        raise SchemaError(f"table: {index_field(path)} is {index}, its row has {len(contents)} messages")
-    return contents[index]
+def _content(messages: Sequence[Mapping[str, Any]], index: int, path: str) -> str:
+    if not 0 <= index < len(messages):
+        raise SchemaError(f"table: {index_field(path)} is {index}, its row has {len(messages)} messages")
+    return messages[index]["content"]

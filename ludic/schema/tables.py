@@ -134,14 +134,18 @@ def as_schema(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-def type_name(type_: pa.DataType) -> str:
-    """Return a type in the notation of the documentation and the errors, without the names of list elements."""
+def type_name(type_: pa.DataType, *, with_fields: bool = False) -> str:
+    """Return a type in the notation of the documentation and the errors, without the names of list elements.
+
+    with_fields: spell out the fields of structs, since a field may be the difference between two types.
+    """
     if _is_list(type_):
-        return f"list<{type_name(type_.value_type)}>"
+        return f"list<{type_name(type_.value_type, with_fields=with_fields)}>"
     if pa.types.is_map(type_):
         return f"map<{type_name(type_.key_type)}, {type_name(type_.item_type)}>"
     if pa.types.is_struct(type_):
-        return "struct"
+        fields = ", ".join(f"{field.name}: {type_name(field.type, with_fields=True)}" for field in type_)
+        return f"struct<{fields}>" if with_fields else "struct"
     if pa.types.is_timestamp(type_):
         return f"timestamp[{type_.unit}, {type_.tz or 'no time zone'}]"
     return str(type_)
@@ -217,17 +221,9 @@ def _column_problems(found: pa.Schema, name: str) -> tuple[str, ...]:
         if type_ is None and not field.nullable:
             problems.append(f"column {field.name!r} is missing, wanted {type_name(field.type)}")
         elif type_ is not None and not _same_type(type_, field.type):
-            problems.append(f"column {field.name!r} is {_full_type(type_)}, wanted {_full_type(field.type)}")
+            found_type, wanted = (type_name(each, with_fields=True) for each in (type_, field.type))
+            problems.append(f"column {field.name!r} is {found_type}, wanted {wanted}")
     return tuple(problems)
-
-
-def _full_type(type_: pa.DataType) -> str:
-    """Return type_name with the fields of structs spelt out, since a field may be the difference."""
-    if _is_list(type_):
-        return f"list<{_full_type(type_.value_type)}>"
-    if pa.types.is_struct(type_):
-        return f"struct<{', '.join(f'{field.name}: {_full_type(field.type)}' for field in type_)}>"
-    return type_name(type_)
 
 
 def _is_list(type_: pa.DataType) -> bool:
@@ -248,17 +244,15 @@ def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
             and _same_type(found.item_type, wanted.item_type)
         )
     if pa.types.is_struct(wanted):
-        return pa.types.is_struct(found) and all(_same_struct_field(found, field) for field in wanted)
+        if not pa.types.is_struct(found):
+            return False
+        indexes = ((found.get_field_index(field.name), field) for field in wanted)
+        return all(_same_type(found.field(i).type, field.type) if i >= 0 else field.nullable for i, field in indexes)
     if pa.types.is_string(wanted):
         return pa.types.is_string(found) or pa.types.is_large_string(found) or pa.types.is_string_view(found)
     if pa.types.is_timestamp(wanted):
         return pa.types.is_timestamp(found) and found.unit == wanted.unit and found.tz is not None
     return found == wanted
-
-
-def _same_struct_field(found: pa.StructType, wanted: pa.Field) -> bool:
-    index = found.get_field_index(wanted.name)
-    return wanted.nullable if index < 0 else _same_type(found.field(index).type, wanted.type)
 
 
 def _as_field(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, where: str) -> pa.ChunkedArray:

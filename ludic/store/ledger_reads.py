@@ -49,10 +49,8 @@ def read_rollouts(
     return table
 
 
-@lru_cache(maxsize=64)
-def _other_root(url: str) -> Root:
-    """Open another root once: run.json never changes."""
-    return Root.open(url)
+_other_root = lru_cache(maxsize=64)(Root.open)
+"""Opens another root once: run.json never changes."""
 
 
 def _read_all(reads: Sequence[Callable[[], pa.Table]], num_threads: int) -> list[pa.Table]:

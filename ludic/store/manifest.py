@@ -8,7 +8,7 @@ is read unchecked. policy.json and checkpoint.json are put separately and hold t
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from xxhash import xxh3_64
 
@@ -77,11 +77,15 @@ def _raise_first(where: str, problems: Iterator[tuple[str, str]]) -> None:
 
 
 def _digest(file: BinaryIO) -> str:
-    digest = xxh3_64()
+    return f"xxh3_64:{digest_file(file, xxh3_64())}"
+
+
+def digest_file(file: BinaryIO, digest: Any) -> str:
+    """Read a file in large blocks, since each may be a request, and return its digest in hexadecimal; closes it."""
     with file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
-    return f"xxh3_64:{digest.hexdigest()}"
+    return digest.hexdigest()
 
 
 def _relative(file: Path, folder: Path) -> str:

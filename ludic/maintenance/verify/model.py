@@ -6,11 +6,11 @@ Raises StoreError if the filesystem fails; files that vanish while they are chec
 import hashlib
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, cast
 
 from ludic.errors import SchemaError
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.store import Root
+from ludic.store.manifest import digest_file
 from ludic.store.model import IDENTITY, MODEL, ModelIdentity, kept_files, read_identity
 
 
@@ -30,9 +30,7 @@ def _check_files(root: Root, identity: ModelIdentity) -> Iterator[Finding]:
     wanted = {**identity.config, **identity.tokenizer, **identity.weights}
     for name in sorted(kept & wanted.keys()):
         with suppress(FileNotFoundError):
-            with root.open_file(f"{MODEL}/{name}") as file:
-                found = hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
-            if found != wanted[name]:
+            if digest_file(root.open_file(f"{MODEL}/{name}"), hashlib.sha256()) != wanted[name]:
                 problem = "does not match its fingerprint; delete it with identity.json, and start where the model is"
                 yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
     for name in sorted((identity.config.keys() | identity.tokenizer.keys()) - kept):
