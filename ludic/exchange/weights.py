@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ludic.errors import ConfigError
-from ludic.inference.adapters import merge_adapter
+from ludic.inference.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt_id
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
@@ -23,7 +23,6 @@ from ludic.store.local import follow_umask
 from ludic.store.manifest import MANIFEST, check_folder
 from ludic.store.policies import policy_folder, stored_versions
 from ludic.training.first_model import first_model, first_tokenizer, write_files
-from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ludic.training.model import full_state_dict, load_model, save_weights
 
 _OURS = (MARKER, MANIFEST, "policy.json", "optimizer.safetensors", "random.safetensors")

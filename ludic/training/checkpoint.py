@@ -34,13 +34,14 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from ludic.errors import ModelError, NameTakenError, SchemaError
+from ludic.inference.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ludic.store.attempts import Attempt, check_not_fenced, outdated
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_places, place_to_resume
 from ludic.store.json_files import decode_json, decode_record, encode_json
 from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
 from ludic.store.root import Root
 from ludic.training.distributed import from_main, num_ranks, rank, run_on_main
-from ludic.training.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
+from ludic.training.lora import has_adapters, is_adapter_weight, load_adapter
 from ludic.training.model import detached, full_state_dict, load_model, save_weights
 
 logger = logging.getLogger(__name__)
