@@ -2,33 +2,34 @@
 
     python -m benchmarks.one_rank
 
-All contestants use the same attention, the same micro-batches and AdamW with fused kernels off. `by hand` computes the
-logits of response tokens at once, REINFORCE with importance ratios, and nothing else. `trainer` is the step of
-`ludic train`. `trainer, FSDP2` is the same on a model sharded with FSDP2, as several ranks use it. They take turns in
-one process.
+All contestants use the same attention, the same micro-batches and the same AdamW, in float32 on the CPU. `by hand`
+computes all logits of the response tokens at once, REINFORCE with importance ratios, and nothing else. `trainer` is the
+step of `ludic train`, with its metrics. `with FSDP2` is the same on a model sharded with FSDP2, as several ranks have
+it. They take turns in one process. Ratios are the median over rounds, with the lowest and the highest.
 """
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 import tyro
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from benchmarks.measure import median_ratio, print_table, take_turns
+from benchmarks.measure import print_table, take_turns
 from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
 from ludic.batches.packing import MicroBatch, assign, pack
 from ludic.distributed import init_distributed, shut_down
 from ludic.training.attention import packed_arguments
 from ludic.training.config import TrainConfig
-from ludic.training.model import shard
+from ludic.training.logprobs import register_token_logprobs
+from ludic.training.model import decoder_layers
 from ludic.training.optimizer import build_optimizer
 from ludic.training.step import train_step
 
@@ -46,49 +47,68 @@ def main(quick: bool = False) -> None:
     rows = []
     for name, size in list(_SIZES.items())[: 1 if quick else None]:
         for budget in (1024,) if quick else (1024, 8192):
-            rows.append([name, str(budget), *_measure(mesh, size, budget, rounds=1 if quick else 9)])
+            rows.append([name, f"{budget:,}", *_measure(mesh, size, budget, rounds=1 if quick else 9)])
     shut_down()
-    columns = ["", "tokens at once", "by hand", "trainer takes", "with FSDP2"]
+    columns = ["", "tokens at once", "micro-batches", "by hand", "trainer takes", "with FSDP2"]
     print_table("one_rank: a step of the trainer against a packed loop by hand", columns, rows)
 
 
 def _measure(mesh: DeviceMesh, size: tuple[int, int, int], budget: int, rounds: int) -> list[str]:
-    width, num_layers, vocab_size = size
-    sizes: dict[str, Any] = {"hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": num_layers}
-    heads: dict[str, Any] = {"num_attention_heads": width // 64, "num_key_value_heads": 1, "head_dim": 64}
-    sequences = skewed_sequences(32, 128, 1024, vocab_size=vocab_size)
+    sequences = skewed_sequences(32, 128, 1024, vocab_size=size[2])
     lengths = np.array([sequence.num_tokens for sequence in sequences])
     batches = [pack([sequences[i] for i in plan]) for plan in assign(lengths, 1, budget)[0]]
     num_action_tokens = sum(sequence.num_action_tokens for sequence in sequences)
     config = TrainConfig.of(max_tokens_per_micro_batch=budget)
+    by_hand, whole, sharded = (_model(*size) for _ in range(3))
+    shard_always(sharded, mesh)
 
-    def make() -> tuple[PreTrainedModel, Any]:
-        model = make_model(tie_word_embeddings=True, vocab_size=vocab_size, **sizes, **heads)
-        return model, model
+    def trainer(model: PreTrainedModel) -> Callable[[], object]:
+        return partial(
+            train_step,
+            model,
+            build_optimizer(model, config),
+            batches,
+            config=config,
+            num_action_tokens=num_action_tokens,
+            num_ranks=1,
+            learning_rate=config.optimizer.learning_rate,
+        )
 
-    by_hand, plain, sharded = (make()[0] for _ in range(3))
-    shard(sharded, mesh)
     contestants: dict[str, Callable[[], object]] = {
         "hand": partial(step_by_hand, by_hand, build_optimizer(by_hand, config), batches, num_action_tokens),
-        **{
-            name: partial(
-                train_step,
-                model,
-                build_optimizer(model, config),
-                batches,
-                config=config,
-                num_action_tokens=num_action_tokens,
-                num_ranks=1,
-                learning_rate=config.optimizer.learning_rate,
-            )
-            for name, model in (("trainer", plain), ("fsdp", sharded))
-        },
+        "trainer": trainer(whole),
+        "fsdp": trainer(sharded),
     }
     seconds = take_turns(contestants, rounds)
+    ratios = (
+        [slow / fast for slow, fast in zip(seconds[name], seconds["hand"], strict=True)] for name in ("trainer", "fsdp")
+    )
     return [
+        str(len(batches)),
         f"{1e3 * median(seconds['hand']):.0f} ms",
-        *(f"{median_ratio(seconds[name], seconds['hand']):.2f}x" for name in ("trainer", "fsdp")),
+        *(f"{median(found):.2f}x ({min(found):.2f} to {max(found):.2f})" for found in ratios),
     ]
+
+
+def _model(width: int, num_layers: int, vocab_size: int) -> PreTrainedModel:
+    return make_model(
+        tie_word_embeddings=True,
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=num_layers,
+        num_attention_heads=width // 64,
+        num_key_value_heads=1,
+        head_dim=64,
+    )
+
+
+def shard_always(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Shard with FSDP2 as `ludic.training.model.shard` does for several ranks."""
+    for layer in decoder_layers(model):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    register_token_logprobs(model)
 
 
 def step_by_hand(

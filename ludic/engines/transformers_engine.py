@@ -18,14 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PretrainedConfig, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import AutoConfig, DynamicCache, PretrainedConfig, PreTrainedModel
 
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.engines.sampling import make_rows, sample
 from ludic.errors import ConfigError, ModelError, one_line
 from ludic.models.adapters import base_of_adapter, merge_adapter
-from ludic.models.weight_files import can_read_into, check_tensors, first_unknown_name, open_weights, read_into
+from ludic.models.weight_files import (
+    can_read_into,
+    check_tensors,
+    first_unknown_name,
+    load_pretrained,
+    open_weights,
+    read_into,
+)
 
 # Config entries that may differ between folders of the same architecture.
 _NOT_ARCHITECTURE = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
@@ -242,33 +248,11 @@ def _load_model(folder: str, dtype: torch.dtype | None, find_base: Callable[[], 
 
     Raises ModelError unless the weights are exactly those of the folder's config.json.
     """
-    transformers_logging.disable_progress_bar()
     base = base_of_adapter(folder)
     if base and find_base:
         base = find_base()
-    try:
-        model, report = AutoModelForCausalLM.from_pretrained(
-            base or folder,
-            dtype=dtype or "auto",
-            use_safetensors=True,
-            trust_remote_code=False,  # the default None asks in the terminal
-            ignore_mismatched_sizes=True,  # so that the report has them; refused below, with their names
-            output_loading_info=True,
-        )
-    except Exception as error:  # OSError, SafetensorError, KeyError, ...: depends on what is broken
-        raise ModelError(
-            f"{folder}: the weights could not be loaded ({one_line(error)}); "
-            "wanted config.json and model.safetensors, or its shards with model.safetensors.index.json, all complete"
-        ) from error
-    for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if report[problem]:
-            raise ModelError(f"{folder}: the weights do not fit config.json; {problem}: {sorted(report[problem])}")
-    if base:
-        model = merge_adapter(model, folder)
-    # Loaded weights are the memory-mapped file: if the file shrank later, the process would be killed (SIGBUS).
-    for weight in model.parameters():
-        weight.data = weight.data.clone()
-    return model
+    model = load_pretrained(base or folder, dtype=dtype, where=folder, use_safetensors=True)
+    return merge_adapter(model, folder) if base else model
 
 
 def _make_logits_in_float32(model: PreTrainedModel) -> None:

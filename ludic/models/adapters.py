@@ -12,15 +12,18 @@ from transformers import PreTrainedModel
 
 from ludic.errors import ModelError, one_line
 
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+
 
 def base_of_adapter(folder: str) -> str | None:
     """Return the folder or id of the base model of a LoRA adapter; None if the folder holds no adapter."""
     try:
-        return json.loads(Path(folder, "adapter_config.json").read_text())["base_model_name_or_path"]
+        return json.loads(Path(folder, ADAPTER_CONFIG).read_text())["base_model_name_or_path"]
     except FileNotFoundError:
         return None
     except (ValueError, KeyError) as error:
-        raise ModelError(f"{folder}: adapter_config.json names no base model: {one_line(error)}") from error
+        raise ModelError(f"{folder}: {ADAPTER_CONFIG} names no base model: {one_line(error)}") from error
 
 
 def merge_adapter(base: PreTrainedModel, folder: str, *, where: str | None = None) -> PreTrainedModel:
@@ -29,7 +32,7 @@ def merge_adapter(base: PreTrainedModel, folder: str, *, where: str | None = Non
 
     where = where or folder
     try:
-        with safe_open(Path(folder, "adapter_model.safetensors"), "pt") as file:
+        with safe_open(Path(folder, ADAPTER_WEIGHTS), "pt") as file:
             found = set(file.keys())
         with warnings.catch_warnings(action="ignore"):  # warnings of missing names, which are refused below
             adapted = PeftModel.from_pretrained(base, folder, torch_device="cpu")

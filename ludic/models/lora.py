@@ -21,9 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ludic.errors import ModelError
-
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+from ludic.models.adapters import ADAPTER_WEIGHTS
 
 _ADAPTER = "default"
 _PREFIX = "base_model.model."

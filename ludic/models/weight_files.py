@@ -1,8 +1,8 @@
-"""Read the safetensors of a Hugging Face folder into a model in use, without a second model in memory.
+"""Load models, and read the safetensors of a Hugging Face folder into a model in use, without a second one in memory.
 
-Reads model.safetensors, or the shards that model.safetensors.index.json names. Raises ModelError, which names the file.
-Headers are checked before any parameter changes. Files are read, not memory-mapped: reading a mapped file that shrank
-kills the process (SIGBUS).
+`load_pretrained` reads what transformers reads. The other functions read model.safetensors, or the shards that
+model.safetensors.index.json names. Raises ModelError, which names the folder or the file. Headers are checked before
+any parameter changes. Files are read, not memory-mapped: reading a mapped file that shrank kills the process (SIGBUS).
 """
 
 import json
@@ -11,11 +11,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ludic.errors import ModelError, one_line
@@ -50,6 +52,70 @@ class StoredTensor:
     shape: tuple[int, ...]
     dtype: str
     """Name in the safetensors format."""
+
+
+def load_pretrained(
+    folder: str, *, dtype: torch.dtype | None, where: str | None = None, strict: bool = True, **options: Any
+) -> PreTrainedModel:
+    """Load a causal language model into CPU memory, in eval mode. dtype: None keeps the dtype of the weights.
+
+    where: the folder's name in errors. options: further arguments of transformers' from_pretrained. Raises ModelError
+    if a weight is missing or has another shape than config.json says, and if strict, for a weight that is not used.
+    """
+    where = where or folder
+    try:
+        with without_progress_bars():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype or "auto",
+                device_map=None,
+                trust_remote_code=False,  # the default None asks in the terminal
+                ignore_mismatched_sizes=True,  # so that the report has them; refused below
+                output_loading_info=True,
+                **options,
+            )
+    except Exception as error:  # the type depends on what is broken: OSError, SafetensorError, KeyError, ...
+        raise _could_not_be_loaded(where, error) from error
+    _check_loaded(where, report, strict=strict)
+    # Loaded weights are the memory-mapped file: if the file shrank later, the process would be killed (SIGBUS).
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
+    return model
+
+
+def _check_loaded(where: str, report: Mapping[str, Any], *, strict: bool) -> None:
+    """Raise ModelError for weights that do not fit. report: from from_pretrained with output_loading_info."""
+    if report["mismatched_keys"]:
+        shapes = {
+            f"{name} {tuple(found)}, the model's is {tuple(wanted)}"
+            for name, found, wanted in report["mismatched_keys"]
+        }
+        raise ModelError(f"{where}: the weights hold {_some(shapes)}; wanted those of its config.json")
+    if report["missing_keys"]:
+        raise ModelError(f"{where}: the weights lack {_some(report['missing_keys'])}; the folder is incomplete")
+    if strict and report["unexpected_keys"]:
+        raise ModelError(
+            f"{where}: the weights hold {_some(report['unexpected_keys'])}, which the model has no place for"
+        )
+
+
+def _some(names: set[str]) -> str:
+    """Return the first three names of a set, and the number of further names."""
+    first, more = sorted(names)[:3], len(names) - 3
+    return ", ".join(first) + (f" and {more} more" if more > 0 else "")
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Hide transformers' progress bars, which a trainer would show at every published version."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def can_read_into(model: PreTrainedModel) -> bool:
@@ -164,7 +230,7 @@ def _open(path: Path, files: ExitStack) -> dict[str, StoredTensor]:
     }
 
 
-def _could_not_be_loaded(path: Path, error: Exception) -> ModelError:
+def _could_not_be_loaded(path: Path | str, error: Exception) -> ModelError:
     return ModelError(
         f"{path}: the weights could not be loaded ({one_line(error)}); "
         "wanted config.json and model.safetensors, or its shards with model.safetensors.index.json, all complete"

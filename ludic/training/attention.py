@@ -66,15 +66,21 @@ def packed_attention(
     if attention_mask is None or attention_mask.dtype != torch.int64:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
     if cu_seq_lens_q is not None and max_length_q is not None and _has_kernel(query, value):
-        # A window counts the tokens before: all (-1), or one fewer than the window, which counts the token itself.
-        window = (-1 if sliding_window is None else sliding_window - 1, 0)
-        q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        ends, longest = cu_seq_lens_q, max_length_q
-        grouped = query.shape[1] != key.shape[1]
+        query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         output = varlen_attn(
-            q, k, v, ends, ends, longest, longest, scale=scaling, window_size=window, enable_gqa=grouped
+            query,
+            key,
+            value,
+            cu_seq_q=cu_seq_lens_q,
+            cu_seq_k=cu_seq_lens_q,
+            max_q=max_length_q,
+            max_k=max_length_q,
+            scale=scaling,
+            # Tokens before the token itself: all (-1), or one fewer than sliding_window, which counts it.
+            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            enable_gqa=query.shape[1] != key.shape[1],
         )
-        assert isinstance(output, Tensor)  # a pair only where asked for
+        assert isinstance(output, Tensor)  # a pair only if asked for
         return output[None], None
     lengths = attention_mask.flatten().tolist()
     parts = zip(*(tensor.split(lengths, dim=2) for tensor in (query, key, value)), strict=True)

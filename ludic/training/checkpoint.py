@@ -34,7 +34,8 @@ from transformers import PreTrainedModel
 
 from ludic.distributed import bytes_from_main, from_main, num_ranks, rank
 from ludic.errors import ModelError, NameTakenError
-from ludic.models.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS, has_adapters, is_adapter_weight, load_adapter
+from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from ludic.models.lora import has_adapters, is_adapter_weight, load_adapter
 from ludic.store.checkpoints import MARKER, CheckpointInfo
 from ludic.store.manifest import check_copy, write_manifest
 from ludic.store.root import Root

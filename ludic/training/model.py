@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,9 +24,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 from transformers.initialization import no_init_weights
 
 from ludic.distributed import from_main, is_main, run_on_main
-from ludic.errors import LudicError, ModelError, one_line
+from ludic.errors import ModelError, one_line
 from ludic.models.first_model import local_folder, tokenizer_files, write_files
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
+from ludic.models.weight_files import load_pretrained, without_progress_bars
 from ludic.training.attention import PACKED_ATTENTION, keep_uncompiled
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import check_head, register_token_logprobs
@@ -47,23 +47,15 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
     if a layer carries state across packed sequences or caps its attention scores, or if the kind of head is unknown.
     If strict, also raises ModelError if there is a weight that the model does not use.
     """
-    try:
-        with _without_progress_bars(), local_folder(source) as found, _known_names(found) as folder:
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder,
-                dtype=dtype,
-                attn_implementation=PACKED_ATTENTION,
-                output_loading_info=True,
-                device_map=None,
-                weights_only=True,
-                trust_remote_code=False,  # the default None asks in the terminal
-                ignore_mismatched_sizes=True,  # refused below, with their names
-            )
-    except LudicError:
-        raise
-    except Exception as error:  # the type depends on the parser of the broken file: OSError, SafetensorError, ...
-        raise ModelError(f"{source}: not a model that transformers can load: {error}") from error
-    _check_loaded(source, report, strict=strict)
+    with local_folder(source) as found, _known_names(found) as folder:
+        model = load_pretrained(
+            folder,
+            dtype=dtype,
+            where=source,
+            strict=strict,
+            attn_implementation=PACKED_ATTENTION,
+            weights_only=True,
+        )
     if model._is_stateful:
         raise ModelError(
             f"{source}: {type(model).__name__} has recurrent layers, whose state runs on from one packed sequence into "
@@ -74,25 +66,8 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
             f"{source}: {type(model).__name__} caps its attention scores, which PyTorch's fused attention can't; "
             "ludic trains models without attn_logit_softcapping"
         )
-    model = model.eval()
     check_head(model, source)
     return model
-
-
-def _check_loaded(source: str, report: Mapping[str, Any], *, strict: bool) -> None:
-    """Raise ModelError for weights that do not fit. report: from from_pretrained with output_loading_info."""
-    if report["mismatched_keys"]:
-        shapes = {
-            f"{name} {tuple(found)}, the model's is {tuple(wanted)}"
-            for name, found, wanted in report["mismatched_keys"]
-        }
-        raise ModelError(f"{source}: the weights hold {_some(shapes)}; wanted those of its config.json")
-    if report["missing_keys"]:
-        raise ModelError(f"{source}: the weights lack {_some(report['missing_keys'])}; the folder is incomplete")
-    if strict and report["unexpected_keys"]:
-        raise ModelError(
-            f"{source}: the weights hold {_some(report['unexpected_keys'])}, which the model has no place for"
-        )
 
 
 @contextmanager
@@ -281,7 +256,7 @@ def save_weights(
         state_dict = merged_weights(model, state_dict)
     if dtype is not None:
         state_dict = {k: v.to(dtype) if v.is_floating_point() else v for k, v in state_dict.items()}
-    with _without_progress_bars():
+    with without_progress_bars():
         model.save_pretrained(folder, state_dict=dict(state_dict), max_shard_size=max_shard_size)
     if dtype is not None:
         _set_config_dtype(Path(folder) / "config.json", dtype)
@@ -301,22 +276,3 @@ def _set_config_dtype(path: Path, dtype: torch.dtype) -> None:
     config = json.loads(path.read_text())
     config["dtype"] = str(dtype).removeprefix("torch.")
     path.write_text(json.dumps(config, indent=2) + "\n")
-
-
-@contextmanager
-def _without_progress_bars() -> Iterator[None]:
-    """Hide transformers' progress bars, which a trainer would show at every published version."""
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
-def _some(names: set[str]) -> str:
-    """Return the first three names of a set, and the number of further names."""
-    first, more = sorted(names)[:3], len(names) - 3
-    return ", ".join(first) + (f" and {more} more" if more > 0 else "")

@@ -1,8 +1,8 @@
 """Take ownership of a root: agree on the checkpoint, claim the root, resume, and open the state of rank 0.
 
 Reads attempts/ and checkpoints/, writes attempts/. `agree_on_...` and `open_source` are collective; the other functions
-run on rank 0. While this trainer renews its lease, another one that starts on the same root is refused (OwnedError); one
-that takes over fences it.
+run on rank 0. While this trainer renews its lease, another one that starts on the same root is refused (OwnedError);
+one that takes over fences it.
 """
 
 import logging

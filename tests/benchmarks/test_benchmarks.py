@@ -45,6 +45,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "Planning a batch",
         "stream:",
         "packing:",
+        "one_rank:",
         "train_step:",
         "Peak memory of reference logprobs",
         "A trainer whose rollouts",

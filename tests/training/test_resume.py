@@ -191,6 +191,8 @@ def test_a_second_trainer_is_refused_while_the_first_one_lives_and_writes_nothin
 
     def start_another(step, row):
         if step == 2:
+            while latest_policy(root).version < 2:  # the first one writes it in the background
+                time.sleep(0.01)
             before = [root.list(folder) for folder in ("attempts", "policies", "checkpoints")]
             with pytest.raises(OwnedError, match=r"attempt 1 of .* trains here since .* start with --take-over"):
                 train_here(root, num_steps=6)
