@@ -16,8 +16,8 @@ from rich.console import Console
 from ludic.cli.flags.import_ import Settings
 from ludic.cli.output import plural, print_json, printable, progress_bar, stdout_console
 from ludic.errors import ConfigError, MissingRootError
+from ludic.exchange.formats import load_format
 from ludic.exchange.importing import ImportReport, import_file
-from ludic.exchange.mapping import load_format
 from ludic.inference.chat import load_tokenizer
 from ludic.store import Root, RunConfig
 from ludic.training.first_model import first_tokenizer, is_hub_id, local_folder, remember_model, write_files
@@ -29,10 +29,10 @@ _MOST_REFUSED = 10
 
 
 def main(settings: Settings) -> None:
-    mapping = load_format(settings.from_)
+    format_ = load_format(settings.from_)
     if not settings.files:
         raise ConfigError("no file to import was named")
-    env_name = settings.env or mapping.name
+    env_name = settings.env or format_.name
     root = _open_root(settings, env_name)
     tokenizer = settings.tokenizer or root.run.model
     get_tokenizer = functools.cache(lambda: _load_tokenizer(root, settings.tokenizer))
@@ -40,7 +40,7 @@ def main(settings: Settings) -> None:
     with progress_bar() as track:
         for url in track(settings.files, len(settings.files), "files"):
             report = import_file(
-                root, url, mapping, env_name=env_name, tokenizer=tokenizer, get_tokenizer=get_tokenizer
+                root, url, format_, env_name=env_name, tokenizer=tokenizer, get_tokenizer=get_tokenizer
             )
             reports.append(report)
     if settings.json:

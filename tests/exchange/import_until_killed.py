@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
+from ludic.exchange.formats import load_format
 from ludic.exchange.importing import import_file
-from ludic.exchange.mapping import load_format
 from ludic.inference.chat import load_tokenizer
 from ludic.store import Root
 from ludic.store.root import Root as _Root

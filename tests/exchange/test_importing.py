@@ -20,8 +20,8 @@ from tiny_runs import create_root, query, train_here
 from ludic.cli.export import Settings as ExportSettings
 from ludic.cli.export import main as export
 from ludic.errors import ConfigError
+from ludic.exchange.formats import load_format
 from ludic.exchange.importing import ImportReport, import_file
-from ludic.exchange.mapping import load_format
 from ludic.inference.chat import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, new_id
 from ludic.schema import arrow_schema, from_table
@@ -187,9 +187,9 @@ def test_equal_files_of_two_steps_are_two_imports(tmp_path: Path, model_folder: 
     ("content", "name", "message"),
     [
         (b"", "verl", "none of 0 records can be used as format verl$"),
-        (b"PAR1", "verl", "none of 1 records can be used as format verl; the first, at 1: is no JSON"),
+        (b"PAR1", "verl", "is no Parquet file that can be read: "),
         (b'{"a": 1}\n', "verl", "the first, at 1: has no input and no output"),
-        (b'{"a": 1}\n', "art", "is no Parquet file that can be read: Parquet magic bytes not found"),
+        (b'{"a": 1}\n', "art", "the first, at 1: has no messages"),
         (b'{"traces": 3}\n', "prime-rl", "is not built as format prime-rl says: TypeError"),
     ],
 )
