@@ -7,6 +7,7 @@ is no such format, RefusedRecordError if a record can't be used.
 
 import difflib
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from ludic.exchange.verifiers import FINISH_REASONS, prime_rl
 from ludic.paths import local_path
 from ludic.python_files import describe, describe_failure, load_file
 from ludic.records import Purpose
-from ludic.user_files import UserFile, python_file_of, read_user_file
+from ludic.user_files import UserFile, digest, python_file_of, read_user_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,11 @@ class Format:
     name: str = ""
     user_file: UserFile | None = None
     """The user's file that holds the function."""
+
+    @property
+    def code_sha256(self) -> str | None:
+        """Digest of the user's file and of the modules beside it that it imports; None for a format of ludic."""
+        return None if self.user_file is None else digest(json.dumps(self.user_file.digests).encode())
 
     def describe(self, error: Exception) -> str:
         """Return in one line why a record could not be used."""
@@ -50,7 +56,6 @@ def jsonl(record: Record) -> Episode:
 
     The simplest record to write by hand: {"prompt": "2 + 2 =", "completion": "4", "episode_reward": 1.0}. Takes tokens
     (prompt_tokens, response_tokens) if the record has them, else a conversation (messages), else two texts.
-    Lost: agent_steps and environment_steps; of an episode of several rows, that they are one.
     """
     record.used.update(_REDUNDANT)
     texts = ("env_name", "env_example_id", "agent_id", "model", "truncation_reason", "error")
@@ -99,17 +104,11 @@ def _jsonl_row(record: Record) -> Row | Conversation | Texts:
 
 
 def verl(record: Record) -> Episode:
-    """verl: what a trainer dumps into trainer.rollout_data_dir, {global_step}.jsonl, one object a rollout.
+    """verl: one line a rollout of trainer.rollout_data_dir/{global_step}.jsonl, as text without special tokens.
 
     Source: verl/trainer/ppo/ray_trainer.py, _dump_generations and _log_rollout_data (commit b178a3cd, January 2026).
-      input, output   prompt and response, decoded with skip_special_tokens=True
-      gts             reward_model.ground_truth of the sample, or null
-      score           sum of token_level_scores
-      step            the trainer's global step
-      ...             each list of reward_extra_infos_dict that is as long as the batch, for example acc, request_id
-      uid             in some forks: the id of a group
-    Lost: special tokens and so the exact prompt, the sampler's logprobs, how an answer ended, the version of the
-    weights (a step's rollouts count as those of the version of that number).
+    score is the sum of token_level_scores. Some forks dump uid, the id of a group. Other fields are gts, the ground
+    truth, and the lists of reward_extra_infos_dict. A step's rollouts count as those of the version of that number.
     """
     prompt, _ = record.need("input", "output")
     return Episode(
@@ -120,20 +119,13 @@ def verl(record: Record) -> Episode:
 
 
 def trl(record: Record) -> Episode:
-    """TRL: what GRPOTrainer and RLOOTrainer log with log_completions=True, one row a completion.
+    """TRL: one row a completion of {output_dir}/completions/completions_{step:05d}.parquet, without special tokens.
 
-    Files: {output_dir}/completions/completions_{step:05d}.parquet. Source: trl/trainer/grpo_trainer.py, log and
-    _generate_and_score_completions (commit f2cd5771, July 2026).
-      step                     the trainer's global step
-      prompt, completion       decoded with skip_special_tokens=True
-      one column a reward      named like the reward function; NaN where the function returned None
-      columns of log_extra     whatever a reward function logged
-      advantage                as the trainer computed it
-    The reward is the sum of all number columns besides step and advantage. Where reward_weights were used, or a
-    column of log_extra is a number, call this function from your own and replace the reward.
-    A logged batch is the last that was generated: with logging more often than generating, TRL writes the same
-    completions under several steps; then import one file for each generation.
-    Lost: special tokens and so the exact prompt, the sampler's logprobs, how an answer ended, images.
+    Source: trl/trainer/grpo_trainer.py, log and _generate_and_score_completions (commit f2cd5771, July 2026), with
+    log_completions=True. Columns: step, prompt, completion, advantage, one for each reward function (NaN where it
+    returned None), and those of log_extra. The reward is the sum of all number columns besides step and advantage:
+    where reward_weights were used, or a column of log_extra is a number, call this function from your own and replace
+    the reward. TRL logs the last batch that was generated, so the same completions may stand under several steps.
     """
     prompt, _ = record.need("prompt", "completion")
     completion, version, advantage = str(record.text("completion")), _step(record), record.get("advantage")
@@ -149,19 +141,12 @@ def trl(record: Record) -> Episode:
 
 
 def art(record: Record) -> Episode:
-    """OpenPipe ART: one row a trajectory; conversations are rendered with the tokenizer's chat template.
+    """OpenPipe ART: one row a trajectory of .../models/{model}/trajectories/{split}/{step:04d}.parquet.
 
-    Files: {art_path}/{project}/models/{model}/trajectories/{split}/{step:04d}.parquet. Source:
-    src/art/utils/trajectory_logging.py, write_trajectory_groups_parquet; src/art/local/backend.py, _log.
-    Version 1 and version 2 (with format_version, trajectory_index, group_json and trajectory_json) share:
-      group_index                   index of the trajectory's group in the file
-      reward                        float64
-      messages                      list of {role, content, tool_calls (JSON), tool_call_id, trainable};
-                                    trainable: the model sampled it (an OpenAI Choice in the trajectory)
-      metrics, metadata, tools      JSON text, or null
-      group_metadata, group_metrics, group_logs, logs
-    Lost: token ids and logprobs (version 1 drops them; version 2 has them inside trajectory_json only where the engine
-    gave them), additional_histories, a trajectory whose messages is null because it holds raw exchanges.
+    Source: src/art/utils/trajectory_logging.py, write_trajectory_groups_parquet; src/art/local/backend.py, _log.
+    Version 1 and version 2 (with format_version, trajectory_index, group_json and trajectory_json) share group_index,
+    reward, messages, group_logs, logs, and as JSON text metrics, metadata, tools, group_metadata and group_metrics. A
+    message is trainable if the model sampled it. messages is null in a trajectory that holds raw exchanges.
     """
     record.used.update(("format_version", "trajectory_index", "group_json", "trajectory_json"))
     return Episode(

@@ -45,18 +45,6 @@ UNSCORED = "the peer's record has no reward"
 SMALL = 200
 """Maximum characters of a field without a column that is kept as metadata."""
 
-_DEFAULTS: Mapping[str, Any] = {
-    "purpose": "train",
-    "agent_id": "agent",
-    "policy_version": 0,
-    "seed": 0,
-    "episode_reward": None,
-    "finish_reason": None,
-    "group_index": 0,
-    "group_size": 1,
-}
-"""Columns of an episode for which the peer gives none; others come from the run's settings."""
-
 _NAMESPACE = uuid.UUID("6d0f4a2e-9c1b-5e57-8a43-0f6c1f2b7d90")
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
 
@@ -135,8 +123,7 @@ def import_file(
     job = _Import(
         root=root, url=url, format=fmt, env_name=env_name, get_tokenizer=get_tokenizer, path=path, sha256=sha256
     )
-    code = None if fmt.user_file is None else fmt.user_file.digests
-    how = {"format": fmt.name, "code": code, "env_name": env_name, "tokenizer": tokenizer}
+    how = {"format": fmt.name, "code_sha256": fmt.code_sha256, "env_name": env_name, "tokenizer": tokenizer}
     begun, done = f"imports/{job.worker_id}.json", f"imports/{job.worker_id}.done.json"
     _check_same(job, how, _read_json(root, begun))
     earlier = _read_json(root, done)
@@ -258,7 +245,11 @@ def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[s
     own = {name: record.values.get(name) for name in run.extra_columns}
     columns = {
         **{name: getattr(run, name) for name in ("model", "temperature", "top_p", "top_k", "max_tokens")},
-        **_DEFAULTS,
+        **dict.fromkeys(("episode_reward", "finish_reason")),
+        **dict.fromkeys(("policy_version", "seed", "group_index"), 0),
+        "group_size": 1,
+        "purpose": "train",
+        "agent_id": "agent",
         "env_name": job.env_name,
         "env_example_id": hashlib.sha256(_prompt(episode, row).encode()).hexdigest()[:12],
         **given,

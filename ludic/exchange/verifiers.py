@@ -36,19 +36,11 @@ def prime_rl(record: Record) -> Iterator[Episode]:
 
     Files: {run_dir}/rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl; import either `all` or `effective`,
     since the second repeats a part of the first. Sources: src/prime_rl/monitors/file.py (commit 559b4477) and
-    verifiers/v1/{episode,trace,graph}.py (commit a60a606e, both August 2026); null values are left out of a record:
-      id, ok, errors [{type, message}], env {id, name}, task {type, data, key, hash}, group {id}
-      run {id, type, work {type: train|eval, step, policy {start, end}}}
-      traces [{id, agent {name, trainable}, nodes, calls, rewards {NAME: {score, weight} or null},
-               metrics {NAME: number}, stop_condition, ok, errors, is_completed, tools, info, timing, task, ...}]
-      nodes  [{parent, message {role, content, tool_calls}, sampled, token_ids, mask, logprobs, advantages, ...}]: a
-             graph; a path from root to leaf is a branch, whose concatenated token_ids the model saw exactly
-      calls  [{node, finish_reason: stop|length|tool_calls, sampling {temperature, top_p, max_tokens, ...}, ...}]
+    verifiers/v1/{episode,trace,graph}.py (commit a60a606e, both August 2026). Null values are left out of a record.
+    The nodes of a trace are a graph; a path from root to leaf is a branch, whose joined token_ids the model saw.
     A trace of a trainable agent becomes an episode of ludic, and each of its branches a row; a node that several
     branches share is sampled in the first of them and context in the others, as prime-rl trains it
-    (iter_trainable_branches). Logprobs are of the distribution sampled from (vLLM's processed_logprobs, prime-rl's
-    default). Episodes of one agent in one group share a baseline.
-    Lost: traces of agents that are not trained, images, routed experts, advantages, timing and usage of calls.
+    (iter_trainable_branches). Logprobs are of the distribution sampled from (vLLM's processed_logprobs, the default).
     """
     traces = record.get("traces") or []
     record.used.update(("ok", "errors"))

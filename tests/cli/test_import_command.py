@@ -35,6 +35,19 @@ def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, ver
     assert Root.open(str(root)).run.env == ("verl",)
 
 
+def test_a_function_named_on_the_command_line_runs_without_more_consent(
+    ludic, model_folder: str, verl_file: Path, tmp_path: Path
+):
+    function = tmp_path / "mine.py"
+    function.write_text(
+        "from ludic.exchange.formats import verl\n\ndef cats(record):\n    record.get('trace')\n    return verl(record)\n"
+    )
+    result = ludic("import", tmp_path / "run", "--from", f"{function}:cats", verl_file, "--model", model_folder)
+    assert (result.code, result.out) == (0, f"{verl_file}: 2 rollouts in 1 group, of 3 records\n")
+    assert "not kept" not in result.err
+    assert Root.open(str(tmp_path / "run")).run.env == ("cats",)
+
+
 @pytest.mark.slow
 def test_the_other_commands_work_on_what_came_in(ludic, model_folder: str, verl_file: Path, tmp_path: Path):
     root = tmp_path / "run"

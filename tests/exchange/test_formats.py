@@ -1,6 +1,7 @@
 """Files of peers, and the rows that they become."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -369,6 +370,17 @@ def test_a_function_of_the_users_reads_records_and_says_what_fails(
         5: "gives no episode",
         6: "step is 'new', wanted a whole number",
     }
+
+
+def test_the_function_in_the_docs_reads_a_record(root: Root, bring_in: Import, tmp_path: Path):
+    text = Path(ludic.__file__).parents[1].joinpath("docs", "exchange.md").read_text()
+    lines = text.partition("    # mine.py, used as")[2].splitlines()[1:]
+    function = tmp_path / "mine.py"
+    function.write_text("\n".join(line[4:] for line in takewhile(lambda line: line[:4].isspace() or not line, lines)))
+    record = {"question": "aa", "answer": "bb", "score": 0.5, "step": 4, "task": {"id": 7}}
+    bring_in(peers.write_lines(tmp_path / "a.jsonl", [record]), f"{function}:convert")
+    (rollout,) = rollouts_of(root)
+    assert (rollout.episode_reward, rollout.policy_version, rollout.env_name) == (0.5, 4, "convert")
 
 
 def test_a_function_of_the_users_may_give_several_episodes_of_tokens(

@@ -27,6 +27,7 @@ from ludic.records import Rollout, RolloutBatch, new_id
 from ludic.schema import arrow_schema, from_table
 from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
 from ludic.store.compaction import compact
+from ludic.store.json_files import decode_json, encode_json
 
 pytestmark = pytest.mark.slow
 
@@ -112,6 +113,19 @@ def test_a_killed_import_leaves_whole_groups_and_can_be_repeated(tmp_path: Path,
     assert len(stored_rows(root)) == 2 * _NUM_GROUPS
     sizes = query(root, "select count(*), any_value(group_size) from rollouts group by group_id")
     assert sizes == [(2, 2)] * _NUM_GROUPS
+
+
+def test_a_file_that_an_older_ludic_imported_is_known(tmp_path: Path, model_folder: str, verl_file: Path):
+    """Older files in imports/ have the digest of a mapping in TOML, and none of a user's code."""
+    root = new_root(str(tmp_path / "run"), model_folder)
+    name = f"imports/{bring_in(root, verl_file).worker_id}.json"
+    how = decode_json(root.read(name))
+    del how["code_sha256"]
+    root.delete(name)
+    root.put_if_absent(name, encode_json(how | {"mapping_sha256": "ab" * 32}))
+    before = everything(root)
+    assert bring_in(root, verl_file).was_there
+    assert everything(root) == before
 
 
 def test_nothing_comes_twice_when_the_first_import_was_compacted_or_expired(
