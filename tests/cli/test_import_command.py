@@ -40,7 +40,8 @@ def test_a_function_named_on_the_command_line_runs_without_more_consent(
 ):
     function = tmp_path / "mine.py"
     function.write_text(
-        "from ludic.exchange.formats import verl\n\ndef cats(record):\n    record.get('trace')\n    return verl(record)\n"
+        "from ludic.exchange.formats import verl\n"
+        "def cats(record):\n    record.used.add('trace')\n    return verl(record)\n"
     )
     result = ludic("import", tmp_path / "run", "--from", f"{function}:cats", verl_file, "--model", model_folder)
     assert (result.code, result.out) == (0, f"{verl_file}: 2 rollouts in 1 group, of 3 records\n")
