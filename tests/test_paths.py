@@ -6,7 +6,7 @@ import pytest
 
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
-from ludic.interop.mapping import load_format
+from ludic.interop.formats import load_format
 from ludic.paths import is_url, local_path
 from ludic.sql.library import load_advantage, load_filter
 from ludic.sql.python_advantages import load_function
@@ -31,7 +31,7 @@ def test_a_path_is_no_url(text: str) -> None:
         lambda: load_advantage("s3://bucket/mine.sql"),
         lambda: load_filter("s3://bucket/mine.sql"),
         lambda: load_function("s3://bucket/mine.py:scaled"),
-        lambda: load_format("s3://bucket/mine.toml"),
+        lambda: load_format("s3://bucket/mine.py:mine"),
         lambda: make_environment("s3://bucket/cats.py:Cats", {}, seed=0),
     ],
 )

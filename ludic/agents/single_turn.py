@@ -11,6 +11,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from ludic.agents.requests import EpisodeRequest
+from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.environments.environment import Environment, Transition
 from ludic.models.chat import decode, render_prompt
@@ -101,29 +102,24 @@ def _too_long(agent: Agent, request: EpisodeRequest, prompt_length: int) -> str 
 
 
 def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_incomplete: bool) -> Rollout:
-    action = decode(agent.tokenizer, completion.tokens)
+    builder = TranscriptBuilder()
+    span = builder.add_call(opening.prompt_tokens, completion.tokens, completion.logprobs)
+    (transcript,) = builder.transcripts()
+    text = decode(agent.tokenizer, completion.tokens)
     incomplete = completion.finish_reason == "length"
     refused = incomplete and not accept_incomplete
-    transition, error = _refuse() if refused else _step(opening.environment, action)
+    transition, error = _refuse() if refused else _step(opening.environment, text)
     # A failed episode does not count as truncated.
     truncation_reason = None if error else _truncation_reason(transition)
     reward = None if error else transition.reward
-    token_rewards = np.zeros(len(completion.tokens), dtype=np.float32)
-    token_rewards[-1] = reward or 0.0
-    agent_step = AgentStep(
-        turn=0,
-        action_target="env",
-        start=0,
-        end=len(completion.tokens),
-        finish_reason=completion.finish_reason,
-        parse_error=refused,
-        action=None if refused else action,
-    )
+    token_rewards = np.zeros(len(transcript.response_tokens), dtype=np.float32)
+    token_rewards[span.end - 1] = reward or 0.0
+    action = None if refused else text
     environment_step = EnvironmentStep(
         turn=0,
         agent_steps=(0,),
         observation=opening.messages[-1].content,
-        action=None if refused else action,
+        action=action,
         next_observation=transition.observation,
         reward=reward,
         terminated=transition.terminated,
@@ -131,11 +127,9 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
         info=transition.info,
     )
     return Rollout(
-        **_identity(agent, opening),
+        **_identity(agent, opening.request, transcript),
         policy_version=completion.policy_version,
         policy_version_last=completion.policy_version_last,
-        response_tokens=completion.tokens,
-        response_logprobs=completion.logprobs,
         token_rewards=token_rewards,
         episode_reward=reward,
         reward_components=transition.reward_components,
@@ -146,23 +140,35 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
         incomplete_completion=incomplete,
         parse_error=refused,
         error=error,
-        agent_steps=(agent_step,),
+        agent_steps=(_agent_step(span, completion, action),),
         environment_steps=(environment_step,),
-        messages=(*opening.messages, Message(role="assistant", content=action)),
+        messages=(*opening.messages, Message(role="assistant", content=text)),
         extra=transition.extra,
+    )
+
+
+def _agent_step(span: Span, completion: Completion, action: str | None) -> AgentStep:
+    """action: None if the completion was refused."""
+    return AgentStep(
+        turn=0,
+        action_target="env",
+        start=span.start,
+        end=span.end,
+        finish_reason=completion.finish_reason,
+        parse_error=action is None,
+        action=action,
     )
 
 
 def _failed(agent: Agent, opening: _Opening) -> Rollout:
     """Return the rollout of an episode that failed before sampling."""
-    empty = np.zeros(0, dtype=np.float32)
+    row = RowBuilder()
+    row.add_context(opening.prompt_tokens)
     return Rollout(
-        **_identity(agent, opening),
+        **_identity(agent, opening.request, row.transcript()),
         policy_version=agent.engine.policy_version,
         policy_version_last=agent.engine.policy_version,
-        response_tokens=empty.astype(np.int32),
-        response_logprobs=empty,
-        token_rewards=empty,
+        token_rewards=np.zeros(0, dtype=np.float32),
         num_turns=0,
         episode_reward=None,
         terminated=False,
@@ -173,8 +179,9 @@ def _failed(agent: Agent, opening: _Opening) -> Rollout:
     )
 
 
-def _identity(agent: Agent, opening: _Opening) -> dict[str, Any]:
-    request, params = opening.request, opening.request.params
+def _identity(agent: Agent, request: EpisodeRequest, transcript: Transcript) -> dict[str, Any]:
+    """Return the columns that follow from the request and the transcript."""
+    params = request.params
     return {
         "rollout_id": new_id(),
         "episode_id": new_id(),
@@ -185,13 +192,17 @@ def _identity(agent: Agent, opening: _Opening) -> dict[str, Any]:
         "env_name": request.env_name,
         "env_example_id": request.example.example_id,
         "purpose": request.purpose,
+        "segment_index": transcript.segment_index,
         "model": agent.model,
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
         "max_tokens": params.max_tokens,
         "seed": request.seed,
-        "prompt_tokens": opening.prompt_tokens,
+        "prompt_tokens": transcript.prompt_tokens,
+        "response_tokens": transcript.response_tokens,
+        "response_logprobs": transcript.response_logprobs,
+        "action_mask": transcript.action_mask,
     }
 
 

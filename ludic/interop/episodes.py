@@ -1,20 +1,21 @@
-"""Turn a peer's record into an episode, whose transcripts become rows of the rollouts table.
+"""Episodes of other programs, as a format's function returns them, and the tokens of their texts.
 
-Here a record is a rollout, as in verl, TRL, ART and JSONL; ludic.interop.verifiers reads records that are whole
-episodes. Pure except for the tokenizer. Raises RefusedRecordError if a record can't be used.
+Pure except for the tokenizer. Raises RefusedRecordError if an episode can't be used, ModelError if the tokenizer has no
+usable chat template.
 """
 
-import hashlib
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ludic.interop.record import Record, RefusedRecordError
-from ludic.interop.transcripts import Transcript, from_conversation, from_texts, single_turn_step, to_message
-from ludic.records import FinishReason, Message, Purpose
+from ludic.agents.transcript import Transcript, TranscriptBuilder
+from ludic.interop.record import RefusedRecordError, refusal
+from ludic.models.chat import render_prompt
+from ludic.records import AgentStep, FinishReason, Message, ToolCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -22,190 +23,197 @@ if TYPE_CHECKING:
 GetTokenizer = Callable[[], "PreTrainedTokenizerBase"]
 """Loads the tokenizer; called when the first text must be encoded."""
 
-UNSCORED = "the peer's record has no reward"
-"""The error of a rollout without a reward, which is stored and counted but never trained on."""
 
-FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
-"""finish_reason of the rollouts table, by OpenAI's name."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """A prompt and its completion, to be tokenized."""
+
+    prompt: Any
+    """Text, encoded unchanged, or a list of messages, rendered with the chat template."""
+    completion: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation, to be tokenized with the chat template. It has several rows if the template rewrites history."""
+
+    messages: Any
+    """List of messages of OpenAI's chat format."""
+    sampled: Sequence[int] | None = None
+    """Indexes of the model's messages; None takes those marked trainable, or without marks all of role assistant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Tokens that the model saw and sampled."""
+
+    prompt_tokens: np.ndarray
+    """(prompt_length,) int32."""
+    response_tokens: np.ndarray
+    """(response_length,) int32; every list below is as long."""
+    response_logprobs: np.ndarray | None = None
+    """(response_length,) float32, nats; None if they are not known."""
+    action_mask: np.ndarray | None = None
+    """(response_length,) bool; None if all tokens were sampled."""
+    token_rewards: np.ndarray | None = None
+    """(response_length,) float32; None puts the reward of the episode at the end of its last row."""
+    messages: Sequence[Any] = ()
+    agent_steps: Sequence[AgentStep] | None = None
+    """None is one step of the whole response, or none if there is an action_mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One episode of a peer; a field is None if the peer does not give it."""
+    """One episode of one agent."""
 
-    group: str
-    """Key shared by the episodes of one group."""
-    example: str
-    env_name: str | None
-    purpose: Purpose
-    agent_id: str
-    policy_version: int
-    policy_version_last: int
-    sampling: Mapping[str, Any]
-    """The known ones of model, temperature, top_p, top_k, max_tokens and seed."""
-    transcripts: tuple[Transcript, ...]
-    reward: float | None
-    reward_components: Mapping[str, float]
-    finish_reason: FinishReason | None
-    truncation_reason: str | None
-    error: str | None
-    extra: Mapping[str, Any]
-    metadata: Mapping[str, str]
-    not_kept: tuple[str, ...]
-    """Names of fields that no column holds and that are too large for metadata."""
+    rows: Sequence[Row | Conversation | Texts]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of all its rollouts, such as episode_reward and policy_version; the run's settings replace None."""
+    group: Any = None
+    """Key shared by the episodes of one group; None groups by policy_version, env_name, agent_id and prompt."""
+    prompt: Any = None
+    """Identifies the example if there is no group or env_example_id; None takes the prompt of the first row."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    unused: Mapping[str, Any] = field(default_factory=dict)
+    """Values that are kept as metadata if they are small, and else counted as not kept."""
 
 
-def rollout_episode(record: Record, get_tokenizer: GetTokenizer) -> Episode:
-    """Return the episode of a record that is a rollout."""
-    finish_reason = _finish_reason(record)
-    transcripts = tuple(_transcripts(record, get_tokenizer, finish_reason))
-    components = record.components()
-    reward, error = record.reward(components), record.text("error")
-    prompt = _identity(record, transcripts[0])
-    metadata, not_kept = record.leftovers()
-    return Episode(
-        **origin(record, prompt),
-        group=group_of(record, prompt),
-        agent_id=record.text("agent_id") or "agent",
-        sampling=_sampling(record),
-        transcripts=transcripts,
-        reward=reward,
-        reward_components=components,
-        finish_reason=finish_reason,
-        truncation_reason=record.text("truncation_reason"),
-        error=UNSCORED if error is None and reward is None else error,
-        extra=record.extra(),
-        metadata=metadata,
-        not_kept=not_kept,
+def rows_of(episode: Episode, get_tokenizer: GetTokenizer) -> Iterator[Row]:
+    """Yield the rows of an episode, with tokens, messages and agent steps."""
+    for part in episode.rows:
+        if isinstance(part, Conversation):
+            yield from _conversation_rows(part, get_tokenizer())
+            continue
+        row = _texts_row(part, get_tokenizer()) if isinstance(part, Texts) else part
+        messages, steps = _to_messages("messages", row.messages), row.agent_steps
+        if steps is None and row.action_mask is None:
+            action = messages[-1].content if messages and messages[-1].role == "assistant" else None
+            end, reason = len(row.response_tokens), episode.columns.get("finish_reason")
+            steps = [AgentStep(turn=0, action_target="env", start=0, end=end, finish_reason=reason, action=action)]
+        yield replace(row, messages=messages, agent_steps=steps or ())
+
+
+def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[AgentStep]) -> Row:
+    """Return the row of a transcript."""
+    return Row(
+        prompt_tokens=transcript.prompt_tokens,
+        response_tokens=transcript.response_tokens,
+        response_logprobs=transcript.response_logprobs if transcript.has_logprobs else None,
+        action_mask=transcript.action_mask,
+        messages=messages,
+        agent_steps=steps,
     )
 
 
-def _transcripts(
-    record: Record, get_tokenizer: GetTokenizer, finish_reason: FinishReason | None
-) -> Iterator[Transcript]:
-    """Make transcripts from the record's tokens if it has them, else from its conversation, else from its two texts."""
-    tokens = record.array("prompt_tokens", np.int32), record.array("response_tokens", np.int32)
-    messages = _messages(record)
-    if tokens[0] is not None and tokens[1] is not None:
-        yield _from_tokens(record, tokens[0], tokens[1], messages, finish_reason)
-        return
-    completion = record.text("completion")
-    if completion is None and messages:
-        yield from from_conversation(get_tokenizer(), messages, _sampled(record.get("messages"), messages))
-        return
-    prompt = record.get("prompt")
-    if prompt is None or completion is None:
-        raise RefusedRecordError(f"has no {_missing(record)}")
-    said = _prompt_messages(prompt)
-    prompt_tokens, response_tokens = from_texts(
-        get_tokenizer(), prompt if isinstance(prompt, str) else said, completion
-    )
-    messages = (*said, Message(role="assistant", content=completion))
-    yield _from_tokens(record, prompt_tokens, response_tokens, messages, finish_reason)
-
-
-def _from_tokens(
-    record: Record,
-    prompt_tokens: np.ndarray,
-    response_tokens: np.ndarray,
-    messages: Sequence[Message],
-    finish_reason: FinishReason | None,
-) -> Transcript:
-    mask = record.array("action_mask", np.bool_)
-    return Transcript(
+def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase") -> Row:
+    if isinstance(texts.prompt, str):
+        messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
+        prompt_tokens = _encode(tokenizer, texts.prompt)
+    else:
+        messages = _to_messages("the prompt", texts.prompt)
+        prompt_tokens = render_prompt(tokenizer, messages)
+    return Row(
         prompt_tokens=prompt_tokens,
-        response_tokens=response_tokens,
-        response_logprobs=record.array("response_logprobs", np.float32),
-        action_mask=None if mask is None or mask.all() else mask,
-        token_rewards=record.array("token_rewards", np.float32),
-        messages=tuple(messages),
-        agent_steps=() if mask is not None else single_turn_step(len(response_tokens), finish_reason, messages),
+        response_tokens=_encode(tokenizer, texts.completion),
+        messages=(*messages, Message(role="assistant", content=texts.completion)),
     )
 
 
-def _messages(record: Record) -> tuple[Message, ...]:
-    values = record.get("messages")
-    if values is None:
-        return ()
-    if not isinstance(values, list):
-        raise RefusedRecordError(f"messages is {str(values)[:60]!r}, wanted a list")
-    return tuple(map(to_message, values))
+def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Row]:
+    """Yield the rows of a conversation; each of the model's messages is a call with the messages before it."""
+    messages = _to_messages("messages", conversation.messages)
+    builder = TranscriptBuilder()
+    steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
+    ends: dict[int, int] = {}
+    for turn, index in enumerate(_sampled(conversation, messages)):
+        prompt = render_prompt(tokenizer, messages[:index])
+        span = builder.add_call(prompt, _completion(tokenizer, messages[: index + 1], prompt))
+        steps[span.segment_index].append(agent_step(turn, messages[index], span.start, span.end))
+        ends[span.segment_index] = index + 1
+    if not steps:
+        raise RefusedRecordError("messages holds none that the model said")
+    for segment, transcript in enumerate(builder.transcripts()):
+        yield row_of(transcript, messages[: ends[segment]], steps[segment])
 
 
-def _prompt_messages(prompt: Any) -> tuple[Message, ...]:
-    if isinstance(prompt, str):
-        return (Message(role="user", content=prompt),)
-    if not isinstance(prompt, list):
-        raise RefusedRecordError(f"the prompt is {str(prompt)[:60]!r}, wanted text or a list of messages")
-    return tuple(map(to_message, prompt))
+def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: FinishReason | None = None) -> AgentStep:
+    """Return the step of a message that the model sampled as response tokens start to end."""
+    return AgentStep(
+        turn=turn,
+        action_target="internal" if said.tool_calls else "env",
+        start=start,
+        end=end,
+        finish_reason=finish_reason,
+        action=said.content,
+        tool_calls=said.tool_calls,
+    )
 
 
-def _sampled(values: Sequence[Mapping[str, Any]], messages: Sequence[Message]) -> list[int]:
-    """Return the indexes of the model's messages: those marked trainable, or, without marks, all of role assistant."""
-    if any(value.get("trainable") is not None for value in values):
-        return [place for place, value in enumerate(values) if value.get("trainable")]
-    return [place for place, message in enumerate(messages) if message.role == "assistant"]
+def _sampled(conversation: Conversation, messages: Sequence[Message]) -> Sequence[int]:
+    if conversation.sampled is not None:
+        return conversation.sampled
+    marks = [message.get("trainable") for message in conversation.messages]
+    if any(mark is not None for mark in marks):
+        return [index for index, mark in enumerate(marks) if mark]
+    return [index for index, message in enumerate(messages) if message.role == "assistant"]
 
 
-def _missing(record: Record) -> str:
-    """Describe the absent fields that a rollout could be made from."""
-    fields = record.mapping.fields
-    names = [places[0] for field in ("prompt", "completion", "messages") if (places := fields.get(field))]
-    absent = [name for name in names if record.values.get(name) is None]
-    return " and no ".join(absent) or "prompt and completion"
+def _completion(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], prompt: np.ndarray) -> np.ndarray:
+    """Return the tokens that the last message adds to its prompt, (length,) int32, up to the end token."""
+    whole = render_prompt(tokenizer, messages, add_generation_prompt=False)
+    if not np.array_equal(whole[: len(prompt)], prompt):
+        # The template renders a past answer differently from a new one, so encode the answer's text alone.
+        return _encode(tokenizer, messages[-1].content)
+    completion = whole[len(prompt) :]
+    ends = np.flatnonzero(completion == tokenizer.eos_token_id)
+    return completion[: ends[0] + 1] if len(ends) else completion
 
 
-def _finish_reason(record: Record) -> FinishReason | None:
-    found = record.text("finish_reason")
-    if found is not None and found not in FINISH_REASONS:
-        raise RefusedRecordError(f"finish_reason is {found!r}, wanted {', '.join(FINISH_REASONS)}")
-    return None if found is None else FINISH_REASONS[found]
+def _encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> np.ndarray:
+    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
 
 
-def origin(record: Record, prompt: str) -> dict[str, Any]:
-    """Return example, environment, purpose and policy versions of an episode.
-
-    prompt: hashed to identify an example that has no id.
-    """
-    version = record.integer("policy_version")
-    if version is None:
-        raise RefusedRecordError(
-            f"has no {' or '.join(record.mapping.fields.get('policy_version', ('policy_version',)))}"
-        )
-    last = record.integer("policy_version_last")
-    purpose = record.text("purpose") or "train"
-    return {
-        "example": record.text("env_example_id") or hashlib.sha256(prompt.encode()).hexdigest()[:12],
-        "env_name": record.text("env_name"),
-        "purpose": "train" if purpose == "train" else "eval",
-        "policy_version": version,
-        "policy_version_last": version if last is None else last,
-    }
+# --- Messages --------------------------------------------------------------------------------------------
 
 
-def group_of(record: Record, prompt: str) -> str:
-    """Return the group key: the peer's own group, else the prompt with its policy_version and environment."""
-    given = record.get("group")
-    if given is not None:
-        return json.dumps(["given", given], default=str)
-    return json.dumps([record.integer("policy_version"), record.text("env_name"), prompt])
+def _to_messages(name: str, values: Any) -> tuple[Message, ...]:
+    if not isinstance(values, list | tuple):
+        raise refusal(name, values, "text or a list of messages" if name == "the prompt" else "a list of messages")
+    return tuple(value if isinstance(value, Message) else to_message(value) for value in values)
 
 
-def _identity(record: Record, first: Transcript) -> str:
-    """Return the prompt as JSON, from the record if it has a prompt, else from the first transcript's tokens."""
-    prompt = record.get("prompt")
-    if prompt is not None:
-        return json.dumps(prompt, default=str)
-    return json.dumps(first.prompt_tokens.tolist())
+def to_message(value: Any) -> Message:
+    """Convert a message of OpenAI's chat format or of verifiers; tool calls may be JSON text."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise RefusedRecordError(f"a message is {str(value)[:60]!r}, wanted an object with role and content")
+    calls, name = value.get("tool_calls") or [], value.get("name")
+    try:
+        tool_calls = tuple(map(_to_tool_call, json.loads(calls) if isinstance(calls, str) else calls))
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise RefusedRecordError(f"tool_calls of a message is {str(calls)[:60]!r}: {error}") from error
+    return Message(
+        role=value["role"],
+        content=_content_text(value.get("content")),
+        name=name if isinstance(name, str) else None,
+        tool_calls=tool_calls,
+    )
 
 
-def _sampling(record: Record) -> dict[str, Any]:
-    found = {
-        "model": record.text("model"),
-        "temperature": record.number("temperature"),
-        "top_p": record.number("top_p"),
-        "top_k": record.integer("top_k"),
-        "max_tokens": record.integer("max_tokens"),
-        "seed": record.integer("seed"),
-    }
-    return {name: value for name, value in found.items() if value is not None}
+def _to_tool_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call.get("function", call)
+    arguments = function["arguments"]
+    return ToolCall(
+        id=str(call.get("id", "")),
+        name=function["name"],
+        arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
+        result=call.get("result"),
+        error=call.get("error"),
+    )
+
+
+def _content_text(content: Any) -> str:
+    """Return the text of a message, or of its parts joined by newlines; images are left out."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else []
+    return "\n".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and part.get("text") is not None)

@@ -12,24 +12,41 @@ ConfigError if a file holds no usable record, or was imported in another way.
 
 import hashlib
 import json
+import re
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ludic.errors import ConfigError, LudicError, SchemaError
-from ludic.interop.episodes import Episode, GetTokenizer, rollout_episode
-from ludic.interop.mapping import FormatMapping
-from ludic.interop.reading import NumberedRecord, digest, path_fields, read_records
-from ludic.interop.record import Record, RefusedRecordError
-from ludic.interop.rows import LOGPROBS_ABSENT, RowMaker
-from ludic.interop.verifiers import verifiers_episodes
+from ludic.interop.episodes import Episode, GetTokenizer, Row, Texts, rows_of
+from ludic.interop.formats import Format
+from ludic.interop.reading import open_file, read_records
+from ludic.interop.record import Record, RefusedRecordError, as_texts
+from ludic.paths import is_url
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema.validation import find_problems
 from ludic.store import RolloutWriter, Root
 from ludic.store.files import Folder
 from ludic.store.json_files import decode_json, encode_json
+from ludic.user_code import only_exceptions
+
+LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
+"""Metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""
+
+UNSCORED = "the peer's record has no reward"
+"""The error of a rollout without a reward, which is stored and counted but never trained on."""
+
+SMALL = 200
+"""Maximum characters of a field without a column that is kept as metadata."""
+
+_NAMESPACE = uuid.UUID("6d0f4a2e-9c1b-5e57-8a43-0f6c1f2b7d90")
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 # Larger than a worker's files, since the delay of an import does not matter.
 _GROUPS_A_FILE = 64
@@ -66,74 +83,70 @@ class ImportReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Importing:
-    """The import of one file into a root."""
+class _Import:
+    """The import of one file into a root, and its usable and refused records."""
 
     root: Root
     url: str
-    mapping: FormatMapping
+    format: Format
     env_name: str
     """Environment of records that name none."""
+    get_tokenizer: GetTokenizer
     path: Mapping[str, str]
-    """Fields that the mapping reads from the file's path."""
+    """Fields that the format reads from the file's path."""
     sha256: str
     """Digest of the file's content and its `path`: a step given only in the name distinguishes two equal files."""
-
-    @classmethod
-    def of(cls, root: Root, url: str, mapping: FormatMapping, env_name: str) -> "_Importing":
-        path = path_fields(url, mapping)
-        identity = hashlib.sha256(json.dumps([digest(url), path], sort_keys=True).encode()).hexdigest()
-        return cls(root=root, url=url, mapping=mapping, env_name=env_name, path=path, sha256=identity)
+    episodes: dict[tuple[str, ...], list[list[Rollout]]] = field(default_factory=dict)
+    """The rollouts of each usable episode, by group."""
+    kept: Counter[str] = field(default_factory=Counter)
+    not_kept: Counter[str] = field(default_factory=Counter)
+    refused: list[Refusal] = field(default_factory=list)
 
     @property
     def worker_id(self) -> str:
         return f"import-{self.sha256[:16]}"
 
-    @property
-    def row_maker(self) -> RowMaker:
-        return RowMaker(sha256=self.sha256, run=self.root.run, env_name=self.env_name)
-
-
-@dataclass(slots=True)
-class _Findings:
-    """Usable and refused records of a file."""
-
-    num_records: int = 0
-    rows: dict[tuple[str, ...], list[list[Rollout]]] = field(default_factory=dict)
-    """The rows of each usable episode, by group."""
-    kept: Counter[str] = field(default_factory=Counter)
-    not_kept: Counter[str] = field(default_factory=Counter)
-    refused: list[Refusal] = field(default_factory=list)
+    def id(self, kind: str, *numbers: int) -> str:
+        """Return a uuid5, which is the same for the same content. numbers: of the episode in the file, and of a row."""
+        return str(uuid.uuid5(_NAMESPACE, "/".join([self.sha256, kind, *map(str, numbers)])))
 
 
 def import_file(
-    root: Root, url: str, mapping: FormatMapping, *, env_name: str, tokenizer: str, get_tokenizer: GetTokenizer
+    root: Root, url: str, fmt: Format, *, env_name: str, tokenizer: str, get_tokenizer: GetTokenizer
 ) -> ImportReport:
     """Import one file; a second call changes nothing. All rollouts of the file are in memory at once.
 
     env_name: environment of records that name none. tokenizer: name of the tokenizer that get_tokenizer loads, which
     is recorded in imports/.
     """
-    job = _Importing.of(root, url, mapping, env_name)
-    how = {"format": mapping.name, "mapping_sha256": mapping.sha256, "env_name": env_name, "tokenizer": tokenizer}
+    path, sha256 = _identity(url, fmt)
+    job = _Import(
+        root=root, url=url, format=fmt, env_name=env_name, get_tokenizer=get_tokenizer, path=path, sha256=sha256
+    )
+    how = {"format": fmt.name, "code_sha256": fmt.code_sha256, "env_name": env_name, "tokenizer": tokenizer}
     begun, done = f"imports/{job.worker_id}.json", f"imports/{job.worker_id}.done.json"
     _check_same(job, how, _read_json(root, begun))
     earlier = _read_json(root, done)
     if earlier is not None:
         refused = [Refusal(**refusal) for refusal in earlier["refused"]]
         return ImportReport(**earlier | {"file": url, "refused": refused, "was_there": True})
-    findings = _read(job, get_tokenizer)
-    groups = list(_groups(job, findings))
-    root.put_if_absent(begun, encode_json(how | {"file": url, "created_at": _now()}))
+    num_records = _read(job)
+    groups = list(_groups(job))
+    root.put_if_absent(begun, encode_json(how | {"file": url, "created_at": datetime.now(UTC).isoformat()}))
     stored = _check_same(job, how, _read_json(root, begun))
     _write(job, groups, datetime.fromisoformat(stored["created_at"]))
-    report = _report(job, findings, groups)
+    report = _report(job, num_records, groups)
     root.put_if_absent(done, encode_json(asdict(report)))
     return report
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat()
+def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str]:
+    """Return the fields in a file's full path, and the digest of its content and these fields."""
+    match = re.search(fmt.path, url if is_url(url) else Path(url).absolute().as_posix())
+    path = {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
+    with open_file(url) as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    return path, hashlib.sha256(json.dumps([content, path], sort_keys=True).encode()).hexdigest()
 
 
 def _read_json(root: Root, name: str) -> dict[str, Any] | None:
@@ -145,10 +158,10 @@ def _read_json(root: Root, name: str) -> dict[str, Any] | None:
         raise SchemaError(f"{root.url}/{name} can't be read: {error}") from error
 
 
-def _check_same(job: _Importing, how: Mapping[str, str], stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _check_same(job: _Import, how: Mapping[str, Any], stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
     """Raises ConfigError if the file was imported in another way, since its rollouts would then be stored twice."""
     for name, value in how.items():
-        if stored is not None and stored[name] != value:
+        if stored is not None and stored.get(name, value) != value:
             raise ConfigError(
                 f"{job.url} was imported into {job.root.url} before, with {name} {stored[name]!r}, not {value!r}; "
                 f"its rollouts have worker_id {job.worker_id}: expire them, or import into another root"
@@ -159,77 +172,152 @@ def _check_same(job: _Importing, how: Mapping[str, str], stored: Mapping[str, An
 # --- Reading ---------------------------------------------------------------------------------------------
 
 
-def _read(job: _Importing, get_tokenizer: GetTokenizer) -> _Findings:
-    """Read every record, and use or refuse it. Raises ConfigError if no record can be used."""
-    findings = _Findings()
-    number = 0
-    for line, values in read_records(job.url, job.mapping):
-        findings.num_records += 1
+def _read(job: _Import) -> int:
+    """Use or refuse every record; return their number. Raises ConfigError if no record can be used."""
+    num_records = number = 0
+    for line, values in read_records(job.url):
+        num_records += 1
         try:
-            for episode in _episodes(job, (line, values), get_tokenizer):
-                _add(job, findings, episode, number)
+            if isinstance(values, str):
+                raise RefusedRecordError(values)
+            record = Record({**job.path, **values}, {*job.path, *job.root.run.extra_columns})
+            for episode in _episodes(job, record):
+                _add(job, record, episode, number)
                 number += 1
         except RefusedRecordError as error:
-            findings.refused.append(Refusal(line=line, reason=str(error)))
-    if not findings.rows:
-        first = f"; the first, at {findings.refused[0].line}: {findings.refused[0].reason}" if findings.refused else ""
-        raise ConfigError(
-            f"{job.url}: none of {findings.num_records} records can be used as format {job.mapping.name}{first}"
+            job.refused.append(Refusal(line=line, reason=str(error)))
+        except LudicError:
+            raise
+        except Exception as error:
+            job.refused.append(Refusal(line=line, reason=job.format.describe(error)))
+    if not job.episodes:
+        first = f"; the first, at {job.refused[0].line}: {job.refused[0].reason}" if job.refused else ""
+        raise ConfigError(f"{job.url}: none of {num_records} records can be used as format {job.format.name}{first}")
+    return num_records
+
+
+def _episodes(job: _Import, record: Record) -> list[Episode]:
+    with only_exceptions():
+        found = job.format.function(record)
+        episodes = [found] if isinstance(found, Episode) else list(found)
+    if not episodes:
+        raise RefusedRecordError("gives no episode")
+    return episodes
+
+
+# --- Rollouts --------------------------------------------------------------------------------------------
+
+
+def _add(job: _Import, record: Record, episode: Episode, number: int) -> None:
+    """Add an episode's rollouts to their group. Raises RefusedRecordError if the store would refuse them."""
+    rows = list(rows_of(episode, job.get_tokenizer))
+    if not rows:
+        raise RefusedRecordError("holds nothing that the model said")
+    texts = as_texts({**record.rest(), **episode.unused})
+    metadata = {**as_texts(episode.metadata), **{name: text for name, text in texts.items() if len(text) <= SMALL}}
+    columns = {**_columns(job, record, episode, rows[0]), "request_index": -1 - number}
+    columns |= {"group_id": job.id("group", number), "episode_id": job.id("episode", number)}
+    rollouts = [
+        Rollout(
+            **columns,
+            **_row_columns(row, columns["episode_reward"] if row is rows[-1] else None),
+            rollout_id=job.id("rollout", number, segment),
+            segment_index=segment,
+            metadata=metadata if row.response_logprobs is not None else {**metadata, **LOGPROBS_ABSENT},
         )
-    return findings
-
-
-def _episodes(job: _Importing, record: NumberedRecord, get_tokenizer: GetTokenizer) -> list[Episode]:
-    _, values = record
-    if isinstance(values, str):
-        raise RefusedRecordError(values)
-    try:
-        seen = Record.of(values, job.mapping, job.path, job.root.run.extra_columns)
-        if job.mapping.layout == "episodes":
-            return list(verifiers_episodes(seen, get_tokenizer))
-        return [rollout_episode(seen, get_tokenizer)]
-    except LudicError:
-        raise
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"is not built as format {job.mapping.name} says: {type(error).__name__}: {error}"
-        raise RefusedRecordError(reason) from error
-
-
-def _add(job: _Importing, findings: _Findings, episode: Episode, number: int) -> None:
-    """Add an episode's rows to their group. Raises RefusedRecordError if the store would refuse them."""
-    rows = job.row_maker.rows(episode, number)
-    _check(job, rows)
-    key = (episode.group, rows[0].env_name, episode.purpose)
-    findings.rows.setdefault(key, []).append(rows)
-    findings.kept.update(episode.metadata.keys())
-    findings.not_kept.update(episode.not_kept)
-
-
-def _check(job: _Importing, rows: Sequence[Rollout]) -> None:
+        for segment, row in enumerate(rows)
+    ]
     batch = RolloutBatch(
-        groups=(RolloutGroup(key="", rollouts=tuple(rows)),), metadata=RolloutMetadata(worker_id=job.worker_id)
+        groups=(RolloutGroup(key="", rollouts=tuple(rollouts)),), metadata=RolloutMetadata(worker_id=job.worker_id)
     )
-    problems = find_problems(batch, job.root.run.extra_columns)
-    if problems:
+    if problems := find_problems(batch, job.root.run.extra_columns):
         raise RefusedRecordError("; ".join(f"{problem.column} {problem.reason}" for problem in problems[:3]))
+    key = (_group_key(episode, columns, rows[0]), columns["env_name"], columns["purpose"])
+    job.episodes.setdefault(key, []).append(rollouts)
+    job.kept.update(metadata.keys())
+    job.not_kept.update(name for name, text in texts.items() if len(text) > SMALL)
+
+
+def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[str, Any]:
+    """Return the columns that the rows of an episode share, as if it were a group of one."""
+    run = job.root.run
+    given = {name: value for name, value in episode.columns.items() if value is not None}
+    own = {name: record.values.get(name) for name in run.extra_columns}
+    columns = {
+        **{name: getattr(run, name) for name in ("model", "temperature", "top_p", "top_k", "max_tokens")},
+        **dict.fromkeys(("episode_reward", "finish_reason")),
+        **dict.fromkeys(("policy_version", "seed", "group_index"), 0),
+        "group_size": 1,
+        "purpose": "train",
+        "agent_id": "agent",
+        "env_name": job.env_name,
+        "env_example_id": hashlib.sha256(_prompt(episode, row).encode()).hexdigest()[:12],
+        **given,
+        "extra": {name: value for name, value in own.items() if value is not None} | given.get("extra", {}),
+    }
+    if columns["episode_reward"] is None:
+        columns.setdefault("error", UNSCORED)
+    truncated = columns.get("truncation_reason") is not None
+    return {
+        "policy_version_last": columns["policy_version"],
+        "truncated": truncated,
+        "terminated": not truncated and columns.get("error") is None,
+        "incomplete_completion": columns["finish_reason"] == "length",
+        **columns,
+    }
+
+
+def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
+    """Return the columns of one row. reward: the episode's, in its last row."""
+    length, steps, mask = len(row.response_tokens), tuple(row.agent_steps or ()), row.action_mask
+    logprobs = np.zeros(length, np.float32) if row.response_logprobs is None else row.response_logprobs
+    rewards = np.zeros(length, np.float32) if row.token_rewards is None else row.token_rewards
+    if row.token_rewards is None and reward is not None:
+        if not abs(reward) <= _LARGEST_REWARD:
+            raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
+        rewards[-1:] = reward
+    return {
+        "prompt_tokens": row.prompt_tokens,
+        "response_tokens": row.response_tokens,
+        "response_logprobs": logprobs if mask is None or len(mask) != len(logprobs) else np.where(mask, logprobs, 0),
+        "token_rewards": rewards,
+        "action_mask": None if mask is None or mask.all() else mask,
+        "num_turns": max(1, len(steps)),
+        "agent_steps": steps,
+        "messages": tuple(row.messages),
+    }
+
+
+def _group_key(episode: Episode, columns: Mapping[str, Any], row: Row) -> str:
+    if episode.group is not None:
+        return json.dumps(["given", episode.group], default=str)
+    return json.dumps([columns["policy_version"], columns["agent_id"], _prompt(episode, row)])
+
+
+def _prompt(episode: Episode, row: Row) -> str:
+    """Return as JSON what identifies the example of an episode. row: its first."""
+    first, given = episode.rows[0], episode.prompt
+    if given is None:
+        given = first.prompt if isinstance(first, Texts) else row.prompt_tokens.tolist()
+    return json.dumps(given, default=str)
 
 
 # --- Writing ---------------------------------------------------------------------------------------------
 
 
-def _groups(job: _Importing, findings: _Findings) -> Iterator[RolloutGroup]:
+def _groups(job: _Import) -> Iterator[RolloutGroup]:
     """Yield groups in the order of their first episodes; group_size is the real number of episodes."""
-    for (_, env_name, _), episodes in findings.rows.items():
-        group_id = episodes[0][0].group_id
+    for episodes in job.episodes.values():
+        first = episodes[0][0]
         rollouts = tuple(
-            replace(row, group_id=group_id, group_index=index, group_size=len(episodes))
+            replace(row, group_id=first.group_id, group_index=index, group_size=len(episodes))
             for index, rows in enumerate(episodes)
             for row in rows
         )
-        yield RolloutGroup(key=f"{env_name}/{rollouts[0].env_example_id}", rollouts=rollouts)
+        yield RolloutGroup(key=f"{first.env_name}/{first.env_example_id}", rollouts=rollouts)
 
 
-def _write(job: _Importing, groups: Sequence[RolloutGroup], created_at: datetime) -> None:
+def _write(job: _Import, groups: Sequence[RolloutGroup], created_at: datetime) -> None:
     """Write whole groups, in files that follow from the content alone; files that exist already are unchanged."""
     metadata = RolloutMetadata(worker_id=job.worker_id, timestamp=created_at)
     folders: dict[str, Folder] = {"train": "rollouts", "eval": "evals"}
@@ -255,17 +343,17 @@ def _parts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[RolloutGroup, ...]]
         yield tuple(part)
 
 
-def _report(job: _Importing, findings: _Findings, groups: Sequence[RolloutGroup]) -> ImportReport:
+def _report(job: _Import, num_records: int, groups: Sequence[RolloutGroup]) -> ImportReport:
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     return ImportReport(
         file=job.url,
         worker_id=job.worker_id,
-        num_records=findings.num_records,
+        num_records=num_records,
         num_groups=len(groups),
         num_rollouts=len(rollouts),
         num_without_logprobs=sum(LOGPROBS_ABSENT.items() <= rollout.metadata.items() for rollout in rollouts),
         num_unscored=sum(rollout.episode_reward is None for rollout in rollouts),
-        kept_as_metadata=dict(sorted(findings.kept.items())),
-        not_kept=dict(sorted(findings.not_kept.items())),
-        refused=findings.refused,
+        kept_as_metadata=dict(sorted(job.kept.items())),
+        not_kept=dict(sorted(job.not_kept.items())),
+        refused=job.refused,
     )

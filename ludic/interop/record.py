@@ -1,147 +1,85 @@
-"""One record of a peer, read through a mapping: typed values under ludic's names.
+"""Typed access to one record of another program's file. Pure.
 
-Pure. Raises RefusedRecordError, whose text gives the field, the value that was found, and the type that was expected.
+Raises RefusedRecordError, whose text gives the field, the value that was found, and the type that was wanted.
 """
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ludic.errors import SchemaError
-from ludic.interop.mapping import ANY_NUMBER, FormatMapping
-
-SMALL = 200
-"""Maximum characters of a value that is kept as metadata though the mapping does not name it."""
 
 
 class RefusedRecordError(SchemaError):
     """A record can't become a rollout. It is counted, and reported with its line and this reason."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Record:
-    """Gives a record's values by ludic's names; a null counts as absent."""
+    """A record's fields; a null counts as absent. Fields that a format does not ask for become metadata.
+
+    A dot in a name leads into a nested object. Several names are tried in order; if none is present, the value is None.
+    """
 
     values: Mapping[str, Any]
     """Values as in the file, and the fields of its path."""
-    mapping: FormatMapping
-    own_columns: Mapping[str, str]
-    """Types of the run's own columns, by name."""
+    used: set[str] = field(default_factory=set)
+    """Names of fields that do not become metadata; add redundant ones."""
 
-    @classmethod
-    def of(
-        cls, values: Mapping[str, Any], mapping: FormatMapping, path: Mapping[str, str], own_columns: Mapping[str, str]
-    ) -> "Record":
-        """Make a record: parse fields that are JSON text, and add fields of the path that the record lacks."""
-        parsed = {name: _parse(name, value) if name in mapping.json else value for name, value in values.items()}
-        return cls({**path, **parsed}, mapping, own_columns)
+    def __getitem__(self, name: str) -> Any:
+        """Return a value. Raises RefusedRecordError if it is absent."""
+        return self.need(name)[0]
 
-    def get(self, field: str) -> Any:
-        """Return the first value present among the mapping's names for a field, else its default, else None."""
-        for place in self.mapping.fields.get(field, ()):
-            value = _look_up(self.values, place)
-            if value is not None:
-                return value
-        return self.mapping.defaults.get(field)
+    def need(self, *names: str) -> list[Any]:
+        """Return the values of all names. Raises RefusedRecordError if one is absent."""
+        found = {name: self.get(name) for name in names}
+        absent = [name for name, value in found.items() if value is None]
+        if absent:
+            raise RefusedRecordError(f"has no {' and no '.join(absent)}")
+        return list(found.values())
 
-    def text(self, field: str) -> str | None:
-        value = self.get(field)
-        if value is None or isinstance(value, str):
-            return value
-        if isinstance(value, bool | int | float):
-            return str(value)
-        raise self._misfit(field, value, "text")
+    def get(self, *names: str) -> Any:
+        self.used.update(names, (name.partition(".")[0] for name in names))
+        return next((value for name in names if (value := _look_up(self.values, name)) is not None), None)
 
-    def number(self, field: str) -> float | None:
-        value = self.get(field)
-        if value is None:
-            return None
-        if isinstance(value, bool | int | float) and math.isfinite(value):
-            return float(value)
-        raise self._misfit(field, value, "a finite number")
+    def text(self, *names: str) -> str | None:
+        return self._get(names, _to_text, "text")
 
-    def integer(self, field: str) -> int | None:
+    def number(self, *names: str) -> float | None:
+        return self._get(names, _to_number, "a finite number")
+
+    def integer(self, *names: str) -> int | None:
         """Return an integer; text of digits is converted, since fields of a path are text."""
-        value = self.get(field)
-        if value is None:
-            return None
-        if isinstance(value, str) and value.isdecimal():
-            return int(value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer():
-            return int(value)
-        raise self._misfit(field, value, "a whole number")
+        return self._get(names, _to_integer, "a whole number")
 
-    def array(self, field: str, dtype: type) -> np.ndarray | None:
-        """Return an array of shape (length,). dtype: int32, float32 or bool."""
-        value = self.get(field)
-        if value is None:
-            return None
+    def array(self, name: str, dtype: type) -> np.ndarray | None:
+        """Return an array of shape (length,). dtype: np.int32, np.float32 or np.bool_."""
+        return self._get([name], lambda value: to_array(value, dtype), f"a list of {np.dtype(dtype)}")
+
+    def object(self, name: str) -> dict[str, Any]:
+        """Return an object, which may be JSON text; empty if it is absent."""
+        return self._get([name], _to_object, "an object") or {}
+
+    def rest(self) -> dict[str, Any]:
+        """Return the fields that were not asked for, without nulls."""
+        return {name: value for name, value in self.values.items() if name not in self.used and value is not None}
+
+    def _get(self, names: Iterable[str], convert: Callable[[Any], Any], wanted: str) -> Any:
+        value = self.get(*names)
         try:
-            return to_array(value, dtype)
+            return None if value is None else convert(value)
         except ValueError:
-            raise self._misfit(field, value, f"a list of {np.dtype(dtype)}") from None
+            raise refusal(" or ".join(names), value, wanted) from None
 
-    def components(self) -> dict[str, float]:
-        """Return reward_components: an object's numbers, or every number without another use. Only finite numbers."""
-        if self._takes_any_number:
-            found = {name: value for name, value in self.values.items() if name not in self._named}
-        else:
-            found = self.get("reward_components") or {}
-            if not isinstance(found, Mapping):
-                raise self._misfit("reward_components", found, "an object of numbers")
-        return {name: float(value) for name, value in found.items() if _is_number(value) and math.isfinite(value)}
 
-    def reward(self, components: Mapping[str, float]) -> float | None:
-        """Return episode_reward, else the weighted sum of the components.
-
-        Returns None if episode_reward is null, or if the record has neither.
-        """
-        given = self.number("episode_reward")
-        says_null = any(place in self.values for place in self.mapping.fields.get("episode_reward", ()))
-        if given is not None or says_null or not components:
-            return given
-        weights = self.mapping.reward_weights or dict.fromkeys(components, 1.0)
-        return sum(weight * components[name] for name, weight in weights.items() if name in components)
-
-    def extra(self) -> dict[str, Any]:
-        """Return values of the run's own columns: mapped, or of the same name in the record."""
-        found = {name: self.get(name) for name in self.mapping.fields if name.startswith("x_")}
-        found |= {name: self.values[name] for name in self.own_columns if name in self.values}
-        return {name: value for name, value in found.items() if value is not None}
-
-    def leftovers(self) -> tuple[dict[str, str], tuple[str, ...]]:
-        """Return metadata, and the names of fields that are too large for metadata.
-
-        Metadata holds fields that the mapping sends there, and small fields that it does not name.
-        """
-        mapped: dict[str, Any] = {}
-        for place in self.mapping.fields.get("metadata", ()):
-            value = _look_up(self.values, place)
-            mapped |= value if isinstance(value, Mapping) else {place: value}
-        unnamed = {name: value for name, value in self.values.items() if name not in self._named}
-        if self._takes_any_number:
-            unnamed = {name: value for name, value in unnamed.items() if not _is_number(value)}
-        kept, not_kept = keep_small(unnamed)
-        return as_texts(mapped) | kept, not_kept
-
-    @property
-    def _takes_any_number(self) -> bool:
-        return self.mapping.fields.get("reward_components") == (ANY_NUMBER,)
-
-    @cached_property
-    def _named(self) -> frozenset[str]:
-        of_path = self.mapping.path.groupindex.keys() if self.mapping.path else ()
-        return self.mapping.known | frozenset(of_path) | frozenset(self.own_columns)
-
-    def _misfit(self, field: str, value: Any, wanted: str) -> RefusedRecordError:
-        shown = repr(value)
-        places = " or ".join(self.mapping.fields.get(field, (field,)))
-        return RefusedRecordError(f"{places} is {shown if len(shown) <= 60 else shown[:57] + '...'}, wanted {wanted}")
+def refusal(name: str, value: Any, wanted: str) -> RefusedRecordError:
+    """Return the error of a field with a value that is not what is wanted."""
+    shown = repr(value)
+    return RefusedRecordError(f"{name} is {shown if len(shown) <= 60 else shown[:57] + '...'}, wanted {wanted}")
 
 
 def to_array(values: Any, dtype: type) -> np.ndarray:
@@ -162,26 +100,13 @@ _KINDS = {np.int32: "iu", np.float32: "iuf", np.bool_: "biu"}
 """Kinds of NumPy types that may be converted to each dtype."""
 
 
-def _parse(name: str, value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        return json.loads(value)
-    except json.JSONDecodeError as error:
-        raise RefusedRecordError(f"{name} is no JSON text: {error}") from error
+def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers."""
+    return {name: float(value) for name, value in values.items() if is_number(value) and math.isfinite(value)}
 
 
-def _look_up(values: Mapping[str, Any], place: str) -> Any:
-    """Return the value of a field or of a dotted path; None if there is no such field."""
-    if place in values:
-        return values[place]
-    value: Any = values
-    for name in place.split("."):
-        value = value.get(name) if isinstance(value, Mapping) else None
-    return value
-
-
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, which a bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -194,8 +119,38 @@ def as_texts(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def keep_small(values: Mapping[str, Any]) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return values that are small enough for metadata, as text, and the names of the others, without nulls."""
-    texts = as_texts(values)
-    kept = {name: text for name, text in texts.items() if len(text) <= SMALL}
-    return kept, tuple(name for name in texts if name not in kept)
+def _look_up(values: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field or of a dotted path; None if there is no such field."""
+    if name in values:
+        return values[name]
+    value: Any = values
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _to_text(value: Any) -> str:
+    if not isinstance(value, str | bool | int | float):
+        raise ValueError
+    return str(value)
+
+
+def _to_number(value: Any) -> float:
+    if not isinstance(value, bool | int | float) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _to_integer(value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if not is_number(value) or not float(value).is_integer():
+        raise ValueError
+    return int(value)
+
+
+def _to_object(value: Any) -> dict[str, Any]:
+    parsed = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(parsed, Mapping | None):
+        raise ValueError
+    return dict(parsed or {})

@@ -16,7 +16,6 @@ from pathlib import Path
 from ludic.errors import ConfigError
 from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from ludic.models.first_model import first_model, first_tokenizer, write_files
-from ludic.models.lora import ADAPTER_WEIGHTS
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt_id
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids

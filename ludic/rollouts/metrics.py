@@ -42,13 +42,21 @@ def call_metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterat
 
 
 def mean_reward(rollouts: Sequence[Rollout]) -> float | None:
-    """Return the mean reward of the scored rollouts; None if none is scored."""
-    rewards = [rollout.episode_reward for rollout in rollouts if rollout.episode_reward is not None]
+    """Return the mean reward of the scored episodes, each counted once per agent; None if none is scored."""
+    rewards = [reward for of_agent in _rewards(rollouts).values() for reward in of_agent]
     return sum(rewards) / len(rewards) if rewards else None
 
 
 def _has_equal_rewards(group: RolloutGroup) -> bool:
-    """Return whether all scored episodes of a group, at least two, have the same reward, so all advantages are 0."""
-    rewards = {rollout.episode_id: rollout.episode_reward for rollout in group.rollouts}
-    scored = [reward for reward in rewards.values() if reward is not None]
-    return len(scored) > 1 and len(set(scored)) == 1
+    """Return whether each agent's scored episodes, at least two, have the same reward, so that all advantages are 0."""
+    rewards = _rewards(group.rollouts)
+    return bool(rewards) and all(len(of_agent) > 1 and len(set(of_agent)) == 1 for of_agent in rewards.values())
+
+
+def _rewards(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+    """Return the rewards of the scored episodes by agent; an episode of several rows counts once."""
+    scored = {(r.agent_id, r.episode_id): r.episode_reward for r in rollouts if r.episode_reward is not None}
+    rewards: dict[str, list[float]] = {}
+    for (agent_id, _), reward in scored.items():
+        rewards.setdefault(agent_id, []).append(reward)
+    return rewards

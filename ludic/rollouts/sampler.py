@@ -1,7 +1,11 @@
-"""Sample a batch of rollouts from group numbers: example, requests, episodes, groups. Touches no files."""
+"""Sample a batch of rollouts from group numbers: example, requests, episodes, groups. Touches no files.
 
-from collections.abc import Callable, Mapping, Sequence
+An episode may have any number of rows, of one agent or of several; the rows of a group's episodes are its rollouts.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
 from ludic.agents.single_turn import Agent, run_single_step
@@ -14,21 +18,23 @@ from ludic.store import RunConfig
 from ludic.user_files import NO_FILES, Files
 
 EnvironmentFactory = Callable[[], Environment]
+RunEpisodes = Callable[[EnvironmentFactory, Sequence[EpisodeRequest]], Sequence[Sequence[Rollout]]]
+"""Runs episodes of one environment and returns the rows of each, at least one, in the order of the requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupSampler:
-    """Samples the groups of a run's schedule with one agent."""
+    """Samples the groups of a run's schedule."""
 
     run: RunConfig
-    agent: Agent
+    run_episodes: RunEpisodes
     environments: Mapping[str, EnvironmentFactory]
     """Factories by the names in `run.env`."""
 
     @classmethod
     def of_run(cls, run: RunConfig, agent: Agent) -> "GroupSampler":
-        """Return a sampler with the run's environments. Raises ConfigError if an environment can't be made."""
-        return cls(run=run, agent=agent, environments=make_environments(run))
+        """Return a sampler of episodes of one step. Raises ConfigError if an environment can't be made."""
+        return cls(run=run, run_episodes=single_step_episodes(run, agent), environments=make_environments(run))
 
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
         """Sample one group per number, with one call of the engine per environment.
@@ -71,13 +77,18 @@ class GroupSampler:
     def _sample_groups(self, env_name: str, requests: Sequence[EpisodeRequest]) -> dict[int, RolloutGroup]:
         size = self.run.group_size
         episodes = [episode for request in requests for episode in repeat(request, size, request.seed)]
-        rollouts = run_single_step(
-            self.agent, self.environments[env_name], episodes, accept_incomplete=self.run.accept_incomplete
-        )
-        return {
-            request.request_index // size: _group(request, rollouts[place * size : (place + 1) * size])
-            for place, request in enumerate(requests)
-        }
+        rows = iter(self.run_episodes(self.environments[env_name], episodes))
+        return {request.request_index // size: _group(request, islice(rows, size)) for request in requests}
+
+
+def single_step_episodes(run: RunConfig, agent: Agent) -> RunEpisodes:
+    """Return a function that runs episodes of one step, which have one row each."""
+
+    def run_episodes(make: EnvironmentFactory, requests: Sequence[EpisodeRequest]) -> list[list[Rollout]]:
+        rollouts = run_single_step(agent, make, requests, accept_incomplete=run.accept_incomplete)
+        return [[rollout] for rollout in rollouts]
+
+    return run_episodes
 
 
 def make_environments(
@@ -103,5 +114,6 @@ def sampling_params(run: RunConfig) -> SamplingParams:
     return SamplingParams(temperature=run.temperature, top_p=run.top_p, top_k=run.top_k, max_tokens=run.max_tokens)
 
 
-def _group(request: EpisodeRequest, rollouts: Sequence[Rollout]) -> RolloutGroup:
-    return RolloutGroup(key=f"{request.env_name}/{request.example.example_id}", rollouts=tuple(rollouts))
+def _group(request: EpisodeRequest, episodes: Iterable[Sequence[Rollout]]) -> RolloutGroup:
+    rollouts = tuple(rollout for rows in episodes for rollout in rows)
+    return RolloutGroup(key=f"{request.env_name}/{request.example.example_id}", rollouts=rollouts)

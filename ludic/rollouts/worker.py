@@ -27,7 +27,7 @@ from ludic.records import RolloutBatch
 from ludic.rollouts.code import open_environments
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.metrics import call_metrics
-from ludic.rollouts.sampler import GroupSampler
+from ludic.rollouts.sampler import GroupSampler, single_step_episodes
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
 from ludic.store.code import to_dicts, warn_of_other_code
@@ -165,6 +165,7 @@ class _PolicyFollower:
         self, root: Root, cache: Path, make_engine: MakeEngine, environments: Mapping[str, LimitedEnvironments]
     ) -> None:
         self._root, self._cache, self._make_engine, self._environments = root, cache, make_engine, environments
+        self._engine: Engine | None = None
         self._sampler: GroupSampler | None = None
         self._complained: str | None = None
         self._refused: tuple[int, float] | None = None
@@ -177,7 +178,8 @@ class _PolicyFollower:
 
     @property
     def version(self) -> int:
-        return self.sampler.agent.engine.policy_version
+        assert self._engine is not None, "follow has not found a policy yet"
+        return self._engine.policy_version
 
     def sample(self, numbers: Sequence[int], worker_id: str) -> RolloutBatch:
         """The groups of these numbers, in as few calls of the engine as there are environments."""
@@ -217,15 +219,14 @@ class _PolicyFollower:
             raise
 
     def _use(self, folder: str, version: int) -> None:
-        if self._sampler is None:
-            agent = Agent(
-                engine=self._make_engine(folder, version),
-                tokenizer=load_tokenizer(folder),
-                model=self._root.run.model,
-            )
-            self._sampler = GroupSampler(run=self._root.run, agent=agent, environments=self._environments)
-        else:
-            self._sampler.agent.engine.load_weights(folder, version)
+        if self._engine is not None:
+            self._engine.load_weights(folder, version)
+            return
+        run, engine = self._root.run, self._make_engine(folder, version)
+        agent = Agent(engine=engine, tokenizer=load_tokenizer(folder), model=run.model)
+        episodes = single_step_episodes(run, agent)
+        self._sampler = GroupSampler(run=run, run_episodes=episodes, environments=self._environments)
+        self._engine = engine
 
     def _complain(self, error: Exception) -> None:
         """Log a warning, once per error, not at every try."""

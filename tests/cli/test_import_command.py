@@ -35,6 +35,20 @@ def test_a_root_is_started_and_the_losses_are_told(ludic, model_folder: str, ver
     assert Root.open(str(root)).run.env == ("verl",)
 
 
+def test_a_function_named_on_the_command_line_runs_without_more_consent(
+    ludic, model_folder: str, verl_file: Path, tmp_path: Path
+):
+    function = tmp_path / "mine.py"
+    function.write_text(
+        "from ludic.interop.formats import verl\n"
+        "def cats(record):\n    record.used.add('trace')\n    return verl(record)\n"
+    )
+    result = ludic("import", tmp_path / "run", "--from", f"{function}:cats", verl_file, "--model", model_folder)
+    assert (result.code, result.out) == (0, f"{verl_file}: 2 rollouts in 1 group, of 3 records\n")
+    assert "not kept" not in result.err
+    assert Root.open(str(tmp_path / "run")).run.env == ("cats",)
+
+
 @pytest.mark.slow
 def test_the_other_commands_work_on_what_came_in(ludic, model_folder: str, verl_file: Path, tmp_path: Path):
     root = tmp_path / "run"
@@ -60,7 +74,7 @@ def test_the_whole_report_as_json(ludic, model_folder: str, verl_file: Path, tmp
     [
         (["--from", "verl"], "holds no run; --model FOLDER_OR_ID starts one"),
         (["--from", "verll", "--model", "m"], "there is no format 'verll'; did you mean verl?"),
-        (["--from", "missing.toml", "--model", "m"], "missing.toml: No such file or directory"),
+        (["--from", "missing.py:mine", "--model", "m"], "missing.py:mine: there is no file "),
         (["--from", "verl", "--model", "no/such/model"], "no/such/model: there is no such folder"),
     ],
 )

@@ -14,7 +14,7 @@ def test_the_wheel_holds_types_schemas_sql_and_algorithms(tmp_path: Path) -> Non
     (wheel,) = tmp_path.glob("ludic_rl-*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     files = {"ludic/py.typed", *(f"ludic/schemas/{file.name}" for file in (PROJECT / "schemas").glob("*.json"))}
-    for folder in ("sql", "training/algorithms", "exchange/formats"):
+    for folder in ("sql", "training/algorithms"):
         found = (PROJECT / "ludic" / folder).rglob("*")
         files |= {file.relative_to(PROJECT).as_posix() for file in found if file.suffix in (".sql", ".toml")}
     assert len(files) > 40

@@ -1,6 +1,7 @@
 """Files of peers, and the rows that they become."""
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 
 import ludic
 from ludic.errors import ConfigError
+from ludic.interop.formats import load_format
 from ludic.interop.importing import ImportReport, import_file
-from ludic.interop.mapping import FIELDS, format_names, load_format
 from ludic.models.chat import load_tokenizer
 from ludic.records import Rollout
 from ludic.schema import arrow_schema, from_table
@@ -31,10 +32,9 @@ def bring_in(root: Root) -> Import:
     """bring_in(path, "verl"): as `ludic import` does."""
 
     def bring_in(path: Path, name: str) -> ImportReport:
-        model = root.run.model
-        mapping = load_format(name)
+        model, fmt = root.run.model, load_format(name)
         return import_file(
-            root, str(path), mapping, env_name=name, tokenizer=model, get_tokenizer=lambda: load_tokenizer(model)
+            root, str(path), fmt, env_name=fmt.name, tokenizer=model, get_tokenizer=lambda: load_tokenizer(model)
         )
 
     return bring_in
@@ -115,20 +115,30 @@ def test_trl_the_reward_is_the_sum_of_the_reward_columns(root: Root, bring_in: I
     assert (report.num_unscored, report.kept_as_metadata) == (1, {"advantage": 3, "answer": 3})
 
 
-def test_trl_weights_of_a_mapping_choose_the_reward_columns(root: Root, bring_in: Import, tmp_path: Path):
-    mapping = tmp_path / "mine.toml"
-    mapping.write_text(
-        'container = "parquet"\n[fields]\nprompt = "prompt"\ncompletion = "completion"\npolicy_version = "step"\n'
-        'reward_components = "*"\n[reward_weights]\naccuracy_reward = 1.0\nformat_reward = 0.5\n'
-    )
+def test_trl_a_function_of_the_users_weights_the_reward_columns(root: Root, bring_in: Import, tmp_path: Path):
+    function = tmp_path / "mine.py"
+    function.write_text(WEIGHTED)
     columns = {"prompt": ["aa"], "completion": ["bb"], "accuracy_reward": [1.0], "format_reward": [0.5], "length": [7]}
-    bring_in(peers.write_trl(tmp_path, columns), str(mapping))
-    assert rollouts_of(root)[0].episode_reward == 1.25
+    bring_in(peers.write_trl(tmp_path, columns), f"{function}:weighted")
+    (rollout,) = rollouts_of(root)
+    assert (rollout.episode_reward, rollout.env_name) == (1.25, "weighted")
+    assert rollout.reward_components == {"accuracy_reward": 1.0, "format_reward": 0.5, "length": 7.0}
+
+
+WEIGHTED = """
+from dataclasses import replace
+from ludic.interop.formats import trl
+
+def weighted(record):
+    episode = trl(record)
+    reward = record.number("accuracy_reward") + 0.5 * record.number("format_reward")
+    return replace(episode, columns={**episode.columns, "episode_reward": reward})
+"""
 
 
 def test_a_table_without_a_column_that_the_format_needs_is_refused(bring_in: Import, tmp_path: Path):
     path = peers.write_trl(tmp_path, {"prompt": ["aa"], "response": ["bb"]})
-    with pytest.raises(ConfigError, match="no column 'completion', which format trl reads as its completion; it has"):
+    with pytest.raises(ConfigError, match="none of 1 records can be used as format trl; the first, at 1: has no compl"):
         bring_in(path, "trl")
 
 
@@ -282,7 +292,7 @@ def test_prime_rl_traces_without_tokens_are_rendered(root: Root, bring_in: Impor
     assert report.num_without_logprobs == 1
 
 
-# --- JSON Lines and mappings -----------------------------------------------------------------------------
+# --- JSON Lines and functions of users ----------------------------------------------------------------------
 
 
 def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Import, tmp_path: Path, encode):
@@ -301,27 +311,131 @@ def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Impor
     assert texts.response_tokens.tolist() == encode("cc")
 
 
-@pytest.mark.parametrize("name", format_names())
-def test_every_format_says_what_its_fields_are_and_where_that_is_written(name: str):
-    mapping = load_format(name)
-    assert set(mapping.fields) <= set(FIELDS)
+MINE = """
+from ludic.interop.episodes import Conversation, Episode, Row, Texts
+from ludic.interop.formats import Format
+import numpy as np
+
+def texts(record):
+    if record.get("skip"):
+        return []
+    return Episode(
+        rows=[Texts(prompt=record["question"], completion=record["answer"])],
+        columns={"episode_reward": 1 / record.number("tries"), "policy_version": record.integer("step")},
+        group=record.get("task.id"),
+    )
+
+def tokens(record):
+    for agent in record["agents"]:
+        row = Row(prompt_tokens=np.array([5], np.int32), response_tokens=np.array(agent["ids"], np.int32))
+        yield Episode(rows=[row], columns={"episode_reward": 1.0, "agent_id": agent["name"]})
+
+def leaves(record):
+    raise SystemExit(3)
+
+def unknown(record):
+    return Episode(rows=[Texts(prompt="aa", completion="bb")], columns={"reward": 1.0})
+
+stepped = Format(function=texts, path=r"out_(?P<step>[0-9]+)/")
+broken = Format(function=texts, path="(")
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def test_a_function_of_the_users_reads_records_and_says_what_fails(
+    root: Root, bring_in: Import, tmp_path: Path, mine: Path, encode
+):
+    records = [
+        {"question": "aa bb", "answer": "cc", "tries": 2, "step": 4, "task": {"id": 7}, "note": "x"},
+        {"question": "aa", "answer": "dd", "tries": 1, "step": 4, "task": {"id": 7}},
+        {"question": "aa", "answer": "dd", "tries": 0, "step": 4},
+        {"question": "aa", "tries": 1},
+        {"skip": True},
+        {"question": "aa", "answer": "dd", "tries": 1, "step": "new"},
+    ]
+    report = bring_in(peers.write_lines(tmp_path / "a.jsonl", records), f"{mine}:texts")
+    first, second = rollouts_of(root)
+    assert first.prompt_tokens.tolist() == encode("aa bb")
+    assert (first.episode_reward, first.policy_version, first.metadata) == (0.5, 4, {"note": "x", "logprobs": "absent"})
+    assert groups_of([first, second]) == [(0, 0), (0, 1)]
+    assert {refusal.line: refusal.reason for refusal in report.refused} == {
+        3: f"{mine}, line 11, failed: ZeroDivisionError: float division by zero",
+        4: "has no answer",
+        5: "gives no episode",
+        6: "step is 'new', wanted a whole number",
+    }
+
+
+def test_the_function_in_the_docs_reads_a_record(root: Root, bring_in: Import, tmp_path: Path):
+    text = Path(ludic.__file__).parents[1].joinpath("docs", "exchange.md").read_text()
+    lines = text.partition("    # mine.py, used as")[2].splitlines()[1:]
+    function = tmp_path / "mine.py"
+    function.write_text("\n".join(line[4:] for line in takewhile(lambda line: line[:4].isspace() or not line, lines)))
+    record = {"question": "aa", "answer": "bb", "score": 0.5, "step": 4, "task": {"id": 7}}
+    bring_in(peers.write_lines(tmp_path / "a.jsonl", [record]), f"{function}:convert")
+    (rollout,) = rollouts_of(root)
+    assert (rollout.episode_reward, rollout.policy_version, rollout.env_name) == (0.5, 4, "convert")
+
+
+def test_a_function_of_the_users_may_give_several_episodes_of_tokens(
+    root: Root, bring_in: Import, tmp_path: Path, mine: Path
+):
+    records = [{"agents": [{"name": "solver", "ids": [6, 7]}, {"name": "critic", "ids": [8]}]}] * 2
+    report = bring_in(peers.write_lines(tmp_path / "a.jsonl", records), f"{mine}:tokens")
+    rollouts = rollouts_of(root)
+    assert [(r.agent_id, r.response_tokens.tolist()) for r in rollouts] == [("solver", [6, 7]), ("critic", [8])] * 2
+    assert groups_of(rollouts) == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert report.num_without_logprobs == 4
+
+
+def test_a_users_format_may_read_the_path_of_the_file(root: Root, bring_in: Import, tmp_path: Path, mine: Path):
+    for step in (3, 4):
+        record = {"question": "aa", "answer": "bb", "tries": 1}
+        bring_in(peers.write_lines(tmp_path / f"out_{step}" / "a.jsonl", [record]), f"{mine}:stepped")
+    assert sorted(rollout.policy_version for rollout in rollouts_of(root)) == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("leaves", r"mine.py, line 21, failed: RuntimeError: sys.exit\(3\) was called"),
+        ("unknown", "mine.py failed: TypeError: .* unexpected keyword argument 'reward'"),
+        ("absent", "mine.py has no function 'absent'; it has texts, tokens, leaves, unknown, stepped, broken"),
+        ("broken", r"path '\(' is no regular expression: missing \)"),
+    ],
+)
+def test_a_function_of_the_users_that_can_not_be_used_is_named(
+    bring_in: Import, tmp_path: Path, mine: Path, name: str, message: str
+):
+    with pytest.raises(ConfigError, match=message):
+        bring_in(peers.write_lines(tmp_path / "a.jsonl", [{"question": "aa"}]), f"{mine}:{name}")
+
+
+def test_another_text_of_the_function_is_another_import(bring_in: Import, tmp_path: Path, mine: Path):
+    path = peers.write_lines(tmp_path / "a.jsonl", [{"question": "aa", "answer": "bb", "tries": 1, "step": 4}])
+    assert not bring_in(path, f"{mine}:texts").was_there
+    moved = mine.rename(tmp_path / "moved.py")
+    assert bring_in(path, f"{moved}:texts").was_there
+    moved.write_text(MINE.replace("1 / record", "2 / record"))
+    with pytest.raises(ConfigError, match=r"was imported into .* before, with code"):
+        bring_in(path, f"{moved}:texts")
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [
-        ("container = 3", "container is 3, wanted jsonl or parquet"),
-        ('container = "jsonl"\n[fields]\npromt = "x"', "no field is called 'promt'; did you mean 'prompt'"),
-        ('container = "jsonl"\nfeilds = 1', "no entry is called 'feilds'; did you mean 'fields'"),
-        ('container = "jsonl"\npath = "("', "missing ), unterminated subpattern"),
-        ("container =", "Invalid value"),
-    ],
+    [("def texts(record:", "SyntaxError"), ("import nothing_of_this_name", "mine.py, line 1, failed: ModuleNotFound")],
 )
-def test_a_mapping_that_says_something_else_is_refused_with_its_place(tmp_path: Path, text: str, message: str):
-    path = tmp_path / "mine.toml"
+def test_a_file_that_does_not_load_is_refused(tmp_path: Path, text: str, message: str):
+    path = tmp_path / "mine.py"
     path.write_text(text)
-    with pytest.raises(ConfigError, match=f"mine.toml: .*{message.replace('(', '[(]').replace(')', '[)]')}"):
-        load_format(str(path))
+    with pytest.raises(ConfigError, match=message):
+        load_format(f"{path}:texts")
 
 
 def test_an_unknown_format_is_refused_with_the_nearest_name():

@@ -20,13 +20,14 @@ from tiny_runs import create_root, query, train_here
 from ludic.cli.export import Settings as ExportSettings
 from ludic.cli.export import main as export
 from ludic.errors import ConfigError
+from ludic.interop.formats import load_format
 from ludic.interop.importing import ImportReport, import_file
-from ludic.interop.mapping import load_format
 from ludic.maintenance.compact import compact
 from ludic.models.chat import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, new_id
 from ludic.schema import arrow_schema, from_table
 from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
+from ludic.store.json_files import decode_json, encode_json
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +115,19 @@ def test_a_killed_import_leaves_whole_groups_and_can_be_repeated(tmp_path: Path,
     assert sizes == [(2, 2)] * _NUM_GROUPS
 
 
+def test_a_file_that_an_older_ludic_imported_is_known(tmp_path: Path, model_folder: str, verl_file: Path):
+    """Older files in imports/ have the digest of a mapping in TOML, and none of a user's code."""
+    root = new_root(str(tmp_path / "run"), model_folder)
+    name = f"imports/{bring_in(root, verl_file).worker_id}.json"
+    how = decode_json(root.read(name))
+    del how["code_sha256"]
+    root.delete(name)
+    root.put_if_absent(name, encode_json(how | {"mapping_sha256": "ab" * 32}))
+    before = everything(root)
+    assert bring_in(root, verl_file).was_there
+    assert everything(root) == before
+
+
 def test_nothing_comes_twice_when_the_first_import_was_compacted_or_expired(
     tmp_path: Path, model_folder: str, verl_file: Path
 ):
@@ -187,9 +201,9 @@ def test_equal_files_of_two_steps_are_two_imports(tmp_path: Path, model_folder: 
     ("content", "name", "message"),
     [
         (b"", "verl", "none of 0 records can be used as format verl$"),
-        (b"PAR1", "verl", "none of 1 records can be used as format verl; the first, at 1: is no JSON"),
+        (b"PAR1", "verl", "is no Parquet file that can be read: "),
         (b'{"a": 1}\n', "verl", "the first, at 1: has no input and no output"),
-        (b'{"a": 1}\n', "art", "is no Parquet file that can be read: Parquet magic bytes not found"),
+        (b'{"a": 1}\n', "art", "the first, at 1: has no messages"),
         (b'{"traces": 3}\n', "prime-rl", "is not built as format prime-rl says: TypeError"),
     ],
 )

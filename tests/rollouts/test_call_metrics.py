@@ -35,6 +35,28 @@ def test_groups_whose_scored_episodes_have_equal_rewards_are_counted() -> None:
     assert row_of(batch_of(rewards))["num_zero_variance_groups"] == 2
 
 
+def test_an_episode_counts_once_per_agent() -> None:
+    batch = batch_of([[1.0, 0.0], [0.5, 0.5]])
+    # The first episode of each group has a second row; a critic's reward is 0.25 in all.
+    groups = [
+        replace(
+            group,
+            rollouts=(
+                *group.rollouts,
+                replace(group.rollouts[0], rollout_id=f"second-{group.key}", segment_index=1),
+                *(
+                    replace(row, rollout_id=f"critic-{row.rollout_id}", agent_id="critic", episode_reward=0.25)
+                    for row in group.rollouts
+                ),
+            ),
+        )
+        for group in batch.groups
+    ]
+    row = row_of(replace(batch, groups=tuple(groups)))
+    # Rewards 1, 0, 0.5, 0.5 of the agent, and four times 0.25. The agent's rewards differ in the first group only.
+    assert (row["reward_mean"], row["num_zero_variance_groups"], row["num_rollouts"]) == (0.375, 1, 10)
+
+
 def test_the_first_error_is_told() -> None:
     failed = batch_of([[None, None]], error="ValueError: reward is nan, wanted a finite float32")
     row = row_of(failed)

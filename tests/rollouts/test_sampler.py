@@ -6,13 +6,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from ludic.agents.requests import EpisodeRequest
 from ludic.agents.single_turn import Agent
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError
 from ludic.models.chat import load_tokenizer
-from ludic.records import RolloutGroup
-from ludic.rollouts.sampler import GroupSampler
+from ludic.records import Rollout, RolloutGroup, new_id
+from ludic.rollouts.sampler import EnvironmentFactory, GroupSampler
 from ludic.schema import validate
 from ludic.store import RunConfig
 
@@ -179,6 +180,40 @@ def test_numbers_of_a_slot_far_beyond_the_run_are_sampled_like_any_other(make_sa
     number = 2**52
     (group,) = sample(make_sampler(env=("addition", "opposites")), number)
     assert [rollout.request_index for rollout in group.rollouts] == [2 * number, 2 * number + 1]
+
+
+def test_episodes_of_several_rows_and_agents_are_grouped_by_their_requests(make_sampler: MakeSampler) -> None:
+    """Two agents each answer; the first one's row is continued in a second row in every other episode."""
+    sampler = make_sampler(env=("addition", "opposites"), group_size=3)
+
+    def run_episodes(make: EnvironmentFactory, requests: Sequence[EpisodeRequest]) -> list[list[Rollout]]:
+        answers = [rows[0] for rows in sampler.run_episodes(make, requests)]
+        return [rows_of(answer, continued=bool(answer.request_index % 2)) for answer in answers]
+
+    def rows_of(answer: Rollout, *, continued: bool) -> list[Rollout]:
+        names = [("solver", 0), ("solver", 1), ("critic", 0)] if continued else [("solver", 0), ("critic", 0)]
+        return [replace(answer, rollout_id=new_id(), agent_id=agent, segment_index=at) for agent, at in names]
+
+    groups = sample(replace(sampler, run_episodes=run_episodes), 3, 0, 2)
+    assert [[(row.request_index, row.agent_id, row.segment_index) for row in group.rollouts] for group in groups] == [
+        [
+            *[(9, "solver", 0), (9, "solver", 1), (9, "critic", 0)],
+            *[(10, "solver", 0), (10, "critic", 0)],
+            *[(11, "solver", 0), (11, "solver", 1), (11, "critic", 0)],
+        ],
+        [
+            *[(0, "solver", 0), (0, "critic", 0)],
+            *[(1, "solver", 0), (1, "solver", 1), (1, "critic", 0)],
+            *[(2, "solver", 0), (2, "critic", 0)],
+        ],
+        [
+            *[(6, "solver", 0), (6, "critic", 0)],
+            *[(7, "solver", 0), (7, "solver", 1), (7, "critic", 0)],
+            *[(8, "solver", 0), (8, "critic", 0)],
+        ],
+    ]
+    assert [len({row.group_id for row in group.rollouts}) for group in groups] == [1, 1, 1]
+    assert [len({row.episode_id for row in group.rollouts}) for group in groups] == [3, 3, 3]
 
 
 def test_an_unknown_environment_is_an_error_before_anything_is_sampled(make_sampler: MakeSampler) -> None:

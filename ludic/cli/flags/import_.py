@@ -16,9 +16,9 @@ class Settings:
     files: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE")]
     """Files to import, paths or URLs."""
     from_: Annotated[str, tyro.conf.arg(name="from", metavar="FORMAT")]
-    """Format of the files: jsonl, verl, trl, prime-rl or art; or path/to/mapping.toml (docs/exchange.md)."""
+    """Format of the files: jsonl, verl, trl, prime-rl, art, or path/to/file.py:function (docs/exchange.md)."""
     env: str | None = None
-    """Environment name for records without one; None uses the format's name."""
+    """Environment name for records without one; None uses the name of the format or function."""
     tokenizer: str | None = None
     """Folder, Hugging Face id or URL of the tokenizer for texts; None uses the tokenizer of the run's model."""
     model: str | None = None

@@ -1,0 +1,141 @@
+"""Build token transcripts from model calls: the rows of an episode, with sampled tokens marked.
+
+A row grows from call to call. Its prompt is the first call's prompt; the first completion follows. Each later call adds
+the suffix by which its prompt extends the row, which was not sampled, and its completion. A prompt that extends no row,
+because history was rewritten or shortened, starts a new row: tokens are never aligned again, and each sampled token is
+in one row only. Pure; knows nothing of text, rewards or the store.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Location of one completion: tokens start to end of a row's response."""
+
+    segment_index: int
+    """Index of the row in the episode."""
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """Tokens of one row."""
+
+    prompt_tokens: np.ndarray
+    """(prompt_length,) int32."""
+    response_tokens: np.ndarray
+    """(response_length,) int32; the two arrays below have the same length."""
+    response_logprobs: np.ndarray
+    """(response_length,) float32, nats, 0 where action_mask is 0."""
+    has_logprobs: bool = True
+    """False if a completion came without logprobs; then all of response_logprobs are 0."""
+    action_mask: np.ndarray | None
+    """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
+    segment_index: int = 0
+    """Index of the row in the episode."""
+    parent_segment_index: int | None = None
+    """The earlier row with which the prompt has most tokens in common; None for the first row."""
+
+
+class TranscriptBuilder:
+    """Builds the rows of one episode of one agent from its calls, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self._rows: list[RowBuilder] = []
+        self._parents: list[int | None] = []
+
+    def add_call(self, prompt_tokens: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray | None = None) -> Span:
+        """Add a call to the newest row that its prompt extends, else to a new row; return the completion's span.
+
+        prompt_tokens: (prompt_length,) int32, the whole prompt. tokens: (length,) int32, the completion. logprobs:
+        (length,) float32.
+        """
+        rows = range(len(self._rows) - 1, -1, -1)
+        segment = next((index for index in rows if self._rows[index].is_extended_by(prompt_tokens)), None)
+        if segment is None:
+            segment = len(self._rows)
+            common = [row.num_common_tokens(prompt_tokens) for row in self._rows]
+            self._parents.append(common.index(max(common)) if common else None)
+            self._rows.append(RowBuilder(segment))
+        row = self._rows[segment]
+        row.add_context(prompt_tokens[len(row) :])
+        return row.add_completion(tokens, logprobs)
+
+    def transcripts(self) -> tuple[Transcript, ...]:
+        """Return the rows so far, by segment_index; empty before the first call."""
+        return tuple(row.transcript(parent) for row, parent in zip(self._rows, self._parents, strict=True))
+
+
+class RowBuilder:
+    """Builds one row from tokens in their order; use it alone where each row's tokens are known beforehand."""
+
+    def __init__(self, segment_index: int = 0) -> None:
+        self._segment_index = segment_index
+        self._tokens = np.zeros(0, np.int32)
+        self._mask = np.zeros(0, np.bool_)
+        self._logprobs = np.zeros(0, np.float32)
+        self._has_logprobs = True
+        self._prompt_length: int | None = None
+
+    def __len__(self) -> int:
+        """Number of tokens of prompt and response."""
+        return len(self._tokens)
+
+    def is_extended_by(self, prompt_tokens: np.ndarray) -> bool:
+        """Return whether a prompt begins with all tokens of this row."""
+        return np.array_equal(prompt_tokens[: len(self)], self._tokens)
+
+    def num_common_tokens(self, prompt_tokens: np.ndarray) -> int:
+        """Return how many tokens a prompt and this row have in common at their beginning."""
+        length = min(len(self), len(prompt_tokens))
+        differs = np.flatnonzero(prompt_tokens[:length] != self._tokens[:length])
+        return int(differs[0]) if len(differs) else length
+
+    def add_context(self, tokens: np.ndarray) -> None:
+        """Append tokens that were not sampled: the prompt, and later messages of users, tools and environments."""
+        self._append(tokens, np.zeros(len(tokens), np.float32), sampled=False)
+
+    def add_completion(self, tokens: np.ndarray, logprobs: np.ndarray | None = None) -> Span:
+        """Append sampled tokens and return their span; the response begins with the first of them.
+
+        tokens: (length,) int32. logprobs: (length,) float32.
+        """
+        if self._prompt_length is None:
+            self._prompt_length = len(self)
+        start = len(self) - self._prompt_length
+        if logprobs is None:
+            self._has_logprobs = False
+            logprobs = np.zeros(len(tokens), np.float32)
+        self._append(tokens, logprobs, sampled=True)
+        return Span(segment_index=self._segment_index, start=start, end=len(self) - self._prompt_length)
+
+    def transcript(self, parent_segment_index: int | None = None) -> Transcript:
+        """Return the row so far."""
+        start = len(self) if self._prompt_length is None else self._prompt_length
+        mask = self._mask[start:]
+        logprobs = self._logprobs[start:]
+        return Transcript(
+            prompt_tokens=self._tokens[:start],
+            response_tokens=self._tokens[start:],
+            response_logprobs=logprobs if self._has_logprobs else np.zeros_like(logprobs),
+            has_logprobs=self._has_logprobs,
+            action_mask=None if mask.all() else mask,
+            segment_index=self._segment_index,
+            parent_segment_index=parent_segment_index,
+        )
+
+    def _append(self, tokens: np.ndarray, logprobs: np.ndarray, *, sampled: bool) -> None:
+        if len(tokens) != len(logprobs):
+            raise ValueError(f"a completion has {len(tokens)} tokens and {len(logprobs)} logprobs, wanted as many")
+        self._tokens = _joined(self._tokens, tokens)
+        self._logprobs = _joined(self._logprobs, logprobs)
+        self._mask = _joined(self._mask, np.full(len(tokens), sampled))
+
+
+def _joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Concatenate in the first array's type."""
+    return np.concatenate([first, np.asarray(second, dtype=first.dtype)])

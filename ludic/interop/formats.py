@@ -1,0 +1,223 @@
+"""Formats of other programs: one function each, from a record to an episode, registered in FORMATS.
+
+A function takes a Record, which is a line of JSON or a row of Parquet, and returns an Episode, or several. A user's own
+function, in a file, is named as path/to/file.py:function. Pure, but for loading that file; raises ConfigError if there
+is no such format, RefusedRecordError if a record can't be used.
+"""
+
+import difflib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ludic.errors import ConfigError
+from ludic.interop.episodes import Conversation, Episode, Row, Texts
+from ludic.interop.record import Record, RefusedRecordError, finite_numbers, is_number, refusal
+from ludic.interop.verifiers import FINISH_REASONS, prime_rl
+from ludic.paths import local_path
+from ludic.records import Purpose
+from ludic.user_code import describe, describe_failure, load_file
+from ludic.user_files import UserFile, digest, python_file_of, read_user_file
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How to read the files of another program."""
+
+    function: Callable[[Record], Episode | Iterable[Episode]]
+    path: str = ""
+    """Regular expression searched in a file's path; its named groups become fields of records that lack them."""
+    name: str = ""
+    user_file: UserFile | None = None
+    """The user's file that holds the function."""
+
+    @property
+    def code_sha256(self) -> str | None:
+        """Digest of the user's file and of the modules beside it that it imports; None for a format of ludic."""
+        return None if self.user_file is None else digest(json.dumps(self.user_file.digests).encode())
+
+    def describe(self, error: Exception) -> str:
+        """Return in one line why a record could not be used."""
+        if self.user_file is not None:
+            return describe_failure(self.user_file.path, error)
+        return f"is not built as format {self.name} says: {describe(error)}"
+
+
+# --- The formats -----------------------------------------------------------------------------------------
+
+
+def jsonl(record: Record) -> Episode:
+    """JSON Lines under ludic's own names, one rollout a line: what `ludic export --format jsonl` writes.
+
+    The simplest record to write by hand: {"prompt": "2 + 2 =", "completion": "4", "episode_reward": 1.0}. Takes tokens
+    (prompt_tokens, response_tokens) if the record has them, else a conversation (messages), else two texts.
+    """
+    record.used.update(_REDUNDANT)
+    texts = ("env_name", "env_example_id", "agent_id", "model", "truncation_reason", "error")
+    integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
+    components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
+    if "episode_reward" not in record.values and components:
+        reward = sum(components.values())
+    finish_reason = record.text("finish_reason")
+    if finish_reason is not None and finish_reason not in FINISH_REASONS:
+        raise refusal("finish_reason", finish_reason, ", ".join(FINISH_REASONS))
+    return Episode(
+        rows=[_jsonl_row(record)],
+        columns={name: record.text(name) for name in texts}
+        | {name: record.integer(name) for name in integers}
+        | {name: record.number(name) for name in ("temperature", "top_p")}
+        | {
+            "purpose": _purpose(record.text("purpose")),
+            "finish_reason": FINISH_REASONS.get(finish_reason or ""),
+            "episode_reward": reward,
+            "reward_components": components,
+        },
+        prompt=record.get("prompt"),
+        group=record.get("group_id"),
+        metadata=record.object("metadata"),
+    )
+
+
+_REDUNDANT = (
+    *("prompt_length", "response_length", "action_length", "num_turns", "group_index", "group_size", "depth"),
+    *("request_index", "run_id", "worker_id", "sequence", "created_at", "version", "env", "parse_error"),
+    *("incomplete_completion", "terminated", "truncated", "segment_index", "agent_steps", "environment_steps"),
+)
+"""Columns of an exported row that an import makes anew, or that are lost."""
+
+
+def _jsonl_row(record: Record) -> Row | Conversation | Texts:
+    tokens: dict[str, Any] = {name: record.array(name, np.int32) for name in ("prompt_tokens", "response_tokens")}
+    tokens |= {name: record.array(name, np.float32) for name in ("response_logprobs", "token_rewards")}
+    tokens["action_mask"] = record.array("action_mask", np.bool_)
+    completion, messages = record.text("completion"), record.get("messages") or ()
+    if tokens["prompt_tokens"] is not None and tokens["response_tokens"] is not None:
+        return Row(**tokens, messages=messages)
+    if completion is None and messages:
+        return Conversation(messages=messages)
+    return Texts(prompt=record.need("prompt", "completion")[0], completion=str(completion))
+
+
+def verl(record: Record) -> Episode:
+    """verl: one line a rollout of trainer.rollout_data_dir/{global_step}.jsonl, as text without special tokens.
+
+    Source: verl/trainer/ppo/ray_trainer.py, _dump_generations and _log_rollout_data (commit b178a3cd, January 2026).
+    score is the sum of token_level_scores. Some forks dump uid, the id of a group. Other fields are gts, the ground
+    truth, and the lists of reward_extra_infos_dict. A step's rollouts count as those of the version of that number.
+    """
+    prompt, _ = record.need("input", "output")
+    return Episode(
+        rows=[Texts(prompt=prompt, completion=str(record.text("output")))],
+        columns={"policy_version": _step(record), "episode_reward": record.number("score")},
+        group=record.get("uid"),
+    )
+
+
+def trl(record: Record) -> Episode:
+    """TRL: one row a completion of {output_dir}/completions/completions_{step:05d}.parquet, without special tokens.
+
+    Source: trl/trainer/grpo_trainer.py, log and _generate_and_score_completions (commit f2cd5771, July 2026), with
+    log_completions=True. Columns: step, prompt, completion, advantage, one for each reward function (NaN where it
+    returned None), and those of log_extra. The reward is the sum of all number columns besides step and advantage:
+    where reward_weights were used, or a column of log_extra is a number, call this function from your own and replace
+    the reward. TRL logs the last batch that was generated, so the same completions may stand under several steps.
+    """
+    prompt, _ = record.need("prompt", "completion")
+    completion, version, advantage = str(record.text("completion")), _step(record), record.get("advantage")
+    numbers = {name: value for name, value in record.rest().items() if is_number(value)}
+    record.used.update(numbers)
+    components = finite_numbers(numbers)
+    reward = sum(components.values()) if components else None
+    return Episode(
+        rows=[Texts(prompt=prompt, completion=completion)],
+        columns={"policy_version": version, "episode_reward": reward, "reward_components": components},
+        metadata={"advantage": advantage},
+    )
+
+
+def art(record: Record) -> Episode:
+    """OpenPipe ART: one row a trajectory of .../models/{model}/trajectories/{split}/{step:04d}.parquet.
+
+    Source: src/art/utils/trajectory_logging.py, write_trajectory_groups_parquet; src/art/local/backend.py, _log.
+    Version 1 and version 2 (with format_version, trajectory_index, group_json and trajectory_json) share group_index,
+    reward, messages, group_logs, logs, and as JSON text metrics, metadata, tools, group_metadata and group_metrics. A
+    message is trainable if the model sampled it. messages is null in a trajectory that holds raw exchanges.
+    """
+    record.used.update(("format_version", "trajectory_index", "group_json", "trajectory_json"))
+    return Episode(
+        rows=[Conversation(messages=record["messages"])],
+        columns={
+            "purpose": _purpose(record.text("split")),
+            "policy_version": record.integer("step"),
+            "episode_reward": record.number("reward"),
+            "reward_components": finite_numbers(record.object("metrics")),
+        },
+        group=record.get("group_index"),
+        metadata=record.object("metadata"),
+    )
+
+
+def _purpose(text: str | None) -> Purpose:
+    return "train" if text in (None, "", "train") else "eval"
+
+
+def _step(record: Record) -> int:
+    step = record.integer("step", "file_step")
+    if step is None:
+        raise RefusedRecordError("has no step, and its file's name holds none")
+    return step
+
+
+FORMATS: Mapping[str, Format] = {
+    "art": Format(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$"),
+    "jsonl": Format(function=jsonl),
+    "prime-rl": Format(function=prime_rl, path=r"step_(?P<file_step>\d+)/(?P<file_kind>train|eval)/"),
+    "trl": Format(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$"),
+    "verl": Format(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$"),
+}
+
+
+# --- Loading ---------------------------------------------------------------------------------------------
+
+
+def load_format(name: str) -> Format:
+    """Return a format of ludic by its name, or a user's: path/to/file.py:function, or the name of a Format in a file.
+
+    Runs the user's file. Raises ConfigError.
+    """
+    if python_file_of(name) is not None:
+        return _load_users(name)
+    if name not in FORMATS:
+        close = difflib.get_close_matches(name, FORMATS) or sorted(FORMATS)
+        raise ConfigError(
+            f"there is no format {name!r}; did you mean {' or '.join(close)}? "
+            "A function of your own is path/to/file.py:function"
+        )
+    return replace(FORMATS[name], name=name)
+
+
+def _load_users(source: str) -> Format:
+    path, _, name = source.rpartition(":")
+    try:
+        file = read_user_file(local_path(path, "--from"))
+    except OSError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    try:
+        module = load_file(file)
+    except Exception as error:
+        raise ConfigError(f"{source}: {describe_failure(file.path, error)}") from error
+    found = getattr(module, name, None)
+    found = Format(function=found) if inspect.isfunction(found) else found
+    if not isinstance(found, Format):
+        names = [key for key, value in vars(module).items() if inspect.isfunction(value) or isinstance(value, Format)]
+        raise ConfigError(f"{source}: {path} has no function {name!r}; it has {', '.join(names) or 'none at all'}")
+    try:
+        re.compile(found.path)
+    except re.error as error:
+        raise ConfigError(f"{source}: path {found.path!r} is no regular expression: {error}") from error
+    return replace(found, name=name, user_file=file)
