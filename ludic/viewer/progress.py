@@ -41,7 +41,8 @@ def training_progress(num_steps: int | None) -> Iterator[Callable[[int, Mapping[
 def sampling_progress(num_groups: int | None) -> Iterator[Callable[[RolloutBatch], None]]:
     """Give a function that shows a batch. num_groups: groups to sample, None if it is not known."""
     columns = SpinnerColumn(), TextColumn("{task.completed} groups  {task.description}")
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not _can_draw(console)) as progress:
         task = progress.add_task("waiting for a policy", total=num_groups)
         yield lambda batch: progress.update(task, advance=len(batch.groups), description=_describe(batch))
 
