@@ -87,7 +87,7 @@ class PlanFeed:
                     step=step, attempt_id=self._attempt.attempt_id, trainer_version=trainer_version
                 )
                 if rows is not None:
-                    return self._commit(step, rows)
+                    return self._commit(step, rows, window_of(self._config, trainer_version))
                 shortage = self._planner.shortage(step, trainer_version)
             self._wait_for_groups(step, trainer_version, shortage, wait)
         return None
@@ -95,7 +95,7 @@ class PlanFeed:
     def _poll(self, trainer_version: int) -> bool:
         """Add new groups to the planner; returns whether there are any. A failing store counts as having none."""
         try:
-            rows = self._reader.poll(self._window(trainer_version))
+            rows = self._reader.poll(window_of(self._config, trainer_version))
         except StoreError as error:
             if self._failure is None:
                 logger.warning("no new rollouts, and asking again: %s", error)
@@ -110,15 +110,13 @@ class PlanFeed:
                 self._publisher.note_arrivals(new)
         return rows is not None
 
-    def _window(self, trainer_version: int) -> range | None:
-        """Return the policy versions that may be trained on, with the next one, which workers may already use."""
-        most = self._config.max_off_policy_steps
-        return None if most is None else range(max(0, trainer_version - most), trainer_version + 2)
-
-    def _commit(self, step: int, rows: pa.Table) -> Plan:
+    def _commit(self, step: int, rows: pa.Table, window: range | None) -> Plan:
         write_ledger(self._root, self._attempt, step, rows)
         self._reader.use(rows)
-        self._reader.consume(self._planner.used_up(rows))
+        self._reader.consume(self._planner.used_up(rows), forgets=window is not None)
+        if window is not None:
+            # Not at each poll: the first poll may look from a newer version than the step that follows.
+            self._reader.forget_before(window.start)
         num_pending_groups = self._planner.num_pending_groups
         self._num_ready_groups = num_pending_groups + self._root.run.groups_per_batch
         return Plan(
@@ -144,6 +142,12 @@ class PlanFeed:
         if wait.should_report():
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
         self._stop.wait(wait.next_pause_s())
+
+
+def window_of(config: TrainConfig, trainer_version: int) -> range | None:
+    """Return the policy versions that may be trained on, with the next one, which workers may already use; or None."""
+    most = config.max_off_policy_steps
+    return None if most is None else range(max(0, trainer_version - most), trainer_version + 2)
 
 
 def batch_rules(config: TrainConfig, groups_per_batch: int, seed: int = 0) -> BatchRules:

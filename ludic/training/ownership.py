@@ -22,13 +22,14 @@ from ludic.store.attempts import newest_attempt, record_attempt
 from ludic.store.checkpoints import checkpoint_folder
 from ludic.store.code import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
+from ludic.store.recall import recall_sources
 from ludic.store.requests import recall_requests
 from ludic.store.troubles import find_training_troubles, warn_of_rows
 from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume, last_checkpoint
 from ludic.training.code import own_rules
 from ludic.training.config import TrainConfig
 from ludic.training.distributed import run_on_main
-from ludic.training.feed import PlanFeed
+from ludic.training.feed import PlanFeed, window_of
 from ludic.training.first_model import first_tokenizer, remember_model
 from ludic.training.plans import Feed
 from ludic.training.publisher import Publisher
@@ -222,6 +223,11 @@ def _open_feed(
     cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
     if not cursor.knows_requests:
         recall_requests(root, cursor, num_uses)
+    if resumed is not None:
+        window = window_of(config, resumed.policy_version)
+        first_version = 0 if window is None else window.start
+        place = resumed.attempt_id, resumed.step
+        recall_sources(root, cursor, first_version, place, forgets=window is not None)
     return PlanFeed(root, attempt, config, plans, publisher, cursor, stop)
 
 
