@@ -20,6 +20,7 @@ from ludic.sql.planner import Planner, Shortage
 from ludic.store import Cursor, RolloutReader, Root, count_uses
 from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code import CodeRecord, keep_files
+from ludic.store.recall import recall_sources
 from ludic.store.requests import recall_requests
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,11 @@ class OnlineSource:
         cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
         if not cursor.knows_requests:
             recall_requests(self._root, cursor, num_uses)
+        if resumed is not None:
+            window = window_of(self._config, resumed.policy_version)
+            first_version = 0 if window is None else window.start
+            checkpoint = resumed.attempt_id, resumed.step
+            recall_sources(self._root, cursor, first_version, checkpoint, forgets=window is not None)
         self._reader = RolloutReader(replace(self._root, stop=self._stop), self._planner.columns, cursor)
         self._quota = quota
 
@@ -71,7 +77,7 @@ class OnlineSource:
                 wait.heard_something()
                 rows = self._planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version)
                 if rows is not None:
-                    return self._consume(step, rows)
+                    return self._consume(step, rows, window_of(self._config, trainer_version))
                 shortage = self._planner.shortage(step, trainer_version)
             self._wait_for_groups(step, trainer_version, shortage, wait)
         return None
@@ -91,7 +97,7 @@ class OnlineSource:
     def _poll(self, trainer_version: int) -> bool:
         """Add new groups to the planner; returns whether there are any. A failing store counts as having none."""
         try:
-            rows = self._reader.poll(self._window(trainer_version))
+            rows = self._reader.poll(window_of(self._config, trainer_version))
         except StoreError as error:
             if self._failure is None:
                 logger.warning("no new rollouts, and asking again: %s", error)
@@ -106,15 +112,13 @@ class OnlineSource:
                 self._quota.note_arrivals(new)
         return rows is not None
 
-    def _window(self, trainer_version: int) -> range | None:
-        """Return the policy versions that may be trained on, with the next one, which workers may already use."""
-        most = self._config.max_off_policy_steps
-        return None if most is None else range(max(0, trainer_version - most), trainer_version + 2)
-
-    def _consume(self, step: int, rows: pa.Table) -> Plan:
+    def _consume(self, step: int, rows: pa.Table, window: range | None) -> Plan:
         """Move the reader behind a plan's rows."""
         self._reader.use(rows)
-        self._reader.consume(self._planner.used_up(rows))
+        self._reader.consume(self._planner.used_up(rows), forgets=window is not None)
+        if window is not None:
+            # Not at each poll: the first poll may look from a newer version than the step that follows.
+            self._reader.forget_before(window.start)
         num_pending_groups = self._planner.num_pending_groups
         self._num_ready_groups = num_pending_groups + self._root.run.groups_per_batch
         return Plan(
@@ -140,6 +144,12 @@ class OnlineSource:
         if wait.should_report():
             logger.warning("step %d waits for rollouts: %s", step, self._failure or shortage.describe())
         self._stop.wait(wait.next_pause_s())
+
+
+def window_of(config: BatchConfig, trainer_version: int) -> range | None:
+    """Return the policy versions that may be trained on, with the next one, which workers may already use; or None."""
+    most = config.max_off_policy_steps
+    return None if most is None else range(max(0, trainer_version - most), trainer_version + 2)
 
 
 class _Wait:

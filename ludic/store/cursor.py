@@ -4,10 +4,14 @@ A source is the rows that a worker committed as one file, whatever file holds th
 a sequence number that the worker counts up, so consumed sources are a set of intervals for each worker, however many
 there are. A request is named by its group's number in the schedule. Numbers are dense, so a set of them is a few
 intervals, too. The cursor is stored in the checkpoint.
+
+A trainer with a window of versions never reads older versions again, so its cursor forgets their sources. If a later
+trainer reads them, `ludic.store.recall` finds in the ledger what was consumed.
 """
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 
@@ -51,13 +55,49 @@ class Intervals:
     def pairs(self) -> list[tuple[int, int]]:
         return list(zip(self._starts, self._stops, strict=True))
 
+    @property
+    def distances(self) -> list[int]:
+        """The bounds of all intervals in order, each as the distance from the bound before: a quarter of the text."""
+        bounds = [bound for pair in zip(self._starts, self._stops, strict=True) for bound in pair]
+        return [bound - before for before, bound in zip([0, *bounds], bounds, strict=False)]
+
+    @classmethod
+    def from_distances(cls, distances: Iterable[int]) -> "Intervals":
+        bounds = list(accumulate(distances))
+        return cls(zip(bounds[::2], bounds[1::2], strict=True))
+
+
+class _Consumed:
+    """What was consumed of some versions."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, Intervals] = {}
+        """Sequences of sources, by worker_id."""
+        self.groups: dict[tuple[str, int], set[str]] = {}
+        """group_ids of partly used sources."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "files": {worker: intervals.pairs for worker, intervals in sorted(self.files.items())},
+            "groups": [[worker, sequence, sorted(ids)] for (worker, sequence), ids in sorted(self.groups.items())],
+        }
+
+    @classmethod
+    def from_dict(cls, state: Mapping[str, Any]) -> "_Consumed":
+        consumed = cls()
+        consumed.files = {worker: Intervals(map(tuple, pairs)) for worker, pairs in state["files"].items()}
+        consumed.groups = {(worker, sequence): set(ids) for worker, sequence, ids in state["groups"]}
+        return consumed
+
 
 class Cursor:
     """Set of consumed sources (as intervals by worker), groups of partly used sources, and requests."""
 
     def __init__(self) -> None:
-        self._files: dict[str, Intervals] = {}
-        self._groups: dict[tuple[str, int], set[str]] = {}
+        self._consumed: dict[int | None, _Consumed] = {None: _Consumed()}
+        """By version; None: of unknown version, or consumed by a trainer without a window of versions."""
+        self.first_version = 0
+        """The cursor does not know what was consumed of older versions; see `forget_before`."""
         self.requests = Intervals()
         """Group numbers of the schedule whose group was consumed; no other group may use them."""
         self.in_use: dict[int, str] = {}
@@ -67,20 +107,37 @@ class Cursor:
 
     def has_source(self, worker_id: str, sequence: int) -> bool:
         """Return whether every group of the source is consumed."""
-        return sequence in self._files.get(worker_id, _EMPTY)
+        return any(sequence in consumed.files.get(worker_id, _EMPTY) for consumed in self._consumed.values())
 
     def has_group(self, worker_id: str, sequence: int, group_id: str) -> bool:
         """Return whether this group of the source is consumed."""
-        used = self._groups.get((worker_id, sequence), ())
-        return group_id in used or self.has_source(worker_id, sequence)
+        source = worker_id, sequence
+        is_used = any(group_id in consumed.groups.get(source, ()) for consumed in self._consumed.values())
+        return is_used or self.has_source(*source)
 
-    def consume(self, worker_id: str, sequence: int, group_ids: Iterable[str], *, whole: bool) -> None:
-        """Add groups of one source. With `whole`, no group of it is left, and it becomes a number in an interval."""
+    def consume(
+        self, worker_id: str, sequence: int, group_ids: Iterable[str], *, whole: bool, version: int | None = None
+    ) -> None:
+        """Add groups of one source. With `whole`, no group of it is left, and it becomes a number in an interval.
+
+        version: of the source's partition, for a cursor that is to forget it; None keeps it forever.
+        """
+        if version is not None and version < self.first_version:
+            return
+        into = self._consumed.setdefault(version, _Consumed())
         if whole:
-            self._groups.pop((worker_id, sequence), None)
-            self._files.setdefault(worker_id, Intervals()).add(sequence)
+            for consumed in self._consumed.values():
+                consumed.groups.pop((worker_id, sequence), None)
+            into.files.setdefault(worker_id, Intervals()).add(sequence)
         else:
-            self._groups.setdefault((worker_id, sequence), set()).update(group_ids)
+            into.groups.setdefault((worker_id, sequence), set()).update(group_ids)
+
+    def forget_before(self, version: int) -> None:
+        """Forget the sources of older versions, which must never be delivered again from this cursor."""
+        self.first_version = max(self.first_version, version)
+        self._consumed = {
+            key: consumed for key, consumed in self._consumed.items() if key is None or key >= self.first_version
+        }
 
     def use_request(self, number: int, group_id: str) -> None:
         """Assign a request to a group; does nothing if the request is consumed or has a group already."""
@@ -94,23 +151,26 @@ class Cursor:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cursor as values for JSON."""
-        state: dict[str, Any] = {
-            "files": {worker: intervals.pairs for worker, intervals in sorted(self._files.items())},
-            "groups": [[worker, sequence, sorted(ids)] for (worker, sequence), ids in sorted(self._groups.items())],
-        }
+        state = self._consumed[None].to_dict()
+        versions = {str(key): consumed.to_dict() for key, consumed in self._consumed.items() if key is not None}
+        if versions or self.first_version:
+            state |= {"versions": versions, "first_version": self.first_version}
         if self.knows_requests:
-            state |= {"requests": self.requests.pairs, "in_use": sorted(self.in_use.items())}
+            state |= {"requests": self.requests.distances, "in_use": sorted(self.in_use.items())}
         return state
 
     @classmethod
-    def from_dict(cls, state: dict[str, Any]) -> "Cursor":
+    def from_dict(cls, state: Mapping[str, Any]) -> "Cursor":
+        """Load a cursor, also one of an older ludic, which has no versions, and requests as pairs or none."""
         cursor = cls()
-        cursor._files = {
-            worker: Intervals((start, stop) for start, stop in pairs) for worker, pairs in state["files"].items()
-        }
-        cursor._groups = {(worker, sequence): set(ids) for worker, sequence, ids in state["groups"]}
+        versions = state.get("versions", {})
+        cursor._consumed = {int(version): _Consumed.from_dict(consumed) for version, consumed in versions.items()}
+        cursor._consumed[None] = _Consumed.from_dict(state)
+        cursor.first_version = state.get("first_version", 0)
         cursor.knows_requests = "requests" in state
-        cursor.requests = Intervals((start, stop) for start, stop in state.get("requests", ()))
+        requests = state.get("requests", [])
+        is_older = any(isinstance(each, Sequence) for each in requests[:1])
+        cursor.requests = Intervals(map(tuple, requests)) if is_older else Intervals.from_distances(requests)
         cursor.in_use = dict(state.get("in_use", ()))
         return cursor
 

@@ -5,11 +5,13 @@ A step's file is written before its gradient step, and never changed.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ludic.errors import FencedError
 from ludic.schema import arrow_schema, check_schema, conform
@@ -86,16 +88,39 @@ def _groups_of_step(root: Root, attempt_id: int, step: int) -> tuple[list[str], 
     return used["group_id"].unique().to_pylist(), rows["group_id"].unique().to_pylist()
 
 
+def consumed_groups(root: Root, checkpoint: CheckpointId) -> set[str]:
+    """Return the groups that steps up to a checkpoint used for the last time, or dropped, in online attempts."""
+    places = effective_steps(root, checkpoint, of=lambda attempt_id: _is_online(_config(root, attempt_id)))
+    max_uses = {attempt_id: _config(root, attempt_id).get("max_uses", 1) for attempt_id in dict(places)}
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
+        steps = pool.map(lambda place: _consumed_by(read_ledger(root, *place), max_uses[place[0]]), places)
+        return {group_id for groups in steps for group_id in groups}
+
+
+def _consumed_by(rows: pa.Table, max_uses: int) -> set[str]:
+    stays = pc.fill_null(pc.and_(rows["used"], pc.less(rows["num_uses"], max_uses)), False)
+    groups = rows["group_id"]
+    return set(groups.unique().to_pylist()) - set(groups.filter(stays).unique().to_pylist())
+
+
 def _max_uses(root: Root, attempt_id: int) -> int:
     """Return the max_uses of an online attempt, and 1 for others: offline and replay attempts' uses do not count.
 
     They trained on groups that workers do not deliver here, or that are to be used again.
     """
+    config = _config(root, attempt_id)
+    return config.get("max_uses", 1) if _is_online(config) else 1
+
+
+def _is_online(config: Mapping[str, Any]) -> bool:
+    return not (config.get("offline") or config.get("replay_batches"))
+
+
+def _config(root: Root, attempt_id: int) -> Mapping[str, Any]:
     try:
-        config = read_attempt(root, attempt_id).config
+        return read_attempt(root, attempt_id).config
     except FileNotFoundError:
-        return 1
-    return 1 if config.get("offline") or config.get("replay_batches") else config.get("max_uses", 1)
+        return {}
 
 
 def ledger_steps(root: Root, attempt_id: int) -> list[int]:

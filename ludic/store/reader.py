@@ -50,6 +50,8 @@ class RolloutReader:
         self.broken_files: dict[str, str] = {}
         """Reason by name of each broken file; broken files never stop a run."""
         self._groups_left: defaultdict[Source, set[str]] = defaultdict(set)
+        self._version_of: dict[Source, int] = {}
+        """Version of each source in _groups_left."""
         self._sources: defaultdict[str, set[Source]] = defaultdict(set)
         """Sources by group_id, for groups that were delivered and not consumed yet."""
         self._delivered: set[str] = set()
@@ -88,26 +90,37 @@ class RolloutReader:
             if group_id in self._number_of:
                 self.cursor.use_request(self._number_of[group_id], group_id)
 
-    def consume(self, rows: pa.Table) -> None:
-        """Mark groups as used or dropped for good. rows: has the column group_id; whole groups only."""
+    def consume(self, rows: pa.Table, *, forgets: bool = False) -> None:
+        """Mark groups as used or dropped for good. rows: has the column group_id; whole groups only.
+
+        forgets: the trainer has a window of versions, and calls `forget_before` as the window moves.
+        """
         for group_id in rows.column("group_id").unique().to_pylist():
             for source in self._sources.pop(group_id):
                 left = self._groups_left[source]
                 left.discard(group_id)
-                self.cursor.consume(*source, [group_id], whole=not left)
+                version = self._version_of[source]
+                self.cursor.consume(*source, [group_id], whole=not left, version=version if forgets else None)
                 if not left:
-                    del self._groups_left[source]
+                    del self._groups_left[source], self._version_of[source]
             if group_id in self._number_of:
                 number = self._number_of.pop(group_id)
                 del self._group_of[number]
                 self.cursor.finish_request(number)
 
+    def forget_before(self, version: int) -> None:
+        """Deliver no files of older versions from now on, and let the cursor forget them."""
+        self.cursor.forget_before(version)
+
     def _new_files(self, versions: range | None) -> list[RolloutFile]:
+        first = self.cursor.first_version
+        if versions is not None:
+            versions = range(max(first, versions.start), versions.stop)
         names = list_names(self._root, versions)
         if len(self._delivered) > 2 * len(names) + _FORGET_ABOVE:
             self._delivered.intersection_update(names)
         unseen = (RolloutFile.parse(name) for name in names if name not in self._delivered)
-        return sorted(file for file in unseen if file is not None and self._is_new(file))
+        return sorted(file for file in unseen if file is not None and file.version >= first and self._is_new(file))
 
     def _is_new(self, file: RolloutFile) -> bool:
         # A compacted file that was stored broken may be written again; a worker's file never is.
@@ -168,12 +181,12 @@ class RolloutReader:
             start, stop = stop, stop + count
             sources = _row_sources(file, table.slice(start, count) if file.is_compacted else table)
             pairs = list(zip(sources, group_ids[start:stop], strict=False))
-            is_new[start:stop] = self._record_new(pairs)
+            is_new[start:stop] = self._record_new(pairs, file.version)
             self._delivered.add(file.name)
         table = table.append_column("arrival", pa.array(np.repeat([arrivals[file] for file in read.files], counts)))
         return table if is_new.all() else table.filter(pa.array(is_new))
 
-    def _record_new(self, pairs: Sequence[tuple[Source, str]]) -> bool | list[bool]:
+    def _record_new(self, pairs: Sequence[tuple[Source, str]], version: int) -> bool | list[bool]:
         """Record the new groups of a file as delivered; returns for each row whether its group is new.
 
         pairs: source and group_id of each row.
@@ -182,6 +195,7 @@ class RolloutReader:
         new = {(source, group_id) for source, group_id in groups if self._is_undelivered(source, group_id)}
         for source, group_id in new:
             self._groups_left[source].add(group_id)
+            self._version_of[source] = version
             self._sources[group_id].add(source)
         return True if len(new) == len(groups) else [pair in new for pair in pairs]
 

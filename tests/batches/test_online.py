@@ -1,5 +1,6 @@
 """The online source: which delivered rollouts it plans, how a wait for them ends, and what it asks of workers."""
 
+import json
 import threading
 import time
 import uuid
@@ -8,13 +9,15 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pytest
-from tiny_runs import create_root, cursor_of_ledger, fill, query, train_config
+from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, query, train_config
 
 from ludic.batches.online import OnlineSource
 from ludic.batches.rules import batch_rules
 from ludic.errors import ConfigError, StalledError
+from ludic.maintenance.compact import compact
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, latest_policy, read_attempt, start_attempt, write_ledger
+from ludic.store.recall import recall_sources
 from ludic.training.publisher import Publisher
 
 
@@ -95,6 +98,53 @@ def test_versions_behind_the_window_are_not_even_listed(tiny_folder, open_source
     # Workers may have version 10 already, while the trainer still plans for 9.
     rollouts = {path.removeprefix(root.at("rollouts/")) for path in listed if "/rollouts" in path}
     assert rollouts == {"version=7", "version=8", "version=9", "version=10"}
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_a_larger_window_gets_what_was_not_consumed_of_versions_that_the_cursor_forgot(
+    new_root, open_source, is_compacted
+):
+    root = new_root()
+    source, _ = open_source(root, max_off_policy_steps=1)
+    for version in range(6):
+        fill(root, num_files=1, groups_per_file=2, worker_id=f"w{version}-a", policy_version=version, seed=version)
+        plan = next_plan(source, version + 1, trainer_version=version)
+        write_ledger(root, read_attempt(root, 1), version + 1, plan.rows)
+    checkpoint = 1, 6
+    late = {
+        version: set(
+            fill(
+                root,
+                num_files=1,
+                groups_per_file=2,
+                worker_id=f"w{version}-z",
+                policy_version=version,
+                seed=version + 50,
+            )
+        )
+        for version in (1, 3, 5)
+    }
+    if is_compacted:
+        compact(root, before_version=4)
+
+    def cursor() -> Cursor:
+        return Cursor.from_dict(json.loads(json.dumps(plan.cursor)))
+
+    def left(recalled: Cursor, versions: range | None) -> set[str]:
+        return groups_left(root, recalled.to_dict(), versions)
+
+    assert cursor().first_version == 4
+    # Until it is recalled, what was forgotten is not delivered: it could come twice.
+    assert left(cursor(), None) == late[5]
+    for first_version, forgets in [(4, True), (3, True), (2, False), (0, True), (0, False)]:
+        recalled = cursor()
+        recall_sources(root, recalled, first_version, checkpoint, forgets=forgets)
+        assert recalled.first_version == first_version
+        wanted = set().union(*(groups for version, groups in late.items() if version >= first_version))
+        assert left(recalled, range(first_version, 8)) == wanted
+        assert left(recalled, None) == wanted
+        recalled.forget_before(5)
+        assert left(recalled, None) == late[5]
 
 
 def test_a_broken_file_is_set_aside_and_counted(new_root, open_source):

@@ -299,3 +299,18 @@ def test_a_killed_run_uses_each_group_as_often_as_one_that_was_not(new_root, sel
     assert query(root, "select max(num_uses), count(distinct (step, group_id)) from batches") == [(2, 14)]
     checks = run_checks(ludic.connect(root))
     assert checks["planned_twice"].num_rows == 0
+
+
+def test_a_run_that_gives_up_its_window_trains_on_what_came_too_late_and_on_nothing_twice(new_root):
+    root = new_root()
+    for version in range(4):
+        fill(root, num_files=1, groups_per_file=2, worker_id=f"w{version}-a", policy_version=version, seed=version)
+    train_here(root, num_steps=4, checkpoint_every=2, max_off_policy_steps=1)
+    cursor = complete_checkpoints(root)[-1].cursor
+    assert cursor["first_version"] == 2
+    assert cursor["files"] == {}
+    late = fill(root, num_files=1, groups_per_file=2, worker_id="w0-late", seed=9)
+    assert train_here(root, num_steps=5, checkpoint_every=2, max_off_policy_steps=None) == 5
+    used = query(root, "select step, group_id from batches where used group by all")
+    assert {group_id for step, group_id in used if step == 5} == set(late)
+    assert len(used) == len({group_id for _, group_id in used}) == 10
