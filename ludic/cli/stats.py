@@ -99,7 +99,8 @@ def main(settings: Settings) -> None:
 
 def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
     """Return all figures, under the names that --json prints. Raises QueryError, StoreError."""
-    footers = {folder: _footers(root, folder, track) for folder in TABLES}
+    counts: dict[str, dict[str, int]] = {"rollouts": count_rows(root, "rollouts"), "evals": count_rows(root, "evals")}
+    footers = {folder: read_footers(root, folder, track, known=counts.get(folder)) for folder in TABLES}
     broken = [footer for found in footers.values() for footer in found if footer.problem]
     con = connect(root, without=[footer.name for footer in broken])
     totals = ask(con, root, _TOTALS)[0]
@@ -123,11 +124,6 @@ def collect(root: Root, track: Track = untracked) -> dict[str, Any]:
         "unreadable": [{"name": footer.name, "problem": footer.problem} for footer in broken],
         "set_aside": [asdict(file) for file in list_set_aside(root)],
     }
-
-
-def _footers(root: Root, folder: str, track: Track) -> list[Footer]:
-    known = count_rows(root, folder) if folder in ("rollouts", "evals") else None
-    return read_footers(root, folder, track, known=known)
 
 
 def _count(footers: list[Footer]) -> dict[str, int]:
