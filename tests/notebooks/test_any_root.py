@@ -10,8 +10,8 @@ import peers
 import pytest
 from tiny_runs import create_root, fill, make_model, train_here
 
+from ludic.exchange.formats import load_format
 from ludic.exchange.importing import import_file
-from ludic.exchange.mapping import load_format
 from ludic.inference.chat import load_tokenizer
 from ludic.store import Root
 from ludic.training.presets import load_algorithm
