@@ -4,11 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import psutil
 import pytest
 
-from ludic.launch.process import LAUNCHER, SUPERVISED
+from ludic.launch.process import LAUNCHER, SUPERVISED, interruptible
 
 CHILD = """
 import sys, time
@@ -82,3 +83,31 @@ def test_a_process_that_nobody_started_for_us_does_not_look_for_a_parent():
     script = CHILD.format(patch="", body="time.sleep(0.5); print('lives', stop.is_set())")
     result = subprocess.run([sys.executable, "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert result.stdout == "ready\nlives False\n"
+
+
+def block(*signals: signal.Signals) -> Iterator[str]:
+    """Send signals to this process in a block; yields where it got to."""
+    with interruptible() as stop:
+        for number in signals:
+            signal.raise_signal(number)
+        assert stop.is_set()
+        yield "the end"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_block_by_itself_and_then_interrupts(number: signal.Signals) -> None:
+    before, steps = signal.getsignal(number), block(number)
+    assert next(steps) == "the end"
+    with pytest.raises(KeyboardInterrupt):
+        next(steps)
+    assert signal.getsignal(number) is before
+
+
+def test_a_second_ctrl_c_interrupts_a_block_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        next(block(signal.SIGINT, signal.SIGINT))
+
+
+def test_a_block_that_stops_by_itself_raises_nothing() -> None:
+    with interruptible() as stop:
+        stop.set()  # as a trainer does that another one fences

@@ -1,0 +1,65 @@
+"""Roots that hold what a run needs: the model of a new run, of the demo, and of a run like another."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ludic.errors import ConfigError, ModelError
+from ludic.launch.demo import open_demo
+from ludic.launch.roots import open_or_start, start_like
+from ludic.models.first_model import first_model
+from ludic.store import Root, RunConfig
+from ludic.store.model import IDENTITY, read_identity
+
+
+@pytest.fixture
+def model(tmp_path: Path, model_folder: str) -> Path:
+    return Path(shutil.copytree(model_folder, tmp_path / "models" / "mine"))
+
+
+def test_the_demo_keeps_its_model_under_any_root_and_nowhere_else(
+    root_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    root = open_demo(root_url)
+    assert root.run.model == f"{root_url}/model"
+    assert list((tmp_path / "here").iterdir()) == []
+    with first_model(root) as folder:
+        weights = (folder / "model.safetensors").read_bytes()
+    assert weights == root.read("model/model.safetensors")
+    # A start that was cut short is finished by the next, which makes the same bytes.
+    root.delete(IDENTITY)
+    root.delete("model/config.json")
+    assert open_demo(f"{root_url}/").read("model/model.safetensors") == weights
+    assert root.exists(IDENTITY)
+
+
+def test_a_demo_that_moved_finds_its_model(tmp_path: Path) -> None:
+    open_demo(str(tmp_path / "run"))
+    moved = Root.open(str((tmp_path / "run").rename(tmp_path / "moved")))
+    with first_model(moved) as folder:
+        assert folder == tmp_path / "moved" / "model"
+
+
+def test_a_run_is_started_with_its_model_kept_and_another_place_of_it_is_no_other_model(
+    tmp_path: Path, model: Path
+) -> None:
+    url, run = str(tmp_path / "run"), RunConfig(model=str(model), env=("moar_cats",))
+    assert read_identity(open_or_start(url, run)) is not None
+    moved = str(model.rename(tmp_path / "moved"))
+    root = open_or_start(url, RunConfig(model=moved, env=("moar_cats",)))
+    assert root.run == run
+    (tmp_path / "moved" / "tokenizer.json").write_bytes(b"{}")
+    with pytest.raises(ModelError, match=r"tokenizer differs \(tokenizer.json\)"):
+        open_or_start(url, RunConfig(model=moved, env=("moar_cats",)))
+    with pytest.raises(ConfigError, match="group_size is 8 there, 4 was asked for"):
+        open_or_start(url, RunConfig(model=moved, env=("moar_cats",), group_size=4))
+
+
+def test_a_run_like_another_has_its_model(tmp_path: Path, model: Path, model_folder: str) -> None:
+    like = open_or_start(str(tmp_path / "run"), RunConfig(model=str(model), env=("moar_cats",)))
+    assert read_identity(start_like(str(tmp_path / "again"), like, None)) == read_identity(like)
+    other = start_like(str(tmp_path / "other"), like, model_folder)
+    assert (other.run.model, other.run.env) == (model_folder, like.run.env)
