@@ -225,7 +225,7 @@ class Run:
 
         The rule is one of keep_versions (number of newest versions to keep), before (versions below this one),
         older_than (an age such as "7d") and where (a SQL predicate over rollouts). break_resume, break_replay: delete
-        also what is needed. Raises ConfigError for a bad rule, QueryError for a bad predicate.
+        needed files, too. Raises ConfigError for a bad rule, QueryError for a bad predicate.
         """
         from ludic.maintenance.expire import expire
         from ludic.maintenance.expiry_rule import ExpiryRule

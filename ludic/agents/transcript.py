@@ -75,24 +75,26 @@ class RowBuilder:
 
     def __init__(self, segment_index: int = 0) -> None:
         self._segment_index = segment_index
-        self._tokens = np.zeros(0, np.int32)
-        self._mask = np.zeros(0, np.bool_)
-        self._logprobs = np.zeros(0, np.float32)
+        # Parts, joined when they are read.
+        self._tokens: list[np.ndarray] = []
+        self._mask: list[np.ndarray] = []
+        self._logprobs: list[np.ndarray] = []
+        self._length = 0
         self._has_logprobs = True
         self._prompt_length: int | None = None
 
     def __len__(self) -> int:
         """Number of tokens of prompt and response."""
-        return len(self._tokens)
+        return self._length
 
     def is_extended_by(self, prompt_tokens: np.ndarray) -> bool:
         """Return whether a prompt begins with all tokens of this row."""
-        return np.array_equal(prompt_tokens[: len(self)], self._tokens)
+        return np.array_equal(prompt_tokens[: len(self)], self._all_tokens())
 
     def num_common_tokens(self, prompt_tokens: np.ndarray) -> int:
         """Return how many tokens a prompt and this row have in common at their beginning."""
         length = min(len(self), len(prompt_tokens))
-        differs = np.flatnonzero(prompt_tokens[:length] != self._tokens[:length])
+        differs = np.flatnonzero(prompt_tokens[:length] != self._all_tokens()[:length])
         return int(differs[0]) if len(differs) else length
 
     def add_context(self, tokens: np.ndarray) -> None:
@@ -116,11 +118,11 @@ class RowBuilder:
     def transcript(self, parent_segment_index: int | None = None) -> Transcript:
         """Return the row so far."""
         start = len(self) if self._prompt_length is None else self._prompt_length
-        mask = self._mask[start:]
-        logprobs = self._logprobs[start:]
+        tokens, mask = self._all_tokens(), _joined(self._mask, np.bool_)[start:]
+        logprobs = _joined(self._logprobs, np.float32)[start:]
         return Transcript(
-            prompt_tokens=self._tokens[:start],
-            response_tokens=self._tokens[start:],
+            prompt_tokens=tokens[:start],
+            response_tokens=tokens[start:],
             response_logprobs=logprobs if self._has_logprobs else np.zeros_like(logprobs),
             has_logprobs=self._has_logprobs,
             action_mask=None if mask.all() else mask,
@@ -131,11 +133,15 @@ class RowBuilder:
     def _append(self, tokens: np.ndarray, logprobs: np.ndarray, *, sampled: bool) -> None:
         if len(tokens) != len(logprobs):
             raise ValueError(f"a completion has {len(tokens)} tokens and {len(logprobs)} logprobs, wanted as many")
-        self._tokens = _joined(self._tokens, tokens)
-        self._logprobs = _joined(self._logprobs, logprobs)
-        self._mask = _joined(self._mask, np.full(len(tokens), sampled))
+        self._tokens.append(tokens)
+        self._logprobs.append(logprobs)
+        self._mask.append(np.full(len(tokens), sampled))
+        self._length += len(tokens)
+
+    def _all_tokens(self) -> np.ndarray:
+        self._tokens = [_joined(self._tokens, np.int32)]
+        return self._tokens[0]
 
 
-def _joined(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Concatenate in the first array's type."""
-    return np.concatenate([first, np.asarray(second, dtype=first.dtype)])
+def _joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *parts], dtype=dtype)

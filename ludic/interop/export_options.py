@@ -1,4 +1,4 @@
-"""What to export, and in which format. Imports nothing slow, so that `ludic export --help` answers at once."""
+"""Options of an export, by format. Imports nothing slow, so that `ludic export --help` answers at once."""
 
 from dataclasses import dataclass
 from typing import BinaryIO, Literal

@@ -37,7 +37,7 @@ _NUM_ROWS = re.compile(rb"\x16([\x80-\xff]*[\x00-\x7f])\x19\x1c", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class SmallFiles:
-    """Rows of some files, in the order of the files. Each file has one row group."""
+    """Rows of some files, in the order of the files."""
 
     files: Sequence[RolloutFile]
     row_counts: np.ndarray
@@ -50,7 +50,7 @@ class SmallFiles:
 
     @property
     def rows(self) -> np.ndarray:
-        """(num_rows,) int32: the index of each row in its file, and so in its row group."""
+        """(num_rows,) int32: the index of each row in its file."""
         starts = np.cumsum(self.row_counts) - self.row_counts
         return (np.arange(self.table.num_rows) - np.repeat(starts, self.row_counts)).astype(np.int32)
 
@@ -69,8 +69,8 @@ _Heads = Mapping[bytes, Sequence[bytes]]
 def read_small_files(root: Root, files: Sequence[RolloutFile], columns: Sequence[str]) -> Iterator[SmallFiles]:
     """Yield columns of the files that one pass can read, in their order; none if a column is nested.
 
-    The columns have the types of the run's schema; a column that a file of an older schema lacks is null. files: of
-    workers, not compacted. Raises StoreError if the filesystem fails.
+    Each of these files has one row group. The columns have the types of the run's schema; a column that a file of an
+    older schema lacks is null. files: of workers, not compacted. Raises StoreError if the filesystem fails.
     """
     schema = rollouts_schema(root.run.extra_columns)
     wanted = pa.schema([schema.field(column) for column in columns])

@@ -1,1 +1,1 @@
-"""What a run is doing now: its status, the panel of `ludic watch`, and text for a terminal."""
+"""Show the state of a run, its statistics, and one rollout or group, as text and in a notebook."""

@@ -95,7 +95,8 @@ class Stats(Shown):
 
 def collect_stats(root: Root, track: Track = untracked) -> Stats:
     """Return all figures of a run. Raises QueryError, StoreError."""
-    footers = {folder: _footers(root, folder, track) for folder in TABLES}
+    counts: dict[str, dict[str, int]] = {"rollouts": count_rows(root, "rollouts"), "evals": count_rows(root, "evals")}
+    footers = {folder: read_footers(root, folder, track, known=counts.get(folder)) for folder in TABLES}
     broken = [footer for found in footers.values() for footer in found if footer.problem]
     with connect(root, without=[footer.name for footer in broken]) as con:
         tables = read_reports(con, root)
@@ -120,12 +121,6 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
         "set_aside": [asdict(file) for file in list_quarantined(root)],
     }
     return Stats(facts=facts, tables=tables)
-
-
-def _footers(root: Root, folder: str, track: Track) -> list[Footer]:
-    """Return the footers of a table's files; the numbers of rows of many small files come from cached scalars."""
-    known = count_rows(root, folder) if folder == "rollouts" or folder == "evals" else None  # type: ignore[arg-type]
-    return read_footers(root, folder, track, known=known)
 
 
 def _count(footers: list[Footer]) -> dict[str, int]:

@@ -75,7 +75,7 @@ def test_a_part_of_several_ids_lists_some(ludic, trained: Root) -> None:
     # Every id of the run is a uuid4 here, so 4 begins or ends many of 20.
     result = ludic("show", trained.url, "4")
     assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("ludic: '4' stands for ")
+    assert result.err.startswith("ludic: '4' matches ")
     assert result.err.count("\n") == 1
 
 

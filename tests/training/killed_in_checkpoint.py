@@ -1,15 +1,17 @@
-"""Trainers for test_checkpoint_kill.py, each of which dies by SIGKILL inside of the write of step 4's checkpoint.
+"""Trainers for test_checkpoint_kill.py, each of which dies by SIGKILL while it writes step 4's checkpoint or version.
 
     python killed_in_checkpoint.py ROOT POINT [ROOT POINT ...]
 
 A POINT is an audit event of Python's and the end of a path, such as os.rename:model.safetensors: the trainer dies
-before the writing thread does that. Prints the signal that ended each.
+before the thread that writes checkpoints, or policies/version=V, does that. Prints the signal that ended each.
 """
 
 import os
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 
 from tiny_runs import train_here
 
@@ -18,16 +20,20 @@ from ludic.store import Root
 
 def kill_at(point: str) -> None:
     wanted, _, ending = point.partition(":")
-    is_second = False
+    thread = "ludic-publish" if "version=" in ending else "ludic-checkpoint"
+    marker = ""
 
     def look(event: str, args: tuple[object, ...]) -> None:
-        nonlocal is_second
-        if not threading.current_thread().name.startswith("ludic-checkpoint"):
-            return
+        nonlocal marker
         paths = [os.fspath(arg) for arg in args if isinstance(arg, str | os.PathLike)]
-        if is_second and event == wanted and any(path.endswith(ending) for path in paths):
-            os.kill(os.getpid(), signal.SIGKILL)
-        is_second = is_second or (event == "os.link" and paths[-1].endswith("step=2/checkpoint.json"))
+        is_here = event == wanted and any(str(path).endswith(ending) for path in paths)
+        if is_here and threading.current_thread().name.startswith(thread):
+            while thread == "ludic-publish" and not (marker and Path(marker).exists()):  # another thread writes it
+                time.sleep(0.01)
+            if marker:
+                os.kill(os.getpid(), signal.SIGKILL)
+        if event == "os.link" and str(paths[-1]).endswith("step=2/checkpoint.json"):
+            marker = str(paths[-1])
 
     sys.addaudithook(look)
 

@@ -1,4 +1,4 @@
-"""A trainer that is really killed while it writes a checkpoint, between its first byte and its marker."""
+"""A trainer that is really killed while it writes a checkpoint or a version, between its first byte and its last."""
 
 import os
 import signal
@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 from tiny_runs import fill, final_weights, ledger, query, train_here
 
+from ludic.store import latest_policy
 from ludic.store.checkpoints import checkpoint_ids, complete_checkpoints
+from ludic.store.policies import policy_versions, stored_versions
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +39,9 @@ POINTS = {
         "optimizer.safetensors",
         "random.safetensors",
     },
+    # The checkpoint waits for the version that it names.
+    "os.rename:/version=4/model.safetensors": set(),
+    "os.rename:/version=4/config.json": set(),
 }
 """Where a trainer dies, and the files that it leaves in the checkpoint's folder."""
 
@@ -59,6 +64,10 @@ def test_a_trainer_killed_anywhere_in_a_checkpoint_resumes_from_the_one_before(n
         assert left == POINTS[point], point
         assert checkpoint_ids(root) == [(1, 2)], "a half checkpoint is visible"
         assert [info.step for info in complete_checkpoints(root)] == [2]
+        assert latest_policy(root).version in stored_versions(root), "LATEST names half a version"
+        if "version=4" in point:
+            assert (latest_policy(root).version, stored_versions(root)) == (3, [0, 1, 2, 3])
+            assert policy_versions(root)[-1] == 4
         assert train_here(root, num_steps=5) == 5
         assert query(root, "select parent_attempt, parent_step from attempts where attempt_id = 2") == [(1, 2)]
         assert ledger(root) == ledger(straight)
