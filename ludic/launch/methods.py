@@ -131,8 +131,8 @@ def launch(
     Restarts processes that die. Settings of the trainer are found as in `train`. Ctrl-C stops all processes cleanly
     and raises KeyboardInterrupt; another call continues.
 
-    local_workers: number of workers; None starts all of the schedule. ranks: processes that train together. engine: name,
-    or path/to/file.py:ClassName. trainer_gpus, worker_gpus: such as "0,1"; None divides the GPUs of this machine.
+    local_workers: number of workers; None starts all of the schedule. ranks: processes that train together. engine:
+    name, or path/to/file.py:ClassName. trainer_gpus, worker_gpus: such as "0,1"; None divides the GPUs of this machine.
     env_timeout_s: limit of one call of an environment. For the others see `train`.
 
     Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or ConsentError.
