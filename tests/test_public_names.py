@@ -44,7 +44,7 @@ METHODS = {
     "launch": [
         "config",
         "*algorithm",
-        "*workers",
+        "*local_workers",
         "*ranks",
         "*engine",
         "*trainer_gpus",

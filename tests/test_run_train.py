@@ -249,7 +249,7 @@ def test_launch_refuses_what_is_no_run(run: ludic.Run) -> None:
     with pytest.raises(ConfigError, match="a run trains on what its workers sample"):
         run.launch(TrainConfig.of(offline=True))
     with pytest.raises(ConfigError, match=r"local_workers is 2, wanted 0 to num_workers \(1\)"):
-        run.launch(workers=2)
+        run.launch(local_workers=2)
 
 
 @pytest.mark.slow

@@ -114,7 +114,7 @@ def launch(
     config: "TrainConfig | None" = None,
     *,
     algorithm: str | None = None,
-    workers: int | None = None,
+    local_workers: int | None = None,
     ranks: int = 1,
     engine: str = ENGINE,
     trainer_gpus: str | None = None,
@@ -131,8 +131,8 @@ def launch(
     Restarts processes that die. Settings of the trainer are found as in `train`. Ctrl-C stops all processes cleanly
     and raises KeyboardInterrupt; another call continues.
 
-    workers: number of workers; None starts all of the schedule. ranks: processes that train together. engine: name,
-    or path/to/file.py:ClassName. trainer_gpus, worker_gpus: such as "0,1"; None divides the GPUs of this machine.
+    local_workers: number of workers; None starts all of the schedule. ranks: processes that train together. engine:
+    name, or path/to/file.py:ClassName. trainer_gpus, worker_gpus: such as "0,1"; None divides the GPUs of this machine.
     env_timeout_s: limit of one call of an environment. For the others see `train`.
 
     Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or ConsentError.
@@ -143,7 +143,7 @@ def launch(
 
     config = _train_config(self.root, config, algorithm, settings, online=True)
     processes = LaunchConfig(
-        local_workers=workers,
+        local_workers=local_workers,
         ranks=ranks,
         engine=engine,
         trainer_gpus=trainer_gpus,
