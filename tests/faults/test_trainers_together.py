@@ -30,10 +30,15 @@ from ludic.store import (
     write_ledger,
 )
 from ludic.store.attempts import Attempt, CheckpointId, chain, newest_attempt, read_attempt, read_parent, record_attempt
-from ludic.store.checkpoints import MARKER
+from ludic.store.checkpoints import (
+    MARKER,
+    CheckpointInfo,
+    checkpoint_to_resume,
+    complete_checkpoints,
+    prune_checkpoints,
+)
 from ludic.store.ledger import ledger_steps
-from ludic.training import checkpoint, publisher
-from ludic.training.checkpoint import CheckpointInfo, checkpoint_to_resume, complete_checkpoints, prune_checkpoints
+from ludic.training import publisher
 from ludic.training.publisher import Publisher
 
 NUM_SCHEDULES = 300
@@ -260,7 +265,7 @@ class Trainer:
         self.publisher.publish(lambda folder: (folder / "config.json").write_text("{}"), step=step, num_ready_groups=0)
 
     def _checkpoint(self, attempt: Attempt, groups: list[int]) -> None:
-        checkpoint.check_not_fenced(self.root, attempt)
+        checkpoints.check_not_fenced(self.root, attempt)
         info = CheckpointInfo(
             attempt_id=attempt.attempt_id,
             step=len(groups),
@@ -334,7 +339,7 @@ def do_nothing(*arguments: object) -> None:
     """Take the place of a check of the protocol."""
 
 
-FENCES = [(ledger, "check_not_fenced"), (publisher, "check_not_fenced"), (checkpoint, "check_not_fenced")]
+FENCES = [(ledger, "check_not_fenced"), (publisher, "check_not_fenced"), (checkpoints, "check_not_fenced")]
 
 
 @pytest.mark.slow

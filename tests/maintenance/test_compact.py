@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import make_batch
 
+from ludic.maintenance import merge
 from ludic.maintenance.compact import Skipped, compact, sealed_before
 from ludic.schema import arrow_schema, to_table
 from ludic.schema.tables import VERSION_KEY
@@ -31,7 +32,6 @@ from ludic.store import (
     Root,
     RunConfig,
     list_files,
-    merge,
     point_latest,
     read_columns,
     start_attempt,

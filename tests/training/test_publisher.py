@@ -8,9 +8,9 @@ from tiny_runs import fill, train_config
 
 from ludic.errors import FencedError, StoreError
 from ludic.store import LatestPolicy, latest_policy, point_latest, start_attempt
+from ludic.store.checkpoints import complete_checkpoints
 from ludic.store.policies import LATEST, policy_versions, stored_versions
 from ludic.training import publisher as publishing
-from ludic.training.checkpoint import complete_checkpoints
 from ludic.training.publisher import Publisher
 from ludic.training.trainer import train
 
