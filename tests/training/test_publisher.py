@@ -152,7 +152,7 @@ def test_a_trainer_ends_with_the_error_of_its_version_also_while_it_waits_for_gr
 
     monkeypatch.setattr(publishing, "write_policy", fail)
     with pytest.raises(StoreError, match="the disk is full"):
-        train(root, train_config(num_steps=8, stall_limit_s=None, checkpoint_every=1), threading.Event())
+        train(root, train_config(num_steps=8, rollout_timeout_s=None, checkpoint_every=1), threading.Event())
     assert latest_policy(root).version == 0
     assert complete_checkpoints(root) == []  # one would name version 1
 
