@@ -5,7 +5,7 @@ takes as much as DuckDB needs); hf copies weights (ludic.interop.weights). Raise
 the target exists, StoreError if a table's writer fails, QueryError if the SQL fails.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ludic.errors import ConfigError
 from ludic.interop.delta import export_delta
-from ludic.interop.export_options import ExportOptions
+from ludic.interop.export_options import ExportOptions, Format
 from ludic.interop.iceberg import export_iceberg
 from ludic.interop.row_files import ROW_WRITERS, open_sink, plain_rows
 from ludic.interop.tables import TableReport
@@ -28,6 +28,8 @@ from ludic.store.track import Track, untracked
 if TYPE_CHECKING:
     from ludic.interop.weights import WeightsReport
 
+    Report = TableReport | TextReport | WeightsReport
+
 _ROWS_A_BATCH = 64
 
 
@@ -40,24 +42,33 @@ class TextReport:
     num_rows: int
 
 
-def export(root: Root, options: ExportOptions, track: Track = untracked) -> "TableReport | TextReport | WeightsReport":
+def export(root: Root, options: ExportOptions, track: Track = untracked) -> "Report":
     """Export as the options say; return what was written."""
-    target = options.target
-    if options.format == "delta":
-        return export_delta(root, options.table, track)
-    if options.format in ROW_WRITERS:
-        return _export_text(root, options)
-    if target is not None and not isinstance(target, str):
-        raise ConfigError(f"format {options.format} wants a folder or a URL as target, not an open file")
-    if options.format == "iceberg":
-        return export_iceberg(root, options.table, None if target is None else local_path(target, "the catalog"), track)
+    return EXPORTERS[options.format](root, options, track)
+
+
+def _export_delta(root: Root, options: ExportOptions, track: Track) -> TableReport:
+    return export_delta(root, options.table, track)
+
+
+def _export_iceberg(root: Root, options: ExportOptions, track: Track) -> TableReport:
+    catalog = None if options.target is None else local_path(_url(options), "the catalog")
+    return export_iceberg(root, options.table, catalog, track)
+
+
+def _export_weights(root: Root, options: ExportOptions, track: Track) -> "WeightsReport":
     from ludic.interop.weights import export_weights  # imports torch, which the other formats do not need
 
-    assert target is not None
-    return export_weights(root, target, step=options.step, version=options.version, model=options.model)
+    return export_weights(root, _url(options), step=options.step, version=options.version, model=options.model)
 
 
-def _export_text(root: Root, options: ExportOptions) -> TextReport:
+def _url(options: ExportOptions) -> str:
+    if not isinstance(options.target, str):
+        raise ConfigError(f"format {options.format} wants a folder or a URL as target, not an open file")
+    return options.target
+
+
+def _export_text(root: Root, options: ExportOptions, track: Track) -> TextReport:
     sink = _new_sink(options)
     if options.sql is not None:
         with open_result([root], options.sql, rows_a_batch=_ROWS_A_BATCH) as result:
@@ -109,3 +120,13 @@ def _write(names: list[str], rows: Iterable[list[Any]], format: str, sink: Path 
     with open_sink(sink) as file:
         ROW_WRITERS[format](names, counted(), file)
     return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)
+
+
+EXPORTERS: "Mapping[Format, Callable[[Root, ExportOptions, Track], Report]]" = {
+    "delta": _export_delta,
+    "iceberg": _export_iceberg,
+    "jsonl": _export_text,
+    "csv": _export_text,
+    "hf": _export_weights,
+}
+"""Exporters by format; a new format is also named in Format (export_options.py)."""
