@@ -28,8 +28,6 @@ from ludic.store.track import Track, untracked
 if TYPE_CHECKING:
     from ludic.interop.weights import WeightsReport
 
-    Report = TableReport | TextReport | WeightsReport
-
 _ROWS_A_BATCH = 64
 
 
@@ -42,7 +40,7 @@ class TextReport:
     num_rows: int
 
 
-def export(root: Root, options: ExportOptions, track: Track = untracked) -> "Report":
+def export(root: Root, options: ExportOptions, track: Track = untracked) -> "TableReport | TextReport | WeightsReport":
     """Export as the options say; return what was written."""
     return EXPORTERS[options.format](root, options, track)
 
@@ -122,7 +120,7 @@ def _write(names: list[str], rows: Iterable[list[Any]], format: str, sink: Path 
     return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)
 
 
-EXPORTERS: "Mapping[Format, Callable[[Root, ExportOptions, Track], Report]]" = {
+EXPORTERS: "Mapping[Format, Callable[[Root, ExportOptions, Track], TableReport | TextReport | WeightsReport]]" = {
     "delta": _export_delta,
     "iceberg": _export_iceberg,
     "jsonl": _export_text,
