@@ -142,9 +142,12 @@ def final_weights(root: Root) -> dict[str, np.ndarray]:
     return load(root.read(f"{complete_checkpoints(root)[-1].name}/model.safetensors"))
 
 
-def cursor_of_ledger(root: Root) -> dict[str, Any]:
-    """The reader's position that the effective ledger amounts to."""
-    stored = query(root, "select distinct worker_id, sequence, group_id from rollouts")
+def cursor_of_ledger(root: Root, first_version: int | None = None) -> dict[str, Any]:
+    """The reader's position that the effective ledger amounts to.
+
+    first_version: the oldest version that a trainer with a window of versions remembers; None has no window.
+    """
+    stored = query(root, "select distinct worker_id, sequence, group_id, version from rollouts")
     in_ledger = {group_id for (group_id,) in query(root, "select distinct group_id from batches")}
     cursor = Cursor()
     numbers = (
@@ -152,10 +155,12 @@ def cursor_of_ledger(root: Root) -> dict[str, Any]:
     )
     for number, _ in query(root, f"{numbers} where coalesce(reason, '') <> 'duplicate_request'"):
         cursor.finish_request(number)
-    for worker_id, sequence in sorted({(worker_id, sequence) for worker_id, sequence, _ in stored}):
-        groups = {group_id for worker, number, group_id in stored if (worker, number) == (worker_id, sequence)}
+    for worker_id, sequence, version in sorted({(worker, number, version) for worker, number, _, version in stored}):
+        groups = {group_id for worker, number, group_id, _ in stored if (worker, number) == (worker_id, sequence)}
+        of_version = None if first_version is None else version
         if groups & in_ledger:
-            cursor.consume(worker_id, sequence, groups & in_ledger, whole=groups <= in_ledger)
+            cursor.consume(worker_id, sequence, groups & in_ledger, whole=groups <= in_ledger, version=of_version)
+    cursor.forget_before(first_version or 0)
     return cursor.to_dict()
 
 
