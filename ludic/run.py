@@ -243,7 +243,7 @@ class Run:
     def verify(self, *, repair: bool = False, track: Track = untracked) -> "Report":
         """Check every file and the data; return findings (none if the run is sound), notes and repairs.
 
-        repair: also move broken files to set_aside/, and delete temporary files that are older than a day.
+        repair: also move broken files to quarantine/, and delete temporary files that are older than a day.
         """
         from ludic.maintenance.verify import check_root
 

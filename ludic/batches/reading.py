@@ -90,7 +90,7 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
 def read_sequences(root: Root, rows: pa.Table) -> Sequences:
     """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
-    Raises StoreError if a file is missing or broken. A broken file is set aside, so the next trainer plans without it.
+    Raises StoreError if a file is missing or broken. A broken file is quarantined, so the next trainer plans without it.
     """
     if rows.num_rows == 0:
         return Sequences.of([])

@@ -29,7 +29,7 @@ COMMANDS = {
     "stats": "What is in a root",
     "watch": "What a run does right now, live, from its files",
     "show": "One rollout or group, readable",
-    "verify": "Check a root's files and data; with --repair, set broken files aside",
+    "verify": "Check a root's files and data; with --repair, quarantine broken files",
     "compact": "Rewrite the many small files of finished versions into few large ones",
     "expire": "Delete what is no longer needed",
     "export": "A Hugging Face folder of its weights, a Delta or Iceberg table of its files, or JSONL or CSV",

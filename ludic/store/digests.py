@@ -142,7 +142,7 @@ def _read_pages(source: BinaryIO, num_bytes: int, end_size: int) -> bytes:
 def _damage(where: str, what: str) -> str:
     return (
         f"{where}: {what}, so a disk, a copy or another program has changed it; put a sound copy in its place, or let "
-        "`ludic verify --repair` set it aside"
+        "`ludic verify --repair` quarantine it"
     )
 
 

@@ -55,7 +55,7 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
                 raise SchemaError(
                     f"{where}: no Parquet file, or a broken one, of {source.seek(0, io.SEEK_END)} bytes "
                     f"({one_line(error)}); "
-                    f"it is set aside; `ludic verify {root.url}` lists all such files"
+                    f"it is quarantined; `ludic verify {root.url}` lists all such files"
                 ) from error
             raise StoreError(f"{where}: {type(error).__name__}: {one_line(error)}") from error
 

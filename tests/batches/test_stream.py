@@ -225,7 +225,7 @@ def test_a_planned_file_that_is_gone_is_named(new_root, plan_of):
         read_sequences(root, rows)
 
 
-def test_a_planned_file_that_is_broken_is_set_aside_so_that_the_next_trainer_plans_without_it(new_root, plan_of):
+def test_a_planned_file_that_is_broken_is_quarantined_so_that_the_next_trainer_plans_without_it(new_root, plan_of):
     root = new_root()
     fill(root, num_files=1)
     rows = used_rows(plan_of(root))

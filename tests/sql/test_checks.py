@@ -45,7 +45,7 @@ def expire_all(root: Root) -> None:
     expire(root, stored_files(root), rule="by hand")
 
 
-def set_all_aside(root: Root) -> None:
+def quarantine_all(root: Root) -> None:
     for name in root.list("rollouts"):
         quarantine(root, name, "torn")
 
@@ -113,7 +113,7 @@ def test_a_group_lies_in_the_partition_of_its_oldest_version(root: Root, store, 
     assert found(root) == {}
 
 
-def test_files_that_were_set_aside_or_have_expired_are_no_gap(root: Root, store, rows):
+def test_files_that_were_quarantined_or_have_expired_are_no_gap(root: Root, store, rows):
     names = [store(rows([[1.0]], seed=sequence, sequence=sequence)) for sequence in range(5)]
     quarantine(root, names[1], "torn")
     (stored,) = [stored for stored in stored_files(root) if stored.file.name == names[3]]
@@ -142,7 +142,7 @@ def test_a_source_that_compaction_lost(root: Root, store, rows):
     }
 
 
-def test_the_sources_of_a_compacted_file_that_was_set_aside_are_not_missed(root: Root, ledger):
+def test_the_sources_of_a_compacted_file_that_was_quarantined_are_not_missed(root: Root, ledger):
     for step, rows in enumerate(ledger, start=1):
         commit(root, step, rows)
     compact(root)
@@ -228,8 +228,8 @@ def test_a_ledger_row_whose_rollout_is_gone(root: Root, ledger):
     assert [row["rollout_id"] for row in found(root)["lost_rollouts"]] == ["gone"]
 
 
-@pytest.mark.parametrize("loss", [expire_all, set_all_aside])
-def test_a_ledger_row_whose_rollout_expired_or_was_set_aside_is_not_missed(root: Root, ledger, loss):
+@pytest.mark.parametrize("loss", [expire_all, quarantine_all])
+def test_a_ledger_row_whose_rollout_expired_or_was_quarantined_is_not_missed(root: Root, ledger, loss):
     commit(root, 1, ledger[0])
     loss(root)
     assert found(root) == {}

@@ -1,4 +1,4 @@
-"""Repair a root without losing data: set broken files aside, and delete old temporary files.
+"""Repair a root without losing data: quarantine broken files, and delete old temporary files.
 
 A broken file of rollouts/, evals/ or metrics/, or a broken ledger of a superseded step, is useless and harms queries.
 The broken ledger of a step that counts is kept: a copy may replace it, and only it says what that step trained on.
@@ -23,10 +23,10 @@ _ADVICE = (
 )
 
 
-def set_broken_aside(root: Root, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Set unreadable files aside; return the findings that were repaired, and those that remain.
+def quarantine_broken(root: Root, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Quarantine unreadable files; return the findings that were repaired, and those that remain.
 
-    Raises StoreError if the filesystem fails; files that are already set aside stay there.
+    Raises StoreError if the filesystem fails; files that are already in quarantine stay there.
     """
     repaired: list[Finding] = []
     remaining: list[Finding] = []

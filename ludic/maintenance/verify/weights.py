@@ -19,14 +19,14 @@ from ludic.store.ledger import ledger_name
 from ludic.store.manifest import folder_problems
 from ludic.store.names import parse_attempt_id, parse_number
 from ludic.store.policies import LATEST, Policy, policy_folder, read_policy
-from ludic.store.quarantine import QUARANTINE
+from ludic.store.quarantine import QUARANTINE_FOLDERS
 from ludic.store.retention import FOLDER as EXPIRED
 from ludic.store.slots import FOLDER as WORKERS
 from ludic.store.slots import SlotClaim, claim_name, read_slot_claim
 
 _ADAPTER_CONFIG = "adapter_config.json"
 """Config of a LoRA adapter, which is stored instead of whole weights."""
-_NOTES = (EXPIRED, "imports", QUARANTINE)
+_NOTES = (EXPIRED, "imports", *QUARANTINE_FOLDERS)
 """Folders of small JSON files that say why something was done."""
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """Errors from parsing a damaged file; ludic's SchemaError is a ValueError."""
@@ -116,7 +116,7 @@ def _check_record(
 
 
 def _check_note(root: Root, name: str) -> Iterator[Finding]:
-    """Check that a tombstone, an import, or the reason for which a file was set aside is as it was written."""
+    """Check that a tombstone, an import, or the reason for a quarantine is as it was written."""
     try:
         decode_json(root.read(name))
     except ValueError as error:
@@ -163,7 +163,7 @@ def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
     except _UNREADABLE:
         return  # the attempt has a finding of its own
     name = ledger_name(attempt_id, step)
-    names = (name, f"{QUARANTINE}/{name}")
+    names = (name, *(f"{folder}/{name}" for folder in QUARANTINE_FOLDERS))
     if step > (parent[1] if parent else 0) and not any(map(root.exists, names)):
         yield f"{name}, which says what its last step trained on, is missing"
 
