@@ -51,9 +51,9 @@ class EngineFactory(Protocol):
 
 def check_engine(name: str) -> None:
     """Raise ConfigError if there is no such engine; imports and runs nothing."""
-    place = python_file_of(name)
-    if place is not None:
-        _read(name, place)
+    path = python_file_of(name)
+    if path is not None:
+        _read(name, path)
     elif name not in BUILT_IN:
         close = get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}? There are" if close else "there are"
@@ -68,15 +68,15 @@ def find_engine(name: str) -> EngineFactory:
     if name in BUILT_IN:
         module, _, class_name = BUILT_IN[name].partition(":")
         return getattr(import_module(module), class_name)
-    place, _, class_name = name.rpartition(":")
-    file = _read(name, place)
+    path, _, class_name = name.rpartition(":")
+    file = _read(name, path)
     try:
         module_of_user = load_file(file)
     except Exception as error:
         raise ConfigError(f"engine {name}: {describe_failure(file.path, error)}") from error
     found = getattr(module_of_user, class_name, None)
     if not callable(found):
-        raise ConfigError(f"engine {name}: {place} has no class or function {class_name!r}")
+        raise ConfigError(f"engine {name}: {path} has no class or function {class_name!r}")
     return found
 
 
@@ -88,8 +88,8 @@ def engine_maker(
     return lambda folder, version: make(folder, version=version)
 
 
-def _read(name: str, place: str) -> UserFile:
+def _read(name: str, path: str) -> UserFile:
     try:
-        return read_user_file(local_path(place, "an engine's file"))
+        return read_user_file(local_path(path, "an engine's file"))
     except OSError as error:
         raise ConfigError(f"engine {name}: {error}") from error

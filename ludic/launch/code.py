@@ -22,7 +22,7 @@ def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, ch
     check: loads the files; if it raises, no consent and no file is stored. Raises ConsentError, ConfigError.
     """
     found = find_files(root, uses, update=settings.update_code)
-    _check_places(root, uses, found)
+    _check_paths(root, uses, found)
     new = [use for use in uses if not _is_consented(use, found.files) and _agrees(root, use, found, settings)]
     others = [use for use in uses if use not in new]
     # The texts that were checked for consent, should the root have changed since the first look.
@@ -73,7 +73,7 @@ def _is_named_here(use: CodeUse, found: FoundFiles) -> bool:
         return False
 
 
-def _check_places(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None:
+def _check_paths(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None:
     """Raises ConsentError for a file found at a path that the root gives, unless the user agreed to the root's copy."""
     for use in uses:
         name = file_of(use.setting)

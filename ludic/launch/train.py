@@ -93,8 +93,8 @@ def outcome(url: str, step: int, num_steps: int | None) -> str:
 
 def last_step(root: Root) -> int:
     """Return the step of the checkpoint that a trainer would resume from; 0 if there is none."""
-    place = checkpoint_id_to_resume(root, newest_attempt_id(root), checkpoint_ids(root))
-    return place[1] if place else 0
+    checkpoint_id = checkpoint_id_to_resume(root, newest_attempt_id(root), checkpoint_ids(root))
+    return checkpoint_id[1] if checkpoint_id else 0
 
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:

@@ -147,9 +147,9 @@ def first_model(root: Root, given: str | None = None) -> Iterator[Path]:
 
 def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitStack) -> Path:
     problems: list[str] = []
-    for name, open_place in _places(root, identity, given).items():
+    for name, open_location in _locations(root, identity, given).items():
         try:
-            folder = stack.enter_context(open_place())
+            folder = stack.enter_context(open_location())
             differences = identity.differences(identify(folder, name))
         except ModelError as error:
             problems.append(str(error))
@@ -170,7 +170,7 @@ def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitSta
     return stack.enter_context(_folder_of(root, policy_folder(version)))
 
 
-def _places(
+def _locations(
     root: Root, identity: ModelIdentity, given: str | None
 ) -> Mapping[str, Callable[[], AbstractContextManager[Path]]]:
     """Return the locations of the first weights, without duplicates, in the order of the search."""

@@ -95,7 +95,7 @@ def _tables(
 def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema, tokens: TokenColumns) -> pa.Table:
     rollouts = [rollout for _, rollout in rows]
     extras = set(extra_names(schema.names))
-    places = message_indexes(rollouts)
+    indexes = message_indexes(rollouts)
     columns = []
     for name, type_ in zip(schema.names, schema.types, strict=True):
         if name in stamps:
@@ -109,7 +109,7 @@ def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema
             columns.append(pa.ListArray.from_arrays(offsets, tokens[name], type=type_))
         elif name in REFERENCES:
             steps = _to_builtins(list(map(attrgetter(name), rollouts)))
-            refer(steps, name, places)
+            refer(steps, name, indexes)
             columns.append(_to_array(steps, type_, name))
         else:
             columns.append(_to_array(list(map(attrgetter(name), rollouts)), type_, name))

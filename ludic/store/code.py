@@ -96,7 +96,7 @@ def environment_uses(run: "RunConfig") -> list[CodeUse]:
 def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:
     """Find the users' files that settings name: the root's copy of each, or the file on disk if the root has no copy.
 
-    update: read all of them from the disk. Raises ConfigError if a file is in neither place.
+    update: read all of them from the disk. Raises ConfigError if a file is neither on the disk nor in the root.
     """
     entries = _newest_list(root)[1]
     names = files_of(use.setting for use in uses)
@@ -262,8 +262,8 @@ def _describe_refused(root: "Root", use: CodeUse, found: FoundFiles, names: Sequ
     what = f"{use.role} {use.setting!r}" + (f" with options {json.dumps(dict(use.options))}" if use.options else "")
     for name in names:
         file = found.files[name]
-        place = f"{root.url}/{text_name(file.sha256, file.suffix)}" if name in found.kept else str(file.path)
-        return f"{what}, {place}, sha256 {file.sha256[:_SHOWN_DIGITS]}"
+        path = f"{root.url}/{text_name(file.sha256, file.suffix)}" if name in found.kept else str(file.path)
+        return f"{what}, {path}, sha256 {file.sha256[:_SHOWN_DIGITS]}"
     return f"{what}, which is installed here"
 
 

@@ -125,7 +125,7 @@ def _holds_text(type_: pa.DataType) -> bool:
     """Return whether a type holds text at any depth. Not cached: hashing an Arrow type takes longer."""
     if type_.id == _DICTIONARY:
         return _holds_text(type_.value_type)
-    return type_.id in _TEXTS or any(_holds_text(type_.field(place).type) for place in range(type_.num_fields))
+    return type_.id in _TEXTS or any(_holds_text(type_.field(index).type) for index in range(type_.num_fields))
 
 
 def _check_schema(file: pq.ParquetFile, where: str) -> None:

@@ -75,7 +75,7 @@ class RolloutReader:
         new = self._new_files(versions)
         if not new:
             return None
-        arrivals = {file: self._num_arrivals + place for place, file in enumerate(new)}
+        arrivals = {file: self._num_arrivals + index for index, file in enumerate(new)}
         self._num_arrivals += len(new)
         reads = list(self._read(new))  # all of them before the first is delivered: a read that fails loses nothing
         found = [rows for read in reads if (rows := self._deliver(read, arrivals)).num_rows]

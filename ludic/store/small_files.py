@@ -105,7 +105,7 @@ def _parse_head(footer: bytes) -> tuple[bytes, int]:
     match = _NUM_ROWS.search(footer)
     if match is None:
         return b"", 0
-    return footer[: match.start()], sum((byte & 0x7F) << 7 * place for place, byte in enumerate(match[1])) >> 1
+    return footer[: match.start()], sum((byte & 0x7F) << 7 * index for index, byte in enumerate(match[1])) >> 1
 
 
 def _entry(key: bytes, value: bytes) -> bytes:

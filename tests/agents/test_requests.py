@@ -1,4 +1,4 @@
-"""Seeds and places of the episodes of a group."""
+"""Seeds and indexes of the episodes of a group."""
 
 from itertools import pairwise
 

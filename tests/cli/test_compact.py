@@ -20,8 +20,8 @@ def filled(started: Root) -> Root:
 
 def fill(root: Root, num_versions: int = 3) -> None:
     with RolloutWriter(root, "w5-test") as writer:
-        for place in range(3 * num_versions):
-            batch = make_batch(worker_id="w5-test", num_groups=1, seed=100 + place, policy_version=place // 3)
+        for index in range(3 * num_versions):
+            batch = make_batch(worker_id="w5-test", num_groups=1, seed=100 + index, policy_version=index // 3)
             writer.append(batch)
             writer.flush()
 

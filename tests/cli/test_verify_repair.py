@@ -283,8 +283,8 @@ def rows_of(path: Path, order: list[int] | None = None, **columns: list) -> pa.T
     batch = make_batch(worker_id="w9", num_groups=2, group_size=2, seed=9)
     table = to_table(batch, run_id=open_root(path).run_id, sequence=0)
     for name, values in columns.items():
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, pa.field(name, table.schema.field(name).type), pa.array(values))
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, pa.field(name, table.schema.field(name).type), pa.array(values))
     return table if order is None else table.take(order)
 
 

@@ -36,8 +36,8 @@ def ledger(root: Root, store, arrive) -> Callable[..., list[dict]]:
     planner = Planner(BatchRules(groups_per_batch=1))
     for table in tables:
         name = store(table.select(arrow_schema("rollouts").names))
-        place = table.schema.get_field_index("file")
-        planner.add(table.set_column(place, "file", pa.array([name] * table.num_rows)))
+        index = table.schema.get_field_index("file")
+        planner.add(table.set_column(index, "file", pa.array([name] * table.num_rows)))
     return [planner.plan(step=step, attempt_id=1, trainer_version=0).to_pylist() for step in (1, 2)]
 
 
@@ -108,8 +108,8 @@ def test_a_group_lies_in_the_partition_of_its_oldest_version(root: Root, store, 
     # New weights came between the two rollouts of the group.
     table = rows([[1.0, 0.0]], policy_version=2)
     field = arrow_schema("rollouts").field("policy_version")
-    place = table.schema.get_field_index("policy_version")
-    store(table.set_column(place, field, pa.array([2, 3], field.type)))
+    index = table.schema.get_field_index("policy_version")
+    store(table.set_column(index, field, pa.array([2, 3], field.type)))
     assert found(root) == {}
 
 
@@ -138,7 +138,7 @@ def test_a_source_that_compaction_lost(root: Root, store, rows):
     root.delete("rollouts")
     partition = "rollouts/version=0/env=moar_cats"
     assert found(root) == {
-        "lost_sources": [{"partition": partition, "worker_id": "worker-0", "sequence": place} for place in range(3)]
+        "lost_sources": [{"partition": partition, "worker_id": "worker-0", "sequence": index} for index in range(3)]
     }
 
 
@@ -302,8 +302,8 @@ def doubles(root: Root, store, arrive) -> list[list[dict]]:
     for life in (0, 1):
         table = arrive([[1.0, 0.0]], arrival=life, worker_id=[f"w0-{life}"] * 2, request_index=[6, 7])
         name = store(table.select(arrow_schema("rollouts").names))
-        place = table.schema.get_field_index("file")
-        planner.add(table.set_column(place, "file", pa.array([name] * table.num_rows)))
+        index = table.schema.get_field_index("file")
+        planner.add(table.set_column(index, "file", pa.array([name] * table.num_rows)))
     return [planner.plan(step=step, attempt_id=1, trainer_version=0).to_pylist() for step in (1, 2)]
 
 
@@ -325,7 +325,7 @@ def test_a_request_that_is_stored_as_two_groups_is_a_note(root: Root, doubles):
     assert found(root) == {}
 
 
-def test_rows_without_a_place_in_the_schedule_are_no_doubles(root: Root, store, rows):
+def test_rows_without_a_position_in_the_schedule_are_no_doubles(root: Root, store, rows):
     for life, (worker_id, index) in enumerate([("w0-a", -1), ("w0-b", -1), ("mine", 3), ("yours", 3)]):
         store(rows([[1.0]], worker_id=[worker_id], seed=life, request_index=[index]))
     assert list(check_root(root).notes) == []

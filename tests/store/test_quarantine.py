@@ -35,7 +35,7 @@ def test_quarantining_twice_changes_nothing(broken: Root):
 
 
 def test_a_move_that_was_cut_short_is_finished_by_the_next(broken: Root):
-    # Killed between copy and delete, as on an object store: the file is in both places.
+    # Killed between copy and delete, as on an object store: the file is under both names.
     broken.put(f"quarantine/{NAME}.json", b"{half a no")
     broken.put(f"quarantine/{NAME}", b"torn")
     quarantine(broken, NAME, "cut off")

@@ -34,7 +34,7 @@ MEANINGS = {
     "unreadable": "a file that no reader can use; `ludic verify --repair` moves it to quarantine/",
     "newer_schema": "a file that a newer ludic wrote; upgrade this one",
     "misnamed": "a file whose name does not say what is in it",
-    "scattered_groups": "a group that lies in several places of a file, though readers take it in one piece",
+    "scattered_groups": "a group whose rows are not adjacent in their file, though readers take them in one piece",
     "compaction": "a compacted file that does not agree with what it replaces",
     "note": "a small file about the run that was changed since it was written",
     "model": "a file of the run's first model that was changed since the run began",
