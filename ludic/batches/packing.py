@@ -163,7 +163,7 @@ def assign_pairs(
     max_tokens_per_micro_batch: int,
     row_groups: np.ndarray | None = None,
 ) -> list[list[list[int]]]:
-    """Like `assign`, with both sequences of a pair_id in one micro-batch: a pair counts as one long sequence."""
+    """Assign sequences as `assign` does, but put both sequences of a pair_id into one micro-batch."""
     if not any(pair_ids):
         return assign(lengths, num_ranks, max_tokens_per_micro_batch, row_groups)
     members: dict[str | int, list[int]] = {}

@@ -191,7 +191,7 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
         raise ConfigError(f"{flag} is given twice")
     index = args.index(flag)
     if index + 1 == len(args):
-        raise ConfigError(f"{flag} wants {wanted} after it")
+        raise ConfigError(f"{flag} needs {wanted} after it")
     return args[:index] + args[index + 2 :], args[index + 1]
 
 

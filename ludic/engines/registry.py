@@ -1,8 +1,8 @@
 """Engines by name: built-in, or your own class in a file.
 
 To add a built-in engine, write its file and its line in BUILT_IN. An engine's file runs because the person who starts
-the worker names it: unlike environments, engines are never named by a root. Raises ConfigError, which says what was
-requested and what there is.
+the worker names it: unlike environments, engines are never named by a root. Raises ConfigError, which names the
+requested engine and the known ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,8 +43,8 @@ class EngineFactory(Protocol):
     ) -> Engine:
         """Return an engine with the weights of a Hugging Face folder.
 
-        version: of these weights. device: "cpu" or "cuda"; None is the engine's choice. base: returns the folder of the
-        model that LoRA adapters belong to. float32_head: compute logits in float32, as the trainer does.
+        version: of these weights. device: "cpu" or "cuda"; None leaves it to the engine. base: returns the folder of
+        the model that LoRA adapters belong to. float32_head: compute logits in float32, as the trainer does.
         """
         ...
 

@@ -48,7 +48,7 @@ def export(root: Root, options: ExportOptions, track: Track = untracked) -> "Tab
     if options.format in ROW_WRITERS:
         return _export_text(root, options)
     if target is not None and not isinstance(target, str):
-        raise ConfigError(f"format {options.format} wants a folder or a URL as target, not an open file")
+        raise ConfigError(f"format {options.format} needs a folder or a URL as target, not an open file")
     if options.format == "iceberg":
         return export_iceberg(root, options.table, None if target is None else local_path(target, "the catalog"), track)
     from ludic.interop.weights import export_weights  # imports torch, which the other formats do not need
@@ -70,7 +70,7 @@ def _new_sink(options: ExportOptions) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
     target = options.target
     if target is None:
-        raise ConfigError(f"format {options.format} wants a target, a file that is not there yet")
+        raise ConfigError(f"format {options.format} needs a target: a file that does not exist")
     if not isinstance(target, str):
         return target
     path = local_path(target, "the target")

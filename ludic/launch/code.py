@@ -88,7 +88,7 @@ def _check_paths(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None
 
 
 def _has_consented_copy(root: Root, use: CodeUse) -> bool:
-    """Whether the user has agreed to the text that the root holds now."""
+    """Return whether the user has agreed to the text that the root holds now."""
     try:
         found = find_files(root, [use])
     except (SchemaError, StoreError):  # the copy is damaged or gone
@@ -97,5 +97,5 @@ def _has_consented_copy(root: Root, use: CodeUse) -> bool:
 
 
 def _is_inside(root: Root, file: UserFile) -> bool:
-    """Whether the file came with the root."""
+    """Return whether the file came with the root."""
     return root.is_local and file.path.resolve().is_relative_to(Path(root.path).resolve())

@@ -98,7 +98,7 @@ def last_step(root: Root) -> int:
 
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
-    """Do what the settings of code ask for, and consent to the user's own files that the root already holds."""
+    """Store users' files and record consent as `code` says, and to the user's own files that the root holds."""
     rules = rules_of(root.run, config)
     uses = rule_uses(rules, names_in_root(root))
     if code.is_given or gives_consent(root, uses):

@@ -121,7 +121,7 @@ def remember_model(root: Root, given: str | None = None) -> None:
             if given is not None:
                 raise ModelError(
                     f"{root.url} does not say which model it began with, so that {given} can't be compared with it: "
-                    f"{error}; put the model where run.json says, once"
+                    f"{error}; put the model at the location in run.json, once"
                 ) from error
             logger.debug("%s keeps no model: %s", root.url, error)
             return
@@ -161,7 +161,7 @@ def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitSta
     if given is not None or version is None:
         raise ModelError(
             f"{root.url} began with {identity.source}, whose first weights are needed and are nowhere: "
-            f"{'; '.join(problems)}; --model PATH says where the same model is"
+            f"{'; '.join(problems)}; give its location with --model PATH"
         )
     logger.warning(
         "%s: the first weights are those of policies/version=%d, in the dtype that it was published in (%s)",

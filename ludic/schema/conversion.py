@@ -177,7 +177,7 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
 
 
 def _to_builtins(values: Any) -> Any:
-    """Return records as dictionaries, and numbers of NumPy as those of Python."""
+    """Return records as dictionaries with Python numbers instead of NumPy's."""
     return msgspec.to_builtins(values, enc_hook=lambda v: v.item() if isinstance(v, np.generic) else dict(v))
 
 
@@ -222,7 +222,7 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
     """Return a column of the rollouts table as the values of Rollout: arrays for tokens, records for structs.
 
     For steps, the table also needs the column messages, which holds their texts. Arrays are read-only views, as in
-    from_table. Raises SchemaError if a record holds a value that it may not hold.
+    from_table. Raises SchemaError if a record holds a value that its column does not allow.
     """
     if column in TOKEN_COLUMNS:  # chunk by chunk: joining chunks would copy, and could overflow their offsets
         return [value for chunk in table[column].chunks for value in token_arrays(chunk)]

@@ -33,7 +33,7 @@ MARKER = "checkpoint.json"
 FORMAT_VERSION = 1
 _NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
 NOTHING_TO_RESUME = "has no complete checkpoint to resume from; without --resume it starts from the first weights"
-"""What an error says of a root without a checkpoint, after the root's URL."""
+"""End of the error for a root without a checkpoint; the root's URL comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

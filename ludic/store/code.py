@@ -40,7 +40,7 @@ _SHOWN_DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEntry:
-    """Entry of a list for one text."""
+    """Entry for one text in a list of code/."""
 
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     path: Annotated[str, msgspec.Meta(pattern=r"^/.*\.(py|sql)$")]
@@ -49,7 +49,7 @@ class TextEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry(TextEntry):
-    """Entry of a list for one file, with the modules that were read with it."""
+    """Entry for one file in a list of code/, with the modules that it imports."""
 
     imports: Mapping[str, TextEntry]
 
@@ -354,7 +354,7 @@ def _parse_list(data: bytes, where: str) -> dict[str, FileEntry]:
         misnamed = [name for name in entries if not name.endswith(_SUFFIXES)]
         misnamed += [module for entry in entries.values() for module in entry.imports if not module.isidentifier()]
         if misnamed:
-            raise ValueError(f"{misnamed[0]!r} is no name of a Python or SQL file")
+            raise ValueError(f"{misnamed[0]!r} is not the name of a Python or SQL file")
         return entries
     except ValueError as error:
         raise SchemaError(f"{where} is not a list of users' files that ludic can read: {error}") from error

@@ -68,7 +68,7 @@ class Intervals:
 
 
 class _Consumed:
-    """What was consumed of some versions."""
+    """Consumed sources, groups and requests of some versions."""
 
     def __init__(self) -> None:
         self.files: dict[str, Intervals] = {}
@@ -95,9 +95,9 @@ class Cursor:
 
     def __init__(self) -> None:
         self._consumed: dict[int | None, _Consumed] = {None: _Consumed()}
-        """By version; None: of unknown version, or consumed by a trainer without a window of versions."""
+        """Consumed data by version; under None if the version is unknown or the trainer has no window of versions."""
         self.first_version = 0
-        """The cursor does not know what was consumed of older versions; see `forget_before`."""
+        """First version that the cursor knows; see `forget_before`."""
         self.requests = Intervals()
         """Group numbers of the schedule whose group was consumed; no other group may use them."""
         self.in_use: dict[int, str] = {}

@@ -31,12 +31,12 @@ _TEXTS, _DICTIONARY = {pa.string().id, pa.large_string().id}, pa.dictionary(pa.i
 
 @contextmanager
 def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.ParquetFile]:
-    """A rollouts file whose schema is checked, and whose bytes are as they are read; what fails is explained.
+    """Open a rollouts file and check its schema; its bytes are checked as they are read, and errors name the file.
 
-    whole: check all bytes at once, also those that nothing will read.
+    whole: check all bytes at once, also those that are not read.
 
-    Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError
-    when the filesystem fails: those two may pass, a broken file never mends.
+    Raises SchemaError if the file is broken or foreign, FileNotFoundError if there is none, and StoreError if the
+    filesystem fails. Only the last two may succeed on another try.
     """
     where = f"{root.url}/{name}"
     with root.explained(name), root.open_file(name) as source:

@@ -83,7 +83,7 @@ def test_what_was_left_alone_is_named(ludic, filled: Root) -> None:
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["--all", "--before", "3"], "--all and --before say different things; give one of them"),
+        (["--all", "--before", "3"], "--all and --before contradict each other; give one of them"),
         (["--target-mb", "0"], "target_mb is 0, wanted at least 1"),
     ],
 )

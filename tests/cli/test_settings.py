@@ -126,7 +126,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_config_without_a_file_is_explained() -> None:
-    with pytest.raises(ConfigError, match="--config wants a TOML file after it"):
+    with pytest.raises(ConfigError, match="--config needs a TOML file after it"):
         parsed("here", "--config")
 
 

@@ -183,7 +183,7 @@ def lose_a_shard(path: Path) -> None:
         (delete_weights, "model.safetensors is missing"),
         (delete_the_tokenizer, "tokenizer.json is missing, though digests.json lists it"),
         (cut_weights, "its header says"),
-        (garble_weights, "its header alone wants"),
+        (garble_weights, "its header alone needs"),
         (lose_a_shard, "model-00002-of-00002.safetensors is missing"),
     ],
 )

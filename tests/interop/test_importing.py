@@ -204,7 +204,7 @@ def test_equal_files_of_two_steps_are_two_imports(tmp_path: Path, model_folder: 
         (b"PAR1", "verl", "is no Parquet file that can be read: "),
         (b'{"a": 1}\n', "verl", "the first, at 1: has no input and no output"),
         (b'{"a": 1}\n', "art", "the first, at 1: has no messages"),
-        (b'{"traces": 3}\n', "prime-rl", "is not built as format prime-rl says: TypeError"),
+        (b'{"traces": 3}\n', "prime-rl", "does not fit format prime-rl: TypeError"),
     ],
 )
 def test_a_foreign_file_is_refused_and_leaves_nothing(

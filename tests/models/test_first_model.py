@@ -119,7 +119,9 @@ def test_another_model_is_refused_by_what_differs(root: Root, tmp_path: Path) ->
 def test_weights_that_changed_where_the_model_was_are_refused(root: Root, model: Path, tmp_path: Path) -> None:
     remember_model(root)
     shutil.copy(Path(other_model(tmp_path / "other")) / "model.safetensors", model)
-    with pytest.raises(ModelError, match=rf"nowhere: {model}: weights differ \(model.safetensors\); --model"):
+    with pytest.raises(
+        ModelError, match=rf"nowhere: {model}: weights differ \(model.safetensors\); give its location with --model"
+    ):
         train(root, num_steps=1)
 
 

@@ -112,7 +112,7 @@ def _check_record(
         yield Finding(check=check, where=name, problem=reason_of(error))
         return
     if record is not None and record.name != name:
-        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {record.name}")
+        yield Finding(check="misnamed", where=name, problem=f"holds the record of {record.name}")
 
 
 def _check_note(root: Root, name: str) -> Iterator[Finding]:
@@ -197,7 +197,7 @@ def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterato
     try:
         length = int.from_bytes(root.read_range(name, 0, 8), "little")
         if length > min(_MOST_HEADER_BYTES, sizes[name]):
-            raise ValueError(f"it has {sizes[name]:,} bytes, its header alone wants {8 + length:,}")
+            raise ValueError(f"it has {sizes[name]:,} bytes, its header alone needs {8 + length:,}")
         header = json.loads(root.read_range(name, 8, 8 + length))
         ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
     except _UNREADABLE as error:
