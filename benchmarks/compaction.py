@@ -84,9 +84,9 @@ def make_tables(root: Root, num_files: int, mean_length: int) -> Iterator[pa.Tab
             "sequence": [number // NUM_WORKERS] * table.num_rows,
         }
         for name, values in columns.items():
-            place = table.schema.get_field_index(name)
-            field = table.schema.field(place)
-            table = table.set_column(place, field, pa.array(values, field.type))
+            index = table.schema.get_field_index(name)
+            field = table.schema.field(index)
+            table = table.set_column(index, field, pa.array(values, field.type))
         yield table
 
 

@@ -98,7 +98,7 @@ def _run(name: str, num_writers: int, seconds: float) -> Outcome:
         for writer in writers:
             writer.join()
         found = Counter(table.read(folder).to_pylist())
-    acknowledged = {_group_id(f"w{place}", number) for place, report in enumerate(reports) for number in report.done}
+    acknowledged = {_group_id(f"w{index}", number) for index, report in enumerate(reports) for number in report.done}
     return Outcome(
         commits=len(acknowledged),
         refused=sum(report.refused for report in reports),

@@ -110,13 +110,13 @@ def _batch(num_tokens: int, vocab_size: int) -> MicroBatch:
     return pack(
         [
             TrainingSequence(
-                rollout_id=str(place),
+                rollout_id=str(index),
                 prompt_tokens=rng.integers(0, vocab_size, 1, dtype=np.int32),
                 response_tokens=rng.integers(0, vocab_size, length, dtype=np.int32),
                 sampler_logprobs=np.zeros(length, np.float32),
                 advantage=1.0,
             )
-            for place, length in enumerate(lengths)
+            for index, length in enumerate(lengths)
         ]
     )
 

@@ -51,8 +51,8 @@ def with_spread(values: Sequence[float]) -> str:
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     table = Table(title=title, title_justify="left")
-    for place, column in enumerate(columns):
-        table.add_column(column, justify="left" if place == 0 else "right")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="left" if index == 0 else "right")
     for row in rows:
         table.add_row(*row)
     # A file or a pipe would get 80 columns only.

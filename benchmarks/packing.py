@@ -75,19 +75,19 @@ def measure(name: str, num_sequences: int, mean_length: int, budget: int) -> dic
     lengths = np.array([sequence.num_tokens for sequence in sequences])
     before, started = _peak_mb(), time.perf_counter()
     if name.startswith("packed"):
-        num_places = sum(_step_packed(model, sequences, plan) for plan in assign(lengths, 1, budget)[0])
+        num_slots = sum(_step_packed(model, sequences, plan) for plan in assign(lengths, 1, budget)[0])
     else:
         if name == "padded, sorted":
             sequences = sorted(sequences, key=lambda sequence: sequence.num_tokens)
         micro_batches = fill_padded([sequence.num_tokens for sequence in sequences], budget)
-        num_places = sum(_step_padded(model, [sequences[i] for i in rows]) for rows in micro_batches)
+        num_slots = sum(_step_padded(model, [sequences[i] for i in rows]) for rows in micro_batches)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     seconds = time.perf_counter() - started
     return {
         "tokens_per_s": lengths.sum() / seconds,
         "peak_mb": max(_peak_mb() - before, 1.0),  # a tiny step may stay below the peak of the imports
-        "padding": max(0.0, 1 - lengths.sum() / num_places),  # the last token is no input
+        "padding": max(0.0, 1 - lengths.sum() / num_slots),  # the last token is no input
     }
 
 

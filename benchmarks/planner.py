@@ -62,12 +62,12 @@ def pending_rows(num_groups: int) -> pa.Table:
     """Return scalars of rollouts, with the addresses that a reader adds."""
     table = to_table(make_batch(num_groups, mean_length=2), run_id="benchmark", sequence=0)
     table = table.select(Planner(RULES).columns)
-    places = pa.array(range(table.num_rows))
+    indexes = pa.array(range(table.num_rows))
     address = {
         "file": pa.repeat(pa.scalar("rollouts/version=7/env=moar_cats/w0-0.parquet"), table.num_rows),
         "row_group": pa.repeat(pa.scalar(0, pa.int32()), table.num_rows),
-        "row": places.cast(pa.int32()),
-        "arrival": places,
+        "row": indexes.cast(pa.int32()),
+        "arrival": indexes,
         "is_duplicate": pa.repeat(pa.scalar(False), table.num_rows),
     }
     for name, column in address.items():

@@ -83,7 +83,7 @@ def some_ids(root: Root, count: int) -> list[tuple[str, int]]:
     """Return ids of rollouts from random files of the store, with their versions."""
     files = list_files(root)
     rng = np.random.default_rng(0)
-    chosen = [files[place] for place in rng.integers(0, len(files), count)]
+    chosen = [files[index] for index in rng.integers(0, len(files), count)]
     columns = [read_columns(root, file.name, ["rollout_id"])["rollout_id"] for file in chosen]
     return [
         (column[int(rng.integers(len(column)))].as_py(), f.version) for column, f in zip(columns, chosen, strict=True)

@@ -55,12 +55,12 @@ def make_like(batch: RolloutBatch, worker_id: str, group_id: str, *, policy_vers
         replace(
             rollout,
             group_id=group_id,
-            rollout_id=f"{group_id}-{place}",
-            episode_id=f"{group_id}-{place}",
+            rollout_id=f"{group_id}-{index}",
+            episode_id=f"{group_id}-{index}",
             policy_version=policy_version,
             policy_version_last=policy_version,
         )
-        for place, rollout in enumerate(group.rollouts)
+        for index, rollout in enumerate(group.rollouts)
     )
     return replace(
         batch, groups=(replace(group, rollouts=rollouts),), metadata=replace(batch.metadata, worker_id=worker_id)

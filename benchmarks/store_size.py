@@ -222,7 +222,7 @@ def packed_bytes(batch: RolloutBatch) -> Format:
 def rows_of_arrays(batch: RolloutBatch) -> Rows:
     table = to_table(batch, run_id="none", sequence=0)
     arrays = {name: column_values(table, name) for name in TOKEN_COLUMNS}
-    return [row | {name: arrays[name][place] for name in arrays} for place, row in enumerate(table.to_pylist())]
+    return [row | {name: arrays[name][index] for name in arrays} for index, row in enumerate(table.to_pylist())]
 
 
 def of_lists(batch: RolloutBatch, dumps: Callable[[Rows], bytes], loads: Callable[[bytes], Rows]) -> Format:

@@ -84,8 +84,8 @@ def _rows(base: pa.Table, number: int, file: RolloutFile, rng: np.random.Generat
         "parse_error": rng.random(num_rows) < 0.02,
     }
     for name, values in columns.items():
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(place), pa.array(values, table.schema.field(place).type))
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
     return table
 
 

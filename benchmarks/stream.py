@@ -176,12 +176,12 @@ def _pad(rows: Sequence[Row]) -> int:
     input_ids = torch.zeros(shape, dtype=torch.int64)
     attention_mask, loss_mask = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
     sampler_logprobs, advantages = torch.zeros(shape), torch.zeros(shape)
-    for place, (prompt, response, logprob, row) in enumerate(zip(prompts, responses, logprobs, rows, strict=True)):
+    for index, (prompt, response, logprob, row) in enumerate(zip(prompts, responses, logprobs, rows, strict=True)):
         begin, end = len(prompt), len(prompt) + len(response)
-        input_ids[place, :begin], input_ids[place, begin:end] = prompt, response
-        attention_mask[place, :end] = loss_mask[place, begin:end] = True
-        sampler_logprobs[place, begin:end] = logprob
-        advantages[place, begin:end] = row["advantage"]
+        input_ids[index, :begin], input_ids[index, begin:end] = prompt, response
+        attention_mask[index, :end] = loss_mask[index, begin:end] = True
+        sampler_logprobs[index, begin:end] = logprob
+        advantages[index, begin:end] = row["advantage"]
     return int(loss_mask.sum())
 
 

@@ -128,11 +128,11 @@ def _fill(root: Root, num_files: int) -> None:
     """Create files with valid names; files are hard links to the same rows."""
     data = encode(to_table(make_batch(1, group_size=GROUP_SIZE), run_id=root.run_id, sequence=0))
     in_window = [(version, number) for version in WINDOW for number in range(FILES_IN_WINDOW)]
-    for place in range(num_files):
-        before = divmod(place - len(in_window), FILES_BEFORE)
-        version, number = in_window[place] if place < len(in_window) else (WINDOW.start - 1 - before[0], before[1])
+    for index in range(num_files):
+        before = divmod(index - len(in_window), FILES_BEFORE)
+        version, number = in_window[index] if index < len(in_window) else (WINDOW.start - 1 - before[0], before[1])
         name = RolloutFile(version, "moar_cats", "w0-old", version * FILES_BEFORE + number).name
-        if place % _LINKS_OF_ONE == 0:
+        if index % _LINKS_OF_ONE == 0:
             root.put_if_absent(name, data)
             original = Path(root.at(name))
         else:
@@ -145,7 +145,7 @@ def start_delta(folder: str, num_files: int) -> Tail:
     url, groups = f"{folder}/delta", _groups()
     schema = to_table(next(groups), run_id="none", sequence=0).schema
     DeltaTable.create(url, schema)
-    old = [_added(place) for place in range(num_files)]
+    old = [_added(index) for index in range(num_files)]
     writer = DeltaTable(url)
     writer.create_write_transaction(old, "append", schema)
     writer.create_checkpoint()
@@ -169,10 +169,10 @@ def start_delta(folder: str, num_files: int) -> Tail:
     return Tail(commit, poll)
 
 
-def _added(place: int) -> AddAction:
+def _added(index: int) -> AddAction:
     """Return the log entry of a file that no contestant opens."""
     return AddAction(
-        path=f"old-{place}.parquet",
+        path=f"old-{index}.parquet",
         size=70_000,
         partition_values={},
         modification_time=0,

@@ -127,8 +127,8 @@ def _seconds(device: torch.device, step: Callable[[], None]) -> float:
 
 
 def _padding(lengths: list[int], budget: int) -> float:
-    places = sum(len(rows) * max(lengths[i] for i in rows) for rows in fill_padded(lengths, budget))
-    return 1 - sum(lengths) / places
+    num_tokens = sum(len(rows) * max(lengths[i] for i in rows) for rows in fill_padded(lengths, budget))
+    return 1 - sum(lengths) / num_tokens
 
 
 def by_ludic(

@@ -70,7 +70,7 @@ class CodeUse:
 
 def has_consent(use: CodeUse, files: Files) -> bool:
     """Return whether the user has agreed to run this code."""
-    return _place(use.key(files)).is_file()
+    return _consent_file(use.key(files)).is_file()
 
 
 def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
@@ -78,7 +78,7 @@ def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
 
     Raises ConfigError if the configuration folder can't be written.
     """
-    place = _place(use.key(files))
+    file = _consent_file(use.key(files))
     name = file_of(use.setting)
     about = {
         "name": use.setting,
@@ -89,17 +89,17 @@ def give_consent(use: CodeUse, files: Files, *, root: str, run_id: str) -> None:
         "given_at": datetime.now(UTC).isoformat(),
     }
     try:
-        place.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.NamedTemporaryFile("w", dir=place.parent, suffix=".partial", delete=False) as partial:
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".partial", delete=False) as partial:
             json.dump(about, partial, indent=2)
-        Path(partial.name).replace(place)
+        Path(partial.name).replace(file)
     except OSError as error:
         raise ConfigError(
-            f"the consent to run {use.setting!r} can't be kept in {place.parent}: {error.strerror or error}; "
+            f"the consent to run {use.setting!r} can't be kept in {file.parent}: {error.strerror or error}; "
             f"set {CONFIG_VARIABLE} to a folder that can be written"
         ) from error
 
 
-def _place(key: str) -> Path:
+def _consent_file(key: str) -> Path:
     base = os.environ.get(CONFIG_VARIABLE) or platformdirs.user_config_dir("ludic", appauthor=False)
     return Path(base) / "trusted_code" / f"{key}.json"

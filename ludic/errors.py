@@ -70,7 +70,7 @@ class TimeLimitError(LudicError, TimeoutError):
 
 
 class StalledError(LudicError, TimeoutError):
-    """Nothing arrived for longer than the stall limit."""
+    """No rollouts arrived for longer than the time limit."""
 
 
 class Interruption(BaseException):

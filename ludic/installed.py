@@ -4,17 +4,17 @@ import contextlib
 from importlib.metadata import PackageNotFoundError, version
 
 LUDIC = "ludic-rl"
-"""Name of the distribution that ludic is in."""
+"""Name under which ludic is packaged."""
 
 
 def installed_version(package: str) -> str | None:
-    """None where the package is not installed, such as ludic that runs from a folder of sources."""
+    """Return a package's version; None if it is not installed, as when ludic runs from a folder of sources."""
     with contextlib.suppress(PackageNotFoundError):
         return version(package)
     return None
 
 
 def name_and_version(package: str) -> str | None:
-    """Such as ludic-rl 0.1.0; None where the package is not installed."""
+    """Return a package's name and version, such as ludic-rl 0.1.0; None if it is not installed."""
     found = installed_version(package)
     return None if found is None else f"{package} {found}"

@@ -1,4 +1,4 @@
-"""Run: every verb of ludic on one root. The command line, notebooks and pipelines all use it.
+"""Run: every operation of ludic on one root. The command line, notebooks and pipelines all use it.
 
 Each method imports what it needs when it is called, so that `import ludic` stays light. A method that may take long has
 an argument `track` that shows progress (ludic.store.track); by default it is silent. Any method raises StoreError if
@@ -202,7 +202,7 @@ class Run:
         from ludic.maintenance.compact import compact, sealed_before
 
         if all_versions and before is not None:
-            raise ConfigError("all_versions and before say different things; give one of them")
+            raise ConfigError("all_versions and before contradict each other; give one of them")
         root = self._writable(not dry_run)
         if before is None and not all_versions:
             before = sealed_before(root)
@@ -243,13 +243,13 @@ class Run:
     def verify(self, *, repair: bool = False, track: Track = untracked) -> "Report":
         """Check every file and the data; return findings (none if the run is sound), notes and repairs.
 
-        repair: also move broken files to set_aside/, and delete temporary files that are older than a day.
+        repair: also move broken files to quarantine/, and delete temporary files that are older than a day.
         """
         from ludic.maintenance.verify import check_root
 
         return check_root(self._writable(repair), track, repair=repair)
 
-    # --- Exchange ----------------------------------------------------------------------------------------
+    # --- Export and import ---------------------------------------------------------------------------------
 
     def export(
         self,
@@ -296,7 +296,7 @@ class Run:
         model: str | None = None,
         track: Track = untracked,
     ) -> "list[ImportReport]":
-        """Import files that other programs wrote, in a format of docs/exchange.md; return a report for each file.
+        """Import files that other programs wrote, in a format of docs/interop.md; return a report for each file.
 
         env: environment of records that name none, by default the format's name. tokenizer: folder, Hugging Face id or
         URL of the tokenizer for texts, by default the run's. model: another location of the run's model. A second

@@ -35,7 +35,7 @@ class RunConfig:
     top_p: float = 1.0
     """Sample from the most likely tokens whose probabilities add up to this; 1 samples from all."""
     top_k: int | None = None
-    """Sample from so many of the most likely tokens; None samples from all."""
+    """Sample from this number of the most likely tokens; None samples from all."""
     max_tokens: int = 256
     """Maximum tokens in one completion."""
     accept_incomplete: bool = False

@@ -67,8 +67,8 @@ def file_of(setting: str) -> str | None:
 
 def python_file_of(setting: str) -> str | None:
     """The file of path/to/file.py:name; None for any other setting."""
-    place, _, _ = setting.rpartition(":")
-    return place if place.endswith(".py") else None
+    path, _, _ = setting.rpartition(":")
+    return path if path.endswith(".py") else None
 
 
 def files_of(settings: Iterable[str]) -> list[str]:

@@ -27,7 +27,7 @@ from ludic.store.retention import read_tombstones
 from ludic.store.slots import read_slot_claim
 
 TOKENS = ["rollout_id", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature"]
-UNCOVERED = re.compile(r"set_aside/(?!.*\.json$)|logs/|\.tmp/|tensorboard/")
+UNCOVERED = re.compile(r"quarantine/(?!.*\.json$)|logs/|\.tmp/|tensorboard/")
 """Broken files, and logs of people."""
 
 
@@ -163,5 +163,5 @@ _READS: dict[str, Callable[[Root, str], Any]] = {
     "expired": lambda root, name: read_tombstones(root) or None,
     "model": _model,
     "run.json": lambda root, name: Root.open(root.url).run,
-    "set_aside": lambda root, name: list_quarantined(root)[0].reason or None,
+    "quarantine": lambda root, name: list_quarantined(root)[0].reason or None,
 }

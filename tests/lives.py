@@ -59,7 +59,7 @@ def work(says: Connection, url: str, worker_id: str, first_seed: int) -> None:
     """Append until killed."""
     writer = RolloutWriter(Root.open(url, writable=True), worker_id, flush_groups=2, flush_age_s=0.001)
     for seed in itertools.count(first_seed, 3):
-        batches = [batch_of(worker_id, seed + place) for place in range(3)]
+        batches = [batch_of(worker_id, seed + index) for index in range(3)]
         for batch in batches:
             writer.append(batch)
         writer.flush()

@@ -26,16 +26,16 @@ def batch_of(*sequences, mask=None, weight=1.0, pair_ids=None):
     packed = pack(
         [
             TrainingSequence(
-                rollout_id=f"r{place}",
+                rollout_id=f"r{index}",
                 prompt_tokens=np.zeros(1, np.int32),
                 response_tokens=np.zeros(len(ratios), np.int32),
                 sampler_logprobs=np.full(len(ratios), -1.0),
                 action_mask=mask,
                 advantage=np.array(advantages, np.float32),
                 weight=weight,
-                pair_id=pair_ids[place],
+                pair_id=pair_ids[index],
             )
-            for place, (ratios, advantages) in enumerate(sequences)
+            for index, (ratios, advantages) in enumerate(sequences)
         ]
     )
     ratios = np.concatenate([ratios for ratios, _ in sequences])

@@ -1,4 +1,4 @@
-"""Small files exactly as other programs write them; the functions in ludic/exchange/formats.py name the sources."""
+"""Small files exactly as other programs write them; the functions in ludic/interop/formats.py name the sources."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -94,7 +94,7 @@ def trace_node(
         "token_ids": list(token_ids),
         "mask": mask,
         "is_content": [],
-        "logprobs": [-0.5 * (place + 1) for place in range(num_sampled)],
+        "logprobs": [-0.5 * (index + 1) for index in range(num_sampled)],
     }
     return {name: value for name, value in node.items() if value is not None}
 
@@ -103,8 +103,8 @@ def trace(nodes: Sequence[Mapping[str, Any]], rewards: Mapping[str, Any], **fiel
     """A Trace; each sampled node came from a call that stopped by itself."""
     sampling = {"temperature": 0.7, "max_tokens": 64}
     calls = [
-        {"node": place, "model": "m", "sampling": sampling, "finish_reason": "stop", "time": {"start": 0.0, "end": 1.0}}
-        for place, node in enumerate(nodes)
+        {"node": index, "model": "m", "sampling": sampling, "finish_reason": "stop", "time": {"start": 0.0, "end": 1.0}}
+        for index, node in enumerate(nodes)
         if node["sampled"]
     ]
     return {

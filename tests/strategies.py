@@ -46,11 +46,11 @@ def make_batch(
     tokens for the same requests, as another worker of the slot would sample them.
     """
     if rewards is None:
-        rewards = [_random_rewards(seed, place, group_size) for place in range(num_groups)]
+        rewards = [_random_rewards(seed, index, group_size) for index in range(num_groups)]
     first = seed * sum(map(len, rewards))
     groups = []
-    for place, group_rewards in enumerate(rewards):
-        group_seed = (seed if seed_of_ids is None else seed_of_ids) * 10_000 + place
+    for index, group_rewards in enumerate(rewards):
+        group_seed = (seed if seed_of_ids is None else seed_of_ids) * 10_000 + index
         groups.append(make_group(rewards=group_rewards, seed=group_seed, first_request=first, **options))
         first += len(group_rewards)
     timestamp = _EPOCH + timedelta(seconds=seed)
@@ -90,9 +90,9 @@ def make_group(
     }
     rollouts = tuple(
         _make_rollout(
-            rng, response_length, num_turns, reward, group_index=place, request_index=first_request + place, **shared
+            rng, response_length, num_turns, reward, group_index=index, request_index=first_request + index, **shared
         )
-        for place, reward in enumerate(rewards)
+        for index, reward in enumerate(rewards)
     )
     return RolloutGroup(key=f"{env_name}/example-{seed}", rollouts=rollouts)
 
@@ -165,8 +165,8 @@ def _random_tokens(rng: np.random.Generator, length: int) -> np.ndarray:
     return rng.integers(0, _VOCABULARY_SIZE, length).astype(np.int32)
 
 
-def _random_rewards(seed: int, place: int, group_size: int) -> list[float]:
-    return np.random.default_rng([seed, place]).uniform(0, 1, group_size).round(3).tolist()
+def _random_rewards(seed: int, index: int, group_size: int) -> list[float]:
+    return np.random.default_rng([seed, index]).uniform(0, 1, group_size).round(3).tolist()
 
 
 def as_plain(value: Any) -> Any:
@@ -315,5 +315,5 @@ def rollout_batches(draw: st.DrawFn, max_groups: int = 2) -> RolloutBatch:
         worker_id=draw(st.text(min_size=1, max_size=5)),
         timestamp=draw(st.datetimes(timezones=st.just(UTC))),
     )
-    groups = tuple(draw(rollout_groups(group_id=f"g{place}")) for place in range(num_groups))
+    groups = tuple(draw(rollout_groups(group_id=f"g{index}")) for index in range(num_groups))
     return RolloutBatch(groups=groups, metadata=metadata)

@@ -273,8 +273,8 @@ def test_an_export_goes_into_an_open_file_and_weights_into_a_folder(run: ludic.R
     ("options", "problem"),
     [
         ({"format": "delta", "where": "true"}, "where does not apply to format delta"),
-        ({"format": "csv"}, "format csv wants a target"),
-        ({"format": "hf"}, "format hf wants a target"),
+        ({"format": "csv"}, "format csv needs a target"),
+        ({"format": "hf"}, "format hf needs a target"),
         ({"format": "hf", "target": "x", "step": 1, "version": 1}, "step and version both choose the weights"),
         ({"format": "iceberg", "target": io.BytesIO()}, "not an open file"),
     ],

@@ -41,8 +41,8 @@ def forward_logprobs(
     with torch.inference_mode():
         logprobs = (model(tokens).logits[0].float() / temperature).log_softmax(dim=-1)
     # The logits after token i are of token i + 1.
-    places = torch.arange(len(prompt_tokens) - 1, tokens.shape[1] - 1)
-    return logprobs[places, tokens[0, 1:][places]].numpy()
+    positions = torch.arange(len(prompt_tokens) - 1, tokens.shape[1] - 1)
+    return logprobs[positions, tokens[0, 1:][positions]].numpy()
 
 
 def publish(root: Root, folder: str, *, groups_per_worker: int) -> int:

@@ -148,7 +148,7 @@ def _finish(agent: Agent, opening: _Opening, completion: Completion, accept_inco
 
 
 def _agent_step(span: Span, completion: Completion, action: str | None) -> AgentStep:
-    """action: None if the completion was refused."""
+    """Return the step of a completion. action: None if the completion was refused."""
     return AgentStep(
         turn=0,
         action_target="env",

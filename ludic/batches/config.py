@@ -1,4 +1,4 @@
-"""Settings of what batches are made of. Imports no torch and nothing else of training."""
+"""Settings of batches. Imports no torch and nothing else of training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchConfig:
-    """Rollouts that a gradient step trains on, and their advantages. None means off, if nothing else is said."""
+    """Rollouts of a gradient step, and their advantages. None disables a setting, unless its text says otherwise."""
 
     advantage: str = "rloo"
     """Advantage estimator: a name in ludic/sql/advantages, path/to/file.sql, or path/to/file.py:function."""

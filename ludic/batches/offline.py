@@ -101,8 +101,8 @@ class StoredRollouts:
 
     def _with_root(self, ledger: pa.Table) -> pa.Table:
         """Return the ledger rows with column `root` filled in."""
-        places = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
-        return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(places))
+        indexes = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
+        return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(indexes))
 
     def count_groups(self, rules: BatchRules) -> int:
         """Return the number of groups that can be trained on. Raises ConfigError if there is none."""
@@ -143,8 +143,8 @@ class OfflineSource:
         first_step = self._first_step(resumed)
         cursor = resumed.cursor if resumed else Cursor().to_dict()
         self._cursor = {**cursor, _KEY: {"first_step": first_step, **self._choice}}
-        places = effective_steps(self._root, (resumed.attempt_id, resumed.step)) if resumed else []
-        num_uses, dropped = recall_groups(self._root, [place for place in places if place[1] >= first_step])
+        replayed = effective_steps(self._root, (resumed.attempt_id, resumed.step)) if resumed else []
+        num_uses, dropped = recall_groups(self._root, [step for step in replayed if step[1] >= first_step])
         dropped |= {group_id for group_id, uses in num_uses.items() if uses >= self._rules.max_uses}
         self._planner = self._stored.planner(self._rules, num_uses=num_uses, without=dropped)
 

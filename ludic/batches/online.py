@@ -1,6 +1,6 @@
 """Online source: poll the store for the rollouts that workers deliver, and plan batches by SQL.
 
-Reads rollouts/. If the store can't be listed or read, polling is retried until the stall limit.
+Reads rollouts/. If the store can't be listed or read, polling is retried for up to rollout_timeout_s.
 """
 
 import logging

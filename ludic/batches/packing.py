@@ -163,7 +163,7 @@ def assign_pairs(
     max_tokens_per_micro_batch: int,
     row_groups: np.ndarray | None = None,
 ) -> list[list[list[int]]]:
-    """Like `assign`, with both sequences of a pair_id in one micro-batch: a pair counts as one long sequence."""
+    """Assign sequences as `assign` does, but put both sequences of a pair_id into one micro-batch."""
     if not any(pair_ids):
         return assign(lengths, num_ranks, max_tokens_per_micro_batch, row_groups)
     members: dict[str | int, list[int]] = {}
@@ -182,15 +182,15 @@ def _fill(share: list[int], lengths: np.ndarray, budget: int) -> list[list[int]]
     room: list[int] = []
     for index in share:
         tokens = int(lengths[index])
-        for place, free in enumerate(room):  # noqa: B007 - a generator would take twice as long
+        for number, free in enumerate(room):  # noqa: B007 - a generator would take twice as long
             if tokens <= free:
                 break
         else:
-            place = len(room)
+            number = len(room)
             micro_batches.append([])
             room.append(budget)
-        micro_batches[place].append(index)
-        room[place] -= tokens
+        micro_batches[number].append(index)
+        room[number] -= tokens
     return micro_batches
 
 
@@ -252,19 +252,19 @@ def pack(sequences: Sequences | Sequence[TrainingSequence]) -> MicroBatch:
 
 def pack_each(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
     """Return the micro-batch of each plan, a list of indexes, as `pack` would make it; all share one memory block."""
-    kept = [[place for place in plan if len(sequences.response_tokens[place])] for plan in plans]
-    packed = iter(_pack_full(sequences, [places for places in kept if places]))
-    return [next(packed) if places else replace(pack([_NOTHING]), rollout_ids=()) for places in kept]
+    kept = [[index for index in plan if len(sequences.response_tokens[index])] for plan in plans]
+    packed = iter(_pack_full(sequences, [indexes for indexes in kept if indexes]))
+    return [next(packed) if indexes else replace(pack([_NOTHING]), rollout_ids=()) for indexes in kept]
 
 
 def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[MicroBatch]:
     """Pack micro-batches. plans: indexes of each one's sequences, at least one, none with an empty response."""
     if not plans:
         return []
-    places = list(chain.from_iterable(plans))
+    indexes = list(chain.from_iterable(plans))
 
     def pick(column: Sequence[V]) -> list[V]:
-        return [column[place] for place in places]
+        return [column[index] for index in indexes]
 
     prompts, responses = pick(sequences.prompt_tokens), pick(sequences.response_tokens)
     lengths = np.array([len(response) for response in responses])
@@ -292,7 +292,7 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
         out["pair_ids"] = np.repeat(
             list(chain.from_iterable(_pair_numbers(sequences, plan) for plan in plans)), lengths
         )
-    rollout_ids = [tuple(sequences.rollout_id[place] for place in plan) for plan in plans]
+    rollout_ids = [tuple(sequences.rollout_id[index] for index in plan) for plan in plans]
     packed_lengths = [tuple(input_lengths[start:stop].tolist()) for start, stop in bounds]
     num_targets = [int(lengths[start:stop].sum()) for start, stop in bounds]
     return _split(out, packed_lengths, num_targets, rollout_ids)
@@ -301,7 +301,7 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
 def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
     """Return for each sequence of a micro-batch the number of its pair's first sequence, or its own if unpaired."""
     firsts: dict[str, int] = {}
-    pair_ids = [sequences.pair_id[place] for place in plan]
+    pair_ids = [sequences.pair_id[index] for index in plan]
     return [i if pair_id is None else firsts.setdefault(pair_id, i) for i, pair_id in enumerate(pair_ids)]
 
 

@@ -73,8 +73,10 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
     packing_since = time.perf_counter()
     if config.max_seq_len is not None:
         sequences, num_truncated = cap(sequences, config.max_seq_len)
-    place_of = {index: place for place, index in enumerate(indexes[rank])}
-    micro_batches = pack_each(sequences, [[place_of[index] for index in micro_batch] for micro_batch in shares[rank]])
+    position_of = {index: position for position, index in enumerate(indexes[rank])}
+    micro_batches = pack_each(
+        sequences, [[position_of[index] for index in micro_batch] for micro_batch in shares[rank]]
+    )
     return RankBatch(
         plan=plan,
         micro_batches=micro_batches,
@@ -90,7 +92,7 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
 def read_sequences(root: Root, rows: pa.Table) -> Sequences:
     """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
-    Raises StoreError if a file is missing or broken. A broken file is set aside, so the next trainer plans without it.
+    Raises StoreError if a file is missing or broken. A broken file is quarantined: the next trainer plans without it.
     """
     if rows.num_rows == 0:
         return Sequences.of([])
@@ -100,9 +102,9 @@ def read_sequences(root: Root, rows: pa.Table) -> Sequences:
         table = read_rollouts(root, take_rows(rows, order.tolist()), _COLUMNS, on_broken=partial(quarantine, root))
     except SchemaError as error:
         raise StoreError(f"{error}; it was planned for a step: start the trainer again to make a new plan") from error
-    places = np.argsort(order).tolist()
+    positions = np.argsort(order).tolist()
     columns = {name: _values(table[name]) for name in _COLUMNS}
-    columns = {name: [values[place] for place in places] for name, values in columns.items()}
+    columns = {name: [values[position] for position in positions] for name, values in columns.items()}
     return Sequences(
         rollout_id=rows["rollout_id"].to_pylist(),
         sampler_logprobs=columns.pop("response_logprobs"),

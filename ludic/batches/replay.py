@@ -31,7 +31,9 @@ class ReplaySource:
         }
         missing = set(range(1, last.step + 1)) - self._attempt_of.keys()
         if missing:
-            raise ConfigError(f"{other.url}: batches/ lacks step {min(missing)}; a replay wants each from the first on")
+            raise ConfigError(
+                f"{other.url}: batches/ lacks step {min(missing)}; a replay needs every step from the first on"
+            )
 
     def count_steps(self, resumed: CheckpointInfo | None) -> int:
         return self._num_steps

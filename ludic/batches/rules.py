@@ -1,4 +1,4 @@
-"""Rules that batches are planned by, from the settings, with the users' SQL and Python files that the root holds."""
+"""Build the rules of the planner from the settings and the users' SQL and Python files in the root."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def batch_rules(config: BatchConfig, groups_per_batch: int, seed: int = 0, *, pa
 
 
 def own_rules(root: Root, config: BatchConfig, *, pairs: bool = False) -> BatchRules:
-    """Return the rules of a run's own trainer, with users' files as the root has them.
+    """Return the rules of a run's own trainer, with the users' files stored in the root.
 
     Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError.
     """

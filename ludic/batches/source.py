@@ -11,7 +11,7 @@ from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code import CodeRecord
 
 MORE_THAN_ANY_BATCH = 2**31
-"""Number of ready groups of a source that workers need not sample for."""
+"""Number of ready groups that a source reports if workers need not sample for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Quota(Protocol):
 
 
 class Source(Protocol):
-    """Where the plans of a run's batches come from; only rank 0 has one.
+    """Source of batch plans; only rank 0 has one.
 
     Online (online.py), offline (offline.py) and replay (replay.py) implement it. The trainer calls, in this order:
     the constructor, which checks settings and users' code and writes nothing; `count_steps`; `keep_code`, just before

@@ -28,7 +28,7 @@ from ludic.sql.planner import Planner
 from ludic.store import Attempt, Root, write_ledger
 
 _UNLIMITED = timedelta(days=365)
-"""Timeout of waiting for a plan; the source's stall limit or the end of rank 0's process ends the wait."""
+"""Timeout of waiting for a plan; rollout_timeout_s or the end of rank 0's process ends the wait."""
 _CLOSE_S = 30.0
 
 Result = TypeVar("Result")
@@ -45,7 +45,7 @@ class PlannedStream:
         attempt: Attempt | None,
         stop: threading.Event,
     ) -> None:
-        """source: in its state at the step before the first; attempt: whose ledger is written; None on other ranks."""
+        """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks."""
         self._root, self._config, self._source, self._attempt, self._stop = root, config, source, attempt, stop
         self._next: Future[RankBatch | None] | None = None
         # A separate group: plans are sent while the step's collectives use the default group.

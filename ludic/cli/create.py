@@ -6,6 +6,6 @@ from ludic.training.config import TrainConfig
 
 
 def main(settings: Settings) -> None:
-    found = "was there already, with the same settings" if is_there(settings.root) else "is made"
+    found = "existed with the same settings" if is_there(settings.root) else "was created"
     url = create_run(settings.root, settings.run, TrainConfig(), settings.code).url
     print(f"{url} {found}; `ludic worker {url}` samples for it, `ludic train {url}` trains")

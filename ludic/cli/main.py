@@ -21,28 +21,28 @@ from ludic.printable import printable
 COMMANDS = {
     "demo": "Teach a tiny model on this machine, in a minute",
     "run": "Start or resume a run: workers and trainer on this machine",
-    "create": "Make a run's root for workers elsewhere; start nothing",
+    "create": "Create a run without starting a process",
     "worker": "Sample rollouts for a run",
     "train": "Train on a run's rollouts, and publish weights",
-    "sample": "Ask a model, or a run's policy, a question",
-    "sql": "Ask a run's rollouts, batches and metrics in SQL",
-    "stats": "What is in a root",
-    "watch": "What a run does right now, live, from its files",
-    "show": "One rollout or group, readable",
-    "verify": "Check a root's files and data; with --repair, set broken files aside",
+    "sample": "Sample answers from a run's policy or from a model",
+    "sql": "Query rollouts, batches and metrics in SQL",
+    "stats": "Summarize a run: environments, versions, steps and files",
+    "watch": "Show the live state of a run",
+    "show": "Show one rollout or group",
+    "verify": "Check a root's files and data; with --repair, quarantine broken files",
     "compact": "Rewrite the many small files of finished versions into few large ones",
-    "expire": "Delete what is no longer needed",
-    "export": "A Hugging Face folder of its weights, a Delta or Iceberg table of its files, or JSONL or CSV",
-    "import": "Bring in rollouts that other programs wrote",
+    "expire": "Delete rollouts that are no longer needed",
+    "export": "Export weights (Hugging Face), tables (Delta, Iceberg) or text (JSONL, CSV)",
+    "import": "Import rollouts that other programs wrote",
 }
 """Commands and their descriptions. Each is a module of ludic.cli.flags (`import` is import_.py) with a dataclass
 `Settings`, and one of ludic.cli with a function `main(settings)`. Flags with any number of positional arguments also
-have `places_to_flags(args)`."""
+have `positionals_to_flags(args)`."""
 
 _RESUMING = ("run", "train")
 """Commands that reuse settings of a root; their modules have `earlier_settings(root, given)`."""
 _DECISIVE = ("algorithm", "kl_weight", "objective", "replay_batches")
-"""Settings on which it depends which settings of a root are reused."""
+"""Settings that decide which settings of a root are reused."""
 _MOST_LINES = 4
 _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 """Error numbers of a full or broken device."""
@@ -119,8 +119,8 @@ def _run(name: str, args: list[str]) -> int:
 
     module = f"{name}{'_' if keyword.iskeyword(name) else ''}"
     flags = importlib.import_module(f"ludic.cli.flags.{module}")
-    if hasattr(flags, "places_to_flags"):
-        args = flags.places_to_flags(args)
+    if hasattr(flags, "positionals_to_flags"):
+        args = flags.positionals_to_flags(args)
     earlier = {}
     rest, values = parser.take_config(args, flags.Settings)
     if name in _RESUMING and rest and not {"-h", "--help"}.intersection(rest):

@@ -31,4 +31,4 @@ def main(settings: Settings) -> None:
     check_launch(settings.train, settings.launch, settings.run.num_workers)
     root = create_run(settings.root, settings.run, settings.train, settings.code)
     step = launch(root, settings.train, settings.launch, model=settings.run.model)
-    print(f"{outcome(root.url, step, settings.train.num_steps)}; `ludic stats {root.url}` says what is there")
+    print(f"{outcome(root.url, step, settings.train.num_steps)}; `ludic stats {root.url}` shows a summary")

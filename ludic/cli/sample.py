@@ -1,4 +1,4 @@
-"""`ludic sample ROOT|MODEL --prompt TEXT`: ask a run's policy, or any model, a question."""
+"""`ludic sample ROOT|MODEL --prompt TEXT`: sample answers from a run's policy or from a model."""
 
 import logging
 from typing import Any

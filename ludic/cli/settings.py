@@ -189,10 +189,10 @@ def take_option(args: list[str], flag: str, wanted: str) -> tuple[list[str], str
         return args, None
     if args.count(flag) > 1:
         raise ConfigError(f"{flag} is given twice")
-    place = args.index(flag)
-    if place + 1 == len(args):
-        raise ConfigError(f"{flag} wants {wanted} after it")
-    return args[:place] + args[place + 2 :], args[place + 1]
+    index = args.index(flag)
+    if index + 1 == len(args):
+        raise ConfigError(f"{flag} needs {wanted} after it")
+    return args[:index] + args[index + 2 :], args[index + 1]
 
 
 def given_settings(args: Sequence[str], names: Collection[str]) -> dict[str, str]:

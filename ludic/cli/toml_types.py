@@ -23,7 +23,7 @@ def check_types(values: Mapping[str, Any], where: str, *settings: type) -> None:
 
 
 def _field_types(settings: type) -> dict[str, Any]:
-    """Types of a dataclass's fields by name, those of nested ones among them."""
+    """Return the types of a dataclass's fields by name, including the fields of nested dataclasses."""
     hints = get_type_hints(settings)
     types: dict[str, Any] = {}
     for field in fields(settings):
@@ -33,7 +33,7 @@ def _field_types(settings: type) -> dict[str, Any]:
 
 
 def _fits(value: Any, kind: Any) -> bool:
-    """Whether a value means what the type holds. TOML has no null, so the text "None" stands for it."""
+    """Return whether a value fits a type. TOML has no null, so the text "None" means null."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(_fits(value, each) for each in inner)
@@ -53,7 +53,7 @@ def _fits(value: Any, kind: Any) -> bool:
 
 
 def _describe(kind: Any) -> str:
-    """Such as: an integer or "None"."""
+    """Describe a type for errors, such as: an integer or "None"."""
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(map(_describe, inner))

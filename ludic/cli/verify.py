@@ -1,6 +1,6 @@
 """`ludic verify ROOT`: check every file and the data of a run; list the findings and exit with 1 if there are any.
 
-With --repair, broken files are set aside first, and the remaining findings are listed.
+With --repair, broken files are quarantined first, and the remaining findings are listed.
 """
 
 import itertools

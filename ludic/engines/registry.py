@@ -1,8 +1,8 @@
 """Engines by name: built-in, or your own class in a file.
 
 To add a built-in engine, write its file and its line in BUILT_IN. An engine's file runs because the person who starts
-the worker names it: unlike environments, engines are never named by a root. Raises ConfigError, which says what was
-requested and what there is.
+the worker names it: unlike environments, engines are never named by a root. Raises ConfigError, which names the
+requested engine and the known ones.
 """
 
 from collections.abc import Callable, Mapping
@@ -43,17 +43,17 @@ class EngineFactory(Protocol):
     ) -> Engine:
         """Return an engine with the weights of a Hugging Face folder.
 
-        version: of these weights. device: "cpu" or "cuda"; None is the engine's choice. base: returns the folder of the
-        model that LoRA adapters belong to. float32_head: compute logits in float32, as the trainer does.
+        version: of these weights. device: "cpu" or "cuda"; None leaves it to the engine. base: returns the folder of
+        the model that LoRA adapters belong to. float32_head: compute logits in float32, as the trainer does.
         """
         ...
 
 
 def check_engine(name: str) -> None:
     """Raise ConfigError if there is no such engine; imports and runs nothing."""
-    place = python_file_of(name)
-    if place is not None:
-        _read(name, place)
+    path = python_file_of(name)
+    if path is not None:
+        _read(name, path)
     elif name not in BUILT_IN:
         close = get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}? There are" if close else "there are"
@@ -68,15 +68,15 @@ def find_engine(name: str) -> EngineFactory:
     if name in BUILT_IN:
         module, _, class_name = BUILT_IN[name].partition(":")
         return getattr(import_module(module), class_name)
-    place, _, class_name = name.rpartition(":")
-    file = _read(name, place)
+    path, _, class_name = name.rpartition(":")
+    file = _read(name, path)
     try:
         module_of_user = load_file(file)
     except Exception as error:
         raise ConfigError(f"engine {name}: {describe_failure(file.path, error)}") from error
     found = getattr(module_of_user, class_name, None)
     if not callable(found):
-        raise ConfigError(f"engine {name}: {place} has no class or function {class_name!r}")
+        raise ConfigError(f"engine {name}: {path} has no class or function {class_name!r}")
     return found
 
 
@@ -88,8 +88,8 @@ def engine_maker(
     return lambda folder, version: make(folder, version=version)
 
 
-def _read(name: str, place: str) -> UserFile:
+def _read(name: str, path: str) -> UserFile:
     try:
-        return read_user_file(local_path(place, "an engine's file"))
+        return read_user_file(local_path(path, "an engine's file"))
     except OSError as error:
         raise ConfigError(f"engine {name}: {error}") from error

@@ -42,10 +42,10 @@ class Rows:
     uniforms: Tensor
     """(B, N) float64 in [0, 1): the random number of each token."""
 
-    def select(self, places: Tensor) -> "Rows":
-        """Return the rows at the indexes `places`, (n,) int64."""
+    def select(self, indexes: Tensor) -> "Rows":
+        """Return the rows at `indexes`, (n,) int64."""
         columns = ((field.name, getattr(self, field.name)) for field in fields(self))
-        selected: dict[str, Any] = {name: None if column is None else column[places] for name, column in columns}
+        selected: dict[str, Any] = {name: None if column is None else column[indexes] for name, column in columns}
         return Rows(**selected)
 
 

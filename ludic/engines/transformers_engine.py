@@ -82,19 +82,19 @@ class TransformersEngine:
         self.max_length: int = getattr(self._model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
 
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        for place, request in enumerate(requests):
-            self._check(request, place)
+        for index, request in enumerate(requests):
+            self._check(request, index)
         # Sort by length, so that batches have little padding.
-        order = sorted(range(len(requests)), key=lambda place: len(requests[place].prompt_tokens))
+        order = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_tokens))
         completions: dict[int, Completion] = {}
         with self._lock, torch.inference_mode():
             if self._half_loaded:
                 raise ModelError(f"{self._half_loaded}: its weights are half loaded; load a version again, then sample")
             for start in range(0, len(order), self._max_batch):
-                places = order[start : start + self._max_batch]
-                batch = [requests[place] for place in places]
-                completions.update(zip(places, self._generate_batch(batch), strict=True))
-        return [completions[place] for place in range(len(requests))]
+                indexes = order[start : start + self._max_batch]
+                batch = [requests[index] for index in indexes]
+                completions.update(zip(indexes, self._generate_batch(batch), strict=True))
+        return [completions[index] for index in range(len(requests))]
 
     def load_weights(self, folder: str, version: int) -> None:
         if not Path(folder).is_dir():
@@ -129,19 +129,19 @@ class TransformersEngine:
             copy()
             self._half_loaded, self.policy_version = None, version
 
-    def _check(self, request: GenerationRequest, place: int) -> None:
+    def _check(self, request: GenerationRequest, index: int) -> None:
         prompt, vocab_size = request.prompt_tokens, self._model.config.get_text_config().vocab_size
         if prompt.ndim != 1 or len(prompt) == 0:
-            raise ConfigError(f"request {place}: the prompt has shape {prompt.shape}, wanted (n,) with n at least 1")
+            raise ConfigError(f"request {index}: the prompt has shape {prompt.shape}, wanted (n,) with n at least 1")
         if prompt.min() < 0 or prompt.max() >= vocab_size:
             raise ConfigError(
-                f"request {place}: the prompt has tokens from {prompt.min()} to {prompt.max()}, the model knows "
+                f"request {index}: the prompt has tokens from {prompt.min()} to {prompt.max()}, the model knows "
                 f"0 to {vocab_size - 1}; is it rendered by the model's own tokenizer?"
             )
         length = len(prompt) + request.params.max_tokens
         if length > self.max_length:
             raise ConfigError(
-                f"request {place}: a prompt of {len(prompt)} tokens and max_tokens {request.params.max_tokens} make "
+                f"request {index}: a prompt of {len(prompt)} tokens and max_tokens {request.params.max_tokens} make "
                 f"{length}, the model holds {self.max_length}; lower max_tokens"
             )
 
@@ -199,13 +199,13 @@ class _Sequences:
         self._cache = DynamicCache(config=model.config)
         self._forward(tokens)
         if len(unique) < len(prompts):
-            places = {key: place for place, key in enumerate(unique)}
-            self.select(torch.tensor([places[prompt.tobytes()] for prompt in prompts], device=model.device))
+            index_of = {key: index for index, key in enumerate(unique)}
+            self.select(torch.tensor([index_of[prompt.tobytes()] for prompt in prompts], device=model.device))
 
-    def select(self, places: Tensor) -> None:
-        """Keep the sequences at the indexes `places`, (n,) int64, which may repeat."""
-        self.logits, self._mask, self._positions = self.logits[places], self._mask[places], self._positions[places]
-        self._cache.batch_select_indices(places)
+    def select(self, indexes: Tensor) -> None:
+        """Keep the sequences at `indexes`, (n,) int64, which may repeat."""
+        self.logits, self._mask, self._positions = self.logits[indexes], self._mask[indexes], self._positions[indexes]
+        self._cache.batch_select_indices(indexes)
 
     def extend(self, tokens: Tensor) -> None:
         """Append one token, (B,) int64, to each sequence."""

@@ -124,7 +124,7 @@ class ReasoningGym:
 
 
 def _tagged_answer(text: str) -> str | None:
-    """Like reasoning_gym.utils.extract_answer, whose regular expression takes quadratic time in unclosed tags."""
+    """Return the text of the last answer tag, as reasoning_gym.utils.extract_answer does, but not in quadratic time."""
     before, close_tag, _ = text.rpartition("</answer>")
     _, open_tag, inside = before.rpartition("<answer>")
     return inside.partition("</answer>")[0].strip() if open_tag and close_tag else None

@@ -103,8 +103,8 @@ def _unknown(name: str) -> ConfigError:
 
 
 def _find_class(name: str, files: Files) -> Callable[..., Any]:
-    place, _, class_name = name.rpartition(":")
-    module = _load_file(name, place, files) if place.endswith(".py") else _load_module(name, place)
+    location, _, class_name = name.rpartition(":")
+    module = _load_file(name, location, files) if location.endswith(".py") else _load_module(name, location)
     found = getattr(module, class_name, None)
     if callable(found):
         return found
@@ -112,13 +112,13 @@ def _find_class(name: str, files: Files) -> Callable[..., Any]:
         key for key, value in vars(module).items() if inspect.isclass(value) and value.__module__ == module.__name__
     ]
     raise ConfigError(
-        f"environment {name}: {place} has no class {class_name!r}; it defines {', '.join(classes) or 'no class at all'}"
+        f"environment {name}: {location} has no class {class_name!r}; it defines {', '.join(classes) or 'none'}"
     )
 
 
-def _load_file(name: str, place: str, files: Files) -> ModuleType:
+def _load_file(name: str, location: str, files: Files) -> ModuleType:
     try:
-        file = files[place] if place in files else read_user_file(local_path(place, "an environment's file"))
+        file = files[location] if location in files else read_user_file(local_path(location, "an environment's file"))
     except OSError as error:
         raise ConfigError(f"environment {name}: {error}") from error
     try:

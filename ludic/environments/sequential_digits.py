@@ -51,7 +51,7 @@ class SequentialDigits:
 
 
 def _common_prefix_length(written: list[str], wanted: str) -> int:
-    for place, (left, right) in enumerate(zip(written, wanted, strict=False)):
+    for index, (left, right) in enumerate(zip(written, wanted, strict=False)):
         if left != right:
-            return place
+            return index
     return min(len(written), len(wanted))

@@ -35,8 +35,8 @@ def partition(items: Iterable[T], key: Callable[[T], str]) -> Mapping[Split, tup
 
 def nth(items: Sequence[T], index: int, seed: int) -> T:
     """Return item `index` of endless laps over `items`: each lap has every item once, in its own order."""
-    lap, place = divmod(index, len(items))
-    return items[_order(len(items), lap, seed)[place]]
+    lap, position = divmod(index, len(items))
+    return items[_order(len(items), lap, seed)[position]]
 
 
 @lru_cache(maxsize=64)

@@ -1,4 +1,4 @@
-"""Episodes of other programs, as a format's function returns them, and the tokens of their texts.
+"""Define the episodes that an import format returns, and turn their texts into tokens.
 
 Pure except for the tokenizer. Raises RefusedRecordError if an episode can't be used, ModelError if the tokenizer has no
 usable chat template.
@@ -59,7 +59,7 @@ class Row:
     """(response_length,) float32; None puts the reward of the episode at the end of its last row."""
     messages: Sequence[Any] = ()
     agent_steps: Sequence[AgentStep] | None = None
-    """None is one step of the whole response, or none if there is an action_mask."""
+    """None makes the whole response one step, or makes no steps if there is an action_mask."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ class Episode:
 
     rows: Sequence[Row | Conversation | Texts]
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """Columns of all its rollouts, such as episode_reward and policy_version; the run's settings replace None."""
+    """Columns of all its rollouts, such as episode_reward and policy_version; None takes the run's setting."""
     group: Any = None
     """Key shared by the episodes of one group; None groups by policy_version, env_name, agent_id and prompt."""
     prompt: Any = None
@@ -131,7 +131,7 @@ def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokeniz
         steps[span.segment_index].append(agent_step(turn, messages[index], span.start, span.end))
         ends[span.segment_index] = index + 1
     if not steps:
-        raise RefusedRecordError("messages holds none that the model said")
+        raise RefusedRecordError("messages has none of the model")
     for segment, transcript in enumerate(builder.transcripts()):
         yield row_of(transcript, messages[: ends[segment]], steps[segment])
 

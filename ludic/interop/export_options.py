@@ -29,7 +29,7 @@ class ExportOptions:
     version: int | None = None
     """hf: export this published version; without step, None exports the newest."""
     model: str | None = None
-    """hf: location of the run's first model, which a LoRA adapter needs; None means where run.json says."""
+    """hf: location of the run's first model, which a LoRA adapter needs; None takes the location in run.json."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -42,7 +42,7 @@ class ExportOptions:
             if getattr(self, name) is not None and self.format not in formats:
                 raise ConfigError(f"{name} does not apply to format {self.format}; leave it out")
         if self.format == "hf" and self.target is None:
-            raise ConfigError("format hf wants a target, a folder or a URL that is not there yet")
+            raise ConfigError("format hf needs a target: a folder or URL that does not exist")
         if self.step is not None and self.version is not None:
             raise ConfigError("step and version both choose the weights; give one of them")
         if self.where and self.sql:

@@ -62,7 +62,7 @@ def _export_weights(root: Root, options: ExportOptions, track: Track) -> "Weight
 
 def _url(options: ExportOptions) -> str:
     if not isinstance(options.target, str):
-        raise ConfigError(f"format {options.format} wants a folder or a URL as target, not an open file")
+        raise ConfigError(f"format {options.format} needs a folder or a URL as target, not an open file")
     return options.target
 
 
@@ -79,7 +79,7 @@ def _new_sink(options: ExportOptions) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
     target = options.target
     if target is None:
-        raise ConfigError(f"format {options.format} wants a target, a file that is not there yet")
+        raise ConfigError(f"format {options.format} needs a target: a file that does not exist")
     if not isinstance(target, str):
         return target
     path = local_path(target, "the target")

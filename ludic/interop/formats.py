@@ -1,8 +1,8 @@
 """Formats of other programs: one function each, from a record to an episode, registered in FORMATS.
 
 A function takes a Record, which is a line of JSON or a row of Parquet, and returns an Episode, or several. A user's own
-function, in a file, is named as path/to/file.py:function. Pure, but for loading that file; raises ConfigError if there
-is no such format, RefusedRecordError if a record can't be used.
+function, in a file, is named as path/to/file.py:function. Pure, except for loading that file. Raises ConfigError if
+there is no such format, RefusedRecordError if a record can't be used.
 """
 
 import difflib
@@ -42,10 +42,10 @@ class Format:
         return None if self.user_file is None else digest(json.dumps(self.user_file.digests).encode())
 
     def describe(self, error: Exception) -> str:
-        """Return in one line why a record could not be used."""
+        """Return the reason for which a record could not be used, in one line."""
         if self.user_file is not None:
             return describe_failure(self.user_file.path, error)
-        return f"is not built as format {self.name} says: {describe(error)}"
+        return f"does not fit format {self.name}: {describe(error)}"
 
 
 # --- The formats -----------------------------------------------------------------------------------------
@@ -88,7 +88,7 @@ _REDUNDANT = (
     *("request_index", "run_id", "worker_id", "sequence", "created_at", "version", "env", "parse_error"),
     *("incomplete_completion", "terminated", "truncated", "segment_index", "agent_steps", "environment_steps"),
 )
-"""Columns of an exported row that an import makes anew, or that are lost."""
+"""Columns of an exported row that an import computes itself or drops."""
 
 
 def _jsonl_row(record: Record) -> Row | Conversation | Texts:
@@ -104,7 +104,7 @@ def _jsonl_row(record: Record) -> Row | Conversation | Texts:
 
 
 def verl(record: Record) -> Episode:
-    """verl: one line a rollout of trainer.rollout_data_dir/{global_step}.jsonl, as text without special tokens.
+    """verl: one line per rollout, of trainer.rollout_data_dir/{global_step}.jsonl, as text without special tokens.
 
     Source: verl/trainer/ppo/ray_trainer.py, _dump_generations and _log_rollout_data (commit b178a3cd, January 2026).
     score is the sum of token_level_scores. Some forks dump uid, the id of a group. Other fields are gts, the ground

@@ -35,7 +35,7 @@ def import_files(
 
     format: the name of a built-in format, or the path of a user's. env: environment of records that name none; None
     uses the format's name. tokenizer: folder, Hugging Face id or URL of the tokenizer for texts; None uses the run's.
-    model: another location of the run's model, which is remembered.
+    model: another location of the run's model, which is stored in the run.
     """
     mapping = load_format(format)
     if not files:

@@ -212,7 +212,7 @@ def _add(job: _Import, record: Record, episode: Episode, number: int) -> None:
     """Add an episode's rollouts to their group. Raises RefusedRecordError if the store would refuse them."""
     rows = list(rows_of(episode, job.get_tokenizer))
     if not rows:
-        raise RefusedRecordError("holds nothing that the model said")
+        raise RefusedRecordError("has no token or text of the model")
     texts = as_texts({**record.rest(), **episode.unused})
     metadata = {**as_texts(episode.metadata), **{name: text for name, text in texts.items() if len(text) <= SMALL}}
     columns = {**_columns(job, record, episode, rows[0]), "request_index": -1 - number}

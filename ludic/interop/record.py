@@ -77,7 +77,7 @@ class Record:
 
 
 def refusal(name: str, value: Any, wanted: str) -> RefusedRecordError:
-    """Return the error of a field with a value that is not what is wanted."""
+    """Return the error for a field with an unusable value."""
     shown = repr(value)
     return RefusedRecordError(f"{name} is {shown if len(shown) <= 60 else shown[:57] + '...'}, wanted {wanted}")
 

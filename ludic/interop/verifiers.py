@@ -115,7 +115,7 @@ def _rows(trace: Json) -> list[Row | Conversation]:
             messages = [nodes[index]["message"] for index in path]
             rows.append(Conversation(messages=messages, sampled=[path.index(index) for index in new]))
     if not rows:
-        raise RefusedRecordError(f"a trace holds nothing that the model said{_reason(trace)}")
+        raise RefusedRecordError(f"a trace has no token of the model{_reason(trace)}")
     return rows
 
 

@@ -88,11 +88,11 @@ def _merge_adapter(model: Path, folder: Path, where: str) -> None:
 
 
 def _checkpoint_folder(root: Root, step: int) -> str:
-    places = checkpoint_ids(root)
-    fitting = [place for place in places if place[1] == step]
+    found = checkpoint_ids(root)
+    fitting = [checkpoint_id for checkpoint_id in found if checkpoint_id[1] == step]
     if not fitting:
         raise ConfigError(
-            f"{root.url} has no checkpoint of step {step}; there are {_named('step', sorted({s for _, s in places}))}"
+            f"{root.url} has no checkpoint of step {step}; there are {_named('step', sorted({s for _, s in found}))}"
         )
     return checkpoint_folder(checkpoint_id_to_resume(root, newest_attempt_id(root), fitting) or fitting[-1])
 

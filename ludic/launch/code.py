@@ -22,7 +22,7 @@ def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, ch
     check: loads the files; if it raises, no consent and no file is stored. Raises ConsentError, ConfigError.
     """
     found = find_files(root, uses, update=settings.update_code)
-    _check_places(root, uses, found)
+    _check_paths(root, uses, found)
     new = [use for use in uses if not _is_consented(use, found.files) and _agrees(root, use, found, settings)]
     others = [use for use in uses if use not in new]
     # The texts that were checked for consent, should the root have changed since the first look.
@@ -73,7 +73,7 @@ def _is_named_here(use: CodeUse, found: FoundFiles) -> bool:
         return False
 
 
-def _check_places(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None:
+def _check_paths(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None:
     """Raises ConsentError for a file found at a path that the root gives, unless the user agreed to the root's copy."""
     for use in uses:
         name = file_of(use.setting)
@@ -88,7 +88,7 @@ def _check_places(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> Non
 
 
 def _has_consented_copy(root: Root, use: CodeUse) -> bool:
-    """Whether the user has agreed to the text that the root holds now."""
+    """Return whether the user has agreed to the text that the root holds now."""
     try:
         found = find_files(root, [use])
     except (SchemaError, StoreError):  # the copy is damaged or gone
@@ -97,5 +97,5 @@ def _has_consented_copy(root: Root, use: CodeUse) -> bool:
 
 
 def _is_inside(root: Root, file: UserFile) -> bool:
-    """Whether the file came with the root."""
+    """Return whether the file came with the root."""
     return root.is_local and file.path.resolve().is_relative_to(Path(root.path).resolve())

@@ -1,4 +1,4 @@
-"""Settings as flags of a command line, for the processes that a command starts."""
+"""Convert settings to command-line flags for child processes."""
 
 import json
 from collections.abc import Mapping

@@ -46,7 +46,9 @@ def launch(root: Root, config: TrainConfig, processes: LaunchConfig, *, model: s
 def check_launch(config: TrainConfig, processes: LaunchConfig, num_workers: int) -> None:
     """Check the settings without running users' code. num_workers: workers of the schedule. Raises ConfigError."""
     if config.batch.is_stored:
-        raise ConfigError("a run trains on what its workers sample; `ludic train` trains on what is stored")
+        raise ConfigError(
+            "`ludic run` trains on rollouts that its workers sample; `ludic train` trains on stored rollouts"
+        )
     processes.workers_of(num_workers)
     check_engine(processes.engine)
 

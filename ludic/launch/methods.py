@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class HasRoot(Protocol):
-    """A ludic.Run, as far as its methods here need it."""
+    """The attributes of ludic.Run that these methods use."""
 
     root: Root
 

@@ -47,7 +47,7 @@ def is_there(url: str) -> bool:
 
 
 def prepare_run_code(root: Root, train: TrainConfig, code: CodeSettings) -> None:
-    """Check all code of a run and its trainer, and record consent to it, as far as `code` gives it."""
+    """Check all code of a run and its trainer, and record the consent that `code` gives."""
     uses = [*environment_uses(root.run), *rule_uses(rules_of(root.run, train), names_in_root(root))]
     prepare_code(root, uses, code, partial(_check_code, root.run, train))
 

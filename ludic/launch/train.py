@@ -93,12 +93,12 @@ def outcome(url: str, step: int, num_steps: int | None) -> str:
 
 def last_step(root: Root) -> int:
     """Return the step of the checkpoint that a trainer would resume from; 0 if there is none."""
-    place = checkpoint_id_to_resume(root, newest_attempt_id(root), checkpoint_ids(root))
-    return place[1] if place else 0
+    checkpoint_id = checkpoint_id_to_resume(root, newest_attempt_id(root), checkpoint_ids(root))
+    return checkpoint_id[1] if checkpoint_id else 0
 
 
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
-    """Do what the settings of code ask for, and consent to the user's own files that the root already holds."""
+    """Store users' files and record consent as `code` says, and to the user's own files that the root holds."""
     rules = rules_of(root.run, config)
     uses = rule_uses(rules, names_in_root(root))
     if code.is_given or gives_consent(root, uses):

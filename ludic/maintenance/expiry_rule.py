@@ -44,7 +44,7 @@ class ExpiryRule:
         return timedelta(**{_UNITS[match[2]]: int(match[1])}) if match else None
 
     def first_kept(self, newest_version: int) -> int | None:
-        """Return the first version that is kept; None if the rule does not go by versions."""
+        """Return the first version that is kept; None if the rule does not depend on versions."""
         return self.before if self.keep_versions is None else newest_version - self.keep_versions + 1
 
     def __str__(self) -> str:

@@ -121,7 +121,7 @@ def remember_model(root: Root, given: str | None = None) -> None:
             if given is not None:
                 raise ModelError(
                     f"{root.url} does not say which model it began with, so that {given} can't be compared with it: "
-                    f"{error}; put the model where run.json says, once"
+                    f"{error}; put the model at the location in run.json, once"
                 ) from error
             logger.debug("%s keeps no model: %s", root.url, error)
             return
@@ -147,9 +147,9 @@ def first_model(root: Root, given: str | None = None) -> Iterator[Path]:
 
 def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitStack) -> Path:
     problems: list[str] = []
-    for name, open_place in _places(root, identity, given).items():
+    for name, open_location in _locations(root, identity, given).items():
         try:
-            folder = stack.enter_context(open_place())
+            folder = stack.enter_context(open_location())
             differences = identity.differences(identify(folder, name))
         except ModelError as error:
             problems.append(str(error))
@@ -161,7 +161,7 @@ def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitSta
     if given is not None or version is None:
         raise ModelError(
             f"{root.url} began with {identity.source}, whose first weights are needed and are nowhere: "
-            f"{'; '.join(problems)}; --model PATH says where the same model is"
+            f"{'; '.join(problems)}; give its location with --model PATH"
         )
     logger.warning(
         "%s: the first weights are those of policies/version=%d, in the dtype that it was published in (%s)",
@@ -170,7 +170,7 @@ def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitSta
     return stack.enter_context(_folder_of(root, policy_folder(version)))
 
 
-def _places(
+def _locations(
     root: Root, identity: ModelIdentity, given: str | None
 ) -> Mapping[str, Callable[[], AbstractContextManager[Path]]]:
     """Return the locations of the first weights, without duplicates, in the order of the search."""

@@ -70,9 +70,9 @@ class GroupSampler:
 
     def _example_index(self, group_number: int) -> int:
         """Return the number of earlier groups of the same environment, in the order of the whole run."""
-        turn, place = divmod(group_number, len(self.run.env))
-        env_name = self.run.env[place]
-        return turn * self.run.env.count(env_name) + self.run.env[:place].count(env_name)
+        turn, env_index = divmod(group_number, len(self.run.env))
+        env_name = self.run.env[env_index]
+        return turn * self.run.env.count(env_name) + self.run.env[:env_index].count(env_name)
 
     def _sample_groups(self, env_name: str, requests: Sequence[EpisodeRequest]) -> dict[int, RolloutGroup]:
         size = self.run.group_size

@@ -58,14 +58,14 @@ class Schedule:
 
     def position(self, group_number: int) -> int | None:
         """Return a group number's position in this schedule; None if it belongs to another schedule."""
-        place, rest = divmod(group_number - self.start, self.stride)
-        return place if 0 <= place < _GROUPS_A_SLOT and rest == 0 else None
+        position, rest = divmod(group_number - self.start, self.stride)
+        return position if 0 <= position < _GROUPS_A_SLOT and rest == 0 else None
 
     def missing(self, committed: Intervals) -> Iterator[int]:
         """Yield the group numbers that are not committed, lowest first. committed: positions in this schedule."""
-        for place in range(_GROUPS_A_SLOT):
-            if place not in committed:
-                yield self.start + place * self.stride
+        for position in range(_GROUPS_A_SLOT):
+            if position not in committed:
+                yield self.start + position * self.stride
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,9 @@ def read_earlier_lives(root: Root, slot: int) -> CommittedGroups:
     lives = CommittedGroups()
     # Read tombstones last: they include files that expire while the others are read.
     for version, number in chain(_stored_groups(root, slot), _expired_groups(root)):
-        place = schedule.position(number)
-        if place is not None and place not in lives.positions:
-            lives.positions.add(place)
+        position = schedule.position(number)
+        if position is not None and position not in lives.positions:
+            lives.positions.add(position)
             lives.groups_by_version[version] += 1
     return lives
 

@@ -95,7 +95,7 @@ def _tables(
 def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema, tokens: TokenColumns) -> pa.Table:
     rollouts = [rollout for _, rollout in rows]
     extras = set(extra_names(schema.names))
-    places = message_indexes(rollouts)
+    indexes = message_indexes(rollouts)
     columns = []
     for name, type_ in zip(schema.names, schema.types, strict=True):
         if name in stamps:
@@ -109,7 +109,7 @@ def _to_table(rows: Sequence[_Row], stamps: Mapping[str, Any], schema: pa.Schema
             columns.append(pa.ListArray.from_arrays(offsets, tokens[name], type=type_))
         elif name in REFERENCES:
             steps = _to_builtins(list(map(attrgetter(name), rollouts)))
-            refer(steps, name, places)
+            refer(steps, name, indexes)
             columns.append(_to_array(steps, type_, name))
         else:
             columns.append(_to_array(list(map(attrgetter(name), rollouts)), type_, name))
@@ -177,7 +177,7 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
 
 
 def _to_builtins(values: Any) -> Any:
-    """Return records as dictionaries, and numbers of NumPy as those of Python."""
+    """Return records as dictionaries with Python numbers instead of NumPy's."""
     return msgspec.to_builtins(values, enc_hook=lambda v: v.item() if isinstance(v, np.generic) else dict(v))
 
 
@@ -222,7 +222,7 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
     """Return a column of the rollouts table as the values of Rollout: arrays for tokens, records for structs.
 
     For steps, the table also needs the column messages, which holds their texts. Arrays are read-only views, as in
-    from_table. Raises SchemaError if a record holds a value that it may not hold.
+    from_table. Raises SchemaError if a record holds a value that its column does not allow.
     """
     if column in TOKEN_COLUMNS:  # chunk by chunk: joining chunks would copy, and could overflow their offsets
         return [value for chunk in table[column].chunks for value in token_arrays(chunk)]

@@ -29,22 +29,22 @@ INDEX_FIELDS = frozenset(index_field(name) for names in REFERENCES.values() for 
 
 def message_indexes(rollouts: Iterable[Rollout]) -> list[dict[str, int]]:
     """Return, for each rollout, the index of the first message with each content."""
-    places = []
+    indexes = []
     for rollout in rollouts:
         contents = [message.content for message in reversed(rollout.messages)]
-        places.append(dict(zip(contents, range(len(contents) - 1, -1, -1), strict=True)))
-    return places
+        indexes.append(dict(zip(contents, range(len(contents) - 1, -1, -1), strict=True)))
+    return indexes
 
 
-def refer(rows: Iterable[Sequence[dict[str, Any]]], column: str, places: Iterable[Mapping[str, int]]) -> None:
+def refer(rows: Iterable[Sequence[dict[str, Any]]], column: str, indexes: Iterable[Mapping[str, int]]) -> None:
     """Replace texts by references, where a message fits. rows: the steps of each rollout, as dictionaries.
 
-    places: result of `message_indexes`, the same for both columns of steps.
+    indexes: result of `message_indexes`, the same for both columns of steps.
     """
-    for steps, place in zip(rows, places, strict=True):
+    for steps, index_of in zip(rows, indexes, strict=True):
         for step in steps:
             for name in REFERENCES[column]:
-                index = place.get(step[name])
+                index = index_of.get(step[name])
                 if index is not None:
                     step[name], step[index_field(name)] = None, index
 

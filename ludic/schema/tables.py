@@ -135,9 +135,9 @@ def as_schema(table: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
 
 
 def type_name(type_: pa.DataType, *, with_fields: bool = False) -> str:
-    """Return a type in the notation of the documentation and the errors, without the names of list elements.
+    """Return a type as docs/schemas.md and errors write it, without the names of list elements.
 
-    with_fields: spell out the fields of structs, since a field may be the difference between two types.
+    with_fields: spell out the fields of structs, since two types may differ in a field.
     """
     if _is_list(type_):
         return f"list<{type_name(type_.value_type, with_fields=with_fields)}>"
@@ -176,7 +176,7 @@ def _parse_type(spec: Any) -> pa.DataType:
     match spec:
         case str() if spec in _PRIMITIVES:
             return _PRIMITIVES[spec]
-        case str() if spec.startswith("list<"):  # the notation of extra columns
+        case str() if spec.startswith("list<"):  # as extra columns are written in run.json
             return _parse_type({"list": spec.removeprefix("list<").removesuffix(">")})
         case {"timestamp": unit}:
             return pa.timestamp(unit, tz="UTC")
@@ -231,7 +231,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _same_type(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether two types hold the same values; ignores offset widths, element names and nullability.
+    """Return whether two types hold the same values; ignores offset widths, element names and nullability.
 
     Polars and DuckDB write large_string, large_list and nullable elements where pyarrow does not.
     """

@@ -267,13 +267,13 @@ class _Flat:
         """Yield one finding for each row with a bad token. bad: (all tokens,) bool."""
         if not bad.any():
             return
-        places = np.flatnonzero(bad)
-        owners = np.searchsorted(self.ends, places, side="right")
+        positions = np.flatnonzero(bad)
+        owners = np.searchsorted(self.ends, positions, side="right")
         rows, firsts, counts = np.unique(owners, return_index=True, return_counts=True)
-        for row, place, count in zip(rows.tolist(), places[firsts].tolist(), counts.tolist(), strict=True):
-            token = place - (int(self.ends[row - 1]) if row else 0)
+        for row, position, count in zip(rows.tolist(), positions[firsts].tolist(), counts.tolist(), strict=True):
+            token = position - (int(self.ends[row - 1]) if row else 0)
             others = f", and {count - 1} more" if count > 1 else ""
-            yield row, self.column, f"is {self.values[place]} at token {token}{others}, {wanted}"
+            yield row, self.column, f"is {self.values[position]} at token {token}{others}, {wanted}"
 
 
 # --- Groups and the batch --------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ def _group_problems(groups: Iterable[RolloutGroup]) -> Iterator[Problem]:
             yield Problem(where=f"group {group.key!r}", column="rollouts", reason="is empty, wanted at least one")
             continue
         yield from _differences(group)
-        yield from _bad_places(group)
+        yield from _bad_group_indexes(group)
 
 
 def _differences(group: RolloutGroup) -> Iterator[Problem]:
@@ -301,7 +301,7 @@ def _differences(group: RolloutGroup) -> Iterator[Problem]:
                 yield _problem(rollout, column, reason)
 
 
-def _bad_places(group: RolloutGroup) -> Iterator[Problem]:
+def _bad_group_indexes(group: RolloutGroup) -> Iterator[Problem]:
     """Yield rows whose group_size or group_index contradicts the episodes of the group."""
     num_episodes = len({rollout.episode_id for rollout in group.rollouts})
     index_of: dict[str, int] = {}

@@ -91,7 +91,7 @@ def refresh(con: duckdb.DuckDBPyConnection) -> None:
     Raises QueryError if `connect` did not create the connection, for example for a cursor.
     """
     if con not in _snapshots:
-        raise QueryError("refresh wants a connection that ludic.connect gave, and not a cursor of one")
+        raise QueryError("refresh needs a connection that ludic.connect returned, not a cursor of one")
     for snapshot in _snapshots[con]:
         snapshot.refresh()
 

@@ -57,19 +57,19 @@ class RangedFile:
 
     def __init__(self, fs: AbstractFileSystem, path: str, size: int) -> None:
         self._fs, self._path, self._size = fs, path, size
-        self._place = 0
+        self._position = 0
         self._own = threading.local()
 
-    def seek(self, place: int) -> int:
-        self._place = self._own.place = place
-        return place
+    def seek(self, position: int) -> int:
+        self._position = self._own.position = position
+        return position
 
     def tell(self) -> int:
-        return self._own.__dict__.get("place", self._place)
+        return self._own.__dict__.get("position", self._position)
 
     def read(self, num_bytes: int) -> bytes:
-        start = self._own.__dict__.pop("place", self._place)
-        self._place = end = min(start + num_bytes, self._size)
+        start = self._own.__dict__.pop("position", self._position)
+        self._position = end = min(start + num_bytes, self._size)
         return self._fs.cat_file(self._path, start=start, end=end) if start < end else b""
 
     def seekable(self) -> bool:

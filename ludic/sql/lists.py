@@ -49,7 +49,7 @@ class ListReader:
         names = rows["file"].combine_chunks().dictionary_encode()
         key = names.indices.to_numpy().astype(np.int64) << 32 | rows["row_group"].to_numpy()
         order = np.argsort(key, kind="stable")
-        parts = [rows.take(places) for places in np.split(order, np.flatnonzero(np.diff(key[order])) + 1)]
+        parts = [rows.take(indexes) for indexes in np.split(order, np.flatnonzero(np.diff(key[order])) + 1)]
         found = (self._pool.map if self._pool else map)(lambda part: self._read_part(column, part), parts)
         values = pa.chunked_array([chunk for part in found for chunk in part.chunks], self._schema.field(column).type)
         return values if (order[1:] > order[:-1]).all() else values.take(np.argsort(order))
@@ -68,9 +68,9 @@ class ListReader:
             raise
         except (pa.ArrowException, OSError, ValueError) as error:
             raise SchemaError(f"{where}: column {column} can't be read: {error}") from error
-        places = rows["row"].to_numpy()
-        whole = len(places) == len(values) and (places == np.arange(len(values))).all()
-        return values if whole else values.take(places)
+        indexes = rows["row"].to_numpy()
+        whole = len(indexes) == len(values) and (indexes == np.arange(len(values))).all()
+        return values if whole else values.take(indexes)
 
 
 class _RecentFiles:

@@ -293,12 +293,12 @@ class Planner:
         run_query(self._con, f"create or replace temp table judged as\n{self._judge_sql}", params)
 
     def _choose(self, values: Mapping[str, Any]) -> pa.Table:
-        """Return group_id and place of all groups that the selection returns, in its order."""
+        """Return group_id and queue_position of all groups that the selection returns, in its order."""
         # Do not read `groups` here: DuckDB needs 8 ms to bind that view, for any of its columns.
         candidates = run_query(self._con, "select distinct group_id from judged where reason is null")["group_id"]
         group_ids = run_selection(self._con, self._selection, self._selection.bind(values), candidates)
-        places = pa.array(range(len(group_ids)), pa.int64())
-        return pa.table({"group_id": group_ids, "place": places})
+        positions = pa.array(range(len(group_ids)), pa.int64())
+        return pa.table({"group_id": group_ids, "queue_position": positions})
 
     def _estimate(self, values: Mapping[str, Any]) -> pa.Table:
         """Return rollout_id and _ADVANTAGE_COLUMNS for the rows of the baseline; missing columns are null."""

@@ -60,9 +60,9 @@ def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
 
     files: contents that replace those on disk, by path.
     """
-    place, _, name = source.rpartition(":")
+    path, _, name = source.rpartition(":")
     try:
-        file = files[place] if place in files else read_user_file(local_path(place, "a function's file"))
+        file = files[path] if path in files else read_user_file(local_path(path, "a function's file"))
     except OSError as error:
         raise QueryError(f"{source}: {error}") from error
     try:
@@ -72,7 +72,7 @@ def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
     function = getattr(module, name, None)
     if not inspect.isfunction(function):
         names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise QueryError(f"{source}: {place} has no function {name!r}; it has {', '.join(names) or 'none at all'}")
+        raise QueryError(f"{source}: {path} has no function {name!r}; it has {', '.join(names) or 'none at all'}")
     keywords = _keywords(source, function)
     return ArrowFunction(
         source=source,

@@ -19,7 +19,7 @@ from ludic.sql.connect import check_only_reads, connect
 from ludic.store import Root
 
 Params = Sequence[Any] | Mapping[str, Any]
-"""Values of a query's parameters: of ? in order, or of $name by name."""
+"""Values of a query's parameters: a list for ?, in order, or a mapping for $names."""
 
 _ROWS_A_BATCH = 10_000
 _UNSAFE = "`--unsafe`, in Python unsafe=True, allows it; use it only for a query that you trust"

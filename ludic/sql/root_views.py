@@ -79,7 +79,7 @@ _VIEWS = {
     "token_stats": None,
     "groups": None,
     "steps": None,
-    "set_aside": None,
+    "quarantine": None,
     "expirations": None,
     "compactions": None,
     "gone": None,

@@ -33,10 +33,10 @@ def open_roots(roots: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
 def _refuse_doubles(roots: Sequence[Root]) -> None:
     seen: dict[str, str] = {}
     for root in roots:
-        place = root.fs.unstrip_protocol(root.path)
-        if place in seen:
-            raise QueryError(f"{root.url} is the same folder as {seen[place]}; name each root once")
-        seen[place] = root.url
+        url = root.fs.unstrip_protocol(root.path)
+        if url in seen:
+            raise QueryError(f"{root.url} is the same folder as {seen[url]}; name each root once")
+        seen[url] = root.url
 
 
 def _refuse_different_columns(roots: Sequence[Root]) -> None:

@@ -122,5 +122,5 @@ def count_rows(root: Root, folder: Folder) -> dict[str, int]:
 def cache_folder(root: Root) -> Path:
     """Return the folder that caches a run's scalars between connections; a copy of the run has another folder."""
     base = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("ludic", appauthor=False)
-    place = hashlib.sha256(root.fs.unstrip_protocol(root.path).encode()).hexdigest()[:16]
-    return Path(base) / "scalars" / f"{root.run_id}-{place}"
+    digest = hashlib.sha256(root.fs.unstrip_protocol(root.path).encode()).hexdigest()[:16]
+    return Path(base) / "scalars" / f"{root.run_id}-{digest}"

@@ -33,7 +33,7 @@ MARKER = "checkpoint.json"
 FORMAT_VERSION = 1
 _NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
 NOTHING_TO_RESUME = "has no complete checkpoint to resume from; without --resume it starts from the first weights"
-"""What an error says of a root without a checkpoint, after the root's URL."""
+"""End of the error for a root without a checkpoint; the root's URL comes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +76,8 @@ class CheckpointInfo:
         return info
 
 
-def checkpoint_folder(place: CheckpointId) -> str:
-    attempt_id, step = place
+def checkpoint_folder(checkpoint_id: CheckpointId) -> str:
+    attempt_id, step = checkpoint_id
     return f"checkpoints/attempt={attempt_id}/step={step}"
 
 
@@ -87,9 +87,9 @@ def checkpoint_ids(root: Root) -> list[CheckpointId]:
     return sorted((int(match[1]), int(match[2])) for match in matches if match)
 
 
-def checkpoint_id_to_resume(root: Root, attempt_id: int, places: Collection[CheckpointId]) -> CheckpointId | None:
+def checkpoint_id_to_resume(root: Root, attempt_id: int, existing: Collection[CheckpointId]) -> CheckpointId | None:
     """Return the newest of these checkpoints on an attempt's chain of parents; None if none is on it."""
-    return newest_checkpoint(chain(attempt_id, partial(read_parent, root)), places)
+    return newest_checkpoint(chain(attempt_id, partial(read_parent, root)), existing)
 
 
 def last_checkpoint(
@@ -102,10 +102,10 @@ def last_checkpoint(
     if attempt is None:
         return None
     found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
-    while (place := checkpoint_id_to_resume(root, attempt.attempt_id, found)) is not None:
-        if is_sound(found[place]):
-            return found[place]
-        del found[place]
+    while (checkpoint_id := checkpoint_id_to_resume(root, attempt.attempt_id, found)) is not None:
+        if is_sound(found[checkpoint_id]):
+            return found[checkpoint_id]
+        del found[checkpoint_id]
     return None
 
 
@@ -140,7 +140,9 @@ def _is_sound(root: Root, info: CheckpointInfo) -> bool:
 
 def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
     """Return checkpoints that have a marker, ordered by attempt and step. Raises SchemaError for a foreign marker."""
-    found = [_read_marker(root, f"{checkpoint_folder(place)}/{MARKER}") for place in checkpoint_ids(root)]
+    found = [
+        _read_marker(root, f"{checkpoint_folder(checkpoint_id)}/{MARKER}") for checkpoint_id in checkpoint_ids(root)
+    ]
     return [info for info in found if info]
 
 
@@ -167,7 +169,11 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
     complete = {(info.attempt_id, info.step): info.name for info in complete_checkpoints(root)}
     # A fenced trainer may still complete such a checkpoint; then it is not on the chain.
     left_incomplete = {name for name in folders - set(complete.values()) if _attempt_of(name) < attempt.attempt_id}
-    old = [complete[place] for place in outdated(complete, keep) if every is None or place[1] % every]
+    old = [
+        complete[checkpoint_id]
+        for checkpoint_id in outdated(complete, keep)
+        if every is None or checkpoint_id[1] % every
+    ]
     old += sorted(left_incomplete)
     check_not_fenced(root, attempt)
     for name in old:

@@ -40,7 +40,7 @@ _SHOWN_DIGITS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextEntry:
-    """Entry of a list for one text."""
+    """Entry for one text in a list of code/."""
 
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     path: Annotated[str, msgspec.Meta(pattern=r"^/.*\.(py|sql)$")]
@@ -49,7 +49,7 @@ class TextEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry(TextEntry):
-    """Entry of a list for one file, with the modules that were read with it."""
+    """Entry for one file in a list of code/, with the modules that it imports."""
 
     imports: Mapping[str, TextEntry]
 
@@ -96,7 +96,7 @@ def environment_uses(run: "RunConfig") -> list[CodeUse]:
 def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:
     """Find the users' files that settings name: the root's copy of each, or the file on disk if the root has no copy.
 
-    update: read all of them from the disk. Raises ConfigError if a file is in neither place.
+    update: read all of them from the disk. Raises ConfigError if a file is neither on the disk nor in the root.
     """
     entries = _newest_list(root)[1]
     names = files_of(use.setting for use in uses)
@@ -262,8 +262,8 @@ def _describe_refused(root: "Root", use: CodeUse, found: FoundFiles, names: Sequ
     what = f"{use.role} {use.setting!r}" + (f" with options {json.dumps(dict(use.options))}" if use.options else "")
     for name in names:
         file = found.files[name]
-        place = f"{root.url}/{text_name(file.sha256, file.suffix)}" if name in found.kept else str(file.path)
-        return f"{what}, {place}, sha256 {file.sha256[:_SHOWN_DIGITS]}"
+        path = f"{root.url}/{text_name(file.sha256, file.suffix)}" if name in found.kept else str(file.path)
+        return f"{what}, {path}, sha256 {file.sha256[:_SHOWN_DIGITS]}"
     return f"{what}, which is installed here"
 
 
@@ -354,7 +354,7 @@ def _parse_list(data: bytes, where: str) -> dict[str, FileEntry]:
         misnamed = [name for name in entries if not name.endswith(_SUFFIXES)]
         misnamed += [module for entry in entries.values() for module in entry.imports if not module.isidentifier()]
         if misnamed:
-            raise ValueError(f"{misnamed[0]!r} is no name of a Python or SQL file")
+            raise ValueError(f"{misnamed[0]!r} is not the name of a Python or SQL file")
         return entries
     except ValueError as error:
         raise SchemaError(f"{where} is not a list of users' files that ludic can read: {error}") from error

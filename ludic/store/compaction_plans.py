@@ -44,8 +44,8 @@ class Plan:
 def put_plan(root: Root, partition: str, number: int, sources: Sequence[Sequence[Source]]) -> None:
     """Store a plan with one output for each of `sources`, unless the number is taken; read the plan to find out."""
     outputs = [
-        {"name": f"{partition}/{COMPACTED}{number}-{place}.parquet", "sources": list(map(list, of_output))}
-        for place, of_output in enumerate(sources)
+        {"name": f"{partition}/{COMPACTED}{number}-{index}.parquet", "sources": list(map(list, of_output))}
+        for index, of_output in enumerate(sources)
     ]
     root.put_if_absent(_plan_name(partition, number), encode_json({"outputs": outputs}, indent=None))
 

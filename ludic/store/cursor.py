@@ -26,8 +26,8 @@ class Intervals:
             self._stops.append(stop)
 
     def __contains__(self, number: int) -> bool:
-        place = bisect.bisect_right(self._starts, number) - 1
-        return place >= 0 and number < self._stops[place]
+        index = bisect.bisect_right(self._starts, number) - 1
+        return index >= 0 and number < self._stops[index]
 
     def __len__(self) -> int:
         """Number of integers, not of intervals."""
@@ -37,19 +37,19 @@ class Intervals:
         """Add a number, and join the intervals that it touches."""
         if number in self:
             return
-        place = bisect.bisect_right(self._starts, number)
-        joins_left = place > 0 and self._stops[place - 1] == number
-        joins_right = place < len(self._starts) and self._starts[place] == number + 1
+        index = bisect.bisect_right(self._starts, number)
+        joins_left = index > 0 and self._stops[index - 1] == number
+        joins_right = index < len(self._starts) and self._starts[index] == number + 1
         if joins_left and joins_right:
-            self._stops[place - 1] = self._stops.pop(place)
-            del self._starts[place]
+            self._stops[index - 1] = self._stops.pop(index)
+            del self._starts[index]
         elif joins_left:
-            self._stops[place - 1] = number + 1
+            self._stops[index - 1] = number + 1
         elif joins_right:
-            self._starts[place] = number
+            self._starts[index] = number
         else:
-            self._starts.insert(place, number)
-            self._stops.insert(place, number + 1)
+            self._starts.insert(index, number)
+            self._stops.insert(index, number + 1)
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
@@ -68,7 +68,7 @@ class Intervals:
 
 
 class _Consumed:
-    """What was consumed of some versions."""
+    """Consumed sources, groups and requests of some versions."""
 
     def __init__(self) -> None:
         self.files: dict[str, Intervals] = {}
@@ -95,9 +95,9 @@ class Cursor:
 
     def __init__(self) -> None:
         self._consumed: dict[int | None, _Consumed] = {None: _Consumed()}
-        """By version; None: of unknown version, or consumed by a trainer without a window of versions."""
+        """Consumed data by version; under None if the version is unknown or the trainer has no window of versions."""
         self.first_version = 0
-        """The cursor does not know what was consumed of older versions; see `forget_before`."""
+        """First version that the cursor knows; see `forget_before`."""
         self.requests = Intervals()
         """Group numbers of the schedule whose group was consumed; no other group may use them."""
         self.in_use: dict[int, str] = {}

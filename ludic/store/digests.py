@@ -142,7 +142,7 @@ def _read_pages(source: BinaryIO, num_bytes: int, end_size: int) -> bytes:
 def _damage(where: str, what: str) -> str:
     return (
         f"{where}: {what}, so a disk, a copy or another program has changed it; put a sound copy in its place, or let "
-        "`ludic verify --repair` set it aside"
+        "`ludic verify --repair` quarantine it"
     )
 
 
@@ -164,24 +164,24 @@ class CheckedFile:
     def __init__(self, source: BinaryIO, digests: Digests, where: str) -> None:
         """digests: as returned by `parse_end`. where: names the file in errors."""
         self._source, self._pages, self.size, self._where = source, digests.pages, digests.num_bytes, where
-        self._place = 0
+        self._position = 0
         self._start, self._data = 0, pa.py_buffer(b"")
         """Offset and bytes of the pages that were read last, kept because small columns share a page."""
         self._unread = np.ones(len(digests.pages), bool)
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self.size}[whence]
-        return self._place
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        return self._position
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def read_buffer(self, num_bytes: int) -> pa.Buffer:
         """Read without a copy; Arrow calls this instead of `read`."""
-        start, stop = self._place, min(self._place + num_bytes, self.size)
+        start, stop = self._position, min(self._position + num_bytes, self.size)
         if not self._start <= start <= stop <= self._start + self._data.size:
             self._load(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
-        self._place = stop
+        self._position = stop
         return self._data[start - self._start : stop - self._start]
 
     def read(self, num_bytes: int) -> bytes:

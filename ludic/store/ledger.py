@@ -57,26 +57,28 @@ def count_uses(root: Root, checkpoint: CheckpointId | None) -> dict[str, int]:
     """
     if checkpoint is None:
         return {}
-    places = effective_steps(root, checkpoint, of=lambda attempt_id: _max_uses(root, attempt_id) > 1)
-    return recall_groups(root, places)[0]
+    checkpoint_ids = effective_steps(root, checkpoint, of=lambda attempt_id: _max_uses(root, attempt_id) > 1)
+    return recall_groups(root, checkpoint_ids)[0]
 
 
 def effective_steps(
     root: Root, checkpoint: CheckpointId, *, of: Callable[[int], bool] = lambda _: True
 ) -> list[CheckpointId]:
     """Return attempt_id and step of steps planned up to a checkpoint, unordered. of: whether to include an attempt."""
-    places: list[CheckpointId] = []
+    checkpoint_ids: list[CheckpointId] = []
     for link in chain(checkpoint[0], partial(read_parent, root)):
         if of(link.attempt_id):
             last_step = checkpoint[1] if link.last_step is None else min(link.last_step, checkpoint[1])
-            places += [(link.attempt_id, step) for step in ledger_steps(root, link.attempt_id) if step <= last_step]
-    return places
+            checkpoint_ids += [
+                (link.attempt_id, step) for step in ledger_steps(root, link.attempt_id) if step <= last_step
+            ]
+    return checkpoint_ids
 
 
-def recall_groups(root: Root, places: Iterable[CheckpointId]) -> tuple[dict[str, int], set[str]]:
+def recall_groups(root: Root, checkpoint_ids: Iterable[CheckpointId]) -> tuple[dict[str, int], set[str]]:
     """Return how many of these steps trained on each group, and the groups that they considered but did not use."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        steps = list(pool.map(lambda place: _groups_of_step(root, *place), places))
+        steps = list(pool.map(lambda checkpoint_id: _groups_of_step(root, *checkpoint_id), checkpoint_ids))
     uses = Counter(group_id for used, _ in steps for group_id in used)
     return dict(uses), {group_id for _, seen in steps for group_id in seen} - uses.keys()
 
@@ -90,10 +92,13 @@ def _groups_of_step(root: Root, attempt_id: int, step: int) -> tuple[list[str], 
 
 def consumed_groups(root: Root, checkpoint: CheckpointId) -> set[str]:
     """Return the groups that steps up to a checkpoint used for the last time, or dropped, in online attempts."""
-    places = effective_steps(root, checkpoint, of=lambda attempt_id: _is_online(_config(root, attempt_id)))
-    max_uses = {attempt_id: _config(root, attempt_id).get("max_uses", 1) for attempt_id in dict(places)}
+    checkpoint_ids = effective_steps(root, checkpoint, of=lambda attempt_id: _is_online(_config(root, attempt_id)))
+    max_uses = {attempt_id: _config(root, attempt_id).get("max_uses", 1) for attempt_id in dict(checkpoint_ids)}
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        steps = pool.map(lambda place: _consumed_by(read_ledger(root, *place), max_uses[place[0]]), places)
+        steps = pool.map(
+            lambda checkpoint_id: _consumed_by(read_ledger(root, *checkpoint_id), max_uses[checkpoint_id[0]]),
+            checkpoint_ids,
+        )
         return {group_id for groups in steps for group_id in groups}
 
 

@@ -31,17 +31,17 @@ def read_rollouts(
     name of each broken file of this root, and the reason. Raises SchemaError if a file is broken, StoreError if a file
     is gone and was not compacted, or if the filesystem fails.
     """
-    places: dict[tuple[str | None, str], list[int]] = {}
+    rows_of: dict[tuple[str | None, str], list[int]] = {}
     urls = rows.column("root").to_pylist() if "root" in rows.column_names else [None] * rows.num_rows
-    for place, file in enumerate(zip(urls, rows.column("file").to_pylist(), strict=True)):
-        places.setdefault(file, []).append(place)
+    for index, file in enumerate(zip(urls, rows.column("file").to_pylist(), strict=True)):
+        rows_of.setdefault(file, []).append(index)
     reads = [
         partial(_read_file, root, name, take_rows(rows, of_file), columns, on_broken)
         if url is None
         else partial(_read_file, _other_root(url), name, take_rows(rows, of_file), columns, None)
-        for (url, name), of_file in places.items()
+        for (url, name), of_file in rows_of.items()
     ]
-    order = np.argsort([place for of_file in places.values() for place in of_file])
+    order = np.argsort([index for of_file in rows_of.values() for index in of_file])
     # Decoding limits reads from a disk, so one thread per core is enough; reads from a server mostly wait.
     num_threads = min(_CONCURRENT_READS, pa.cpu_count()) if root.is_local else _CONCURRENT_READS
     table = take_rows(pa.concat_tables(_read_all(reads, num_threads)), order.tolist())

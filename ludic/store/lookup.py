@@ -55,8 +55,8 @@ def read_addresses(root: Root, addresses: Sequence[Address]) -> pa.Table:
     Raises SchemaError if the file is broken, FileNotFoundError if it is gone.
     """
     (name,) = {address.file.name for address in addresses}
-    places = [(address.row_group, address.row) for address in addresses]
-    return read_rows(root, name, places, rollouts_schema(root.run.extra_columns).names)
+    positions = [(address.row_group, address.row) for address in addresses]
+    return read_rows(root, name, positions, rollouts_schema(root.run.extra_columns).names)
 
 
 def _search(root: Root, files: Sequence[RolloutFile], wanted: str) -> list[Address] | None:
@@ -79,18 +79,18 @@ def _likeliest_first(root: Root, files: Sequence[RolloutFile], wanted: str) -> l
     The bisection reads a few footers.
     """
     num_before: Counter[tuple[int, str, str]] = Counter()
-    places: dict[RolloutFile, tuple[int, int]] = {}
+    order_of: dict[RolloutFile, tuple[int, int]] = {}
     for file in sorted(files):
         worker = (file.version, file.env_name, file.worker_id)
-        places[file] = (file.version, num_before[worker])
+        order_of[file] = (file.version, num_before[worker])
         num_before[worker] += 1
-    ordered = sorted(places, key=places.__getitem__)
+    ordered = sorted(order_of, key=order_of.__getitem__)
     low, high = 0, len(ordered)
     while high - low > 1:
         middle = (low + high) // 2
         lowest = _lowest_id(root, ordered[middle])
         low, high = (middle, high) if lowest is not None and lowest <= wanted else (low, middle)
-    return [ordered[place] for place in sorted(range(len(ordered)), key=lambda place: abs(place - low))]
+    return [ordered[index] for index in sorted(range(len(ordered)), key=lambda index: abs(index - low))]
 
 
 def _lowest_id(root: Root, file: RolloutFile) -> str | None:

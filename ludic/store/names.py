@@ -39,5 +39,5 @@ def check_inside(name: str, url: str) -> str:
 
 
 def owner_name(pid: int | None = None) -> str:
-    """Return the name of a process of this machine as host-pid, for people; None: of this process."""
+    """Return the readable name of a process of this machine, host-pid. pid: None means this process."""
     return f"{socket.gethostname()}-{os.getpid() if pid is None else pid}"

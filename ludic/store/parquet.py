@@ -31,12 +31,12 @@ _TEXTS, _DICTIONARY = {pa.string().id, pa.large_string().id}, pa.dictionary(pa.i
 
 @contextmanager
 def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.ParquetFile]:
-    """A rollouts file whose schema is checked, and whose bytes are as they are read; what fails is explained.
+    """Open a rollouts file and check its schema; its bytes are checked as they are read, and errors name the file.
 
-    whole: check all bytes at once, also those that nothing will read.
+    whole: check all bytes at once, also those that are not read.
 
-    Raises SchemaError for a broken or a foreign file, FileNotFoundError for none, StoreError
-    when the filesystem fails: those two may pass, a broken file never mends.
+    Raises SchemaError if the file is broken or foreign, FileNotFoundError if there is none, and StoreError if the
+    filesystem fails. Only the last two may succeed on another try.
     """
     where = f"{root.url}/{name}"
     with root.explained(name), root.open_file(name) as source:
@@ -55,7 +55,7 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
                 raise SchemaError(
                     f"{where}: no Parquet file, or a broken one, of {source.seek(0, io.SEEK_END)} bytes "
                     f"({one_line(error)}); "
-                    f"it is set aside; `ludic verify {root.url}` lists all such files"
+                    f"it is quarantined; `ludic verify {root.url}` lists all such files"
                 ) from error
             raise StoreError(f"{where}: {type(error).__name__}: {one_line(error)}") from error
 
@@ -125,7 +125,7 @@ def _holds_text(type_: pa.DataType) -> bool:
     """Return whether a type holds text at any depth. Not cached: hashing an Arrow type takes longer."""
     if type_.id == _DICTIONARY:
         return _holds_text(type_.value_type)
-    return type_.id in _TEXTS or any(_holds_text(type_.field(place).type) for place in range(type_.num_fields))
+    return type_.id in _TEXTS or any(_holds_text(type_.field(index).type) for index in range(type_.num_fields))
 
 
 def _check_schema(file: pq.ParquetFile, where: str) -> None:

@@ -105,7 +105,7 @@ def write_policy(root: Root, version: int, save: Callable[[Path], None]) -> None
 
 
 def claim_policy(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
-    """Put policy.json of the next free version, and return the version."""
+    """Write policy.json of the next free version, and return the version."""
     newest = newest_version(root)
     version = 0 if newest is None else newest + 1
     while True:

@@ -1,7 +1,7 @@
-"""Move broken files to set_aside/, where no reader looks, with the reason; list temporary files of killed writers.
+"""Move broken files to quarantine/, where no reader looks, with the reason; list temporary files of killed writers.
 
-Moves {root}/NAME to {root}/set_aside/NAME and writes {root}/set_aside/NAME.json. The note comes first; setting the
-same file aside again finishes an interrupted move. Only `ludic verify` and `ludic stats` look into set_aside/.
+Moves {root}/NAME to {root}/quarantine/NAME and writes {root}/quarantine/NAME.json. The note comes first; a second
+call for the same file finishes an interrupted move. Only `ludic verify` and `ludic stats` look into quarantine/.
 Raises StoreError if the filesystem fails.
 """
 
@@ -17,30 +17,32 @@ from ludic.store.filesystem import SCRATCH
 from ludic.store.json_files import encode_record, read_record
 from ludic.store.root import Root
 
-QUARANTINE = "set_aside"
+QUARANTINE = "quarantine"
+QUARANTINE_FOLDERS = (QUARANTINE, "set_aside")
+"""All folders of quarantined files; older versions moved them to set_aside/."""
 _NOTE = ".json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedFile:
-    """A file that was set aside."""
+    """A quarantined file."""
 
     name: str
     """Name of the file below the root before it was moved."""
     reason: str
-    """Why the file was set aside; empty if the note is gone."""
+    """Why the file was quarantined; empty if the note is gone."""
     found_at: str
     """Time in ISO 8601, UTC; empty if the note is gone."""
 
 
 def quarantine(root: Root, name: str, reason: str) -> str:
-    """Move a file below set_aside/, and return its new name.
+    """Move a file below quarantine/, and return its new name.
 
     Does nothing if the file was moved before. Readers then see a gap in its worker's sequence and continue, and the
     next worker in that slot makes the requests of the file again. Raises FileNotFoundError if the file is at neither
     name.
     """
-    assert not name.startswith(f"{QUARANTINE}/"), f"{name} is set aside"
+    assert not name.startswith(tuple(f"{folder}/" for folder in QUARANTINE_FOLDERS)), f"{name} is in quarantine"
     assert not name.endswith(_NOTE), f"{name} would be taken for a note"
     target = f"{QUARANTINE}/{name}"
     try:
@@ -65,15 +67,20 @@ def _move(root: Root, name: str, target: str) -> None:
 
 
 def list_quarantined(root: Root) -> list[QuarantinedFile]:
-    """Return the files that were set aside, sorted by name."""
-    names = [name.removeprefix(f"{QUARANTINE}/") for name in root.list(QUARANTINE)]
-    return [_read_note(root, name) for name in names if not name.endswith(_NOTE)]
+    """Return the quarantined files, sorted by name."""
+    folder_of = {
+        name.removeprefix(f"{folder}/"): folder
+        for folder in reversed(QUARANTINE_FOLDERS)
+        for name in root.list(folder)
+        if not name.endswith(_NOTE)
+    }
+    return [_read_note(root, folder, name) for name, folder in sorted(folder_of.items())]
 
 
-def _read_note(root: Root, name: str) -> QuarantinedFile:
+def _read_note(root: Root, folder: str, name: str) -> QuarantinedFile:
     note = None
     with suppress(SchemaError):
-        note = read_record(root, f"{QUARANTINE}/{name}{_NOTE}", QuarantinedFile, "note")
+        note = read_record(root, f"{folder}/{name}{_NOTE}", QuarantinedFile, "note")
     return note or QuarantinedFile(name=name, reason="", found_at="")
 
 

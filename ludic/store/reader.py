@@ -4,7 +4,7 @@ The reader lists only the requested versions and reads the scalar columns of fil
 reports which groups were consumed, and the cursor goes into the trainer's checkpoint. The reader counts by source (a
 file as a worker committed it): compaction may move rows to another file at any moment, and leave both files for a
 while. Every poll looks again at gaps in a worker's sequence, and at files that vanished while they were read. A
-broken file is set aside with its reason.
+broken file is quarantined with the reason.
 
 Two workers of one slot sample the same request (ludic.store.slots). The group that is delivered first gets the
 request; later groups are delivered as duplicates, for the planner to drop. Of groups in the same poll, the group
@@ -75,7 +75,7 @@ class RolloutReader:
         new = self._new_files(versions)
         if not new:
             return None
-        arrivals = {file: self._num_arrivals + place for place, file in enumerate(new)}
+        arrivals = {file: self._num_arrivals + index for index, file in enumerate(new)}
         self._num_arrivals += len(new)
         reads = list(self._read(new))  # all of them before the first is delivered: a read that fails loses nothing
         found = [rows for read in reads if (rows := self._deliver(read, arrivals)).num_rows]
@@ -152,7 +152,7 @@ class RolloutReader:
                     yield SmallFiles([file], np.array([table.num_rows]), table)
 
     def _read_file(self, file: RolloutFile) -> pa.Table | None:
-        """Return scalar columns with addresses; None if the file is broken (set aside) or gone (looked for again)."""
+        """Return scalar columns with addresses; None if the file is broken (quarantined) or gone (looked for again)."""
         try:
             where = f"{self._root.url}/{file.name}"
             with open_parquet(self._root, file.name) as parquet:

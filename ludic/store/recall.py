@@ -1,4 +1,4 @@
-"""Find in the ledger what was consumed of versions that a reader's cursor has forgotten.
+"""Find the consumed groups of versions that a reader's cursor has forgotten, in the ledger.
 
 A cursor forgets versions behind the trainer's window. A later trainer with a larger window, or with none, reads these
 versions again: it must not get a group twice, nor miss one that was never consumed. Reads batches/, and the ids of all
@@ -23,7 +23,7 @@ _CONCURRENT_READS = 8
 
 
 def recall_sources(root: Root, cursor: Cursor, first_version: int, checkpoint: CheckpointId, *, forgets: bool) -> None:
-    """Let a cursor know again what was consumed from `first_version` on; does nothing if it knows that already.
+    """Restore what a cursor has forgotten of versions from `first_version` on; does nothing if it forgot none of them.
 
     checkpoint: that of the cursor. forgets: as in RolloutReader.consume.
     """

@@ -68,10 +68,10 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
     """
     try:
         with root.open_file(name) as source, open_checked(source, f"{root.url}/{name}", pre_buffer=True) as (file, _):
-            ends = np.cumsum([file.metadata.row_group(place).num_rows for place in range(file.num_row_groups)])
+            ends = np.cumsum([file.metadata.row_group(index).num_rows for index in range(file.num_row_groups)])
             groups = np.searchsorted(ends, rows, side="right")
-            places = np.unique(groups)
-            table = file.read_row_groups(places.tolist(), ["reference_logprobs"])
+            row_groups = np.unique(groups)
+            table = file.read_row_groups(row_groups.tolist(), ["reference_logprobs"])
     except (FileNotFoundError, StoreError, SchemaError):
         raise
     except UNREADABLE as error:
@@ -79,7 +79,7 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
     sizes = np.diff(ends, prepend=0)
     # First row of each row group that was read, in the file and in the table.
     in_file, in_table = ends - sizes, np.zeros_like(ends)
-    in_table[places] = np.cumsum(sizes[places]) - sizes[places]
+    in_table[row_groups] = np.cumsum(sizes[row_groups]) - sizes[row_groups]
     column = table.column("reference_logprobs").take(np.asarray(rows) - in_file[groups] + in_table[groups])
     return [value.values.to_numpy() for value in column]
 
@@ -109,5 +109,5 @@ def _read_index(root: Root, name: str) -> pa.Table:
 
 def _index(rows: pa.Table, name: str) -> pa.Table:
     columns = {column: rows.column(column).combine_chunks() for column in _INDEX_COLUMNS}
-    files, places = pa.array([name] * rows.num_rows, pa.string()), pa.array(range(rows.num_rows), pa.int64())
-    return pa.table({**columns, "file": files, "row": places})
+    files, row_numbers = pa.array([name] * rows.num_rows, pa.string()), pa.array(range(rows.num_rows), pa.int64())
+    return pa.table({**columns, "file": files, "row": row_numbers})

@@ -22,7 +22,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, read_range: Callable[[int, int], bytes], size: int, tail: bytes) -> None:
         super().__init__()
         self._read_range, self._size, self._tail = read_range, size, tail
-        self._place = 0
+        self._position = 0
 
     def readable(self) -> bool:
         return True
@@ -31,23 +31,23 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._place
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._place = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
-        return self._place
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        data = self._read(self._place, min(self._place + len(view), self._size))
+        data = self._read(self._position, min(self._position + len(view), self._size))
         view[: len(data)] = data
-        self._place += len(data)
+        self._position += len(data)
         return len(data)
 
     def readall(self) -> bytes:
         """Return the remaining bytes, in one request."""
-        data = self._read(self._place, self._size)
-        self._place += len(data)
+        data = self._read(self._position, self._size)
+        self._position += len(data)
         return data
 
     def _read(self, start: int, end: int) -> bytes:

@@ -123,12 +123,12 @@ class ObstoreS3(S3):
         """Read a file or a range. As in fsspec, negative offsets count from the end, and a range ends with the file."""
         store, key = self._store(path)
         if end is None:
-            place = None if start is None else {"offset": start} if start >= 0 else {"suffix": -start}
-            return obstore.get(store, key, options={"range": place} if place else None).bytes().to_bytes()
+            byte_range = None if start is None else {"offset": start} if start >= 0 else {"suffix": -start}
+            return obstore.get(store, key, options={"range": byte_range} if byte_range else None).bytes().to_bytes()
         start = start or 0
         if start < 0 or end < 0:
             size = self.size(path)
-            start, end = (max(place + size, 0) if place < 0 else place for place in (start, end))
+            start, end = (max(offset + size, 0) if offset < 0 else offset for offset in (start, end))
         return obstore.get_range(store, key, start=start, end=end).to_bytes() if start < end else b""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:

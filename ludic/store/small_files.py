@@ -24,10 +24,10 @@ from ludic.store.parquet import open_parquet
 from ludic.store.root import Root
 
 MANY_FILES = 64
-"""With more files than this, one pass is worth the import of Polars, 0.2 s."""
+"""Number of files above which one pass is worth the import of Polars, which takes 0.2 s."""
 
 _LARGEST_BYTES = 1 << 20
-"""A larger file is not read whole. Opening a remote file fetches as much anyway."""
+"""Maximum size of a file that is read whole; opening a remote file fetches as much anyway."""
 _BATCH_BYTES = 16 << 20
 _LOCAL, _REMOTE = (2, 256), (32, 32)
 """Number of threads, and of files that a thread reads at once: Polars keeps about one core busy."""
@@ -63,7 +63,7 @@ class _Content:
 
 
 _Heads = Mapping[bytes, Sequence[bytes]]
-"""Bytes that a footer must contain, by the bytes that it begins with."""
+"""Bytes that a footer must contain, by its first bytes."""
 
 
 def read_small_files(root: Root, files: Sequence[RolloutFile], columns: Sequence[str]) -> Iterator[SmallFiles]:
@@ -105,7 +105,7 @@ def _parse_head(footer: bytes) -> tuple[bytes, int]:
     match = _NUM_ROWS.search(footer)
     if match is None:
         return b"", 0
-    return footer[: match.start()], sum((byte & 0x7F) << 7 * place for place, byte in enumerate(match[1])) >> 1
+    return footer[: match.start()], sum((byte & 0x7F) << 7 * index for index, byte in enumerate(match[1])) >> 1
 
 
 def _entry(key: bytes, value: bytes) -> bytes:

@@ -104,8 +104,8 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None,
     length = query.shape[2]
     window = None
     if sliding_window is not None and length > sliding_window:
-        places = torch.arange(length, device=query.device)
-        distances = places[:, None] - places
+        positions = torch.arange(length, device=query.device)
+        distances = positions[:, None] - positions
         window = (distances >= 0) & (distances < sliding_window)
     return scaled_dot_product_attention(
         query,

@@ -177,7 +177,9 @@ def _read_weights(folder: Path, model: PreTrainedModel, where: str) -> dict[str,
     holds_adapter = (folder / ADAPTER_CONFIG).exists()
     if holds_adapter != has_adapters(model):
         found, wanted = ("an adapter", "whole weights") if holds_adapter else ("whole weights", "an adapter")
-        raise ModelError(f"{where} holds {found}, lora_rank wants {wanted}; train on with the lora_rank it began with")
+        raise ModelError(
+            f"{where} holds {found}, lora_rank needs {wanted}; continue with the lora_rank of its first attempt"
+        )
     if holds_adapter:
         return load_adapter(model, folder, where)
     try:

@@ -80,7 +80,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Which checkpoints and published weights are written and kept."""
+    """How often checkpoints and weights are written, and how many are kept."""
 
     checkpoint_every: int | None = 20
     """Steps between checkpoints; None writes one at the end only."""

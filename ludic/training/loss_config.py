@@ -10,7 +10,7 @@ from ludic.training.objective_settings import PAIRED, Objective, check_objective
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
-    """Objective, how it is averaged, and the KL to a reference. None means off, unless the setting says otherwise."""
+    """Objective, averaging and KL to a reference. None disables a setting, unless its text says otherwise."""
 
     objective: Objective = "reinforce"
     """Objective maximised at each token: a function in ludic.training.losses; docs/algorithms.md has the formulas."""

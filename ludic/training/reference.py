@@ -139,8 +139,8 @@ class CachedReference:
         fitting = {s.rollout_id: s.response_length for s in sequences if self._has(s)}
         by_file: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
         for rollout_id in fitting:
-            url, place = self._index[rollout_id]
-            by_file[url, place.file][rollout_id] = place.row
+            url, address = self._index[rollout_id]
+            by_file[url, address.file][rollout_id] = address.row
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
             found = pool.map(self._read_file, by_file, by_file.values())
         return {rollout_id: logprobs[: fitting[rollout_id]] for of_file in found for rollout_id, logprobs in of_file}
@@ -148,8 +148,8 @@ class CachedReference:
     def _has(self, sequence: _Packed) -> bool:
         if sequence.rollout_id not in self._index:
             return False
-        _, place = self._index[sequence.rollout_id]
-        return place.response_length >= sequence.response_length and place.temperature == sequence.temperature
+        _, address = self._index[sequence.rollout_id]
+        return address.response_length >= sequence.response_length and address.temperature == sequence.temperature
 
     def _read_file(self, file: tuple[str, str], rows: Mapping[str, int]) -> list[tuple[str, np.ndarray]]:
         url, name = file
@@ -168,9 +168,9 @@ class CachedReference:
 
     def _note(self, url: str, index: pa.Table) -> None:
         for row in index.to_pylist():
-            rollout_id, place = row.pop("rollout_id"), ReferenceRow(**row)
-            if rollout_id not in self._index or self._index[rollout_id][1].response_length <= place.response_length:
-                self._index[rollout_id] = (url, place)
+            rollout_id, address = row.pop("rollout_id"), ReferenceRow(**row)
+            if rollout_id not in self._index or self._index[rollout_id][1].response_length <= address.response_length:
+                self._index[rollout_id] = (url, address)
 
 
 def _sequences(batch: MicroBatch) -> Iterator[_Packed]:

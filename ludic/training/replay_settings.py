@@ -1,4 +1,4 @@
-"""Settings of a replay, which must be those of the run that it repeats.
+"""Check that a replay has the settings of the run that it repeats.
 
 Reads that run's attempts/ and checkpoints/.
 """

@@ -50,7 +50,7 @@ def earlier_settings(root_url: str, given: Mapping[str, Any], *, online: bool = 
 
 
 def _chosen_objective(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that decide which others are ignored, as far as `given` or its algorithm has them."""
+    """Return those settings of `given` and its algorithm that decide which other settings are ignored."""
     algorithm = given.get("algorithm")
     chosen = {**(load_algorithm(algorithm) if algorithm is not None else {}), **given}
     return {name: chosen[name] for name in DECIDE_IGNORED if name in chosen}

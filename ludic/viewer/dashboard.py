@@ -243,7 +243,7 @@ def _drops(recent: Sequence[Row]) -> str:
 
 def _troubles(steps: Sequence[Row]) -> Iterator[tuple[str, Text]]:
     if steps and steps[-1]["num_unreadable_files"]:
-        yield "unreadable", Text(f"{plural(steps[-1]['num_unreadable_files'], 'file')} set aside", style="bold red")
+        yield "unreadable", Text(f"{plural(steps[-1]['num_unreadable_files'], 'file')} quarantined", style="bold red")
     if steps and steps[-1]["num_seq_len_truncated"]:
         text = f"{plural(steps[-1]['num_seq_len_truncated'], 'sequence')} cut to max_seq_len in the last step"
         yield "cut", Text(text, style="yellow")

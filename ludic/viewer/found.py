@@ -106,7 +106,7 @@ class Found(Shown):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all as plain values, as `ludic show --json` prints them."""
+        """Return everything as plain values, as `ludic show --json` prints it."""
         return {"kind": self.kind, "rows": self.rows, "uses": self.uses, "code": self.code}
 
     def print_to(self, console: Console, look: Look | None = None) -> None:
@@ -197,7 +197,7 @@ def _find(con: duckdb.DuckDBPyConnection, root: Root, part: str, kinds: tuple[Ki
     if len(found) > 1 and not found[0]["exact"]:
         some = ", ".join(f"{row['kind']} {row['id']}" for row in found[:_MOST_CANDIDATES])
         more = f" and {len(found) - _MOST_CANDIDATES:,} more" if len(found) > _MOST_CANDIDATES else ""
-        raise UnknownIdError(f"{part!r} matches {some}{more}; give more of it (ids differ most at their end)")
+        raise UnknownIdError(f"{part!r} matches {some}{more}; give more characters (ids differ most at their end)")
     return found[0]
 
 

@@ -103,7 +103,7 @@ class StepLog:
         self._troubles = TroubleLog(logger)
 
     def __enter__(self) -> "StepLog":
-        self._known = {_place(row) for row in self._watcher.look().steps}
+        self._known = {_checkpoint_id(row) for row in self._watcher.look().steps}
         return self
 
     def __exit__(
@@ -130,13 +130,13 @@ class StepLog:
         num_steps = status.trainer.num_steps if status.trainer else None
         of_all = "" if num_steps is None else f" of {num_steps}"
         for row in status.steps:
-            if _place(row) not in self._known:
-                self._known.add(_place(row))
+            if _checkpoint_id(row) not in self._known:
+                self._known.add(_checkpoint_id(row))
                 logger.info("step %d%s  %s%s", row["step"], of_all, describe_step(row), _incomplete(status))
         self._troubles.tell(status.troubles())
 
 
-def _place(row: Row) -> CheckpointId:
+def _checkpoint_id(row: Row) -> CheckpointId:
     return row["attempt_id"], row["step"]
 
 

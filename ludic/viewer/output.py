@@ -152,7 +152,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
     if not values:
         return ""
     num_bins = min(width, len(values))
-    edges = [round(place * len(values) / num_bins) for place in range(num_bins + 1)]
+    edges = [round(index * len(values) / num_bins) for index in range(num_bins + 1)]
     means = [fmean(values[start:stop]) for start, stop in itertools.pairwise(edges)]
     low, high = min(means), max(means)
     scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0

@@ -1,6 +1,6 @@
 """Summarize a root, from run.json to the last gradient step.
 
-Reads footers and scalar columns, no tokens. Files that can't be read, or were set aside, are listed and left out.
+Reads footers and scalar columns, no tokens. Files that can't be read, or were quarantined, are listed and left out.
 """
 
 from collections.abc import Mapping
@@ -118,7 +118,7 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
         "policies": _policies(weights["policies"]),
         "checkpoints": _folders_with(weights["checkpoints"], "checkpoint.json"),
         "unreadable": [{"name": footer.name, "problem": footer.problem} for footer in broken],
-        "set_aside": [asdict(file) for file in list_quarantined(root)],
+        "quarantined": [asdict(file) for file in list_quarantined(root)],
     }
     return Stats(facts=facts, tables=tables)
 
@@ -154,8 +154,8 @@ def print_stats(console: Console, stats: Mapping[str, Any]) -> None:
     _print_training(console, stats)
     for file in stats["unreadable"]:
         _print_file(console, "unreadable", "bold red", f"{file['name']}: {file['problem']}")
-    for file in stats["set_aside"]:
-        _print_file(console, "set aside", "yellow", f"{file['name']}: {file['reason']}")
+    for file in stats["quarantined"]:
+        _print_file(console, "quarantined", "yellow", f"{file['name']}: {file['reason']}")
 
 
 def _print_file(console: Console, what: str, style: str, line: str) -> None:

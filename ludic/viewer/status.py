@@ -117,8 +117,8 @@ class Watcher:
                 self._steps[row["attempt_id"], row["step"]] = row
         while self._calls and self._calls[0]["created_at"] < now - WINDOW:
             self._calls.popleft()
-        for place in sorted(self._steps)[:-_MOST_STEPS]:
-            del self._steps[place]
+        for checkpoint_id in sorted(self._steps)[:-_MOST_STEPS]:
+            del self._steps[checkpoint_id]
 
     def _find_trainer(self, root: Root) -> Trainer | None:
         attempt_id = newest_claim(root)

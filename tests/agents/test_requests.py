@@ -1,4 +1,4 @@
-"""Seeds and places of the episodes of a group."""
+"""Seeds and indexes of the episodes of a group."""
 
 from itertools import pairwise
 
@@ -25,7 +25,7 @@ def group_request(request_index: int = 0) -> EpisodeRequest:
     )
 
 
-def test_repeat_counts_places_from_0_and_request_indexes_from_that_of_the_request() -> None:
+def test_repeat_counts_indexes_from_0_and_request_indexes_from_that_of_the_request() -> None:
     episodes = repeat(group_request(request_index=12), 3, seed=5)
     assert [(e.group_index, e.group_size, e.request_index) for e in episodes] == [(0, 3, 12), (1, 3, 13), (2, 3, 14)]
     for episode in episodes:

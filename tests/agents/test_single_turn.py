@@ -70,8 +70,8 @@ def requests(
 def run_one(agent: Agent, environment: Environment, **options: object) -> Rollout:
     """The first episode whose completion stops by itself; only that one is run in the environment."""
     everything = sample(agent, requests())
-    place = next(i for i, completion in enumerate(everything) if completion.finish_reason == "stop")
-    (rollout,) = run_single_step(agent, lambda: environment, [requests()[place]], **options)
+    index = next(i for i, completion in enumerate(everything) if completion.finish_reason == "stop")
+    (rollout,) = run_single_step(agent, lambda: environment, [requests()[index]], **options)
     return rollout
 
 
@@ -151,9 +151,9 @@ def test_the_episodes_of_a_group_differ(rollouts: list[Rollout]) -> None:
 
 def test_rows_say_what_was_asked_and_may_be_stored(rollouts: list[Rollout]) -> None:
     check_storable(rollouts)
-    for place, (rollout, request) in enumerate(zip(rollouts, requests(QUESTION), strict=True)):
-        assert (rollout.group_id, rollout.group_index, rollout.group_size) == ("group", place, NUM_EPISODES)
-        assert (rollout.request_index, rollout.seed) == (place, request.seed)
+    for index, (rollout, request) in enumerate(zip(rollouts, requests(QUESTION), strict=True)):
+        assert (rollout.group_id, rollout.group_index, rollout.group_size) == ("group", index, NUM_EPISODES)
+        assert (rollout.request_index, rollout.seed) == (index, request.seed)
         assert (rollout.env_name, rollout.env_example_id, rollout.purpose) == ("sums", QUESTION.example_id, "train")
         assert (rollout.model, rollout.temperature, rollout.top_p, rollout.top_k) == ("tiny", 1.0, 1.0, None)
         assert (rollout.max_tokens, rollout.num_turns, rollout.segment_index) == (32, 1, 0)
@@ -323,8 +323,8 @@ def test_what_fails_leaves_the_other_episodes_as_they_would_have_been(agent: Age
     alone = run_single_step(agent, lambda: Scripted(end()), requests(n=3))
     assert [rollout.error for rollout in mixed] == [None, "OSError: gone", None]
     assert [rollout.request_index for rollout in mixed] == [0, 1, 2]
-    for place in (0, 2):
-        assert mixed[place].response_tokens.tolist() == alone[place].response_tokens.tolist()
+    for index in (0, 2):
+        assert mixed[index].response_tokens.tolist() == alone[index].response_tokens.tolist()
 
 
 def test_a_model_whose_template_refuses_the_conversation_stops_with_its_name(agent: Agent) -> None:

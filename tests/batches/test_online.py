@@ -147,7 +147,7 @@ def test_a_larger_window_gets_what_was_not_consumed_of_versions_that_the_cursor_
         assert left(recalled, None) == late[5]
 
 
-def test_a_broken_file_is_set_aside_and_counted(new_root, open_source):
+def test_a_broken_file_is_quarantined_and_counted(new_root, open_source):
     root = new_root()
     groups = fill(root, num_files=1, groups_per_file=2)
     root.put("rollouts/version=0/env=moar_cats/w1-broken-0.parquet", b"PAR1 and then the disk was full")

@@ -27,7 +27,7 @@ def run_of(**options: Any) -> RunConfig:
 
 def arrivals(version: int, worker_id: str, num_groups: int, start: int = 0) -> pa.Table:
     """Two rows a group."""
-    groups = [f"{worker_id}/{version}/{start + place // 2}" for place in range(2 * num_groups)]
+    groups = [f"{worker_id}/{version}/{start + index // 2}" for index in range(2 * num_groups)]
     rows = len(groups)
     columns = {"policy_version": version, "worker_id": worker_id, "sequence": start}
     return pa.table({name: [value] * rows for name, value in columns.items()} | {"group_id": groups})

@@ -100,7 +100,7 @@ def test_a_replay_may_keep_token_stats_that_the_run_did_not(new_root, trained):
     ("settings", "message"),
     [
         ({"learning_rate": 0.5}, "learning_rate is 0.001 there and 0.5 here"),
-        ({"clip_high": 0.3, "max_seq_len": 9}, "clip_high is 0.2 there and 0.3 here, max_seq_len is 20 there and 9"),
+        ({"clip_high": 0.3, "max_seq_len": 9}, "max_seq_len is 20 there and 9 here, clip_high is 0.2 there and 0.3"),
     ],
 )
 def test_other_settings_are_refused_by_name(new_root, trained, settings, message):

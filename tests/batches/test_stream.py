@@ -52,15 +52,15 @@ def test_sequences_are_what_was_stored_in_the_order_of_the_plan(new_root, plan_o
     sequences = read_sequences(root, rows)
     assert sequences.rollout_id == rows["rollout_id"].to_pylist()
     assert len(sequences) == 5 * 4
-    for place, rollout_id in enumerate(sequences.rollout_id):
+    for index, rollout_id in enumerate(sequences.rollout_id):
         rollout = stored[rollout_id]
-        assert_same(sequences.prompt_tokens[place], rollout.prompt_tokens)
-        assert_same(sequences.response_tokens[place], rollout.response_tokens)
-        assert_same(sequences.sampler_logprobs[place], rollout.response_logprobs)
-        assert_same(sequences.action_mask[place], rollout.action_mask)
-        assert sequences.advantage[place] == pytest.approx(advantages[rollout_id], abs=1e-12)
-        assert sequences.weight[place] == 1.0
-        assert sequences.temperature[place] == np.float32(rollout.temperature)
+        assert_same(sequences.prompt_tokens[index], rollout.prompt_tokens)
+        assert_same(sequences.response_tokens[index], rollout.response_tokens)
+        assert_same(sequences.sampler_logprobs[index], rollout.response_logprobs)
+        assert_same(sequences.action_mask[index], rollout.action_mask)
+        assert sequences.advantage[index] == pytest.approx(advantages[rollout_id], abs=1e-12)
+        assert sequences.weight[index] == 1.0
+        assert sequences.temperature[index] == np.float32(rollout.temperature)
 
 
 def assert_same(found: np.ndarray, expected: np.ndarray) -> None:
@@ -225,7 +225,7 @@ def test_a_planned_file_that_is_gone_is_named(new_root, plan_of):
         read_sequences(root, rows)
 
 
-def test_a_planned_file_that_is_broken_is_set_aside_so_that_the_next_trainer_plans_without_it(new_root, plan_of):
+def test_a_planned_file_that_is_broken_is_quarantined_so_that_the_next_trainer_plans_without_it(new_root, plan_of):
     root = new_root()
     fill(root, num_files=1)
     rows = used_rows(plan_of(root))
@@ -252,11 +252,11 @@ def test_a_plan_is_read_as_well_when_its_files_were_compacted_since(new_root, pl
 
 
 def test_advantages_by_token_reach_the_loss_and_are_cut_with_the_response(new_root, open_stream, tmp_path):
-    file = tmp_path / "place.sql"
+    file = tmp_path / "index.sql"
     file.write_text("select rollout_id, range(response_length) as token_advantages from rollouts")
     root = new_root()
     fill(root, num_files=1)
     batch = open_stream(root, max_seq_len=18, advantage=str(file)).next_batch()
     (micro_batch,) = batch.micro_batches
     # 8 sequences: prompts of 8 leave 10 of 16 response tokens
-    assert micro_batch.advantages.tolist() == [float(place) for place in range(10)] * 8
+    assert micro_batch.advantages.tolist() == [float(index) for index in range(10)] * 8

@@ -52,8 +52,8 @@ def test_all_benchmarks_run_and_print_ratios():
         "train_wait:",
         "The whole ring",
     )
-    places = [printed.index(title) for title in titles]
-    assert places == sorted(places)
+    indexes = [printed.index(title) for title in titles]
+    assert indexes == sorted(indexes)
     assert "1.00x" in printed
 
 

@@ -20,8 +20,8 @@ def filled(started: Root) -> Root:
 
 def fill(root: Root, num_versions: int = 3) -> None:
     with RolloutWriter(root, "w5-test") as writer:
-        for place in range(3 * num_versions):
-            batch = make_batch(worker_id="w5-test", num_groups=1, seed=100 + place, policy_version=place // 3)
+        for index in range(3 * num_versions):
+            batch = make_batch(worker_id="w5-test", num_groups=1, seed=100 + index, policy_version=index // 3)
             writer.append(batch)
             writer.flush()
 
@@ -83,7 +83,7 @@ def test_what_was_left_alone_is_named(ludic, filled: Root) -> None:
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["--all", "--before", "3"], "--all and --before say different things; give one of them"),
+        (["--all", "--before", "3"], "--all and --before contradict each other; give one of them"),
         (["--target-mb", "0"], "target_mb is 0, wanted at least 1"),
     ],
 )

@@ -118,7 +118,7 @@ def test_weights_are_written_where_asked_and_reported(ludic, trained: Root, tmp_
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--format", "hf"], "--format hf wants --out"),
+        (["--format", "hf"], "--format hf needs --out"),
         (["--format", "hf", "--out", "x", "--step", "0", "--version", "0"], "step and version both choose"),
         (["--format", "csv", "--version", "0"], "version does not apply to format csv"),
         (["--format", "delta", "--step", "0"], "step does not apply to format delta"),

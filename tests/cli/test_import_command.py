@@ -89,7 +89,7 @@ def test_what_can_not_be_done_is_said_in_a_line(
 def test_another_model_than_the_runs_is_refused(ludic, started: Root, verl_file: Path, tmp_path: Path):
     other = shutil.copytree(started.run.model, tmp_path / "other")
     options = ["--from", "verl", "--model", other]
-    assert ludic("import", started.url, verl_file, *options).code == 0  # another place of the same model
+    assert ludic("import", started.url, verl_file, *options).code == 0  # another path of the same model
     (other / "tokenizer.json").write_text("{}")
     result = ludic("import", started.url, verl_file, *options)
     assert (result.code, result.err.count("\n")) == (1, 1)

@@ -90,9 +90,9 @@ def test_options_before_the_root_are_refused_since_the_settings_in_the_root_come
     assert result.err == f"ludic: ROOT comes first: ludic {command} ROOT [options]\n"
 
 
-@pytest.mark.parametrize(("command", "places"), [("train", "ROOT"), ("run", "ROOT")])
-def test_usage_shows_the_root_before_the_options(ludic, command: str, places: str) -> None:
-    assert ludic(command, "--help").out.splitlines()[0] == f"usage: ludic {command} {places} [OPTIONS]"
+@pytest.mark.parametrize(("command", "arguments"), [("train", "ROOT"), ("run", "ROOT")])
+def test_usage_shows_the_root_before_the_options(ludic, command: str, arguments: str) -> None:
+    assert ludic(command, "--help").out.splitlines()[0] == f"usage: ludic {command} {arguments} [OPTIONS]"
 
 
 @pytest.mark.parametrize("url", ["", "  "])

@@ -30,7 +30,7 @@ def wrong_modes(folder: Path, umask: int) -> dict[str, str]:
 @pytest.mark.slow
 def test_every_file_of_a_run_follows_the_umask(tmp_path: Path, umask: int) -> None:
     root = make_whole_root(tmp_path)
-    assert {"rollouts", "policies", "checkpoints", "model", "set_aside"} <= {
+    assert {"rollouts", "policies", "checkpoints", "model", "quarantine"} <= {
         path.name for path in Path(root.path).iterdir()
     }
     assert wrong_modes(Path(root.path), umask) == {}

@@ -22,10 +22,10 @@ def model(tmp_path: Path, model_folder: str) -> Path:
 
 @pytest.mark.slow
 def test_a_run_whose_model_is_nowhere_leaves_no_root(ludic, tmp_path: Path) -> None:
-    for place in ("./none", "memory://none"):
-        result = ludic("run", tmp_path / "run", "--model", place, *RUN)
+    for path in ("./none", "memory://none"):
+        result = ludic("run", tmp_path / "run", "--model", path, *RUN)
         assert (result.code, result.err.count("\n")) == (1, 1)
-        assert result.err.startswith(f"ludic: {place}: ")
+        assert result.err.startswith(f"ludic: {path}: ")
     with pytest.raises(MissingRootError):
         Root.open(str(tmp_path / "run"))
 

@@ -105,7 +105,7 @@ def test_a_key_like_no_other_is_answered_with_all_there_are(tmp_path: Path) -> N
         parsed("here", "--config", str(path))
 
 
-def test_what_is_given_by_place_is_no_key(tmp_path: Path) -> None:
+def test_what_is_given_by_position_is_no_key(tmp_path: Path) -> None:
     path = tmp_path / "root.toml"
     path.write_text('root = "elsewhere"')
     with pytest.raises(ConfigError, match="no setting is called 'root'"):
@@ -126,7 +126,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_config_without_a_file_is_explained() -> None:
-    with pytest.raises(ConfigError, match="--config wants a TOML file after it"):
+    with pytest.raises(ConfigError, match="--config needs a TOML file after it"):
         parsed("here", "--config")
 
 
@@ -265,8 +265,8 @@ def test_a_flag_that_decides_others_is_given_once(ludic, started, command: str, 
 @pytest.mark.parametrize("command", ["run", "train"])
 def test_algorithm_is_in_the_list_of_options_with_its_choices(ludic, command: str) -> None:
     options = ludic(command, "--help").out.partition("options")[2]
-    place = options.index("--algorithm {")
-    assert {"cispo", "dapo", "sft"} <= set(re.findall(r"\w+", options[place : place + 300]))
+    index = options.index("--algorithm {")
+    assert {"cispo", "dapo", "sft"} <= set(re.findall(r"\w+", options[index : index + 300]))
 
 
 def train_settings(*args: str) -> TrainConfig:

@@ -18,8 +18,8 @@ Ids = Callable[[int, int], str]
 
 @pytest.fixture
 def rollout_id(first_batch: RolloutBatch) -> Ids:
-    """rollout_id(group, place): of a rollout of version 0."""
-    return lambda group, place: first_batch.groups[group].rollouts[place].rollout_id
+    """rollout_id(group, index): of a rollout of version 0."""
+    return lambda group, index: first_batch.groups[group].rollouts[index].rollout_id
 
 
 @pytest.fixture

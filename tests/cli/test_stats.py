@@ -81,13 +81,13 @@ def test_many_files_are_counted_from_the_cache_of_scalars(
 
 
 @pytest.mark.slow
-def test_what_was_set_aside_is_named(ludic, breakable: Path) -> None:
+def test_what_was_quarantined_is_named(ludic, breakable: Path) -> None:
     root = Root.open(str(breakable))
     name = list_files(root)[0].name
     quarantine(root, name, "cut off")
     printed = json.loads(ludic("stats", breakable, "--json").out)
-    assert [(file["name"], file["reason"]) for file in printed["set_aside"]] == [(name, "cut off")]
-    assert f"set aside {name}: cut off\n" in ludic("stats", breakable).out
+    assert [(file["name"], file["reason"]) for file in printed["quarantined"]] == [(name, "cut off")]
+    assert f"quarantined {name}: cut off\n" in ludic("stats", breakable).out
 
 
 def test_many_versions_are_shown_by_both_ends(ludic, started: Root) -> None:

@@ -12,7 +12,7 @@ def scaled(rollouts, *, by=1.0):
 """
 
 
-def test_an_error_in_a_users_function_is_one_line_with_its_place(ludic, started: Root, tmp_path: Path) -> None:
+def test_an_error_in_a_users_function_is_one_line_with_its_path(ludic, started: Root, tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text(USERS_FILE)
     with RolloutWriter(started, "w0-test") as writer:

@@ -36,8 +36,8 @@ def found_in(path: Path) -> list[Finding]:
     return check_root(Root.open(str(path))).findings
 
 
-def rollout_file(path: Path, place: int = 0) -> str:
-    return list_files(Root.open(str(path)))[place].name
+def rollout_file(path: Path, index: int = 0) -> str:
+    return list_files(Root.open(str(path)))[index].name
 
 
 def test_a_trained_run_is_sound(ludic, trained: Root) -> None:
@@ -100,7 +100,7 @@ def test_a_file_that_can_not_be_read_is_named(breakable: Path, folder: str, dama
 def test_a_damaged_page_is_found_though_the_footer_is_whole(breakable: Path) -> None:
     path = breakable / rollout_file(breakable)
     metadata = pq.ParquetFile(path).metadata
-    names = [metadata.schema.column(place).path for place in range(metadata.num_columns)]
+    names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     tokens = metadata.row_group(0).column(names.index("response_tokens.list.element"))
     content = bytearray(path.read_bytes())
     start = tokens.data_page_offset
@@ -183,7 +183,7 @@ def lose_a_shard(path: Path) -> None:
         (delete_weights, "model.safetensors is missing"),
         (delete_the_tokenizer, "tokenizer.json is missing, though digests.json lists it"),
         (cut_weights, "its header says"),
-        (garble_weights, "its header alone wants"),
+        (garble_weights, "its header alone needs"),
         (lose_a_shard, "model-00002-of-00002.safetensors is missing"),
     ],
 )
@@ -287,8 +287,8 @@ def test_token_stats_that_are_renamed_or_of_other_lengths_are_named(started: Roo
     (path / name).rename(path / moved)
     assert findings(path) == {("misnamed", moved)}
     table = pq.read_table(path / moved)
-    place, field = table.schema.get_field_index("response_length"), table.schema.field("response_length")
-    table = table.set_column(place, field, pc.multiply(table["response_length"], 2).cast(field.type))
+    index, field = table.schema.get_field_index("response_length"), table.schema.field("response_length")
+    table = table.set_column(index, field, pc.multiply(table["response_length"], 2).cast(field.type))
     (path / name).write_bytes(encode_token_stats(conform(table, "token_stats")))
     (path / moved).unlink()
     assert {check for check, _ in findings(path)} == {"unequal_token_stats"}

@@ -1,4 +1,4 @@
-"""`ludic verify --repair`: what is broken is set aside, what is needed stays, and nothing sound is called broken.
+"""`ludic verify --repair`: what is broken is quarantined, what is needed stays, and nothing sound is called broken.
 
 And what is no fault: compaction, expiry and whatever was cut short of them.
 """
@@ -57,17 +57,17 @@ def torn(breakable: Path) -> list[str]:
     return names
 
 
-def test_broken_files_are_set_aside_and_the_next_look_finds_a_sound_run(ludic, breakable: Path, torn: list[str]):
+def test_broken_files_are_quarantined_and_the_next_look_finds_a_sound_run(ludic, breakable: Path, torn: list[str]):
     result = ludic("verify", breakable, "--repair", "--json")
     assert (result.code, result.err) == (0, "")
     printed = json.loads(result.out)
     assert (printed["sound"], printed["findings"]) == (True, [])
     assert sorted(repaired["where"] for repaired in printed["repaired"]) == sorted(torn)
     assert not any((breakable / name).exists() for name in torn)
-    assert all((breakable / "set_aside" / name).exists() for name in torn)
+    assert all((breakable / "quarantine" / name).exists() for name in torn)
     again = ludic("verify", breakable)
     assert again.code == 0
-    assert again.out.startswith("note, set_aside: a broken file that was moved out of sight\n")
+    assert again.out.startswith("note, quarantined: a broken file that was moved out of sight\n")
     assert again.out.endswith(f"{breakable} is sound\n")
 
 
@@ -76,7 +76,7 @@ def test_without_repair_nothing_is_moved(ludic, breakable: Path, torn: list[str]
     assert all((breakable / name).exists() for name in torn)
 
 
-def test_broken_files_are_set_aside_on_every_filesystem(root_url: str, make_trained: Callable[[str], Root]):
+def test_broken_files_are_quarantined_on_every_filesystem(root_url: str, make_trained: Callable[[str], Root]):
     root = make_trained(root_url)
     name = list_files(root)[0].name
     root.put(name, root.read(name)[:-1])
@@ -89,7 +89,7 @@ def test_broken_files_are_set_aside_on_every_filesystem(root_url: str, make_trai
 def test_a_move_that_was_cut_short_is_finished(breakable: Path, torn: list[str]):
     # As on an object store, killed between copy and delete.
     for name in torn:
-        target = breakable / "set_aside" / name
+        target = breakable / "quarantine" / name
         target.parent.mkdir(parents=True)
         shutil.copy(breakable / name, target)
     assert check_root(open_root(breakable), repair=True).findings == []
@@ -104,7 +104,7 @@ def test_the_ledger_of_a_step_that_counts_stays(ludic, breakable: Path):
     assert "put a copy of it here, or move it away" in result.out
 
 
-def test_the_ledger_of_a_superseded_step_is_set_aside(breakable: Path):
+def test_the_ledger_of_a_superseded_step_is_quarantined(breakable: Path):
     tear(breakable / LEDGER)
     start_attempt(open_root(breakable), parent_attempt=1, parent_step=0)
     report = check_root(open_root(breakable), repair=True)
@@ -143,7 +143,7 @@ def test_a_file_that_can_not_be_reached_is_not_called_broken(
     fs.faults.extend([None] * num_calls + [Fault.ERROR_BEFORE] * 10_000)
     with pytest.raises(StoreError):
         check_root(root, repair=True)
-    assert not (breakable / "set_aside").exists()
+    assert not (breakable / "quarantine").exists()
 
 
 def test_temporary_files_are_noted_and_deleted_after_a_day(breakable: Path):
@@ -209,7 +209,7 @@ def test_a_run_whose_versions_expired_is_sound(compacted: Path):
     assert (report.findings, report.notes) == ([], [])
 
 
-def test_a_broken_compacted_file_is_set_aside_and_its_sources_are_not_missed(compacted: Path):
+def test_a_broken_compacted_file_is_quarantined_and_its_sources_are_not_missed(compacted: Path):
     tear(compacted / COMPACTED)
     assert checks(compacted) == {"unreadable", "lost_rollouts", "lost_sources", "sequence_gaps"}
     report = check_root(open_root(compacted), repair=True)
@@ -283,8 +283,8 @@ def rows_of(path: Path, order: list[int] | None = None, **columns: list) -> pa.T
     batch = make_batch(worker_id="w9", num_groups=2, group_size=2, seed=9)
     table = to_table(batch, run_id=open_root(path).run_id, sequence=0)
     for name, values in columns.items():
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, pa.field(name, table.schema.field(name).type), pa.array(values))
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, pa.field(name, table.schema.field(name).type), pa.array(values))
     return table if order is None else table.take(order)
 
 

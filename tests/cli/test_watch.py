@@ -312,5 +312,5 @@ def test_ages_are_in_the_largest_unit_of_which_there_are_two(status: RunStatus, 
 def test_what_could_not_be_trained_on_is_shown(status: RunStatus) -> None:
     steps = [train_row(1, num_unreadable_files=2, num_seq_len_truncated=1)]
     text = shown(replace(status, steps=steps))
-    assert line(text, "unreadable") == "2 files set aside"
+    assert line(text, "unreadable") == "2 files quarantined"
     assert line(text, "cut") == "1 sequence cut to max_seq_len in the last step"

@@ -159,8 +159,8 @@ def test_the_models_end_of_sequence_stops_and_is_the_last_token(engine: Engine) 
 
 def test_a_stop_token_of_the_request_stops_that_request_alone(engine: Engine) -> None:
     [free] = engine.generate([a_request(temperature=0.0, max_tokens=12)])
-    place = 5
-    stop = int(free.tokens[place])
+    index = 5
+    stop = int(free.tokens[index])
     first = free.tokens.tolist().index(stop)
     stopped, still_free = engine.generate(
         [a_request(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)), a_request(temperature=0.0, max_tokens=12)]
@@ -170,7 +170,7 @@ def test_a_stop_token_of_the_request_stops_that_request_alone(engine: Engine) ->
     assert still_free.tokens.tolist() == free.tokens.tolist()
 
 
-def test_a_stop_token_in_the_last_place_is_a_stop(engine: Engine) -> None:
+def test_a_stop_token_in_the_last_position_is_a_stop(engine: Engine) -> None:
     [free] = engine.generate([a_request(temperature=0.0, max_tokens=1)])
     [stopped] = engine.generate([a_request(temperature=0.0, max_tokens=1, stop_token_ids=(int(free.tokens[0]),))])
     assert (free.finish_reason, stopped.finish_reason) == ("length", "stop")

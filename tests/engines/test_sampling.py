@@ -77,7 +77,7 @@ def test_a_row_without_top_p_keeps_its_least_likely_tokens_beside_one_with() -> 
 
 
 @given(seed=st.integers(-(2**63), 2**63 - 1), max_tokens=st.integers(1, 50), longer=st.integers(0, 50))
-def test_random_numbers_depend_on_the_seed_and_the_place_alone(seed: int, max_tokens: int, longer: int) -> None:
+def test_random_numbers_depend_on_the_seed_and_the_position_alone(seed: int, max_tokens: int, longer: int) -> None:
     def uniforms(num: int) -> np.ndarray:
         params = SamplingParams(max_tokens=num)
         request = GenerationRequest(prompt_tokens=np.array([0]), params=params, seed=seed)

@@ -149,7 +149,7 @@ def test_every_word_has_one_opposite_and_a_pair_is_in_one_split():
 
 def test_a_run_through_the_items_has_each_once_a_lap():
     items = "abcde"
-    laps = [[nth(items, lap * 5 + place, seed=0) for place in range(5)] for lap in range(20)]
+    laps = [[nth(items, lap * 5 + index, seed=0) for index in range(5)] for lap in range(20)]
     assert all(sorted(lap) == list(items) for lap in laps)
     assert len({tuple(lap) for lap in laps}) > 1
 

@@ -77,8 +77,8 @@ def findings(root: Root, flushed: Set[str], may_be_gone: Set[str] = frozenset())
 
 def written(worker_id: str, group: RolloutGroup) -> RolloutGroup:
     """The group as its worker made it, found by its example."""
-    seed, place = divmod(int(group.rollouts[0].env_example_id.removeprefix("example-")), 10_000)
-    return lives.batch_of(worker_id, seed).groups[place]
+    seed, index = divmod(int(group.rollouts[0].env_example_id.removeprefix("example-")), 10_000)
+    return lives.batch_of(worker_id, seed).groups[index]
 
 
 @pytest.mark.slow
@@ -94,13 +94,13 @@ def test_nothing_is_lost_or_doubled_by_kills_at_any_moment(root, num_kills, caps
     running = [role() for role in roles]
     flushed: set[str] = set()
     for kill in range(num_kills):
-        place = kill % len(roles)
-        assert running[place].said.poll(60), "it never did anything"
+        index = kill % len(roles)
+        assert running[index].said.poll(60), "it never did anything"
         time.sleep(random.uniform(0, 0.2))
-        assert running[place].process.exitcode is None, "it ended by itself"
-        running[place].process.kill()
-        flushed |= running[place].end()
-        running[place] = roles[place]()
+        assert running[index].process.exitcode is None, "it ended by itself"
+        running[index].process.kill()
+        flushed |= running[index].end()
+        running[index] = roles[index]()
     for life in running:
         life.process.kill()
         flushed |= life.end()

@@ -132,15 +132,15 @@ class StoreUnderFaults(RuleBasedStateMachine):
         """By a new worker, or by any that there was: perhaps one that was long taken for dead."""
         if rng.random() < 0.3:
             self.workers.append(self.start_worker())
-        place = rng.randrange(len(self.workers))
-        worker = self.workers[place]
+        index = rng.randrange(len(self.workers))
+        worker = self.workers[index]
         with bad_luck(worker.root, draw_trouble(rng, 4)):
             for _ in range(3):
                 self.append_and_flush(worker, version=rng.randrange(3), num_groups=rng.randint(1, 3))
         if worker.root.fs.is_dead:
             with suppress(ProcessDied):
                 worker.writer.close()  # only to end its thread: no call of a dead process arrives
-            self.workers[place] = self.start_worker()
+            self.workers[index] = self.start_worker()
 
     def append_and_flush(self, worker: Worker, version: int, num_groups: int) -> None:
         batch = make_batch(
@@ -162,8 +162,8 @@ class StoreUnderFaults(RuleBasedStateMachine):
 
     def train(self, rng: random.Random) -> None:
         """A poll, some steps on groups that wait, perhaps on part of a file, and perhaps a checkpoint."""
-        place = rng.randrange(NUM_TRAINERS)
-        trainer = self.trainers[place]
+        index = rng.randrange(NUM_TRAINERS)
+        trainer = self.trainers[index]
         with bad_luck(trainer.root, draw_trouble(rng, 64)):
             self.deliver(trainer, rng.choice([None, range(1), range(1, 3)]))
             waiting = sorted(trainer.pending)
@@ -172,7 +172,7 @@ class StoreUnderFaults(RuleBasedStateMachine):
                 trainer.take_checkpoint()
         if trainer.root.fs.is_dead:
             cursor, history, used = trainer.checkpoint
-            self.trainers[place] = self.start_trainer(Cursor.from_dict(json.loads(cursor)), history, used)
+            self.trainers[index] = self.start_trainer(Cursor.from_dict(json.loads(cursor)), history, used)
 
     def deliver(self, trainer: Trainer, versions: range | None) -> None:
         rows = trainer.reader.poll(versions)

@@ -353,7 +353,7 @@ def test_a_trainer_that_does_not_check_its_claim_is_caught(monkeypatch, left_out
 @pytest.mark.slow
 def test_a_trainer_that_resumes_off_the_chain_is_caught(monkeypatch):
     def newest(links: object, found: Collection[CheckpointId]) -> CheckpointId | None:
-        return max(found, key=lambda place: place[1], default=None)
+        return max(found, key=lambda checkpoint_id: checkpoint_id[1], default=None)
 
     monkeypatch.setattr(checkpoints, "newest_checkpoint", newest)
     assert_caught()

@@ -202,8 +202,8 @@ def test_each_worker_made_first_what_its_killed_life_owed(root):
     # Group numbers of a slot count up by two. Nothing is missing but what was being sampled at the very end.
     numbers = query(root, "select distinct request_index // group_size from rollouts order by 1")
     for slot in range(NUM_WORKERS):
-        places = [number // NUM_WORKERS for (number,) in numbers if number % NUM_WORKERS == slot]
-        assert places == list(range(len(places)))
+        indexes = [number // NUM_WORKERS for (number,) in numbers if number % NUM_WORKERS == slot]
+        assert indexes == list(range(len(indexes)))
 
 
 def test_no_version_was_published_twice(root):

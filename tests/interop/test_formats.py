@@ -373,7 +373,7 @@ def test_a_function_of_the_users_reads_records_and_says_what_fails(
 
 
 def test_the_function_in_the_docs_reads_a_record(root: Root, bring_in: Import, tmp_path: Path):
-    text = Path(ludic.__file__).parents[1].joinpath("docs", "exchange.md").read_text()
+    text = Path(ludic.__file__).parents[1].joinpath("docs", "interop.md").read_text()
     lines = text.partition("    # mine.py, used as")[2].splitlines()[1:]
     function = tmp_path / "mine.py"
     function.write_text("\n".join(line[4:] for line in takewhile(lambda line: line[:4].isspace() or not line, lines)))

@@ -204,7 +204,7 @@ def test_equal_files_of_two_steps_are_two_imports(tmp_path: Path, model_folder: 
         (b"PAR1", "verl", "is no Parquet file that can be read: "),
         (b'{"a": 1}\n', "verl", "the first, at 1: has no input and no output"),
         (b'{"a": 1}\n', "art", "the first, at 1: has no messages"),
-        (b'{"traces": 3}\n', "prime-rl", "is not built as format prime-rl says: TypeError"),
+        (b'{"traces": 3}\n', "prime-rl", "does not fit format prime-rl: TypeError"),
     ],
 )
 def test_a_foreign_file_is_refused_and_leaves_nothing(
@@ -284,13 +284,13 @@ def test_a_trainer_takes_a_step_on_imported_rollouts(tmp_path: Path, model_folde
     root = create_root(str(tmp_path / "run"), model_folder)
     episodes = []
     for group in range(2):
-        for place in range(4):
+        for index in range(4):
             nodes = [
                 peers.trace_node("user", "aa bb", [30, 31, 32]),
-                peers.trace_node("assistant", "cc", [33, 34 + place, 40 + group], parent=0, num_sampled=2),
+                peers.trace_node("assistant", "cc", [33, 34 + index, 40 + group], parent=0, num_sampled=2),
             ]
-            traces = [peers.trace(nodes, {"r": {"score": float(place)}})]
-            episodes.append(peers.episode(traces, group=f"g{group}", id=f"e{group}{place}"))
+            traces = [peers.trace(nodes, {"r": {"score": float(index)}})]
+            episodes.append(peers.episode(traces, group=f"g{group}", id=f"e{group}{index}"))
     bring_in(root, peers.write_prime_rl(tmp_path, episodes), "prime-rl")
     train_here(root, num_steps=1, filters=("drop_absent_logprobs",))
     # Rewards 0, 1, 2, 3: reward minus the mean of the other three.

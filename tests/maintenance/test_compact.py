@@ -130,15 +130,15 @@ def test_a_target_size_makes_several_files_each_of_whole_sources_in_the_order_of
         put(root, RolloutFile(0, "moar_cats", "w0", sequence), batch)
     size_bytes = max(root.sizes("rollouts").values())
     compact(root, target_bytes=size_bytes + 1)
-    assert names_of(root) == [f"compacted.0-{place}.parquet" for place in range(3)]
+    assert names_of(root) == [f"compacted.0-{index}.parquet" for index in range(3)]
     held = [read_sources(root, file) for file in list_files(root)]
-    assert held == [[Source("w0", 2 * place), Source("w0", 2 * place + 1)] for place in range(3)]
+    assert held == [[Source("w0", 2 * index), Source("w0", 2 * index + 1)] for index in range(3)]
 
 
-def in_order_of_time(batch, place: int):
-    """The batch with group_ids that sort by `place`, as those of uuid7 do by time."""
+def in_order_of_time(batch, index: int):
+    """The batch with group_ids that sort by `index`, as those of uuid7 do by time."""
     groups = tuple(
-        replace(group, rollouts=tuple(replace(r, group_id=f"{place:04}-{number}") for r in group.rollouts))
+        replace(group, rollouts=tuple(replace(r, group_id=f"{index:04}-{number}") for r in group.rollouts))
         for number, group in enumerate(batch.groups)
     )
     return replace(batch, groups=groups)
@@ -330,13 +330,13 @@ def older(table: pa.Table) -> pa.Table:
 
 def newer(table: pa.Table) -> pa.Table:
     """As a later minor version will: a column more, and a field more in a struct."""
-    place = table.schema.get_field_index("messages")
+    index = table.schema.get_field_index("messages")
     texts = [[message | {"lang": "de"} for message in messages] for messages in table["messages"].to_pylist()]
-    struct = table.schema.field(place).type.value_type
+    struct = table.schema.field(index).type.value_type
     field = pa.field(
         "messages", pa.list_(pa.field("element", pa.struct([*struct, pa.field("lang", pa.string())]), nullable=False))
     )
-    table = table.set_column(place, field.with_nullable(False), pa.array(texts, field.type))
+    table = table.set_column(index, field.with_nullable(False), pa.array(texts, field.type))
     table = table.append_column("mood", pa.array(["fine"] * table.num_rows))
     return table.replace_schema_metadata({**arrow_schema("rollouts").metadata, VERSION_KEY: b"1.77"})
 
@@ -389,8 +389,8 @@ def test_whatever_fits_into_memory_all_rows_come_out_once_in_whole_groups(
             parquet.read_row_group(number, columns=["group_id"])["group_id"].to_pylist()
             for number in range(parquet.num_row_groups)
         ]
-    places = [place for place, of_row_group in enumerate(groups) for _ in set(of_row_group)]
-    assert len(places) == sum(sizes)
+    indexes = [index for index, of_row_group in enumerate(groups) for _ in set(of_row_group)]
+    assert len(indexes) == sum(sizes)
     assert all(len(of_row_group) <= max(2, row_group_rows) for of_row_group in groups)
     if buffer_bytes == 1 << 30:
         assert list(chain(*groups)) == sorted(chain(*groups))
@@ -427,39 +427,39 @@ def put_two_partitions(root: Root, put_file) -> list[str]:
 @pytest.mark.slow
 def test_a_crash_before_any_storage_call_loses_and_doubles_nothing(root_url, run_config, put_file):
     """Over memory:// at each call, elsewhere at those that change something: what is stored is the same between."""
-    place, is_over = 0, False
+    index, is_over = 0, False
     while not is_over:
-        root = Root.create(f"{root_url}-{place}", run_config)
+        root = Root.create(f"{root_url}-{index}", run_config)
         groups = put_two_partitions(root, put_file)
-        is_over = not crash(root, place, only_changes=not root_url.startswith("memory"))
-        assert sorted(delivered(root)) == groups, f"after a crash before call {place}"
+        is_over = not crash(root, index, only_changes=not root_url.startswith("memory"))
+        assert sorted(delivered(root)) == groups, f"after a crash before call {index}"
         compact(root)
         assert names_of(root) == ["compacted.0-0.parquet"] * 2
         assert sorted(rows_of(root, ["group_id", "rollout_id"])["group_id"].to_pylist()) == groups
         assert sorted(delivered(root)) == groups
         root.delete("")
-        place += 1
+        index += 1
     # Two plans, two outputs and four deletions.
-    assert place > 8
+    assert index > 8
 
 
-def crash(root: Root, place: int, *, only_changes: bool) -> bool:
-    """Compact in a process that dies before its call `place`; False when it has fewer."""
+def crash(root: Root, index: int, *, only_changes: bool) -> bool:
+    """Compact in a process that dies before its call `index`; False when it has fewer."""
     process, fs = connection(root)
     if not only_changes:
-        fs.faults.extend([*[None] * place, Fault.DIE_BEFORE])
+        fs.faults.extend([*[None] * index, Fault.DIE_BEFORE])
     else:
-        die_at_change(fs, place)
+        die_at_change(fs, index)
     with suppress(ProcessDied):
         compact(process)
     return fs.is_dead
 
 
-def die_at_change(fs: FaultyFileSystem, place: int) -> None:
+def die_at_change(fs: FaultyFileSystem, index: int) -> None:
     changes, change = itertools.count(), fs._change
 
     def die(*args, **options):
-        if next(changes) == place:
+        if next(changes) == index:
             fs.faults.append(Fault.DIE_BEFORE)
         return change(*args, **options)
 

@@ -82,7 +82,7 @@ def test_first_weights_that_are_nowhere_are_said_to_be_needed(root: Root, model:
     ):
         train(root, num_steps=1)
     assert train_with(root, str(moved), num_steps=1) == 1
-    # The new place is not kept: the checkpoint is enough from now on.
+    # The new path is not kept: the checkpoint is enough from now on.
     assert root.run.model == str(model)
     assert train(root, num_steps=2) == 2
 
@@ -96,7 +96,7 @@ def test_adapters_need_the_first_weights_at_each_start(root: Root, model: Path, 
     assert train_with(root, str(moved), num_steps=2, publish_lora="adapter", **LORA) == 2
     adapter = json.loads(root.read("policies/version=3/adapter_config.json"))
     assert adapter["base_model_name_or_path"] == str(moved)
-    # A worker is told as well where the base of older adapters is, which name the old place.
+    # A worker is told as well where the base of older adapters is, which name the old path.
     with pytest.raises(ModelError, match="the weights could not be loaded"):
         TransformersEngine(root.at("policies/version=1"), device="cpu")
     TransformersEngine(root.at("policies/version=1"), device="cpu", base=lambda: str(moved))
@@ -119,7 +119,9 @@ def test_another_model_is_refused_by_what_differs(root: Root, tmp_path: Path) ->
 def test_weights_that_changed_where_the_model_was_are_refused(root: Root, model: Path, tmp_path: Path) -> None:
     remember_model(root)
     shutil.copy(Path(other_model(tmp_path / "other")) / "model.safetensors", model)
-    with pytest.raises(ModelError, match=rf"nowhere: {model}: weights differ \(model.safetensors\); --model"):
+    with pytest.raises(
+        ModelError, match=rf"nowhere: {model}: weights differ \(model.safetensors\); give its location with --model"
+    ):
         train(root, num_steps=1)
 
 

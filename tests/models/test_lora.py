@@ -226,8 +226,8 @@ def test_a_checkpoint_of_adapters_is_small_and_comes_back_bit_for_bit(mesh, run_
 @pytest.mark.parametrize(
     ("written", "read", "message"),
     [
-        ({}, None, "holds an adapter, lora_rank wants whole weights; train on with the lora_rank it began with"),
-        (None, {}, "holds whole weights, lora_rank wants an adapter"),
+        ({}, None, "holds an adapter, lora_rank needs whole weights; continue with the lora_rank of its first attempt"),
+        (None, {}, "holds whole weights, lora_rank needs an adapter"),
         ({"rank": 2}, {"rank": 4, "alpha": 16}, r"lora_A\.default\.weight is \(2, .*\), the model's is \(4, .*\)"),
         ({"alpha": 8}, {"alpha": 16}, "lora_alpha 8 and lora_rank 2, the settings say 16 and 2"),
         ({}, {"targets": ["q_proj"]}, r"adapter_model.safetensors: .* the model's is missing"),

@@ -31,9 +31,9 @@ def blocks(*, remote: bool) -> list[Any]:
     ]
     wanted = [pair for pair in found if (pair[0] == "On object storage") == remote and pair[0] != WITH_LUDIC]
     return [
-        pytest.param(section, code, id=f"{section}-{place}")
+        pytest.param(section, code, id=f"{section}-{index}")
         for section, pairs in groupby(wanted, key=lambda pair: pair[0])
-        for place, (_, code) in enumerate(pairs)
+        for index, (_, code) in enumerate(pairs)
     ]
 
 

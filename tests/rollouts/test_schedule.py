@@ -53,12 +53,12 @@ def test_each_number_belongs_to_one_of_the_runs_slots(num_workers: int, number: 
 @given(
     num_workers=st.integers(1, 64),
     slots=st.lists(st.integers(0, 200) | st.integers(0, MAX_SLOT - 1), min_size=2, max_size=2, unique=True),
-    place=st.integers(0, GROUPS_A_SLOT - 1),
+    position=st.integers(0, GROUPS_A_SLOT - 1),
 )
-def test_no_number_of_a_slot_belongs_to_another(num_workers: int, slots: list[int], place: int) -> None:
+def test_no_number_of_a_slot_belongs_to_another(num_workers: int, slots: list[int], position: int) -> None:
     mine, other = (Schedule.of_slot(run_of(num_workers), slot) for slot in slots)
-    number = mine.start + place * mine.stride
-    assert mine.position(number) == place
+    number = mine.start + position * mine.stride
+    assert mine.position(number) == position
     assert other.position(number) is None
 
 
@@ -95,15 +95,18 @@ def test_what_was_never_committed_comes_first() -> None:
 
 
 @given(
-    num_workers=st.integers(1, 8), slot=st.integers(0, 12), places=st.sets(st.integers(0, 60)), count=st.integers(0, 30)
+    num_workers=st.integers(1, 8),
+    slot=st.integers(0, 12),
+    positions=st.sets(st.integers(0, 60)),
+    count=st.integers(0, 30),
 )
 def test_missing_gives_all_numbers_but_the_committed_ones_lowest_first(
-    num_workers: int, slot: int, places: set[int], count: int
+    num_workers: int, slot: int, positions: set[int], count: int
 ) -> None:
     schedule, committed = Schedule.of_slot(run_of(num_workers), slot), Intervals()
-    for place in places:
-        committed.add(place)
-    expected = [number for place, number in enumerate(first_numbers(schedule, 100)) if place not in places]
+    for position in positions:
+        committed.add(position)
+    expected = [number for position, number in enumerate(first_numbers(schedule, 100)) if position not in positions]
     assert list(islice(schedule.missing(committed), count)) == expected[:count]
 
 
@@ -140,7 +143,7 @@ def test_all_lives_of_a_slot_count_and_no_other_slots(root: Root, commit: Callab
     commit("w0-host-10-a", 4)
     commit("w11-host-10-a", 5)
     lives = read_earlier_lives(root, 1)
-    # Slot 1 of 2: numbers 1, 3 and 7 are places 0, 1 and 3.
+    # Slot 1 of 2: numbers 1, 3 and 7 are positions 0, 1 and 3.
     assert lives.positions.pairs == [(0, 2), (3, 4)]
     assert lives.groups_by_version == {0: 1, 4: 2}
 

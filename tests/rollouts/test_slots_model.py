@@ -96,8 +96,8 @@ def commit(run: Run, worker_id: str, sequence: int, group: int) -> None:
     table = to_table(batch, run_id=run.root.run_id, sequence=sequence)
     ids = {"group_id": f"g-{worker_id}-{group}", "rollout_id": f"r-{worker_id}-{group}", "request_index": group}
     for name, value in ids.items():
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(place), pa.array([value], table.schema.field(place).type))
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array([value], table.schema.field(index).type))
     file = RolloutFile(0, "moar_cats", worker_id, sequence)
     assert run.root.put_if_absent(file.name, encode(table))
     run.num_stored += 1
@@ -126,7 +126,7 @@ class Trainer:
     def poll(self) -> None:
         rows = self.reader.poll(None)
         if rows is not None:
-            self.pending += [rows.slice(place, 1) for place in range(rows.num_rows)]
+            self.pending += [rows.slice(index, 1) for index in range(rows.num_rows)]
 
     def train(self, num_groups: int) -> None:
         """On some groups, and perhaps a checkpoint."""

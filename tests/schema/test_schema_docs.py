@@ -14,7 +14,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "schemas.md"
 @pytest.mark.parametrize(
     "line",
     [
-        "| `group_index` | `int32` |  | Place of the episode in its group, from 0. |",
+        "| `group_index` | `int32` |  | Index of the episode in its group, from 0. |",
         "| `error` | `string` | null | An environment or a tool that failed; stored, counted, never trained on. |",
         "| `agent_steps` | `list<struct>` |  | One entry a completion. |",
         "| `agent_steps[].start` | `int32` |  | First token, in response_tokens. |",

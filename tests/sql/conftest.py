@@ -62,13 +62,13 @@ def arrive(rows: Rows) -> Rows:
 
     def make(rewards: Sequence[Sequence[float | None]], *, arrival: int = 0, **options: Any) -> pa.Table:
         table = rows(rewards, seed=options.pop("seed", arrival), **options)
-        places = range(table.num_rows)
+        indexes = range(table.num_rows)
         return (
-            table.append_column("file", pa.array([f"file-{arrival}"] * len(places)))
-            .append_column("row_group", pa.array([0] * len(places), pa.int32()))
-            .append_column("row", pa.array(places, pa.int32()))
-            .append_column("arrival", pa.array([arrival] * len(places), pa.int64()))
-            .append_column("is_duplicate", pa.array([False] * len(places)))
+            table.append_column("file", pa.array([f"file-{arrival}"] * len(indexes)))
+            .append_column("row_group", pa.array([0] * len(indexes), pa.int32()))
+            .append_column("row", pa.array(indexes, pa.int32()))
+            .append_column("arrival", pa.array([arrival] * len(indexes), pa.int64()))
+            .append_column("is_duplicate", pa.array([False] * len(indexes)))
         )
 
     return make

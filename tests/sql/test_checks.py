@@ -36,8 +36,8 @@ def ledger(root: Root, store, arrive) -> Callable[..., list[dict]]:
     planner = Planner(BatchRules(groups_per_batch=1))
     for table in tables:
         name = store(table.select(arrow_schema("rollouts").names))
-        place = table.schema.get_field_index("file")
-        planner.add(table.set_column(place, "file", pa.array([name] * table.num_rows)))
+        index = table.schema.get_field_index("file")
+        planner.add(table.set_column(index, "file", pa.array([name] * table.num_rows)))
     return [planner.plan(step=step, attempt_id=1, trainer_version=0).to_pylist() for step in (1, 2)]
 
 
@@ -45,7 +45,7 @@ def expire_all(root: Root) -> None:
     expire(root, stored_files(root), rule="by hand")
 
 
-def set_all_aside(root: Root) -> None:
+def quarantine_all(root: Root) -> None:
     for name in root.list("rollouts"):
         quarantine(root, name, "torn")
 
@@ -108,12 +108,12 @@ def test_a_group_lies_in_the_partition_of_its_oldest_version(root: Root, store, 
     # New weights came between the two rollouts of the group.
     table = rows([[1.0, 0.0]], policy_version=2)
     field = arrow_schema("rollouts").field("policy_version")
-    place = table.schema.get_field_index("policy_version")
-    store(table.set_column(place, field, pa.array([2, 3], field.type)))
+    index = table.schema.get_field_index("policy_version")
+    store(table.set_column(index, field, pa.array([2, 3], field.type)))
     assert found(root) == {}
 
 
-def test_files_that_were_set_aside_or_have_expired_are_no_gap(root: Root, store, rows):
+def test_files_that_were_quarantined_or_have_expired_are_no_gap(root: Root, store, rows):
     names = [store(rows([[1.0]], seed=sequence, sequence=sequence)) for sequence in range(5)]
     quarantine(root, names[1], "torn")
     (stored,) = [stored for stored in stored_files(root) if stored.file.name == names[3]]
@@ -138,11 +138,11 @@ def test_a_source_that_compaction_lost(root: Root, store, rows):
     root.delete("rollouts")
     partition = "rollouts/version=0/env=moar_cats"
     assert found(root) == {
-        "lost_sources": [{"partition": partition, "worker_id": "worker-0", "sequence": place} for place in range(3)]
+        "lost_sources": [{"partition": partition, "worker_id": "worker-0", "sequence": index} for index in range(3)]
     }
 
 
-def test_the_sources_of_a_compacted_file_that_was_set_aside_are_not_missed(root: Root, ledger):
+def test_the_sources_of_a_compacted_file_that_was_quarantined_are_not_missed(root: Root, ledger):
     for step, rows in enumerate(ledger, start=1):
         commit(root, step, rows)
     compact(root)
@@ -228,8 +228,8 @@ def test_a_ledger_row_whose_rollout_is_gone(root: Root, ledger):
     assert [row["rollout_id"] for row in found(root)["lost_rollouts"]] == ["gone"]
 
 
-@pytest.mark.parametrize("loss", [expire_all, set_all_aside])
-def test_a_ledger_row_whose_rollout_expired_or_was_set_aside_is_not_missed(root: Root, ledger, loss):
+@pytest.mark.parametrize("loss", [expire_all, quarantine_all])
+def test_a_ledger_row_whose_rollout_expired_or_was_quarantined_is_not_missed(root: Root, ledger, loss):
     commit(root, 1, ledger[0])
     loss(root)
     assert found(root) == {}
@@ -302,8 +302,8 @@ def doubles(root: Root, store, arrive) -> list[list[dict]]:
     for life in (0, 1):
         table = arrive([[1.0, 0.0]], arrival=life, worker_id=[f"w0-{life}"] * 2, request_index=[6, 7])
         name = store(table.select(arrow_schema("rollouts").names))
-        place = table.schema.get_field_index("file")
-        planner.add(table.set_column(place, "file", pa.array([name] * table.num_rows)))
+        index = table.schema.get_field_index("file")
+        planner.add(table.set_column(index, "file", pa.array([name] * table.num_rows)))
     return [planner.plan(step=step, attempt_id=1, trainer_version=0).to_pylist() for step in (1, 2)]
 
 
@@ -325,7 +325,7 @@ def test_a_request_that_is_stored_as_two_groups_is_a_note(root: Root, doubles):
     assert found(root) == {}
 
 
-def test_rows_without_a_place_in_the_schedule_are_no_doubles(root: Root, store, rows):
+def test_rows_without_a_position_in_the_schedule_are_no_doubles(root: Root, store, rows):
     for life, (worker_id, index) in enumerate([("w0-a", -1), ("w0-b", -1), ("mine", 3), ("yours", 3)]):
         store(rows([[1.0]], worker_id=[worker_id], seed=life, request_index=[index]))
     assert list(check_root(root).notes) == []

@@ -136,7 +136,7 @@ def test_what_was_written_since_is_seen_after_a_refresh(root: Root, store, rows)
         counts.append(con.sql("select count(*) from rollouts").fetchall()[0][0])
         ludic.refresh(con)
     assert counts == [0, 0, 2, 2, 4, 4]
-    with pytest.raises(QueryError, match=r"wants a connection that ludic\.connect gave"):
+    with pytest.raises(QueryError, match=r"needs a connection that ludic\.connect returned"):
         ludic.refresh(con.cursor())
 
 

@@ -25,11 +25,11 @@ def test_reads_go_on_where_the_last_one_ended(file):
     assert (file.tell(), file.read(1), file.tell()) == (8, b"8", 9)
 
 
-def test_a_seek_of_another_thread_does_not_move_this_ones_place(file):
+def test_a_seek_of_another_thread_does_not_move_this_ones_position(file):
     both_are_placed = threading.Barrier(2)
 
-    def read_at(place: int) -> bytes:
-        file.seek(place)
+    def read_at(position: int) -> bytes:
+        file.seek(position)
         both_are_placed.wait()
         return file.read(3)
 

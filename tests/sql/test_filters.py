@@ -11,16 +11,16 @@ from ludic.sql.connect import open_duckdb
 
 @pytest.fixture
 def dropped(rows):
-    """Places of the rows that a filter drops."""
+    """Indexes of the rows that a filter drops."""
 
     def run(name: str, rewards: list[list[float | None]], params: dict[str, Any] | None = None, **columns: Any):
         text = load_filter(name)
         con = open_duckdb()
         con.register("stored", rows(rewards, **columns))
-        con.execute("create table rollouts as select *, row_number() over () - 1 as place from stored")
-        query = f"select place, (\n{text.text}\n) as hit from rollouts order by place"  # noqa: S608
+        con.execute("create table rollouts as select *, row_number() over () - 1 as index from stored")
+        query = f"select index, (\n{text.text}\n) as hit from rollouts order by index"  # noqa: S608
         hits = run_query(con, query, text.bind(params or {})).to_pylist()
-        return [row["place"] for row in hits if row["hit"]]
+        return [row["index"] for row in hits if row["hit"]]
 
     return run
 

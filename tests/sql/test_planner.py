@@ -277,7 +277,7 @@ BY_TOKEN = "select rollout_id, {} as token_advantages from rollouts"
 
 @pytest.fixture
 def planner_by_token(tmp_path) -> Callable[[str], Planner]:
-    """A planner of one group, with the rows' reward plus the token's place at each of so many tokens."""
+    """A planner of one group, with the rows' reward plus the token's index at each of so many tokens."""
 
     def make(num_tokens: str, **rules) -> Planner:
         file = tmp_path / "by_token.sql"
@@ -452,8 +452,8 @@ def test_a_group_whose_request_is_anothers_is_dropped_and_never_waits(arrive):
     planner = Planner(BatchRules(groups_per_batch=1, filters=("drop_truncated",)))
     planner.add(arrive([[1.0, 0.0]], arrival=0))
     duplicate = arrive([[1.0, 0.0]], arrival=1, truncated=[True, False])
-    place = duplicate.schema.get_field_index("is_duplicate")
-    planner.add(duplicate.set_column(place, "is_duplicate", pa.array([True, True])))
+    index = duplicate.schema.get_field_index("is_duplicate")
+    planner.add(duplicate.set_column(index, "is_duplicate", pa.array([True, True])))
     assert planner.num_pending_groups == 1
     plan = planner.plan(step=1, attempt_id=1, trainer_version=0)
     assert plan["reason"].to_pylist() == [None, None, "duplicate_request", "duplicate_request"]

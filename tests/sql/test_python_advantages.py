@@ -129,7 +129,7 @@ def test_a_function_gets_all_scalars_and_the_lists_that_its_file_names_by_rollou
     assert advantages(connect(root), f"{file}:order").num_rows == 2
 
 
-def test_an_error_of_the_function_is_one_line_with_its_place_in_the_file(con, file):
+def test_an_error_of_the_function_is_one_line_with_its_line_number(con, file):
     line = USERS_FILE.split("\n").index("    return rewards[") + 1
     with pytest.raises(QueryError) as caught:
         advantages(con, f"{file}:helped")

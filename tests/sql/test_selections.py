@@ -53,7 +53,7 @@ def test_recency_draws_versions_by_their_weight(arrive):
 
 
 def test_balanced_shares_a_batch_out_by_weight_and_fills_up_with_what_is_there(arrive):
-    tables = [arrive([[1.0, 0.0]] * 6, arrival=place, env_name=name) for place, name in enumerate(("code", "math"))]
+    tables = [arrive([[1.0, 0.0]] * 6, arrival=index, env_name=name) for index, name in enumerate(("code", "math"))]
     math = set(tables[1]["group_id"].to_pylist())
     planner = planner_of(tables, selection="balanced", groups_per_batch=4, params={"env_weights": "math=3, code=1"})
     shares = [len(math & set(chosen(planner, step))) for step in (1, 2, 3)]
@@ -61,7 +61,7 @@ def test_balanced_shares_a_batch_out_by_weight_and_fills_up_with_what_is_there(a
 
 
 def test_balanced_leaves_out_what_weighs_nothing(arrive):
-    tables = [arrive([[1.0, 0.0]], arrival=place, env_name=name) for place, name in enumerate(("code", "math"))]
+    tables = [arrive([[1.0, 0.0]], arrival=index, env_name=name) for index, name in enumerate(("code", "math"))]
     planner = planner_of(tables, selection="balanced", params={"env_weights": "code=0"})
     assert chosen(planner) == list(dict.fromkeys(tables[1]["group_id"].to_pylist()))
     assert chosen(planner) is None
@@ -166,3 +166,13 @@ def test_epochs_uses_every_group_once_before_any_is_used_again(arrive):
     assert chosen(planner, 13) is None
     again = planner_of(tables, selection="epochs", max_uses=3, seed=1)
     assert [chosen(again, step)[0] for step in range(1, 5)] != passes[0]
+
+
+def test_a_selection_may_use_the_older_name_of_the_queue_position(arrive, tmp_path):
+    tables = [arrive([[1.0, 0.0]], arrival=arrival) for arrival in range(2)]
+    batches = []
+    for column in ("queue_position", "place"):
+        file = tmp_path / f"by_{column}.sql"
+        file.write_text(f"select group_id from groups order by {column} desc")  # noqa: S608
+        batches.append(chosen(planner_of(tables, selection=str(file), groups_per_batch=2)))
+    assert batches[0] == batches[1] == [table["group_id"][0].as_py() for table in reversed(tables)]

@@ -45,8 +45,8 @@ def ledger_rows(attempt_id: int, step: int, rollout_ids=("r0", "r1")) -> pa.Tabl
         "used": True,
     }
     rows = [
-        {**values, "batch_index": place, "row": place, "rollout_id": rollout_id}
-        for place, rollout_id in enumerate(rollout_ids)
+        {**values, "batch_index": index, "row": index, "rollout_id": rollout_id}
+        for index, rollout_id in enumerate(rollout_ids)
     ]
     return pa.Table.from_pylist(rows, arrow_schema("batches"))
 

@@ -60,10 +60,10 @@ class Delivery(RuleBasedStateMachine):
             self.commit(len(self.late) - 1)
 
     @precondition(lambda self: self.late)
-    @rule(place=st.integers(0, 100))
-    def commit(self, place: int) -> None:
+    @rule(index=st.integers(0, 100))
+    def commit(self, index: int) -> None:
         """A file appears, perhaps after later ones of its worker."""
-        name, data, group_ids = self.late.pop(place % len(self.late))
+        name, data, group_ids = self.late.pop(index % len(self.late))
         assert self.root.put_if_absent(name, data)
         self.committed += group_ids
 

@@ -85,8 +85,8 @@ def test_statistics_spare_reading_ids(tmp_path, monkeypatch: pytest.MonkeyPatch)
     for sequence in range(16):
         table = to_table(make_batch(seed=sequence, policy_version=7), run_id=root.run_id, sequence=sequence)
         for name, ids in (("rollout_id", range(8)), ("group_id", [0] * 4 + [1] * 4)):
-            place = table.schema.get_field_index(name)
-            table = table.set_column(place, table.schema.field(place), [[f"{name}-{sequence:02}-{id_}" for id_ in ids]])
+            index = table.schema.get_field_index(name)
+            table = table.set_column(index, table.schema.field(index), [[f"{name}-{sequence:02}-{id_}" for id_ in ids]])
         assert root.put_if_absent(file_name(root, 7, sequence), encode(table))
         wanted = table["rollout_id"][3].as_py() if sequence == 11 else wanted
     read = []

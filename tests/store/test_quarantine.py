@@ -1,9 +1,14 @@
-"""Broken files are set aside with their reason, on every filesystem, whatever was done before."""
+"""Broken files are quarantined with their reason, on every filesystem, whatever was done before."""
+
+import json
 
 import pytest
 
+from ludic.maintenance.verify import check_root
+from ludic.sql import connect
 from ludic.store import Root
 from ludic.store.quarantine import list_quarantined, quarantine
+from ludic.viewer.stats import collect_stats
 
 NAME = "rollouts/version=0/env=moar_cats/w0-3.parquet"
 
@@ -14,41 +19,57 @@ def broken(root: Root) -> Root:
     return root
 
 
-def test_a_file_that_is_set_aside_is_out_of_sight_and_keeps_its_content_and_the_reason(broken: Root):
-    assert quarantine(broken, NAME, "cut off") == f"set_aside/{NAME}"
+def test_a_file_that_is_quarantined_is_out_of_sight_and_keeps_its_content_and_the_reason(broken: Root):
+    assert quarantine(broken, NAME, "cut off") == f"quarantine/{NAME}"
     assert not broken.exists(NAME)
-    assert broken.read(f"set_aside/{NAME}") == b"torn"
+    assert broken.read(f"quarantine/{NAME}") == b"torn"
     (found,) = list_quarantined(broken)
     assert (found.name, found.reason, found.found_at[:2]) == (NAME, "cut off", "20")
 
 
-def test_setting_aside_twice_changes_nothing(broken: Root):
+def test_quarantining_twice_changes_nothing(broken: Root):
     quarantine(broken, NAME, "cut off")
     before = list_quarantined(broken)
-    assert quarantine(broken, NAME, "another reason") == f"set_aside/{NAME}"
+    assert quarantine(broken, NAME, "another reason") == f"quarantine/{NAME}"
     assert list_quarantined(broken) == before
 
 
 def test_a_move_that_was_cut_short_is_finished_by_the_next(broken: Root):
-    # Killed between copy and delete, as on an object store: the file is in both places.
-    broken.put(f"set_aside/{NAME}.json", b"{half a no")
-    broken.put(f"set_aside/{NAME}", b"torn")
+    # Killed between copy and delete, as on an object store: the file is under both names.
+    broken.put(f"quarantine/{NAME}.json", b"{half a no")
+    broken.put(f"quarantine/{NAME}", b"torn")
     quarantine(broken, NAME, "cut off")
     assert not broken.exists(NAME)
     assert [found.reason for found in list_quarantined(broken)] == ["cut off"]
 
 
 def test_a_note_without_its_file_is_not_listed(root: Root):
-    root.put(f"set_aside/{NAME}.json", b"{}")
+    root.put(f"quarantine/{NAME}.json", b"{}")
     assert list_quarantined(root) == []
 
 
 def test_a_file_without_its_note_is_listed_without_a_reason(root: Root):
-    root.put(f"set_aside/{NAME}", b"torn")
+    root.put(f"quarantine/{NAME}", b"torn")
     assert [(found.name, found.reason) for found in list_quarantined(root)] == [(NAME, "")]
 
 
-def test_a_file_that_never_was_can_not_be_set_aside(root: Root):
+def test_a_file_that_never_was_can_not_be_quarantined(root: Root):
     with pytest.raises(FileNotFoundError, match=r"w0-3\.parquet"):
         quarantine(root, NAME, "cut off")
-    assert root.list("set_aside") == []
+    assert root.list("quarantine") == []
+
+
+def test_what_older_versions_left_in_set_aside_is_still_listed(root: Root):
+    root.put(f"set_aside/{NAME}", b"torn")
+    note = {"name": NAME, "reason": "cut off", "found_at": "2026-11-01T00:00:00+00:00"}
+    root.put(f"set_aside/{NAME}.json", json.dumps(note).encode())
+    newer = NAME.replace("w0-3", "w0-4")
+    root.put(newer, b"torn")
+    quarantine(root, newer, "no footer")
+    assert [(file.name, file.reason) for file in list_quarantined(root)] == [(NAME, "cut off"), (newer, "no footer")]
+    assert [note.where for note in check_root(root).notes if note.check == "quarantined"] == [NAME, newer]
+    assert collect_stats(root).facts["quarantined"][0]["reason"] == "cut off"
+    assert connect(root).sql("select name, reason from quarantine order by name").fetchall() == [
+        (NAME, "cut off"),
+        (newer, "no footer"),
+    ]

@@ -228,7 +228,7 @@ def of_version(version: bytes) -> bytes:
         *("foreign", "newer", "column_missing", "null_ids", "no_rows"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_set_aside_with_its_reason(root, put_file, make, reason):
+def test_a_file_that_cannot_be_read_is_quarantined_with_its_reason(root, put_file, make, reason):
     before = put_file(root, "a", 0)
     root.put(NAME, make())
     after = put_file(root, "z", 0)

@@ -29,10 +29,10 @@ def put(root, worker_id: str, number: int, *, sequence: int = 0, at_s: int = 0, 
     at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=at_s)
     batch = RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=worker_id, timestamp=at))
     table = to_table(batch, run_id=root.run_id, sequence=sequence)
-    place = table.schema.get_field_index("request_index")
+    column = table.schema.get_field_index("request_index")
     indexes = [number * GROUP_SIZE + index for index in range(GROUP_SIZE)]
-    field = table.schema.field(place)
-    table = table.set_column(place, field, pa.array(indexes, field.type))
+    field = table.schema.field(column)
+    table = table.set_column(column, field, pa.array(indexes, field.type))
     file = RolloutFile(version, "moar_cats", worker_id, sequence)
     assert root.put_if_absent(file.name, encode(table))
     return groups[0].rollouts[0].group_id

@@ -82,9 +82,9 @@ def newer_schema(data: bytes) -> bytes:
 def with_a_null(data: bytes) -> bytes:
     """A file of a schema with only nullable columns, one of which has a null that ludic's schema forbids."""
     table = pq.read_table(pa.BufferReader(data))
-    place = table.schema.get_field_index("group_id")
-    field = table.schema.field(place).with_nullable(True)
-    return encode(table.set_column(place, field, pa.array([None] * table.num_rows, pa.string())))
+    index = table.schema.get_field_index("group_id")
+    field = table.schema.field(index).with_nullable(True)
+    return encode(table.set_column(index, field, pa.array([None] * table.num_rows, pa.string())))
 
 
 def flipped(data: bytes) -> bytes:
@@ -130,7 +130,7 @@ def test_a_footer_is_given_only_if_each_byte_matches_its_digest() -> None:
     data = encode(make_table(0))
     size = int.from_bytes(data[-8:-4], "little") + 8
     assert sound_footer(data) == data[-size:]
-    for place in range(0, len(data), 37):
-        assert sound_footer(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]) is None, place
+    for index in range(0, len(data), 37):
+        assert sound_footer(data[:index] + bytes([data[index] ^ 4]) + data[index + 1 :]) is None, index
     for length in range(0, len(data), 1001):
         assert sound_footer(data[:length]) is None

@@ -88,16 +88,16 @@ def test_single_rows_are_read_in_the_order_asked_for(root, next_batch):
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     # 600 rows of groups of 2: row groups of 256, 256 and 88.
     columns = ["response_tokens", "rollout_id"]
-    for addresses, places in [
+    for addresses, indexes in [
         ([(2, 87), (0, 3), (1, 0), (0, 3)], [599, 3, 256, 3]),
         ([(1, 4), (1, 5), (1, 6)], [260, 261, 262]),
         ([(1, 5), (1, 4)], [261, 260]),
         ([(0, 255), (1, 0)], [255, 256]),
     ]:
         table = read_rows(root, file.name, addresses, columns)
-        assert table.column("rollout_id").to_pylist() == [rollouts[place].rollout_id for place in places]
+        assert table.column("rollout_id").to_pylist() == [rollouts[index].rollout_id for index in indexes]
         assert table.column("response_tokens").to_pylist() == [
-            rollouts[place].response_tokens.tolist() for place in places
+            rollouts[index].response_tokens.tolist() for index in indexes
         ]
 
 
@@ -181,7 +181,7 @@ def test_groups_of_one_partition_are_one_file_whatever_lies_between_them(root):
     with never_by_itself(root) as writer:
         writer.append(RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id="w0")))
     assert [(file.version, file.sequence) for file in list_files(root)] == [(1, 0), (2, 1)]
-    assert stored_groups(root, "w0") == [as_plain(groups[place]) for place in (0, 2, 3, 1, 4)]
+    assert stored_groups(root, "w0") == [as_plain(groups[index]) for index in (0, 2, 3, 1, 4)]
 
 
 def test_a_runs_own_columns_are_files_columns(tmp_path, next_batch):

@@ -17,7 +17,7 @@ def rows(model: str, response_length: int) -> pa.Table:
     """Of 200 rollouts."""
     columns = {
         "model": [model] * 200,
-        "rollout_id": [f"r{place}" for place in range(200)],
+        "rollout_id": [f"r{index}" for index in range(200)],
         "temperature": [1.0] * 200,
         "response_length": [response_length] * 200,
         "reference_logprobs": [[-1.5] * response_length] * 200,

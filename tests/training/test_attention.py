@@ -95,8 +95,8 @@ def test_no_sequence_sees_another(config):
     inputs["input_ids"][0, 1:8] = (inputs["input_ids"][0, 1:8] + 1) % 64
     after = model(**inputs, use_cache=False).logits[0].split(LENGTHS)
     assert not torch.equal(before[1], after[1])
-    for place in (0, 2, 3):
-        assert torch.equal(before[place], after[place])
+    for position in (0, 2, 3):
+        assert torch.equal(before[position], after[position])
 
 
 def varlen_by_mask(query, key, value, *bounds, **options):
@@ -106,8 +106,8 @@ def varlen_by_mask(query, key, value, *bounds, **options):
     starts, longest, (before, after) = (call.arguments[name] for name in ("cu_seq_q", "max_q", "window_size"))
     assert torch.equal(starts, call.arguments["cu_seq_k"])
     assert longest == call.arguments["max_k"] == starts.diff().max()
-    number, place = torch.arange(len(starts) - 1).repeat_interleave(starts.diff()), torch.arange(len(query))
-    distance = place[:, None] - place
+    number, position = torch.arange(len(starts) - 1).repeat_interleave(starts.diff()), torch.arange(len(query))
+    distance = position[:, None] - position
     mask = (number[:, None] == number) & (distance >= -after) & ((distance <= before) | (before == -1))
     output = scaled_dot_product_attention(
         *(tensor.transpose(0, 1)[None] for tensor in (query, key, value)),

@@ -240,7 +240,7 @@ def test_a_checkpoint_of_another_model_is_refused(run_root, trainer):
 
 
 @pytest.mark.parametrize("file", ["optimizer.safetensors", "random.safetensors", "model.safetensors", "config.json"])
-def test_a_damaged_checkpoint_is_named_by_its_place_in_the_root_and_passed_over(run_root, trainer, caplog, file):
+def test_a_damaged_checkpoint_is_named_by_its_path_in_the_root_and_passed_over(run_root, trainer, caplog, file):
     model, optimizer = trainer()
     attempt = start_attempt(run_root)
     older, newer = (save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2))

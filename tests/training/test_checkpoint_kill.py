@@ -21,7 +21,7 @@ POINTS = {
     "open:/generation_config.json": set(),
     # All are, and are being synced.
     "open:/random.safetensors": set(),
-    # They are moved to their places in order of their names.
+    # They are moved to their final names in order of their names.
     "os.rename:/model.safetensors": {"config.json", "digests.json", "generation_config.json"},
     "os.rename:/random.safetensors": {
         "config.json",
@@ -47,7 +47,7 @@ POINTS = {
 
 
 def test_a_trainer_killed_anywhere_in_a_checkpoint_resumes_from_the_one_before(new_root):
-    roots = {point: new_root(f"killed-{place}") for place, point in enumerate(POINTS)}
+    roots = {point: new_root(f"killed-{index}") for index, point in enumerate(POINTS)}
     straight = new_root("straight")
     for root in (straight, *roots.values()):
         fill(root, num_files=4)

@@ -62,14 +62,14 @@ def loss_of(config: LossConfig) -> float:
     ratios, advantages = [[3.0, 0.6, 2.5], [0.5, 0.3], [0.8, 1.1], [3.0, 1.2]], [1.0, -1.0, 1.0, -1.0]
     sequences = [
         TrainingSequence(
-            rollout_id=f"r{place}",
+            rollout_id=f"r{index}",
             prompt_tokens=np.zeros(1, np.int32),
             response_tokens=np.zeros(len(of_sequence), np.int32),
             sampler_logprobs=np.full(len(of_sequence), -1.0, np.float32),
             advantage=advantage,
-            pair_id=f"p{place // 2}",
+            pair_id=f"p{index // 2}",
         )
-        for place, (of_sequence, advantage) in enumerate(zip(ratios, advantages, strict=True))
+        for index, (of_sequence, advantage) in enumerate(zip(ratios, advantages, strict=True))
     ]
     logprobs = torch.tensor(np.log(np.concatenate(ratios)) - 1)
     reference = torch.linspace(-2, -0.5, 9, dtype=torch.float64)

@@ -53,7 +53,7 @@ def rows(lengths, *, temperature=1.0):
     """A table of rollouts r0, r1, ..., whose logprobs are -0, -1, -2, ..."""
     columns = {
         "model": [MODEL] * len(lengths),
-        "rollout_id": [f"r{place}" for place in range(len(lengths))],
+        "rollout_id": [f"r{number}" for number in range(len(lengths))],
         "temperature": [temperature] * len(lengths),
         "response_length": lengths,
         "reference_logprobs": [-np.arange(length, dtype=np.float32) - 100 * i for i, length in enumerate(lengths)],
@@ -63,13 +63,13 @@ def rows(lengths, *, temperature=1.0):
 
 
 def test_rows_are_found_wherever_they_lie_in_a_file(run_root):
-    lengths = [1 + place % 3 for place in range(50)]  # four row groups of 16
+    lengths = [1 + number % 3 for number in range(50)]  # four row groups of 16
     index = write_reference(run_root, MODEL, rows(lengths))
     assert read_reference_index(run_root, MODEL).sort_by("row").to_pylist() == index.to_pylist()
-    places = {row["rollout_id"]: row["row"] for row in index.to_pylist()}
+    row_of = {row["rollout_id"]: row["row"] for row in index.to_pylist()}
     (name,) = run_root.list("reference")
     wanted = [49, 3, 17, 16, 15]
-    found = read_reference(run_root, name, [places[f"r{i}"] for i in wanted])
+    found = read_reference(run_root, name, [row_of[f"r{i}"] for i in wanted])
     assert [part.tolist() for part in found] == [[-100.0 * i - k for k in range(lengths[i])] for i in wanted]
 
 

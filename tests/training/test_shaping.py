@@ -95,10 +95,10 @@ def test_reinforce_pp_is_the_paper_s_formula(num_micro_batches):
     lengths, rewards = [3, 1, 7, 4, 2, 6], rng.normal(size=6)
     sampler, reference = ([rng.normal(-2, 1, n).astype(np.float32) for n in lengths] for _ in range(2))
     sequences = [sequence(s, r - rewards.mean()) for s, r in zip(sampler, rewards, strict=True)]
-    places = np.array_split(np.arange(6), num_micro_batches)
+    parts = np.array_split(np.arange(6), num_micro_batches)
     found = shaped(
-        *([sequences[i] for i in part] for part in places),
-        references=[np.concatenate([reference[i] for i in part]) for part in places],
+        *([sequences[i] for i in part] for part in parts),
+        references=[np.concatenate([reference[i] for i in part]) for part in parts],
         whiten_advantages=True,
         **KL | {"kl_weight": 0.3},
     )

@@ -135,7 +135,7 @@ def test_a_mean_over_sequences_counts_those_of_all_micro_batches(step, tiny_mode
 
 def test_a_mean_over_pairs_counts_pairs(step, tiny_model, sequences):
     sides = [replace(s, pair_id=f"{i % 3}", advantage=1.0 if i < 3 else -1.0) for i, s in enumerate(sequences(6, 1))]
-    pairs = [sides[place::3] for place in range(3)]
+    pairs = [sides[index::3] for index in range(3)]
     of_base = model_reference(tiny_model(seed=1), torch.device("cpu"))
     settings = {"objective": "dpo", "loss_normalization": "sequences", "reference": of_base}
     metrics, _, _ = step(

@@ -28,11 +28,11 @@ def write(folder: Path, weights: Mapping[str, Tensor], kind: str) -> None:
         write_file(folder / f"{stem}.{suffix}", weights)
         return
     names = sorted(weights)
-    shards = {f"{stem}-0000{place + 1}-of-00002.{suffix}": names[place::2] for place in range(2)}
+    shards = {f"{stem}-0000{number + 1}-of-00002.{suffix}": names[number::2] for number in range(2)}
     for file, held in shards.items():
         write_file(folder / file, {name: weights[name] for name in held})
-    places = {name: file for file, held in shards.items() for name in held}
-    index = {"metadata": {}, "weight_map": places}
+    file_of = {name: file for file, held in shards.items() for name in held}
+    index = {"metadata": {}, "weight_map": file_of}
     (folder / f"{stem}.{suffix}.index.json").write_text(json.dumps(index))
 
 

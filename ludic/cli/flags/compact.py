@@ -26,4 +26,4 @@ class Settings:
     def __post_init__(self) -> None:
         check_numbers(self)
         if self.all and self.before is not None:
-            raise ConfigError("--all and --before say different things; give one of them")
+            raise ConfigError("--all and --before contradict each other; give one of them")

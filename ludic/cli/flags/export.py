@@ -31,7 +31,7 @@ class Settings:
     version: int | None = None
     """hf: export this published version; the default, without --step, is the newest version."""
     model: str | None = None
-    """hf: location of the run's first model, which a LoRA adapter needs; None means where run.json says."""
+    """hf: location of the run's first model, which a LoRA adapter needs; None takes the location in run.json."""
     json: bool = False
     """Delta, Iceberg and hf: print the report as JSON."""
 
@@ -44,16 +44,16 @@ class Settings:
         if self.json and self.is_text:
             raise ConfigError(f"--json does not apply to --format {self.format}; leave it out")
         if self.format == "hf" and self.out is None:
-            raise ConfigError("--format hf wants --out, a folder or a URL that is not there yet")
+            raise ConfigError("--format hf needs --out: a folder or URL that does not exist")
         _ = self.options  # raises ConfigError for options that do not apply to the format
 
     @property
     def is_text(self) -> bool:
-        """Whether the format is text, which goes to stdout without --out."""
+        """Return whether the format is text, which is printed to stdout without --out."""
         return self.format in ("jsonl", "csv")
 
     @property
     def options(self) -> ExportOptions:
-        """The options as Run.export takes them."""
+        """Return the options for Run.export."""
         names = ("format", "table", "where", "sql", "step", "version", "model")
         return ExportOptions(target=self.out or self.catalog, **{name: getattr(self, name) for name in names})

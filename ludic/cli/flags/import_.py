@@ -16,7 +16,7 @@ class Settings:
     files: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE")]
     """Files to import, paths or URLs."""
     from_: Annotated[str, tyro.conf.arg(name="from", metavar="FORMAT")]
-    """Format of the files: jsonl, verl, trl, prime-rl, art, or path/to/file.py:function (docs/exchange.md)."""
+    """Format of the files: jsonl, verl, trl, prime-rl, art, or path/to/file.py:function (docs/interop.md)."""
     env: str | None = None
     """Environment name for records without one; None uses the name of the format or function."""
     tokenizer: str | None = None

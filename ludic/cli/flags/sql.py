@@ -39,8 +39,8 @@ class Settings:
         return self.format or suffixes.get(self.out.suffix if self.out else "", "table")
 
 
-def places_to_flags(args: list[str]) -> list[str]:
+def positionals_to_flags(args: list[str]) -> list[str]:
     """Turn ROOT ROOT ... QUERY into ROOT QUERY --also ROOT ...: the number of positional arguments is fixed."""
-    num_places = next((place for place, arg in enumerate(args) if arg.startswith("-")), len(args))
-    root, *others, query = args[:num_places] if num_places > 2 else ("", "")
-    return [root, query, *args[num_places:], "--also", *others] if others else args
+    num_positional = next((index for index, arg in enumerate(args) if arg.startswith("-")), len(args))
+    root, *others, query = args[:num_positional] if num_positional > 2 else ("", "")
+    return [root, query, *args[num_positional:], "--also", *others] if others else args

@@ -10,6 +10,6 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run. In a run that is still active, half-written data may be reported as well."""
     repair: bool = False
-    """Move broken files to set_aside/ with the reason, and delete temporary files that are older than a day."""
+    """Move broken files to quarantine/ with the reason, and delete temporary files that are older than a day."""
     json: bool = False
     """Print JSON instead of a list."""

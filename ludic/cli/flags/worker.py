@@ -22,4 +22,4 @@ class Settings:
     device: Literal["cpu", "cuda"] | None = None
     """Device to sample on; None uses CUDA if available."""
     model: str | None = None
-    """Location of the run's first model, which adapters need; None means where run.json says."""
+    """Location of the run's first model, which adapters need; None takes the location in run.json."""

@@ -1,6 +1,6 @@
 """Check that a root is sound: files match their names and schemas, weights and checkpoints are whole, data checks pass.
 
-Reads all files below the root; with `repair`, also sets broken files aside and deletes old temporary files. Each
+Reads all files below the root; with `repair`, also quarantines broken files and deletes old temporary files. Each
 problem becomes a Finding. Raises StoreError if the filesystem fails: a file that can't be reached is not reported as
 broken. Files that vanish while they are checked are ignored, since a run may delete them.
 """
@@ -12,7 +12,7 @@ from ludic.maintenance.verify.compactions import check_compactions, unfinished_c
 from ludic.maintenance.verify.data import check_data, note_data
 from ludic.maintenance.verify.findings import Finding, Report, meaning_of
 from ludic.maintenance.verify.model import check_model
-from ludic.maintenance.verify.repairs import delete_leftovers, set_broken_aside
+from ludic.maintenance.verify.repairs import delete_leftovers, quarantine_broken
 from ludic.maintenance.verify.rows import RowChecks
 from ludic.maintenance.verify.tables import TABLES, Checked, Footer, check_tables, first_names, read_footers
 from ludic.maintenance.verify.weights import check_weights
@@ -26,14 +26,14 @@ __all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", 
 def check_root(root: Root, track: Track = untracked, *, repair: bool = False) -> Report:
     """Return all problems of a run, file by file, then check by check. Raises StoreError if the filesystem fails.
 
-    repair: also set broken files aside and delete old temporary files.
+    repair: also quarantine broken files and delete old temporary files.
     """
     rows = RowChecks()
     stored = check_tables(root, rows, track)
     findings = sorted((finding for file in stored for finding in file.findings), key=lambda finding: finding.check)
     repaired: list[Finding] = []
     if repair:
-        repaired, findings = set_broken_aside(root, findings)
+        repaired, findings = quarantine_broken(root, findings)
         repaired += delete_leftovers(root)
     moved = {finding.where for finding in repaired}
     rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
@@ -67,4 +67,4 @@ def _without_digests(stored: Sequence[Checked]) -> Iterator[Finding]:
 
 def _quarantined(root: Root) -> Iterator[Finding]:
     for file in list_quarantined(root):
-        yield Finding(check="set_aside", where=file.name, problem=f"{file.reason} (found at {file.found_at})")
+        yield Finding(check="quarantined", where=file.name, problem=f"{file.reason} (found at {file.found_at})")

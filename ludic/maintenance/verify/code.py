@@ -19,14 +19,14 @@ def check_code(root: Root) -> Iterator[Finding]:
 
 
 def _check_file(root: Root, name: str) -> Iterator[Finding]:
-    place = parse_name(name)
-    if place is None:
+    parsed = parse_name(name)
+    if parsed is None:
         yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
-    elif isinstance(place, int):
+    elif isinstance(parsed, int):
         try:
-            check_list(root, place)
+            check_list(root, parsed)
         except (SchemaError, StoreError) as error:
             yield Finding(check="code", where=name, problem=reason_of(error))
-    elif digest(root.read(name)) != place:
+    elif digest(root.read(name)) != parsed:
         problem = "is not the text that its name says; --update-code puts the file as it is now"
         yield Finding(check="code", where=name, problem=problem)

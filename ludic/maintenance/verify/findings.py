@@ -31,10 +31,10 @@ class Report:
 
 
 MEANINGS = {
-    "unreadable": "a file that no reader can use; `ludic verify --repair` sets it aside",
+    "unreadable": "a file that no reader can use; `ludic verify --repair` moves it to quarantine/",
     "newer_schema": "a file that a newer ludic wrote; upgrade this one",
     "misnamed": "a file whose name does not say what is in it",
-    "scattered_groups": "a group that lies in several places of a file, though readers take it in one piece",
+    "scattered_groups": "a group whose rows are not adjacent in their file, though readers take them in one piece",
     "compaction": "a compacted file that does not agree with what it replaces",
     "note": "a small file about the run that was changed since it was written",
     "model": "a file of the run's first model that was changed since the run began",
@@ -46,7 +46,7 @@ MEANINGS = {
     "unfinished": "work that was cut short and harms nobody",
     "leftover": "temporary files of writers that were killed",
     "no_digests": "files that an older ludic or another writer made, without digests of their bytes",
-    "set_aside": "a broken file that was moved out of sight",
+    "quarantined": "a broken file that was moved out of sight",
 }
 
 

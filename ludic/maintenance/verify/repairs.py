@@ -1,4 +1,4 @@
-"""Repair a root without losing data: set broken files aside, and delete old temporary files.
+"""Repair a root without losing data: quarantine broken files, and delete old temporary files.
 
 A broken file of rollouts/, evals/ or metrics/, or a broken ledger of a superseded step, is useless and harms queries.
 The broken ledger of a step that counts is kept: a copy may replace it, and only it says what that step trained on.
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ludic.maintenance.verify.findings import Finding
-from ludic.maintenance.verify.tables import ledger_place
+from ludic.maintenance.verify.tables import parse_ledger_name
 from ludic.store import Root, read_attempt
 from ludic.store.attempts import chain, newest_attempt
 from ludic.store.quarantine import list_leftovers, quarantine
@@ -23,10 +23,10 @@ _ADVICE = (
 )
 
 
-def set_broken_aside(root: Root, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Set unreadable files aside; return the findings that were repaired, and those that remain.
+def quarantine_broken(root: Root, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Quarantine unreadable files; return the findings that were repaired, and those that remain.
 
-    Raises StoreError if the filesystem fails; files that are already set aside stay there.
+    Raises StoreError if the filesystem fails; files that are already in quarantine stay there.
     """
     repaired: list[Finding] = []
     remaining: list[Finding] = []
@@ -52,10 +52,10 @@ def delete_leftovers(root: Root) -> Iterator[Finding]:
 
 def _counts(name: str, steps: Mapping[int, int | None] | None) -> bool:
     """Return whether a file is, or may be, the ledger of a step on the chain of the newest attempt."""
-    place = ledger_place(name)
-    if place is None:
+    checkpoint_id = parse_ledger_name(name)
+    if checkpoint_id is None:
         return False
-    attempt_id, step = place
+    attempt_id, step = checkpoint_id
     if steps is None:
         return True
     last_step = steps.get(attempt_id, 0)

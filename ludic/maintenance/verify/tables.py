@@ -108,7 +108,7 @@ def read_footers(
     return sorted(found, key=attrgetter("name"))
 
 
-def ledger_place(name: str) -> tuple[int, int] | None:
+def parse_ledger_name(name: str) -> tuple[int, int] | None:
     """Return attempt_id and step of a file of batches/; None for any other name."""
     match = _NAMES["batches"].fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
@@ -208,18 +208,18 @@ def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> 
 def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks | None) -> Iterator[pa.Table]:
     """Decode all columns of each row group, pass the batches to `rows`, and yield the key columns."""
     table = _table_of(name)
-    for place in range(parquet.num_row_groups):
-        row_group = parquet.metadata.row_group(place)
+    for index in range(parquet.num_row_groups):
+        row_group = parquet.metadata.row_group(index)
         batch_size = max(1, _BATCH_BYTES * row_group.num_rows // max(1, row_group.total_byte_size))
         batches = []
-        for batch in parquet.iter_batches(batch_size, row_groups=[place], use_threads=False):
+        for batch in parquet.iter_batches(batch_size, row_groups=[index], use_threads=False):
             check_text(batch, name)
             _check_nulls(batch, table, name)
             if table == "rollouts" and rows is not None:
                 rows.add(batch)
             batches.append(batch.select(_KEYS[table]))
         if sum(batch.num_rows for batch in batches) != row_group.num_rows:
-            raise SchemaError(f"{name}: row group {place} has fewer rows than the {row_group.num_rows} of its footer")
+            raise SchemaError(f"{name}: row group {index} has fewer rows than the {row_group.num_rows} of its footer")
         if batches:
             yield pa.Table.from_batches(batches)
 
@@ -263,7 +263,7 @@ def _scattered(groups: Sequence[str]) -> set[str]:
 
     groups: the group_id of each run of equal ids, row group by row group.
     """
-    runs = [group_id for place, group_id in enumerate(groups) if place == 0 or groups[place - 1] != group_id]
+    runs = [group_id for index, group_id in enumerate(groups) if index == 0 or groups[index - 1] != group_id]
     return {group_id for group_id, count in Counter(runs).items() if count > 1}
 
 

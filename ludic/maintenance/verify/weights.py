@@ -19,14 +19,14 @@ from ludic.store.ledger import ledger_name
 from ludic.store.manifest import folder_problems
 from ludic.store.names import parse_attempt_id, parse_number
 from ludic.store.policies import LATEST, Policy, policy_folder, read_policy
-from ludic.store.quarantine import QUARANTINE
+from ludic.store.quarantine import QUARANTINE_FOLDERS
 from ludic.store.retention import FOLDER as EXPIRED
 from ludic.store.slots import FOLDER as WORKERS
 from ludic.store.slots import SlotClaim, claim_name, read_slot_claim
 
 _ADAPTER_CONFIG = "adapter_config.json"
 """Config of a LoRA adapter, which is stored instead of whole weights."""
-_NOTES = (EXPIRED, "imports", QUARANTINE)
+_NOTES = (EXPIRED, "imports", *QUARANTINE_FOLDERS)
 """Folders of small JSON files that say why something was done."""
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """Errors from parsing a damaged file; ludic's SchemaError is a ValueError."""
@@ -112,11 +112,11 @@ def _check_record(
         yield Finding(check=check, where=name, problem=reason_of(error))
         return
     if record is not None and record.name != name:
-        yield Finding(check="misnamed", where=name, problem=f"holds what belongs in {record.name}")
+        yield Finding(check="misnamed", where=name, problem=f"holds the record of {record.name}")
 
 
 def _check_note(root: Root, name: str) -> Iterator[Finding]:
-    """Check that a tombstone, an import, or the reason for which a file was set aside is as it was written."""
+    """Check that a tombstone, an import, or the reason for a quarantine is as it was written."""
     try:
         decode_json(root.read(name))
     except ValueError as error:
@@ -163,7 +163,7 @@ def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
     except _UNREADABLE:
         return  # the attempt has a finding of its own
     name = ledger_name(attempt_id, step)
-    names = (name, f"{QUARANTINE}/{name}")
+    names = (name, *(f"{folder}/{name}" for folder in QUARANTINE_FOLDERS))
     if step > (parent[1] if parent else 0) and not any(map(root.exists, names)):
         yield f"{name}, which says what its last step trained on, is missing"
 
@@ -197,7 +197,7 @@ def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterato
     try:
         length = int.from_bytes(root.read_range(name, 0, 8), "little")
         if length > min(_MOST_HEADER_BYTES, sizes[name]):
-            raise ValueError(f"it has {sizes[name]:,} bytes, its header alone wants {8 + length:,}")
+            raise ValueError(f"it has {sizes[name]:,} bytes, its header alone needs {8 + length:,}")
         header = json.loads(root.read_range(name, 8, 8 + length))
         ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
     except _UNREADABLE as error:

@@ -47,7 +47,7 @@ steps as (
 tokens as (
     select
         steps.rollout_id,
-        unnest(range(step.start, step.end)) as place,
+        unnest(range(step.start, step.end)) as token_index,
         return - mean as advantage
     from steps
     inner join returns on returns.rollout_id = steps.rollout_id and list_contains(led_here, agent_step)
@@ -56,7 +56,7 @@ tokens as (
 ),
 
 by_rollout as (
-    select rollout_id, map_from_entries(list((place, advantage))) as advantages
+    select rollout_id, map_from_entries(list((token_index, advantage))) as advantages
     from tokens
     group by rollout_id
 )
@@ -64,7 +64,7 @@ by_rollout as (
 select
     rollouts.rollout_id,
     case
-        when episode_reward is not null then [coalesce(advantages[place], 0) for place in range(response_length)]
+        when episode_reward is not null then [coalesce(advantages[token_index], 0) for token_index in range(response_length)]
     end as token_advantages
 from rollouts
 left join by_rollout on by_rollout.rollout_id = rollouts.rollout_id

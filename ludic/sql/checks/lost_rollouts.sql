@@ -1,6 +1,6 @@
 -- lost_rollouts: a ledger row whose rollout is in no file
 -- grain: one row per attempt_id, step and rollout_id | reads: all_batches, rollouts, gone
--- rollouts that expired, were set aside, or are in another root are not reported
+-- rollouts that expired, were quarantined, or are in another root are not reported
 with missing as (
     select *, regexp_extract(file, '([^/]+)-(\d+)\.parquet$', ['worker_id', 'sequence']) as source
     from all_batches

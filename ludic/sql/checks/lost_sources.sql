@@ -1,6 +1,6 @@
 -- lost_sources: a file that a compaction planned to replace, and whose rows are in no file
 -- grain: one row per partition and file | reads: compactions, rollouts, evals, gone
--- files that expired or were set aside are not reported
+-- files that expired or were quarantined are not reported
 with planned as (
     select distinct parse_dirpath(name) as partition, worker_id, sequence from compactions
 ),

@@ -1,6 +1,6 @@
 -- sequence_gaps: missing files of a worker, which numbers its files from 0 and has written a later file
 -- grain: one row per worker_id and run of missing sequences | reads: rollouts, evals, gone
--- files that expired or were set aside are not reported; a compacted file holds the sequences that it replaced
+-- files that expired or were quarantined are not reported; a compacted file holds the sequences that it replaced
 with present as (
     select distinct worker_id, sequence as first_sequence, sequence as last_sequence from rollouts
     union

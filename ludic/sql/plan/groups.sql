@@ -1,7 +1,8 @@
 -- groups: pending groups with a row that no filter drops; a selection chooses from them
 -- grain: one row per group_id | reads: rollouts, judged
 -- as in the view of ludic.connect, rewards count an episode once; lengths and num_ count rollouts, also dropped ones
--- place: order by policy version, oldest first, then by arrival | num_uses: steps that have trained on the group
+-- queue_position: sorts groups by policy version, oldest first, then by arrival; place: the same, for older selections
+-- num_uses: steps that have trained on the group
 -- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a group with one scored episode
 with episodes as (
     select
@@ -12,7 +13,7 @@ with episodes as (
         num_uses,
         created_at,
         response_length,
-        {v: policy_version, a: arrival, f: file, g: row_group, r: "row"} as place,
+        {v: policy_version, a: arrival, f: file, g: row_group, r: "row"} as queue_position,
         {episode_id: episode_id, reward: episode_reward} as episode
     from rollouts
     where group_id in (select group_id from judged where reason is null)
@@ -24,7 +25,8 @@ select
     min(policy_version) as policy_version,
     min(created_at) as created_at,
     min(arrival) as arrival,
-    min(place) as place,
+    min(queue_position) as queue_position,
+    min(queue_position) as place,
     min(num_uses) as num_uses,
     count(*) as num_rollouts,
     avg(response_length) as response_length_mean,

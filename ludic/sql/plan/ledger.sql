@@ -17,22 +17,22 @@ planned as (
     select
         judged.rollout_id,
         judged.group_id,
-        chosen.place,
+        chosen.queue_position,
         coalesce(reason, case when $pairs and whole_pairs.pair_id is null then 'no_pair' end) as reason
     from judged
     left join chosen on chosen.group_id = judged.group_id
     left join estimated on estimated.rollout_id = judged.rollout_id
     left join whole_pairs on whole_pairs.pair_id = estimated.pair_id
-    where chosen.place is not null or judged.group_id not in (select group_id from judged where reason is null)
+    where chosen.queue_position is not null or judged.group_id not in (select group_id from judged where reason is null)
 ),
 
 described as (
     select
         rollouts.*,
         reason,
-        planned.place is not null and reason is null as used,
-        case when used then planned.place end as place,
-        num_uses + (planned.place is not null)::integer as uses,
+        planned.queue_position is not null and reason is null as used,
+        case when used then planned.queue_position end as queue_position,
+        num_uses + (planned.queue_position is not null)::integer as uses,
         used
         and response_length > 0
         and coalesce(prompt_length + response_length > $max_seq_len::integer, false) as is_cut,
@@ -69,5 +69,5 @@ select
     case when $pairs and used then pair_id end as pair_id
 from described
 left join estimated on estimated.rollout_id = described.rollout_id
-window in_order as (order by used desc, place, arrived, file, row_group, "row")
+window in_order as (order by used desc, queue_position, arrived, file, row_group, "row")
 order by batch_index

@@ -15,12 +15,12 @@ with weights as (
 queued as (
     select
         group_id,
-        place,
+        queue_position,
         coalesce(weight, 1) as weight,
-        row_number() over (partition by groups.env_name order by place) as position,
+        row_number() over (partition by groups.env_name order by queue_position) as position,
         ((md5_number_upper(concat_ws('/', groups.env_name, $seed, $step)) >> 12) + 0.5) / pow(2, 52) as ahead
     from groups
     left join weights on weights.env_name = groups.env_name
 )
 
-select group_id from queued where weight > 0 order by (position - ahead) / weight, place
+select group_id from queued where weight > 0 order by (position - ahead) / weight, queue_position

@@ -8,4 +8,4 @@
 select group_id
 from groups
 where list_avg([(reward >= $success)::integer for reward in rewards]) between $min_success and $max_success
-order by place
+order by queue_position

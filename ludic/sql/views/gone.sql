@@ -1,5 +1,5 @@
--- gone: files that are absent because they expired or were set aside
--- grain: one row per partition, worker_id, run of sequences (first to last) and why | reads: expirations, set_aside,
+-- gone: files that are absent because they expired or were quarantined
+-- grain: one row per partition, worker_id, run of sequences (first to last) and why | reads: expirations, quarantine,
 -- compactions
 -- partition: the folder, such as rollouts/version=12/env=moar_cats; a compacted file has a row under its own name, and
 -- so do the files that it replaced
@@ -15,7 +15,7 @@ broken as (
         name,
         parse_dirpath(name) as partition,
         regexp_extract(name, '([^/]+)-(\d+)\.parquet$', ['worker_id', 'sequence']) as file
-    from set_aside
+    from quarantine
     where starts_with(name, 'rollouts/') or starts_with(name, 'evals/')
 )
 
@@ -27,9 +27,9 @@ select
     'expired' as why
 from expired
 union
-select partition, file.worker_id, try_cast(file.sequence as bigint), try_cast(file.sequence as bigint), 'set aside'
+select partition, file.worker_id, try_cast(file.sequence as bigint), try_cast(file.sequence as bigint), 'quarantined'
 from broken
 union
-select broken.partition, compactions.worker_id, compactions.sequence, compactions.sequence, 'set aside'
+select broken.partition, compactions.worker_id, compactions.sequence, compactions.sequence, 'quarantined'
 from broken
 inner join compactions using (name)
