@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ludic.sql.connect import connect, refresh
     from ludic.sql.scan import scan
     from ludic.store.root import Root
-    from ludic.store.run import RunConfig
+    from ludic.store.run_json import RunConfig
 
 _HOMES = {
     "Run": "ludic.run",
@@ -40,7 +40,7 @@ _HOMES = {
     "refresh": "ludic.sql.connect",
     "scan": "ludic.sql.scan",
     "Root": "ludic.store.root",
-    "RunConfig": "ludic.store.run",
+    "RunConfig": "ludic.store.run_json",
 }
 
 _OWN_NAMES = {"open": "open_run"}

@@ -15,7 +15,7 @@ from ludic.bounds import check_names
 from ludic.consent import CodeSettings
 from ludic.defaults import TARGET_BYTES
 from ludic.errors import ConfigError
-from ludic.launch import methods
+from ludic.launch import run_methods as methods
 from ludic.store import Root, RunConfig
 from ludic.store.track import Track, untracked
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from ludic.interop.export_options import Format
-    from ludic.interop.exporting import TextReport
-    from ludic.interop.importing import ImportReport
-    from ludic.interop.tables import TableReport
-    from ludic.interop.weights import WeightsReport
+    from ludic.interop.exports.export_options import Format
+    from ludic.interop.exports.exporting import TextReport
+    from ludic.interop.exports.tables import TableReport
+    from ludic.interop.exports.weights import WeightsReport
+    from ludic.interop.imports.importing import ImportReport
     from ludic.maintenance.compact import CompactionReport
     from ludic.maintenance.expire import ExpiryReport
     from ludic.maintenance.verify import Report
@@ -271,8 +271,8 @@ class Run:
         weights of hf, by default the newest version. Raises ConfigError if options do not fit the format or the target
         exists, QueryError if the SQL fails, ModelError if a LoRA adapter does not fit the model.
         """
-        from ludic.interop.export_options import ExportOptions
-        from ludic.interop.exporting import export
+        from ludic.interop.exports.export_options import ExportOptions
+        from ludic.interop.exports.exporting import export
 
         options = ExportOptions(
             format=format,
@@ -302,7 +302,7 @@ class Run:
         URL of the tokenizer for texts, by default the run's. model: another location of the run's model. A second
         import of a file changes nothing. Raises ConfigError for an unknown format or a foreign file.
         """
-        from ludic.interop.import_files import import_files
+        from ludic.interop.imports.import_files import import_files
 
         paths = [files] if isinstance(files, str | PathLike) else files
         options = {"env": env, "tokenizer": tokenizer, "model": model}

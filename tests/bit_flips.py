@@ -16,15 +16,15 @@ from ludic.maintenance.verify.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
 from ludic.store.checkpoints import complete_checkpoints
 from ludic.store.compaction_plans import read_plans
+from ludic.store.kept_model import read_identity, read_kept
 from ludic.store.lease import read_lease
 from ludic.store.manifest import check_folder
-from ludic.store.model import read_identity, read_kept
 from ludic.store.parquet import decode
 from ludic.store.policies import read_policy
 from ludic.store.quarantine import list_quarantined
 from ludic.store.reference import read_reference, read_reference_index
-from ludic.store.retention import read_tombstones
 from ludic.store.slots import read_slot_claim
+from ludic.store.tombstones import read_tombstones
 
 TOKENS = ["rollout_id", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature"]
 UNCOVERED = re.compile(r"quarantine/(?!.*\.json$)|logs/|\.tmp/|tensorboard/")

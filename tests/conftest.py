@@ -14,7 +14,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from ludic.store.root import Root
-from ludic.store.run import RunConfig
+from ludic.store.run_json import RunConfig
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("ludic", deadline=None)

@@ -23,7 +23,7 @@ from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch
 from ludic.store import Cursor, RolloutReader, RolloutWriter, Root
 from ludic.store.ledger_reads import read_rollouts
-from ludic.store.retention import expire, stored_files
+from ludic.store.tombstones import expire, stored_files
 
 GROUP_SIZE = 3
 SEEDS_OF_ONE_LIFE = (0, 2, 3)

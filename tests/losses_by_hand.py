@@ -6,7 +6,7 @@ import torch
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.training.loss_config import LossConfig
 from ludic.training.losses import rl_loss
-from ludic.training.objective_settings import PAIRED
+from ludic.training.objectives import PAIRED
 
 # Sampler logprobs are -1 throughout, so that a trainer logprob is -1 + log(ratio).
 

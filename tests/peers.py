@@ -1,4 +1,4 @@
-"""Small files exactly as other programs write them; the functions in ludic/interop/formats.py name the sources."""
+"""Small files exactly as other programs write them; ludic/interop/imports/formats.py names the sources."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ import pytest
 from ludic.environments.sources import installed_source
 from ludic.installed import installed_version
 from ludic.sql import BatchRules
-from ludic.sql.code import describe_rules
+from ludic.sql.rule_code import describe_rules
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
-from ludic.interop.formats import load_format
+from ludic.interop.imports.formats import load_format
 from ludic.paths import is_url, local_path
 from ludic.sql.library import load_advantage, load_filter
 from ludic.sql.python_advantages import load_function

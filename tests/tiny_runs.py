@@ -22,8 +22,8 @@ from ludic.records import RolloutGroup
 from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root, RunConfig
 from ludic.store.checkpoints import CheckpointInfo, complete_checkpoints
 from ludic.store.quarantine import quarantine
-from ludic.store.retention import expire, stored_files
 from ludic.store.slots import claim_slot
+from ludic.store.tombstones import expire, stored_files
 from ludic.training.checkpoint import take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.trainer import train

@@ -20,11 +20,11 @@ from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
 from ludic.schema import rollouts_schema
-from ludic.sql.code import describe_rules
 from ludic.sql.planner import ADDED, BatchRules, Planner
+from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root
 from ludic.store.checkpoints import CheckpointInfo
-from ludic.store.code import CodeRecord, keep_files
+from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.ledger import effective_steps, recall_groups
 
 logger = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from ludic.batches.config import BatchConfig
 from ludic.batches.rules import own_rules
 from ludic.batches.source import Plan, Quota
 from ludic.errors import StalledError, StoreError
-from ludic.sql.code import describe_rules
 from ludic.sql.planner import Planner, Shortage
+from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root, count_uses
 from ludic.store.checkpoints import CheckpointInfo
-from ludic.store.code import CodeRecord, keep_files
+from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.recall import recall_sources
 from ludic.store.requests import recall_requests
 

@@ -12,7 +12,7 @@ from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
 from ludic.errors import ConfigError
 from ludic.store import Cursor, Root, read_ledger
 from ludic.store.checkpoints import CheckpointInfo
-from ludic.store.code import CodeRecord
+from ludic.store.code_files import CodeRecord
 from ludic.store.ledger import effective_steps
 
 

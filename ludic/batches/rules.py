@@ -4,11 +4,11 @@ from dataclasses import replace
 
 from ludic.batches.config import BatchConfig
 from ludic.errors import ConfigError
-from ludic.sql.code import rule_uses
 from ludic.sql.planner import BatchRules
+from ludic.sql.rule_code import rule_uses
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
-from ludic.store.code import trusted_files
+from ludic.store.code_files import trusted_files
 
 _ENDLESS = 2**31 - 1
 _FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import ludic
 from ludic.cli.flags.export import Settings
-from ludic.interop.exporting import TextReport
-from ludic.interop.tables import TableReport
+from ludic.interop.exports.exporting import TextReport
+from ludic.interop.exports.tables import TableReport
 from ludic.viewer.output import plural, print_json, printable, progress_bar, size, stdout_console
 
 if TYPE_CHECKING:
-    from ludic.interop.weights import WeightsReport
+    from ludic.interop.exports.weights import WeightsReport
 
 
 def main(settings: Settings) -> None:

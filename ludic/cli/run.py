@@ -14,7 +14,7 @@ from ludic.launch.process import interrupt_on_sigterm
 from ludic.launch.roots import create_run
 from ludic.launch.train import outcome
 from ludic.store import Root
-from ludic.training import settings as training_settings
+from ludic.training import inherited_settings as training_settings
 
 
 def earlier_settings(root_url: str, given: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from rich.console import Console
 import ludic
 from ludic.cli.flags.sql import Settings
 from ludic.errors import ConfigError
-from ludic.interop.row_files import open_sink, write_result
+from ludic.interop.exports.row_files import open_sink, write_result
 from ludic.viewer.output import stdout_console
 from ludic.viewer.tables import print_table
 

@@ -5,7 +5,7 @@ import os
 from ludic.cli.flags.train import Settings
 from ludic.launch.process import stop_on_signals
 from ludic.launch.train import become_ranks, open_to_train, outcome, train_here
-from ludic.training.settings import earlier_settings as earlier_settings
+from ludic.training.inherited_settings import earlier_settings as earlier_settings
 
 
 def main(settings: Settings) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ludic.environments.environment import Environment, Example, Split, Transition
-from ludic.environments.single_turn import SingleTurn
+from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.errors import Interruption, TimeLimitError
 from ludic.records import Message
 

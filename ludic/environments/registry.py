@@ -19,7 +19,7 @@ from ludic.environments.number_comparison import NumberComparison
 from ludic.environments.opposites import Opposites
 from ludic.environments.reasoning_gym import ReasoningGym, generator_names
 from ludic.environments.sequential_digits import SequentialDigits
-from ludic.environments.single_turn import SingleTurn
+from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.errors import ConfigError, LudicError
 from ludic.paths import local_path
 from ludic.user_code import describe, describe_failure, load_file, only_exceptions

@@ -14,7 +14,7 @@ from ludic.models.tiny import make_tiny_model
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import Root, RunConfig
-from ludic.store.model import MODEL, identify, keep_model
+from ludic.store.kept_model import MODEL, identify, keep_model
 from ludic.training.config import TrainConfig
 
 NUM_WORKERS = 2

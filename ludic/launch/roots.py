@@ -11,14 +11,14 @@ from functools import partial
 from ludic.batches.rules import names_in_root
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
-from ludic.launch.code import prepare_code, rules_of
+from ludic.launch.code_consent import prepare_code, rules_of
 from ludic.models.first_model import identify_at, local_folder, remember_model
 from ludic.rollouts.sampler import make_environments
-from ludic.sql.code import rule_uses
 from ludic.sql.planner import Planner
+from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, RunConfig
-from ludic.store.code import environment_uses
-from ludic.store.model import copy_kept, keep_model
+from ludic.store.code_files import environment_uses
+from ludic.store.kept_model import copy_kept, keep_model
 from ludic.training.config import TrainConfig
 from ludic.user_files import NO_FILES, Files
 

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 from ludic.batches.rules import names_in_root
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
-from ludic.launch.code import gives_consent, prepare_code, rules_of
+from ludic.launch.code_consent import gives_consent, prepare_code, rules_of
 from ludic.launch.flags import to_flags
 from ludic.launch.process import LAUNCHER
 from ludic.launch.roots import other_location, start_like
-from ludic.sql.code import rule_uses
 from ludic.sql.planner import Planner
+from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, newest_attempt_id
 from ludic.store.checkpoints import NOTHING_TO_RESUME, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.lease import newest_claim

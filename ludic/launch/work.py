@@ -10,7 +10,7 @@ from ludic.consent import CodeSettings
 from ludic.defaults import ENGINE
 from ludic.engines.engine import Engine
 from ludic.engines.registry import MakeEngine, engine_maker
-from ludic.launch.code import prepare_code
+from ludic.launch.code_consent import prepare_code
 from ludic.launch.guard import guarded
 from ludic.models.first_model import first_model
 from ludic.records import RolloutBatch
@@ -18,7 +18,7 @@ from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.sampler import make_environments
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root, latest_policy, publish_policy
-from ludic.store.code import environment_uses
+from ludic.store.code_files import environment_uses
 from ludic.store.slots import newest_slot_claim
 from ludic.viewer.progress import sampling_progress
 

@@ -16,7 +16,8 @@ from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Folder, Source, list_versions
-from ludic.store.retention import (
+from ludic.store.token_stats import token_stats_step
+from ludic.store.tombstones import (
     ExpiredPartition,
     StoredFile,
     all_rows_match,
@@ -24,8 +25,7 @@ from ludic.store.retention import (
     is_unconsumed,
     stored_files,
 )
-from ludic.store.retention import expire as expire_files
-from ludic.store.token_stats import token_stats_step
+from ludic.store.tombstones import expire as expire_files
 from ludic.store.track import Track, untracked
 
 _COUNT_MATCHES = """

@@ -18,7 +18,7 @@ from ludic.errors import ModelError, one_line
 from ludic.paths import is_url
 from ludic.store import Root
 from ludic.store.filesystem import Storage
-from ludic.store.model import (
+from ludic.store.kept_model import (
     CONFIG_FILES,
     MODEL,
     TOKENIZER_FILES,

@@ -25,8 +25,8 @@ from ludic.store import RolloutFile, Root, RunConfig, list_files, read_columns
 from ludic.store.compaction_plans import find_replacement
 from ludic.store.cursor import Intervals
 from ludic.store.files import slot_of, slot_prefix
-from ludic.store.retention import read_tombstones
 from ludic.store.sources import read_sources
+from ludic.store.tombstones import read_tombstones
 
 MAX_SLOT = 2**20
 _GROUPS_A_SLOT = 2**32

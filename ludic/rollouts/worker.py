@@ -24,13 +24,13 @@ from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
 from ludic.records import RolloutBatch
-from ludic.rollouts.code import open_environments
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.metrics import call_metrics
 from ludic.rollouts.sampler import GroupSampler, single_step_episodes
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
+from ludic.rollouts.scoring_code import open_environments
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
-from ludic.store.code import to_dicts, warn_of_other_code
+from ludic.store.code_files import to_dicts, warn_of_other_code
 from ludic.store.slots import check_holds_slot, code_before, held_slot
 from ludic.store.troubles import find_sampling_troubles, warn_of_rows
 

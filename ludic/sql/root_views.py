@@ -23,7 +23,7 @@ from ludic.sql.roots import ROOT_COLUMN
 from ludic.sql.scalars import segment_schema
 from ludic.sql.snapshot import Snapshot
 from ludic.store import Root
-from ludic.store.code import read_kept_text
+from ludic.store.code_files import read_kept_text
 from ludic.store.files import Folder
 
 _JSON_TABLES = {
@@ -61,7 +61,7 @@ _JSON_TABLES = {
 _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
 )
-"""DuckDB type of the code records of attempts and workers' lives: ludic.store.code.CodeRecord."""
+"""DuckDB type of the code records of attempts and workers' lives: ludic.store.code_files.CodeRecord."""
 # Views in order of their dependencies, each with the table that its files hold, or None if it reads no files.
 _VIEWS = {
     "rollouts": "rollouts",

@@ -16,7 +16,7 @@ from ludic.store.policies import (
 )
 from ludic.store.reader import RolloutReader
 from ludic.store.root import Root
-from ludic.store.run import RunConfig
+from ludic.store.run_json import RunConfig
 from ludic.store.writer import RolloutWriter
 
 __all__ = [

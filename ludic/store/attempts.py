@@ -44,7 +44,7 @@ class Attempt:
     numerics: Mapping[str, Any] | None = None
     """Threads, versions and hardware that affect the last bits of the weights; None if not recorded."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """The code of its advantage, filters and selection, each as a ludic.store.code.CodeRecord."""
+    """The code of its advantage, filters and selection, each as a ludic.store.code_files.CodeRecord."""
 
     @property
     def name(self) -> str:

@@ -16,8 +16,8 @@ from ludic.store.compaction_plans import find_replacement
 from ludic.store.cursor import Cursor
 from ludic.store.files import RolloutFile, list_files, slot_of
 from ludic.store.parquet import read_columns
-from ludic.store.retention import read_tombstones
 from ludic.store.root import Root
+from ludic.store.tombstones import read_tombstones
 
 _COLUMNS = ["worker_id", "sequence", "group_id", "request_index", "group_size"]
 _CONCURRENT_READS = 8

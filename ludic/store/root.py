@@ -8,9 +8,9 @@ import fsspec
 
 from ludic.errors import ConfigError, MissingRootError
 from ludic.records import new_id
-from ludic.store.code import consented_files, copy_code, keep_files
+from ludic.store.code_files import consented_files, copy_code, keep_files
 from ludic.store.filesystem import Storage
-from ludic.store.run import RunConfig, from_json, to_json
+from ludic.store.run_json import RunConfig, from_json, to_json
 from ludic.user_files import NO_FILES
 
 RUN_FILE = "run.json"

@@ -44,7 +44,7 @@ class SlotClaim:
     ended_at: str | None = None
     """Time at which the worker ended on its own; None while it lives, or if it was killed."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """Source files of its environments, each as a ludic.store.code.CodeRecord."""
+    """Source files of its environments, each as a ludic.store.code_files.CodeRecord."""
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from ludic.store.run import RunConfig
+from ludic.store.run_json import RunConfig
 
 Row = Mapping[str, Any]
 """A row of the metrics table."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 from ludic.bounds import check_numbers
 from ludic.errors import ConfigError
-from ludic.training.objective_settings import PAIRED, Objective, check_objective
+from ludic.training.objectives import PAIRED, Objective, check_objective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

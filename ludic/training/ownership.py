@@ -28,7 +28,7 @@ from ludic.store.checkpoints import (
     checkpoint_to_resume,
     last_checkpoint,
 )
-from ludic.store.code import CodeRecord, to_dicts, warn_of_other_code
+from ludic.store.code_files import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
 from ludic.store.troubles import find_training_troubles, warn_of_rows
 from ludic.training.config import TrainConfig

@@ -17,7 +17,7 @@ from ludic.store import Attempt, Root, RunConfig, read_attempt
 from ludic.store.attempts import chain, newest_attempt, read_parent
 from ludic.store.checkpoints import CheckpointInfo, last_checkpoint
 from ludic.training.config import TrainConfig
-from ludic.training.objective_settings import without_ignored
+from ludic.training.objectives import without_ignored
 
 _FREE = frozenset(
     [

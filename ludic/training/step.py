@@ -14,7 +14,7 @@ from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import clipped_tokens, loss_units, rl_loss
-from ludic.training.objective_settings import BOUNDS
+from ludic.training.objectives import BOUNDS
 from ludic.training.reference import Reference
 from ludic.training.shaping import shape_advantages
 from ludic.training.timing import StepTimer

@@ -7,7 +7,7 @@ from strategies import make_batch
 from tiny_runs import fill, train_here
 
 from ludic.store import RolloutWriter, Root, list_files
-from ludic.store.retention import read_tombstones
+from ludic.store.tombstones import read_tombstones
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from ludic.launch.flags import to_flags
 from ludic.store import Root, RunConfig
 from ludic.store.attempts import start_attempt
 from ludic.training.config import TrainConfig
-from ludic.training.objective_settings import without_ignored
+from ludic.training.objectives import without_ignored
 from ludic.training.presets import load_algorithm
 
 OPTIONS = "; `ludic example --help` lists the options"

@@ -15,7 +15,7 @@ from ludic.maintenance.verify import Finding, Report, check_root, meaning_of
 from ludic.schema import conform, to_table
 from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, Root, list_files
-from ludic.store.code import keep_files
+from ludic.store.code_files import keep_files
 from ludic.store.encoding import encode
 from ludic.store.json_files import encode_record
 from ludic.store.slots import claim_slot

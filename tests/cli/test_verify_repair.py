@@ -24,8 +24,8 @@ from ludic.store import RolloutFile, RolloutWriter, Root, list_files, start_atte
 from ludic.store.digests import DIGESTS_KEY
 from ludic.store.encoding import encode, open_writer
 from ludic.store.quarantine import list_quarantined
-from ludic.store.retention import expire, stored_files
 from ludic.store.sources import SOURCES_KEY
+from ludic.store.tombstones import expire, stored_files
 
 pytestmark = pytest.mark.slow
 

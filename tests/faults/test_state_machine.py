@@ -34,7 +34,7 @@ from ludic.schema import arrow_schema, from_table
 from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, RunConfig, list_files
 from ludic.store.ledger_reads import read_rollouts
 from ludic.store.quarantine import quarantine
-from ludic.store.retention import expire, stored_files
+from ludic.store.tombstones import expire, stored_files
 
 GROUP_SIZE = 2
 NUM_TRAINERS = 2

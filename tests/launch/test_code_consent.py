@@ -9,9 +9,9 @@ from tiny_runs import create_root
 
 from ludic.consent import CodeSettings, CodeUse, has_consent
 from ludic.errors import ConfigError, ConsentError
-from ludic.launch.code import prepare_code
+from ludic.launch.code_consent import prepare_code
 from ludic.store import Root
-from ludic.store.code import find_files, keep_files
+from ludic.store.code_files import find_files, keep_files
 from ludic.user_files import Files
 
 FILE = "def f(rollouts): ...\ndef g(rollouts): ...\n"

@@ -10,7 +10,7 @@ from ludic.launch.demo import open_demo
 from ludic.launch.roots import open_or_start, start_like
 from ludic.models.first_model import first_model
 from ludic.store import Root, RunConfig
-from ludic.store.model import IDENTITY, read_identity
+from ludic.store.kept_model import IDENTITY, read_identity
 
 
 @pytest.fixture

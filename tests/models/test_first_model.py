@@ -15,7 +15,7 @@ from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ModelError
 from ludic.models.first_model import first_model, local_folder, remember_model, same_model
 from ludic.store import Root
-from ludic.store.model import IDENTITY, identify, read_identity
+from ludic.store.kept_model import IDENTITY, identify, read_identity
 from ludic.training import trainer
 from ludic.training.loading import FirstModel
 

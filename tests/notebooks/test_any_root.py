@@ -10,11 +10,11 @@ import peers
 import pytest
 from tiny_runs import create_root, fill, make_model, train_here
 
-from ludic.interop.importing import import_file
-from ludic.interop.formats import load_format
+from ludic.interop.imports.importing import import_file
+from ludic.interop.imports.formats import load_format
 from ludic.models.chat import load_tokenizer
-from ludic.interop.formats import load_format
-from ludic.interop.importing import import_file
+from ludic.interop.imports.formats import load_format
+from ludic.interop.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
 from ludic.store import Root
 from ludic.training.presets import load_algorithm

@@ -13,7 +13,7 @@ from ludic.schema import arrow_schema, to_table
 from ludic.store.encoding import encode
 from ludic.store.files import RolloutFile
 from ludic.store.root import Root
-from ludic.store.run import RunConfig
+from ludic.store.run_json import RunConfig
 
 Rows = Callable[..., pa.Table]
 Store = Callable[[pa.Table], str]

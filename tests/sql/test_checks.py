@@ -17,8 +17,8 @@ from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
 from ludic.store.policies import Policy
 from ludic.store.quarantine import quarantine
-from ludic.store.retention import expire, stored_files
 from ludic.store.root import Root
+from ludic.store.tombstones import expire, stored_files
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
 from ludic.store.reference import write_reference
 from ludic.store.root import Root
-from ludic.store.run import RunConfig
+from ludic.store.run_json import RunConfig
 from ludic.store.slots import claim_slot, held_slot
 
 pytestmark = pytest.mark.slow

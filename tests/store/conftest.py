@@ -17,7 +17,7 @@ from ludic.store.encoding import encode
 from ludic.store.failures import RETRY_LIMIT
 from ludic.store.files import RolloutFile
 from ludic.store.root import Root
-from ludic.store.run import RunConfig
+from ludic.store.run_json import RunConfig
 from ludic.store.s3 import S3
 
 PutFile = Callable[..., list[str]]

@@ -14,7 +14,7 @@ from ludic.schema import to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, list_files
 from ludic.store.encoding import encode
 from ludic.store.requests import recall_requests
-from ludic.store.retention import expire, stored_files
+from ludic.store.tombstones import expire, stored_files
 
 GROUP_SIZE = 2
 _seeds = itertools.count(1)

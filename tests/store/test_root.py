@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ludic.errors import ConfigError, MissingRootError, StoreError
 from ludic.store.remote import TAIL_BYTES
 from ludic.store.root import RUN_FILE, Root
-from ludic.store.run import RunConfig, from_json, to_json
+from ludic.store.run_json import RunConfig, from_json, to_json
 
 
 def test_a_created_root_opens_with_the_same_run(root_url, run_config):

@@ -16,7 +16,7 @@ from ludic.batches.packing import MicroBatch, TrainingSequence, assign_pairs, pa
 from ludic.distributed import init_distributed, num_ranks, rank, shut_down
 from ludic.store.checkpoints import complete_checkpoints
 from ludic.store.root import Root
-from ludic.store.run import RunConfig
+from ludic.store.run_json import RunConfig
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_sharded

@@ -25,7 +25,7 @@ from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.losses import OBJECTIVES
 from ludic.training.model import load_model, shard
-from ludic.training.objective_settings import PAIRED
+from ludic.training.objectives import PAIRED
 from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import model_reference
 from ludic.training.step import train_step

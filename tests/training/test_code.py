@@ -10,7 +10,7 @@ from ludic.consent import CodeUse
 from ludic.errors import QueryError
 from ludic.sql.library import read_packaged
 from ludic.store import Root, read_attempt
-from ludic.store.code import consent_to, find_files, keep_files
+from ludic.store.code_files import consent_to, find_files, keep_files
 
 ADVANTAGE = """
 def scaled(rollouts, *, by=1.0):

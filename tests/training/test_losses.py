@@ -11,7 +11,7 @@ from losses_by_hand import WIDE, batch_of, loss_and_gradient, with_bound
 from ludic.training.logprobs import linear_logprobs
 from ludic.training.loss_config import LossConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
-from ludic.training.objective_settings import PAIRED
+from ludic.training.objectives import PAIRED
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Literal
 from ludic.bounds import check_numbers
 from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError
-from ludic.interop.export_options import ExportOptions, Format
+from ludic.interop.exports.export_options import ExportOptions, Format
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.tables import FOREIGN_NAME
 from ludic.store import Root
-from ludic.store.code import check_list, parse_name
+from ludic.store.code_files import check_list, parse_name
 from ludic.user_files import digest
 
 

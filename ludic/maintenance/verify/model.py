@@ -10,8 +10,8 @@ from contextlib import suppress
 from ludic.errors import SchemaError
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.store import Root
+from ludic.store.kept_model import IDENTITY, MODEL, ModelIdentity, kept_files, read_identity
 from ludic.store.manifest import digest_file
-from ludic.store.model import IDENTITY, MODEL, ModelIdentity, kept_files, read_identity
 
 
 def check_model(root: Root) -> Iterator[Finding]:

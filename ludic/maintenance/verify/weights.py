@@ -20,9 +20,9 @@ from ludic.store.manifest import folder_problems
 from ludic.store.names import parse_attempt_id, parse_number
 from ludic.store.policies import LATEST, Policy, policy_folder, read_policy
 from ludic.store.quarantine import QUARANTINE_FOLDERS
-from ludic.store.retention import FOLDER as EXPIRED
 from ludic.store.slots import FOLDER as WORKERS
 from ludic.store.slots import SlotClaim, claim_name, read_slot_claim
+from ludic.store.tombstones import FOLDER as EXPIRED
 
 _ADAPTER_CONFIG = "adapter_config.json"
 """Config of a LoRA adapter, which is stored instead of whole weights."""

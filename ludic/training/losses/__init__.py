@@ -20,7 +20,7 @@ from ludic.training.losses.pairs import dpo, ipo, orpo, preferences
 from ludic.training.losses.policy import cispo, dppo, gmpo, gspo, masked_out, ppo_clip, reinforce, sapo, sft, vespo
 from ludic.training.losses.ratios import KL_ESTIMATORS, k3
 from ludic.training.losses.terms import TokenTerms, loss_units, make_terms
-from ludic.training.objective_settings import PAIRED, Objective
+from ludic.training.objectives import PAIRED, Objective
 
 __all__ = ["OBJECTIVES", "clipped_tokens", "loss_units", "rl_loss"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ludic.batches.packing import MicroBatch
 from ludic.training.loss_config import LossConfig
 from ludic.training.losses.ratios import bounded
-from ludic.training.objective_settings import PAIRED
+from ludic.training.objectives import PAIRED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,14 @@ import pytest
 from ludic.consent import CodeUse
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.store import Root
-from ludic.store.code import CodeRecord, environment_uses, find_files, keep_files, trusted_files, warn_of_other_code
+from ludic.store.code_files import (
+    CodeRecord,
+    environment_uses,
+    find_files,
+    keep_files,
+    trusted_files,
+    warn_of_other_code,
+)
 from ludic.user_files import UserFile, read_user_file
 
 CATS = "import words\nclass Cats: ...\n"

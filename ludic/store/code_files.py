@@ -29,7 +29,7 @@ from ludic.user_files import Files, UserFile, digest, files_of, read_user_file
 
 if TYPE_CHECKING:
     from ludic.store.root import Root
-    from ludic.store.run import RunConfig
+    from ludic.store.run_json import RunConfig
 
 logger = logging.getLogger(__name__)
 

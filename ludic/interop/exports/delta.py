@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from ludic.errors import ConfigError, LudicError, StoreError, one_line
-from ludic.interop.tables import Footer, TableReport, read_footers
+from ludic.interop.exports.tables import Footer, TableReport, read_footers
 from ludic.schema import rollouts_schema
 from ludic.store import RolloutFile, Root
 from ludic.store.current import current_files

@@ -1,8 +1,8 @@
 """Export a run's files as a table, its rows as text, its weights for Hugging Face.
 
 delta and iceberg register the existing files without a copy; jsonl and csv stream with one row group in memory (a query
-takes as much as DuckDB needs); hf copies weights (ludic.interop.weights). Raises ConfigError if options conflict or
-the target exists, StoreError if a table's writer fails, QueryError if the SQL fails.
+takes as much as DuckDB needs); hf copies weights (weights.py). Raises ConfigError if options conflict or the target
+exists, StoreError if a table's writer fails, QueryError if the SQL fails.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pyarrow as pa
 
 from ludic.errors import ConfigError
-from ludic.interop.delta import export_delta
-from ludic.interop.export_options import ExportOptions, Format
-from ludic.interop.iceberg import export_iceberg
-from ludic.interop.row_files import ROW_WRITERS, open_sink, plain_rows
-from ludic.interop.tables import TableReport
-from ludic.interop.whole_rows import whole_rows
+from ludic.interop.exports.delta import export_delta
+from ludic.interop.exports.export_options import ExportOptions, Format
+from ludic.interop.exports.iceberg import export_iceberg
+from ludic.interop.exports.row_files import ROW_WRITERS, open_sink, plain_rows
+from ludic.interop.exports.tables import TableReport
+from ludic.interop.exports.whole_rows import whole_rows
 from ludic.paths import local_path
 from ludic.schema import resolve_row
 from ludic.sql.query import open_result
@@ -26,7 +26,7 @@ from ludic.store import Root
 from ludic.store.track import Track, untracked
 
 if TYPE_CHECKING:
-    from ludic.interop.weights import WeightsReport
+    from ludic.interop.exports.weights import WeightsReport
 
 _ROWS_A_BATCH = 64
 
@@ -55,7 +55,7 @@ def _export_iceberg(root: Root, options: ExportOptions, track: Track) -> TableRe
 
 
 def _export_weights(root: Root, options: ExportOptions, track: Track) -> "WeightsReport":
-    from ludic.interop.weights import export_weights  # imports torch, which the other formats do not need
+    from ludic.interop.exports.weights import export_weights  # imports torch, which the other formats do not need
 
     return export_weights(root, _url(options), step=options.step, version=options.version, model=options.model)
 

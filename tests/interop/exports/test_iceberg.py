@@ -13,8 +13,8 @@ from strategies import make_batch
 from table_rows import by_id, stored_rows
 
 from ludic.errors import ConfigError
-from ludic.interop.iceberg import export_iceberg, open_catalog
-from ludic.interop.tables import TableReport
+from ludic.interop.exports.iceberg import export_iceberg, open_catalog
+from ludic.interop.exports.tables import TableReport
 from ludic.maintenance.compact import compact
 from ludic.store import RolloutWriter, Root, list_files
 

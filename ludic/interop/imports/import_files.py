@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ludic.errors import ConfigError
-from ludic.interop.formats import load_format
-from ludic.interop.importing import ImportReport, import_file
+from ludic.interop.imports.formats import load_format
+from ludic.interop.imports.importing import ImportReport, import_file
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_tokenizer, is_hub_id, local_folder, remember_model, write_files
 from ludic.store import Root, RunConfig

@@ -8,7 +8,7 @@ import pytest
 from ludic.maintenance.compact import compact
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, list_files
 from ludic.store.files import Source
-from ludic.store.retention import (
+from ludic.store.tombstones import (
     StoredFile,
     all_rows_match,
     expire,

@@ -6,7 +6,7 @@ from ludic.environments.registry import EnvironmentFactory
 from ludic.environments.sources import installed_source
 from ludic.rollouts.sampler import make_environments
 from ludic.store import Root, RunConfig
-from ludic.store.code import CodeRecord, describe_file, environment_uses, keep_files, trusted_files
+from ludic.store.code_files import CodeRecord, describe_file, environment_uses, keep_files, trusted_files
 from ludic.user_files import Files, file_of
 
 

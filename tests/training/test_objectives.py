@@ -12,7 +12,7 @@ from ludic.errors import ConfigError
 from ludic.training.config import TrainConfig
 from ludic.training.loss_config import LossConfig
 from ludic.training.losses import OBJECTIVES, rl_loss
-from ludic.training.objective_settings import PAIRED, READ_BY, without_ignored
+from ludic.training.objectives import PAIRED, READ_BY, without_ignored
 from ludic.training.shaping import shape_advantages
 
 # What each setting is changed to; it would matter to the ratios and advantages below.

@@ -11,8 +11,8 @@ import pytest
 
 import ludic
 from ludic.errors import ConfigError
-from ludic.interop.formats import load_format
-from ludic.interop.importing import ImportReport, import_file
+from ludic.interop.imports.formats import load_format
+from ludic.interop.imports.importing import ImportReport, import_file
 from ludic.models.chat import load_tokenizer
 from ludic.records import Rollout
 from ludic.schema import arrow_schema, from_table
@@ -127,7 +127,7 @@ def test_trl_a_function_of_the_users_weights_the_reward_columns(root: Root, brin
 
 WEIGHTED = """
 from dataclasses import replace
-from ludic.interop.formats import trl
+from ludic.interop.imports.formats import trl
 
 def weighted(record):
     episode = trl(record)
@@ -312,8 +312,8 @@ def test_jsonl_takes_tokens_then_messages_then_texts(root: Root, bring_in: Impor
 
 
 MINE = """
-from ludic.interop.episodes import Conversation, Episode, Row, Texts
-from ludic.interop.formats import Format
+from ludic.interop.imports.episodes import Conversation, Episode, Row, Texts
+from ludic.interop.imports.formats import Format
 import numpy as np
 
 def texts(record):

@@ -9,7 +9,7 @@ from ludic.consent import CodeSettings, CodeUse, has_consent
 from ludic.errors import ConsentError, SchemaError, StoreError
 from ludic.sql.planner import BatchRules
 from ludic.store import Root, RunConfig
-from ludic.store.code import FoundFiles, consent_to, find_files, keep_files, trusted_files
+from ludic.store.code_files import FoundFiles, consent_to, find_files, keep_files, trusted_files
 from ludic.training.config import TrainConfig
 from ludic.user_files import Files, UserFile, file_of, read_user_file
 

@@ -20,8 +20,8 @@ from tiny_runs import create_root, query, train_here
 from ludic.cli.export import Settings as ExportSettings
 from ludic.cli.export import main as export
 from ludic.errors import ConfigError
-from ludic.interop.formats import load_format
-from ludic.interop.importing import ImportReport, import_file
+from ludic.interop.imports.formats import load_format
+from ludic.interop.imports.importing import ImportReport, import_file
 from ludic.maintenance.compact import compact
 from ludic.models.chat import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, new_id

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.transcript import RowBuilder, Span
-from ludic.interop.episodes import (
+from ludic.interop.imports.episodes import (
     Conversation,
     Episode,
     Row,
@@ -17,7 +17,7 @@ from ludic.interop.episodes import (
     row_of,
     to_message,
 )
-from ludic.interop.record import Record, RefusedRecordError, to_array
+from ludic.interop.imports.record import Record, RefusedRecordError, to_array
 from ludic.records import AgentStep, FinishReason
 
 Json = Mapping[str, Any]

@@ -4,8 +4,8 @@ import os
 import signal
 import sys
 
-from ludic.interop.formats import load_format
-from ludic.interop.importing import import_file
+from ludic.interop.imports.formats import load_format
+from ludic.interop.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
 from ludic.store import Root
 from ludic.store.root import Root as _Root

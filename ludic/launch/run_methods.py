@@ -165,7 +165,7 @@ def _train_config(
     online: bool = False,
 ) -> "TrainConfig":
     """Return `config`, or the settings of the next trainer. Raises ConfigError if both are given."""
-    from ludic.training.settings import next_config
+    from ludic.training.inherited_settings import next_config
 
     if config is None:
         return next_config(root.url, settings, algorithm, online=online)

@@ -14,8 +14,8 @@ from tiny_runs import create_root, fill, make_model, query, train_here, train_un
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ludic.errors import ConfigError, ModelError, SchemaError
-from ludic.interop import weights
-from ludic.interop.weights import export_weights
+from ludic.interop.exports import weights
+from ludic.interop.exports.weights import export_weights
 from ludic.store import Root, fetch_policy, start_attempt
 
 

@@ -11,7 +11,7 @@ from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import MissingRootError
 from ludic.store import Root, newest_attempt_id, read_attempt
 from ludic.training.config import TrainConfig
-from ludic.training.objective_settings import DECIDE_IGNORED, without_ignored
+from ludic.training.objectives import DECIDE_IGNORED, without_ignored
 from ludic.training.presets import load_algorithm
 
 

@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 
 from ludic.errors import ConfigError, LudicError, SchemaError
-from ludic.interop.episodes import Episode, GetTokenizer, Row, Texts, rows_of
-from ludic.interop.formats import Format
-from ludic.interop.reading import open_file, read_records
-from ludic.interop.record import Record, RefusedRecordError, as_texts
+from ludic.interop.imports.episodes import Episode, GetTokenizer, Row, Texts, rows_of
+from ludic.interop.imports.formats import Format
+from ludic.interop.imports.reading import open_file, read_records
+from ludic.interop.imports.record import Record, RefusedRecordError, as_texts
 from ludic.paths import is_url
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema.validation import find_problems

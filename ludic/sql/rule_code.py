@@ -7,7 +7,7 @@ from ludic.consent import CodeUse, Role
 from ludic.installed import LUDIC, name_and_version
 from ludic.sql.library import read_packaged
 from ludic.sql.planner import BatchRules
-from ludic.store.code import CodeRecord, describe_file
+from ludic.store.code_files import CodeRecord, describe_file
 from ludic.user_files import Files, file_of
 
 _FOLDERS: dict[Role, str] = {"advantage": "advantages", "filter": "filters", "selection": "selections"}

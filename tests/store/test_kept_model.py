@@ -11,7 +11,7 @@ import pytest
 from ludic.errors import ModelError, SchemaError
 from ludic.maintenance.verify.model import check_model
 from ludic.store import Root
-from ludic.store.model import IDENTITY, copy_kept, identify, keep_model, read_identity, read_kept
+from ludic.store.kept_model import IDENTITY, copy_kept, identify, keep_model, read_identity, read_kept
 
 FILES = {
     "config.json": b'{"model_type": "qwen3"}',

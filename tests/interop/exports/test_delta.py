@@ -16,7 +16,7 @@ from table_rows import by_id, stored_rows
 
 import ludic
 from ludic.errors import ConfigError
-from ludic.interop.delta import export_delta, storage_options
+from ludic.interop.exports.delta import export_delta, storage_options
 from ludic.maintenance.compact import compact
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ludic.errors import ConfigError, LudicError, StoreError, one_line
-from ludic.interop.tables import Footer, TableReport, read_footers
+from ludic.interop.exports.tables import Footer, TableReport, read_footers
 from ludic.schema import rollouts_schema
 from ludic.store import Root
 from ludic.store.current import current_files

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ludic.agents.transcript import Transcript, TranscriptBuilder
-from ludic.interop.record import RefusedRecordError, refusal
+from ludic.interop.imports.record import RefusedRecordError, refusal
 from ludic.models.chat import render_prompt
 from ludic.records import AgentStep, FinishReason, Message, ToolCall
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from ludic.errors import ConfigError
-from ludic.interop.episodes import Conversation, Episode, Row, Texts
-from ludic.interop.record import Record, RefusedRecordError, finite_numbers, is_number, refusal
-from ludic.interop.verifiers import FINISH_REASONS, prime_rl
+from ludic.interop.imports.episodes import Conversation, Episode, Row, Texts
+from ludic.interop.imports.record import Record, RefusedRecordError, finite_numbers, is_number, refusal
+from ludic.interop.imports.verifiers import FINISH_REASONS, prime_rl
 from ludic.paths import local_path
 from ludic.records import Purpose
 from ludic.user_code import describe, describe_failure, load_file

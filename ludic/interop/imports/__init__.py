@@ -1,0 +1,1 @@
+"""Import rollouts that other programs wrote: one function a format."""
