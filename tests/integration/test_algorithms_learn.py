@@ -6,6 +6,7 @@ unlearns its few cats.
 """
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from itertools import count, islice
 from pathlib import Path
@@ -71,8 +72,10 @@ class Worker:
         self._numbers, self._num_ready = count(), 0
 
     def follow_and_work(self, step: int, row: Mapping[str, Any]) -> None:
-        """With the weights that the trainer published last."""
-        version = latest_policy(self._root).version
+        """With the weights that the trainer published last, which another thread writes while this one reports."""
+        version = step // STEPS_PER_VERSION
+        while latest_policy(self._root).version < version:
+            time.sleep(0.01)
         self._engine.load_weights(fetch_policy(self._root, version, self._cache), version)
         self.work(step)
 
