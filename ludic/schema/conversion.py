@@ -226,13 +226,13 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
     """
     if column in TOKEN_COLUMNS:  # chunk by chunk: joining chunks would copy, and could overflow their offsets
         return [value for chunk in table[column].chunks for value in token_arrays(chunk)]
-    values = table[column].to_pylist(maps_as_pydicts="strict")
+    values = table[column].to_pylist(maps_as_pydicts="lossy")
     if pa.types.is_float32(table[column].type):
         return [None if value is None else _shortest_decimal(value) for value in values]
     if column not in RECORDS:
         return values
     if column in REFERENCES:
-        messages = table["messages"].to_pylist(maps_as_pydicts="strict")
+        messages = table["messages"].to_pylist(maps_as_pydicts="lossy")
         values = [resolve(steps or (), column, row) for steps, row in zip(values, messages, strict=True)]
     try:
         return msgspec.convert(values, GenericAlias(list, GenericAlias(tuple, (RECORDS[column], ...))))

@@ -30,7 +30,8 @@ logger = logging.getLogger(__name__)
 MARKER = "checkpoint.json"
 """File put last: a checkpoint without it does not count."""
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: the cursor holds sources by version. An older ludic would not see them as consumed. This ludic also reads 1."""
 _NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
 NOTHING_TO_RESUME = "has no complete checkpoint to resume from; without --resume it starts from the first weights"
 """End of the error for a root without a checkpoint; the root's URL comes first."""
@@ -69,9 +70,9 @@ class CheckpointInfo:
             info = decode_record(data, cls)
         except ValueError as error:
             raise SchemaError(f"{where} is not a checkpoint.json that ludic can read: {error}") from error
-        if info.format_version != FORMAT_VERSION:
+        if info.format_version not in range(1, FORMAT_VERSION + 1):
             raise SchemaError(
-                f"{where} has format {info.format_version}, this ludic reads {FORMAT_VERSION}; upgrade ludic"
+                f"{where} has format {info.format_version}, this ludic reads 1 to {FORMAT_VERSION}; upgrade ludic"
             )
         return info
 

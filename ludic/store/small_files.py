@@ -90,8 +90,8 @@ def _known_heads(root: Root, files: Sequence[RolloutFile]) -> dict[bytes, list[b
     heads = {}
     for file in {files[0], files[len(files) // 2], files[-1]} if files else ():
         try:
-            with open_parquet(root, file.name) as parquet, root.open_file(file.name) as source:
-                head, num_rows = _parse_head(sound_footer(source.read()) or b"")
+            head, num_rows = _parse_head(sound_footer(_read_if_small(root, file) or b"") or b"")
+            with open_parquet(root, file.name) as parquet:
                 metadata = parquet.metadata
         except (LudicError, FileNotFoundError):
             continue
@@ -113,20 +113,25 @@ def _entry(key: bytes, value: bytes) -> bytes:
     return key + b"\x18" + bytes([len(value)]) + value
 
 
-def _load(root: Root, file: RolloutFile, heads: _Heads) -> _Content | None:
-    """Read a whole file; returns None if it has to be read on its own."""
+def _read_if_small(root: Root, file: RolloutFile) -> bytes | None:
+    """Read a whole file; returns None if it is too large or gone."""
     try:
         with root.explained(file.name), root.open_file(file.name) as source:
             if source.seek(0, io.SEEK_END) > _LARGEST_BYTES:
                 return None
             source.seek(0)
-            data = source.read()
+            return source.read()
     except FileNotFoundError:
         return None
-    footer = sound_footer(data) or b""
+
+
+def _load(root: Root, file: RolloutFile, heads: _Heads) -> _Content | None:
+    """Read a whole file; returns None if it has to be read on its own."""
+    data = _read_if_small(root, file)
+    footer = sound_footer(data or b"") or b""
     head, num_rows = _parse_head(footer)
     is_known = head in heads and all(entry in footer for entry in heads[head])
-    return _Content(file, data, num_rows) if is_known and num_rows else None
+    return _Content(file, data, num_rows) if data is not None and is_known and num_rows else None
 
 
 def _read_batch(root: Root, files: Sequence[RolloutFile], heads: _Heads, wanted: pa.Schema) -> Iterator[SmallFiles]:

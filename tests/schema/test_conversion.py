@@ -112,6 +112,16 @@ def test_numbers_of_numpy_become_numbers_of_the_schema():
     assert rollout.terminated is True
 
 
+def test_of_a_key_that_another_program_wrote_twice_into_a_map_the_last_value_is_read():
+    table = to_table(one_row(), run_id="run", sequence=0)
+    index = table.schema.get_field_index("reward_components")
+    field = table.schema.field(index)
+    table = table.set_column(index, field, pa.array([[("a", 1.0), ("b", 2.0), ("a", 3.0)]], field.type))
+    with pytest.warns(UserWarning, match="already encountered"):
+        (batch,) = from_table(table)
+    assert batch.groups[0].rollouts[0].reward_components == {"a": 3.0, "b": 2.0}
+
+
 def test_tool_calls_within_steps_come_back_as_records():
     call = ToolCall(id="1", name="add", arguments='{"a": 1}', result="2")
     step = replace(make_group(group_size=1).rollouts[0].agent_steps[0], tool_calls=(call,))

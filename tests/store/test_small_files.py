@@ -113,6 +113,20 @@ def test_a_large_file_is_left_out(root: Root, files: list[RolloutFile], monkeypa
     assert found
 
 
+def test_no_large_file_is_read_whole_to_learn_the_schemas(root: Root, files: list[RolloutFile], monkeypatch) -> None:
+    num_bytes = []
+
+    def note(data: bytes) -> bytes | None:
+        num_bytes.append(len(data))
+        return sound_footer(data)
+
+    monkeypatch.setattr(module, "sound_footer", note)
+    limit = sorted(len(root.read(file.name)) for file in files)[NUM_FILES // 2]
+    monkeypatch.setattr(module, "_LARGEST_BYTES", limit)
+    assert read_names(root, files)
+    assert 0 < max(num_bytes) <= limit
+
+
 def test_columns_that_an_older_file_lacks_are_null(tmp_path: Path) -> None:
     root = Root.create(str(tmp_path), RunConfig(model="m", env=("moar_cats",), extra_columns={"x_judge": "string"}))
     newer = make_table(1).append_column(pa.field("x_judge", pa.string()), pa.array(["a", None, "b", "c"]))

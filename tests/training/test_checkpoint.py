@@ -12,6 +12,7 @@ from tiny_models import whole
 from tiny_runs import save_checkpoint
 
 from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
+from ludic.store import Cursor
 from ludic.store.attempts import start_attempt
 from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints, prune_checkpoints
 from ludic.store.filesystem import Storage
@@ -84,7 +85,7 @@ def test_the_marker_says_what_the_caller_gave(run_root, trainer):
         "cursor": {"w0": [[0, 4]]},
         "config": {"num_steps": 10},
         "num_ranks": 1,
-        "format_version": 1,
+        "format_version": 2,
     }
 
 
@@ -303,6 +304,15 @@ def test_a_marker_of_something_else_is_named(run_root):
 def test_a_newer_format_is_refused_by_number(run_root, trainer):
     info = save(run_root, *trainer())
     name = f"{info.name}/checkpoint.json"
-    run_root.put(name, json.dumps(json.loads(run_root.read(name)) | {"format_version": 2}).encode())
-    with pytest.raises(SchemaError, match="has format 2, this ludic reads 1"):
+    run_root.put(name, json.dumps(json.loads(run_root.read(name)) | {"format_version": 3}).encode())
+    with pytest.raises(SchemaError, match="has format 3, this ludic reads 1 to 2"):
         complete_checkpoints(run_root)
+
+
+def test_a_checkpoint_of_format_1_is_read(run_root, trainer):
+    info = save(run_root, *trainer())
+    name = f"{info.name}/checkpoint.json"
+    older = {"cursor": {"files": {"w0": [[0, 4]]}, "groups": []}, "format_version": 1}
+    run_root.put(name, json.dumps(json.loads(run_root.read(name)) | older).encode())
+    (found,) = complete_checkpoints(run_root)
+    assert Cursor.from_dict(dict(found.cursor)).has_source("w0", 3)
