@@ -38,8 +38,8 @@ def launch(root: Root, config: TrainConfig, processes: LaunchConfig, *, model: s
     if last_step(root) < config.num_steps:
         gpus = _gpu_environments(config, processes, processes.workers_of(root.run.num_workers))
         replaces = _predecessor(root, take_over=processes.take_over)
-        with open_view(Watcher(root.url)) as view:
-            _supervise(root, config, processes, other_location(root, model), replaces, gpus, view.update)
+        with open_view(Watcher(root.url)) as update_view:
+            _supervise(root, config, processes, other_location(root, model), replaces, gpus, update_view)
     return last_step(root)
 
 

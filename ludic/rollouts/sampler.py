@@ -10,14 +10,13 @@ from itertools import islice
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
 from ludic.agents.single_turn import Agent, run_single_step
 from ludic.engines.engine import SamplingParams
-from ludic.environments.environment import Environment, Split
+from ludic.environments.environment import Split
 from ludic.environments.limits import NO_LIMIT, TimeLimit
-from ludic.environments.registry import make_environment
+from ludic.environments.registry import EnvironmentFactory, make_environment
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
 from ludic.store import RunConfig
 from ludic.user_files import NO_FILES, Files
 
-EnvironmentFactory = Callable[[], Environment]
 RunEpisodes = Callable[[EnvironmentFactory, Sequence[EpisodeRequest]], Sequence[Sequence[Rollout]]]
 """Runs episodes of one environment and returns the rows of each, at least one, in the order of the requests."""
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ludic.agents.single_turn import Agent
 from ludic.engines.engine import Engine
+from ludic.engines.registry import MakeEngine
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
@@ -38,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S = 10.0
 """Seconds without work after which a worker logs the reason."""
-
-MakeEngine = Callable[[str, int], Engine]
-"""Function that makes an engine from a folder of weights and their version."""
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _REFUSED_S = 10.0
