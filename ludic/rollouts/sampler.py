@@ -60,7 +60,12 @@ class GroupSampler:
         return EpisodeRequest(
             env_name=env_name,
             example=example,
-            params=sampling_params(self.run),
+            params=SamplingParams(
+                temperature=self.run.temperature,
+                top_p=self.run.top_p,
+                top_k=self.run.top_k,
+                max_tokens=self.run.max_tokens,
+            ),
             seed=derive_seed(self.run.seed, group_number),
             group_id=new_id(),
             request_index=group_number * self.run.group_size,
@@ -106,11 +111,6 @@ def make_environments(
         )
 
     return {name: make(name) for name in dict.fromkeys(run.env)}
-
-
-def sampling_params(run: RunConfig) -> SamplingParams:
-    """Return the run's sampling parameters."""
-    return SamplingParams(temperature=run.temperature, top_p=run.top_p, top_k=run.top_k, max_tokens=run.max_tokens)
 
 
 def _group(request: EpisodeRequest, episodes: Iterable[Sequence[Rollout]]) -> RolloutGroup:

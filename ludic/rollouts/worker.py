@@ -166,8 +166,8 @@ class _PolicyFollower:
         self._engine: Engine | None = None
         self._sampler: GroupSampler | None = None
         self._complained: str | None = None
-        self._refused: tuple[int, float] | None = None
-        """A version that is broken, and the time (monotonic, in seconds) from which on it is read again."""
+        self._refused: tuple[int | None, float] = None, 0.0
+        """A version that is broken, if any, and the time (monotonic, in seconds) from which on it is read again."""
 
     @property
     def sampler(self) -> GroupSampler:
@@ -195,7 +195,8 @@ class _PolicyFollower:
         try:
             latest = latest_policy(self._root)
             if latest is not None and (self._sampler is None or latest.version > self.version):
-                if self._is_refused(latest.version):
+                refused, until = self._refused
+                if latest.version == refused and time.monotonic() < until:
                     return None
                 self._load(latest.version)
         except (FileNotFoundError, ModelError, SchemaError, StoreError) as error:
@@ -204,9 +205,6 @@ class _PolicyFollower:
                 self._refused = latest.version, time.monotonic() + _REFUSED_S
             latest = None
         return None if self._sampler is None else latest
-
-    def _is_refused(self, version: int) -> bool:
-        return self._refused is not None and self._refused[0] == version and time.monotonic() < self._refused[1]
 
     def _load(self, version: int) -> None:
         try:

@@ -40,29 +40,38 @@ class TextReport:
     num_rows: int
 
 
-def export(root: Root, options: ExportOptions, track: Track = untracked) -> "TableReport | TextReport | WeightsReport":
-    """Export as the options say; return what was written."""
+def export(
+    root: Root, options: ExportOptions, target: str | BinaryIO | None, track: Track = untracked
+) -> "TableReport | TextReport | WeightsReport":
+    """Export as the options say; return what was written.
+
+    target: jsonl, csv: file to write, which must not exist, or an open binary file. hf: folder or URL to write.
+    iceberg: local folder of the catalog; None uses ROOT/iceberg.
+    """
     match options.format:
         case "delta":
+            if target is not None:
+                raise ConfigError("target does not apply to format delta; leave it out")
             return export_delta(root, options.table, track)
         case "iceberg":
-            catalog = None if options.target is None else local_path(_url(options), "the catalog")
+            catalog = None if target is None else local_path(_url(target, "iceberg"), "the catalog")
             return export_iceberg(root, options.table, catalog, track)
         case "hf":
             from ludic.interop.exports.weights import export_weights  # imports torch, which the others do not need
 
-            return export_weights(root, _url(options), step=options.step, version=options.version, model=options.model)
-    return _export_text(root, options)
+            url = _url(target, "hf")
+            return export_weights(root, url, step=options.step, version=options.version, model=options.model)
+    return _export_text(root, options, target)
 
 
-def _url(options: ExportOptions) -> str:
-    if not isinstance(options.target, str):
-        raise ConfigError(f"format {options.format} needs a folder or a URL as target, not an open file")
-    return options.target
+def _url(target: str | BinaryIO | None, format: str) -> str:
+    if not isinstance(target, str):
+        raise ConfigError(f"format {format} needs a target: a folder or a URL, not an open file")
+    return target
 
 
-def _export_text(root: Root, options: ExportOptions) -> TextReport:
-    sink = _new_sink(options)
+def _export_text(root: Root, options: ExportOptions, target: str | BinaryIO | None) -> TextReport:
+    sink = _new_sink(target, options.format)
     if options.sql is not None:
         with open_result([root], options.sql, rows_a_batch=_ROWS_A_BATCH) as result:
             return _write(result.schema.names, plain_rows(result), options.format, sink)
@@ -70,11 +79,10 @@ def _export_text(root: Root, options: ExportOptions) -> TextReport:
     return _write(result.schema.names, _resolved_rows(result), options.format, sink)
 
 
-def _new_sink(options: ExportOptions) -> Path | BinaryIO:
+def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
-    target = options.target
     if target is None:
-        raise ConfigError(f"format {options.format} needs a target: a file that does not exist")
+        raise ConfigError(f"format {format} needs a target: a file that does not exist")
     if not isinstance(target, str):
         return target
     path = local_path(target, "the target")
