@@ -52,7 +52,8 @@ def export_weights(
     assert step is None or version is None
     source = _policy_folder(root, version) if step is None else _checkpoint_folder(root, step)
     storage = Storage.connect(target)
-    if Path(storage.path).exists() if storage.is_local else storage.exists("config.json"):
+    is_taken = Path(storage.path).exists() if storage.is_local else storage.exists("config.json")
+    if is_taken:
         raise ConfigError(f"{storage.url} exists; choose another target, or delete it")
     with _staging_folder(storage) as staged:
         folder = Path(staged, "weights")
