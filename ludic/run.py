@@ -167,7 +167,8 @@ class Run:
         Sampling settings that are None are the run's. Each answer has text, tokens, logprobs (nats) and finish_reason.
         Raises ConfigError if there are no such weights or the prompt is too long, ModelError for broken weights.
         """
-        from ludic.rollouts.sample import Question, sample_run
+        from ludic.rollouts.config import Question
+        from ludic.rollouts.sample import sample_run
 
         question = Question(
             prompt=prompt,
@@ -275,16 +276,9 @@ class Run:
         from ludic.interop.exports.exporting import export
 
         options = ExportOptions(
-            format=format,
-            target=fspath(target) if isinstance(target, PathLike) else target,
-            table=table,
-            where=where,
-            sql=sql,
-            step=step,
-            version=version,
-            model=model,
+            format=format, table=table, where=where, sql=sql, step=step, version=version, model=model
         )
-        return export(self.root, options, track)
+        return export(self.root, options, fspath(target) if isinstance(target, PathLike) else target, track)
 
     def import_(
         self,

@@ -19,28 +19,21 @@ def main(settings: Settings) -> None:
     run = ludic.open(settings.root)
     with progress_bar() as track:
         report = run.expire(
-            keep_versions=settings.keep_versions,
-            before=settings.before,
-            older_than=settings.older_than,
-            where=settings.where,
-            folder=settings.folder,
+            **asdict(settings.rule),
             break_resume=settings.break_resume,
             break_replay=settings.break_replay,
             dry_run=settings.dry_run,
             track=track,
         )
+    is_stats = settings.rule.folder == "token_stats"
     if settings.json:
         facts = {"root": run.url, "rule": report.rule, "dry_run": report.dry_run}
-        print_json(facts | ({"deleted": list(report.token_stats)} if _is_stats(settings) else _as_json(report)))
-    elif _is_stats(settings):
+        print_json(facts | ({"deleted": list(report.token_stats)} if is_stats else _as_json(report)))
+    elif is_stats:
         sizes = report.token_stats.values()
         stdout_console().print(f"{plural(len(sizes), 'file')}, {size(sum(sizes))}, {_done(report)}")
     else:
         _print(stdout_console(), report)
-
-
-def _is_stats(settings: Settings) -> bool:
-    return settings.folder == "token_stats"
 
 
 def _done(report: ExpiryReport) -> str:

@@ -16,27 +16,16 @@ if TYPE_CHECKING:
 
 def main(settings: Settings) -> None:
     run = ludic.open(settings.root)
-    options = settings.options
-    target = sys.stdout.buffer if options.target is None and settings.is_text else options.target
+    target = settings.out or settings.catalog or (sys.stdout.buffer if settings.is_text else None)
     with progress_bar() as track:
-        report = run.export(
-            options.format,
-            target,
-            table=options.table,
-            where=options.where,
-            sql=options.sql,
-            step=options.step,
-            version=options.version,
-            model=options.model,
-            track=track,
-        )
+        report = run.export(target=target, track=track, **asdict(settings.options))
     if not isinstance(report, TextReport):
         _print(report, settings)
 
 
 def _print(report: "TableReport | WeightsReport", settings: Settings) -> None:
     if settings.json:
-        print_json({"format": settings.format, **asdict(report)})
+        print_json({"format": settings.options.format, **asdict(report)})
     else:
         stdout_console().print(printable(f"{report.location}: {_text(report, settings)}"), soft_wrap=True)
     if isinstance(report, TableReport):
@@ -48,5 +37,5 @@ def _text(report: "TableReport | WeightsReport", settings: Settings) -> str:
     files = plural(report.num_files, "file")
     if isinstance(report, TableReport):
         changes = f"{plural(report.num_added, 'file')} added, {report.num_removed:,} removed"
-        return f"{settings.format} table of {files}; {changes}"
+        return f"{settings.options.format} table of {files}; {changes}"
     return f"{report.source} as {files}, {size(report.size_bytes)}"

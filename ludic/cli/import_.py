@@ -25,14 +25,8 @@ def main(settings: Settings) -> None:
         raise ConfigError("no file to import was named")
     run = _open_run(settings)
     with progress_bar() as track:
-        reports = run.import_(
-            settings.files,
-            settings.from_,
-            env=settings.env,
-            tokenizer=settings.tokenizer,
-            model=settings.model,
-            track=track,
-        )
+        options = {name: getattr(settings, name) for name in ("env", "tokenizer", "model")}
+        reports = run.import_(settings.files, settings.from_, **options, track=track)
     if settings.json:
         print_json({"root": run.url, "files": [asdict(report) for report in reports]})
     else:

@@ -1,6 +1,7 @@
 """`ludic sample ROOT|MODEL --prompt TEXT`: sample answers from a run's policy or from a model."""
 
 import logging
+from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
@@ -10,25 +11,22 @@ import ludic
 from ludic.cli.flags.sample import Settings
 from ludic.errors import ConfigError, MissingRootError, StoreError
 from ludic.models.first_model import is_hub_id
-from ludic.rollouts.sample import Answer, Question, sample_model
+from ludic.rollouts.sample import Answer, sample_model
 from ludic.store.filesystem import Storage
 from ludic.viewer.output import number, print_json, printable, stdout_console
 
 logger = logging.getLogger(__name__)
-
-_OPTIONS = ("system", "n", "temperature", "top_p", "top_k", "max_tokens", "seed", "device")
 
 
 def main(settings: Settings) -> None:
     run = _open_run(settings.source)
     if run is None and settings.version is not None:
         raise ConfigError(f"{settings.source} is a model, not a run, so it has no version {settings.version}")
-    options: dict[str, Any] = {name: getattr(settings, name) for name in _OPTIONS}
-    with Console(stderr=True).status(f"sampling {settings.n} from {settings.source}"):
+    with Console(stderr=True).status(f"sampling {settings.question.n} from {settings.source}"):
         if run is None:
-            answers = sample_model(settings.source, Question(prompt=settings.prompt, **options))
+            answers = sample_model(settings.source, settings.question)
         else:
-            answers = run.sample(settings.prompt, version=settings.version, **options)
+            answers = run.sample(**asdict(settings.question), version=settings.version)
     if settings.json:
         version = answers[0].policy_version
         print_json({"source": settings.source, "policy_version": version, "answers": [_plain(a) for a in answers]})

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from ludic.errors import ConfigError
 
 _IN_TOML = {str: "a string", int: "an integer", float: "a number", bool: "true or false", Path: "a string"}
@@ -34,22 +36,17 @@ def _field_types(settings: type) -> dict[str, Any]:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Return whether a value fits a type. TOML has no null, so the text "None" means null."""
-    origin, inner = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        return any(_fits(value, each) for each in inner)
-    if kind is NoneType:
-        return value == "None"
-    if origin is Literal:
-        return value in inner
-    if origin is tuple:
-        return all(_fits(each, inner[0]) for each in (value if isinstance(value, list) else [value]))
-    if origin is Mapping:
-        return isinstance(value, Mapping)
-    if kind in (int, float) and isinstance(value, bool):
+    if value == "None" and NoneType in get_args(kind):
+        return True
+    if get_origin(kind) is Mapping:
+        return isinstance(value, Mapping)  # what it holds is checked by the settings, which name the wrong key
+    if get_origin(kind) is tuple and not isinstance(value, list):
+        value = [value]
+    try:
+        msgspec.convert(value, kind, dec_hook=lambda kind, text: kind(text))  # of the types here, only Path needs it
+    except msgspec.ValidationError:
         return False
-    if kind is float:
-        return isinstance(value, int | float)
-    return kind not in _IN_TOML or isinstance(value, str if kind is Path else kind)
+    return True
 
 
 def _describe(kind: Any) -> str:

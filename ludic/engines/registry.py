@@ -15,8 +15,8 @@ from typing import Protocol
 from ludic.engines.engine import Engine
 from ludic.errors import ConfigError
 from ludic.paths import local_path
-from ludic.user_code import describe_failure, load_file
-from ludic.user_files import UserFile, python_file_of, read_user_file
+from ludic.user_code import load_named
+from ludic.user_files import python_file_of, read_user_file
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
@@ -53,7 +53,10 @@ def check_engine(name: str) -> None:
     """Raise ConfigError if there is no such engine; imports and runs nothing."""
     path = python_file_of(name)
     if path is not None:
-        _read(name, path)
+        try:
+            read_user_file(local_path(path, f"the file of engine {name}"))
+        except OSError as error:
+            raise ConfigError(f"engine {name}: {error}") from error
     elif name not in BUILT_IN:
         close = get_close_matches(name, BUILT_IN, n=1)
         hint = f"did you mean {close[0]!r}? There are" if close else "there are"
@@ -69,12 +72,8 @@ def find_engine(name: str) -> EngineFactory:
         module, _, class_name = BUILT_IN[name].partition(":")
         return getattr(import_module(module), class_name)
     path, _, class_name = name.rpartition(":")
-    file = _read(name, path)
-    try:
-        module_of_user = load_file(file)
-    except Exception as error:
-        raise ConfigError(f"engine {name}: {describe_failure(file.path, error)}") from error
-    found = getattr(module_of_user, class_name, None)
+    _, users_module = load_named(path, f"engine {name}", ConfigError)
+    found = getattr(users_module, class_name, None)
     if not callable(found):
         raise ConfigError(f"engine {name}: {path} has no class or function {class_name!r}")
     return found
@@ -86,10 +85,3 @@ def engine_maker(
     """Return the function that a worker makes its engine with."""
     make = partial(find_engine(name), device=device, base=base, float32_head=float32_head)
     return lambda folder, version: make(folder, version=version)
-
-
-def _read(name: str, path: str) -> UserFile:
-    try:
-        return read_user_file(local_path(path, "an engine's file"))
-    except OSError as error:
-        raise ConfigError(f"engine {name}: {error}") from error

@@ -28,7 +28,8 @@ class Addition:
         check_max_digits(self.max_digits)
 
     def example(self, index: int, split: Split) -> Example:
-        left, right = draw(self._operands, _key, index, split, self.seed)
+        # The key is the same for both orders, so 3 + 4 and 4 + 3 are in the same split.
+        left, right = draw(self._operands, lambda pair: f"{min(pair)}+{max(pair)}", index, split, self.seed)
         return Example(
             example_id=f"{left}+{right}",
             messages=(Message(role="user", content=f"What is {left} + {right}? End with the sum."),),
@@ -43,8 +44,3 @@ class Addition:
 
     def _operands(self, random: Random) -> tuple[int, int]:
         return random_number(random, self.max_digits), random_number(random, self.max_digits)
-
-
-def _key(operands: tuple[int, int]) -> str:
-    """Return the key of a question; the same for both orders, so 3 + 4 and 4 + 3 are in the same split."""
-    return f"{min(operands)}+{max(operands)}"

@@ -26,7 +26,8 @@ class NumberComparison:
         check_max_digits(self.max_digits)
 
     def example(self, index: int, split: Split) -> Example:
-        left, right = draw(self._two_numbers, _key, index, split, self.seed)
+        # The key is the same for both orders.
+        left, right = draw(self._two_numbers, lambda pair: f"{min(pair)}-{max(pair)}", index, split, self.seed)
         return Example(
             example_id=f"{left}-{right}",
             messages=(Message(role="user", content=f"Which is larger, {left} or {right}? Begin with that number."),),
@@ -46,8 +47,3 @@ class NumberComparison:
         while left == right:
             right = random_number(random, self.max_digits)
         return left, right
-
-
-def _key(numbers: tuple[int, int]) -> str:
-    """Return the key of a question; the same for both orders."""
-    return f"{min(numbers)}-{max(numbers)}"

@@ -21,9 +21,8 @@ from ludic.environments.reasoning_gym import ReasoningGym, generator_names
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.errors import ConfigError, LudicError
-from ludic.paths import local_path
-from ludic.user_code import describe, describe_failure, load_file, only_exceptions
-from ludic.user_files import NO_FILES, Files, read_user_file
+from ludic.user_code import describe, load_named, only_exceptions
+from ludic.user_files import NO_FILES, Files
 
 EnvironmentFactory = Callable[[], Environment]
 """Function that returns a new Environment for each episode."""
@@ -104,7 +103,10 @@ def _unknown(name: str) -> ConfigError:
 
 def _find_class(name: str, files: Files) -> Callable[..., Any]:
     location, _, class_name = name.rpartition(":")
-    module = _load_file(name, location, files) if location.endswith(".py") else _load_module(name, location)
+    if location.endswith(".py"):
+        _, module = load_named(location, f"environment {name}", ConfigError, files)
+    else:
+        module = _load_module(name, location)
     found = getattr(module, class_name, None)
     if callable(found):
         return found
@@ -114,17 +116,6 @@ def _find_class(name: str, files: Files) -> Callable[..., Any]:
     raise ConfigError(
         f"environment {name}: {location} has no class {class_name!r}; it defines {', '.join(classes) or 'none'}"
     )
-
-
-def _load_file(name: str, location: str, files: Files) -> ModuleType:
-    try:
-        file = files[location] if location in files else read_user_file(local_path(location, "an environment's file"))
-    except OSError as error:
-        raise ConfigError(f"environment {name}: {error}") from error
-    try:
-        return load_file(file)
-    except Exception as error:
-        raise ConfigError(f"environment {name}: {describe_failure(file.path, error)}") from error
 
 
 def _load_module(name: str, module_name: str) -> ModuleType:

@@ -38,8 +38,8 @@ def launch(root: Root, config: TrainConfig, processes: LaunchConfig, *, model: s
     if last_step(root) < config.num_steps:
         gpus = _gpu_environments(config, processes, processes.workers_of(root.run.num_workers))
         replaces = _predecessor(root, take_over=processes.take_over)
-        with open_view(Watcher(root.url)) as view:
-            _supervise(root, config, processes, other_location(root, model), replaces, gpus, view.update)
+        with open_view(Watcher(root.url)) as update_view:
+            _supervise(root, config, processes, other_location(root, model), replaces, gpus, update_view)
     return last_step(root)
 
 
@@ -102,7 +102,9 @@ def _supervise(
     ]
     # Fix the hash seed for all processes: some reasoning-gym generators draw in the order of a set.
     # Import no module from the working directory, which may be somebody else's root.
-    environment = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1", **_threads(processes.ranks + len(workers))}
+    environment = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
+    if "OMP_NUM_THREADS" not in os.environ:  # by default torch uses all cores in each process
+        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // (processes.ranks + len(workers))))
     supervise(trainer, workers, environment=environment, tick=tick)
 
 
@@ -158,10 +160,3 @@ def _newest_checkpoint(root: Root) -> int | None:
 def log_folder(root: Root) -> Path:
     """Return the folder for the processes' output: `logs` in a local root, else a folder below the temporary files."""
     return Path(root.path) / "logs" if root.is_local else Path(tempfile.gettempdir()) / f"ludic-{root.run_id}"
-
-
-def _threads(num_processes: int) -> dict[str, str]:
-    """Return the environment variables that share the cores: by default torch uses all cores in each process."""
-    if "OMP_NUM_THREADS" in os.environ:
-        return {}
-    return {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}

@@ -1,9 +1,9 @@
 """Sample rollouts for a run in this process."""
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache, partial
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 
 from ludic.consent import CodeSettings
@@ -12,7 +12,7 @@ from ludic.engines.engine import Engine
 from ludic.engines.registry import MakeEngine, engine_maker
 from ludic.launch.code_consent import prepare_code
 from ludic.launch.guard import guarded
-from ludic.models.first_model import first_model
+from ludic.models.first_model import base_of_run, first_model
 from ludic.records import RolloutBatch
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.sampler import make_environments
@@ -52,13 +52,6 @@ def work(
         announce = stack.enter_context(guarded(config.env_timeout_s if guard else None))
         progress = sampling_progress(config.num_groups) if report is None else nullcontext(report)
         return run_worker(root, config, make, stop, stack.enter_context(progress), announce)
-
-
-@contextmanager
-def base_of_run(root: Root, model: str | None = None) -> Iterator[Callable[[], str]]:
-    """Give a function that finds the folder of the run's first model once. model: the only location to look at."""
-    with ExitStack() as stack:
-        yield cache(lambda: str(stack.enter_context(first_model(root, model))))
 
 
 def _as_maker(

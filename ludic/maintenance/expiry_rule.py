@@ -14,18 +14,18 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiryRule:
-    """One rule that chooses what expires, and the folder that it applies to. Raises ConfigError."""
+    """One rule that chooses what expires, and the folder that it applies to."""
 
     folder: Literal["rollouts", "evals", "token_stats"] = "rollouts"
-    """In token_stats, a file's version is that of the weights its step started from."""
+    """Folder to delete from. In token_stats, a file's version is that of the weights its step started from."""
     keep_versions: int | None = None
-    """Number of newest policy versions to keep."""
+    """Number of newest policy versions to keep; files of older versions are deleted."""
     before: int | None = None
-    """Files of versions below this one expire."""
+    """Delete files of policy versions below this one."""
     older_than: str | None = None
-    """Rows older than this expire, by the worker's clock: 90m, 12h, 7d, 4w."""
+    """Delete rows written longer ago than this age, by the worker's clock: 90m, 12h, 7d, 4w."""
     where: str | None = None
-    """Rows that match this SQL predicate over the rollouts table expire."""
+    """Delete rows that match this SQL predicate over the rollouts table: "env_name = 'warm_up' and version < 10"."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 
 from ludic.errors import ModelError, one_line
@@ -143,6 +143,13 @@ def first_model(root: Root, given: str | None = None) -> Iterator[Path]:
         return
     with ExitStack() as stack:
         yield _find(root, identity, given, stack)
+
+
+@contextmanager
+def base_of_run(root: Root, given: str | None = None) -> Iterator[Callable[[], str]]:
+    """Give a function that returns the folder of `first_model`, which is searched for at the first call."""
+    with ExitStack() as stack:
+        yield cache(lambda: str(stack.enter_context(first_model(root, given))))
 
 
 def _find(root: Root, identity: ModelIdentity, given: str | None, stack: ExitStack) -> Path:

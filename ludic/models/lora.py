@@ -109,7 +109,7 @@ def save_adapter(model: PreTrainedModel, weights: Mapping[str, Tensor], folder: 
     weights: whole tensors of the adapters, by their names in the model.
     """
     model.peft_config[_ADAPTER].save_pretrained(str(folder))
-    tensors = {_name_in_file(name): tensor.contiguous() for name, tensor in weights.items()}
+    tensors = {_PREFIX + name.replace(f".{_ADAPTER}.", "."): tensor.contiguous() for name, tensor in weights.items()}
     safetensors.torch.save_file(tensors, Path(folder) / ADAPTER_WEIGHTS, metadata={"format": "pt"})
 
 
@@ -129,7 +129,10 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, where: str) -> dict
             f"{where}: the adapter has lora_alpha {found.lora_alpha} and lora_rank {found.r}, the settings say "
             f"{wanted.lora_alpha} and {wanted.r}; train on with its own"
         )
-    return {_name_in_model(name): tensor for name, tensor in tensors.items()}
+    return {
+        re.sub(r"\.(lora_[AB])\.weight$", rf".\1.{_ADAPTER}.weight", name.removeprefix(_PREFIX)): tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def _check_targets(model: PreTrainedModel, targets: Sequence[str], source: str) -> None:
@@ -149,11 +152,3 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str], source: str) 
 
 def _adapted_layers(model: PreTrainedModel) -> dict[str, LoraLayer]:
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
-
-
-def _name_in_file(name: str) -> str:
-    return _PREFIX + name.replace(f".{_ADAPTER}.", ".")
-
-
-def _name_in_model(name: str) -> str:
-    return re.sub(r"\.(lora_[AB])\.weight$", rf".\1.{_ADAPTER}.weight", name.removeprefix(_PREFIX))

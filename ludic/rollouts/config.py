@@ -1,6 +1,7 @@
-"""Settings of one worker process. Imports no engine and no store, so that `--help` answers at once."""
+"""Settings of a worker, and of `ludic sample`. Imports no engine and no store, so that `--help` answers at once."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ludic.bounds import check_numbers
 from ludic.defaults import ENV_TIMEOUT_S
@@ -22,6 +23,33 @@ class WorkerConfig:
     version without limit."""
     env_timeout_s: float | None = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A prompt, and how to sample its answers."""
+
+    prompt: str
+    """Text of the user message."""
+    system: str | None = None
+    """Text of a system message before the prompt; None sends none."""
+    n: int = 1
+    """Number of answers to sample."""
+    temperature: float | None = None
+    """Divides the logits; 0 takes the likeliest tokens. None uses the run's setting, or 1 for a model."""
+    top_p: float | None = None
+    """Probability mass of nucleus sampling. None uses the run's setting; for a model it is off."""
+    top_k: int | None = None
+    """Sample from the k likeliest tokens only. None uses the run's setting; for a model it is off."""
+    max_tokens: int | None = None
+    """Maximum tokens of an answer. None uses the run's setting, or 256 for a model, capped by the model's length."""
+    seed: int = 0
+    """Random seed; the same seed gives the same answers."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Device to sample on; None uses CUDA if available."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

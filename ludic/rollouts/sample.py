@@ -7,45 +7,21 @@ setting does not fit the model, ModelError if the model can't be loaded.
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ludic.agents.requests import derive_seed
-from ludic.bounds import check_numbers
 from ludic.engines.engine import GenerationRequest, SamplingParams
 from ludic.errors import ConfigError
-from ludic.models.first_model import first_model, local_folder
+from ludic.models.first_model import base_of_run, local_folder
 from ludic.records import FinishReason, Message
+from ludic.rollouts.config import Question
 from ludic.store import Root, fetch_policy, latest_policy
 from ludic.store.policies import stored_versions
 
 _DEFAULT_MAX_TOKENS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """A prompt, and how to sample its answers. Sampling settings that are None come from the run, else the default."""
-
-    prompt: str
-    """Text of the user message."""
-    system: str | None = None
-    """Text of a system message before the prompt."""
-    n: int = 1
-    """Number of answers."""
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    max_tokens: int | None = None
-    seed: int = 0
-    """Random seed; the same seed gives the same answers."""
-    device: str | None = None
-    """cpu or cuda; None uses CUDA if available."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +70,7 @@ def _sample(folder: str, question: Question, root: Root | None, version: int | N
     with ExitStack() as stack:
         options: dict[str, Any] = {}
         if root is not None:
-            options["base"] = cache(lambda: str(stack.enter_context(first_model(root, None))))
-            options["float32_head"] = root.run.float32_head
+            options = {"base": stack.enter_context(base_of_run(root)), "float32_head": root.run.float32_head}
         engine = TransformersEngine(folder, device=question.device, version=version or 0, **options)
     messages = [Message(role="user", content=question.prompt)]
     if question.system is not None:

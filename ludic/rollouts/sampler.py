@@ -10,14 +10,13 @@ from itertools import islice
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
 from ludic.agents.single_turn import Agent, run_single_step
 from ludic.engines.engine import SamplingParams
-from ludic.environments.environment import Environment, Split
+from ludic.environments.environment import Split
 from ludic.environments.limits import NO_LIMIT, TimeLimit
-from ludic.environments.registry import make_environment
+from ludic.environments.registry import EnvironmentFactory, make_environment
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
 from ludic.store import RunConfig
 from ludic.user_files import NO_FILES, Files
 
-EnvironmentFactory = Callable[[], Environment]
 RunEpisodes = Callable[[EnvironmentFactory, Sequence[EpisodeRequest]], Sequence[Sequence[Rollout]]]
 """Runs episodes of one environment and returns the rows of each, at least one, in the order of the requests."""
 
@@ -61,7 +60,12 @@ class GroupSampler:
         return EpisodeRequest(
             env_name=env_name,
             example=example,
-            params=sampling_params(self.run),
+            params=SamplingParams(
+                temperature=self.run.temperature,
+                top_p=self.run.top_p,
+                top_k=self.run.top_k,
+                max_tokens=self.run.max_tokens,
+            ),
             seed=derive_seed(self.run.seed, group_number),
             group_id=new_id(),
             request_index=group_number * self.run.group_size,
@@ -107,11 +111,6 @@ def make_environments(
         )
 
     return {name: make(name) for name in dict.fromkeys(run.env)}
-
-
-def sampling_params(run: RunConfig) -> SamplingParams:
-    """Return the run's sampling parameters."""
-    return SamplingParams(temperature=run.temperature, top_p=run.top_p, top_k=run.top_k, max_tokens=run.max_tokens)
 
 
 def _group(request: EpisodeRequest, episodes: Iterable[Sequence[Rollout]]) -> RolloutGroup:

@@ -5,7 +5,7 @@ from ludic.environments.limits import TimeLimit
 from ludic.environments.registry import EnvironmentFactory
 from ludic.environments.sources import installed_source
 from ludic.rollouts.sampler import make_environments
-from ludic.store import Root, RunConfig
+from ludic.store import Root
 from ludic.store.code_files import CodeRecord, describe_file, environment_uses, keep_files, trusted_files
 from ludic.user_files import Files, file_of
 
@@ -18,12 +18,7 @@ def open_environments(root: Root, limit: TimeLimit) -> tuple[dict[str, Environme
     files = trusted_files(root, environment_uses(root.run))
     environments = make_environments(root.run, files, limit)
     keep_files(root, files)  # comes last: a file that can't be run is not kept, so that its fixed version is read
-    return environments, describe_environments(root.run, files)
-
-
-def describe_environments(run: RunConfig, files: Files) -> list[CodeRecord]:
-    """Return one record per environment. files: users' files by name."""
-    return [_describe(use, files) for use in environment_uses(run)]
+    return environments, [_describe(use, files) for use in environment_uses(root.run)]
 
 
 def _describe(use: CodeUse, files: Files) -> CodeRecord:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ludic.agents.single_turn import Agent
 from ludic.engines.engine import Engine
+from ludic.engines.registry import MakeEngine
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
@@ -38,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 _IDLE_S = 10.0
 """Seconds without work after which a worker logs the reason."""
-
-MakeEngine = Callable[[str, int], Engine]
-"""Function that makes an engine from a folder of weights and their version."""
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
 _REFUSED_S = 10.0
@@ -168,8 +166,8 @@ class _PolicyFollower:
         self._engine: Engine | None = None
         self._sampler: GroupSampler | None = None
         self._complained: str | None = None
-        self._refused: tuple[int, float] | None = None
-        """A version that is broken, and the time (monotonic, in seconds) from which on it is read again."""
+        self._refused: tuple[int | None, float] = None, 0.0
+        """A version that is broken, if any, and the time (monotonic, in seconds) from which on it is read again."""
 
     @property
     def sampler(self) -> GroupSampler:
@@ -197,7 +195,8 @@ class _PolicyFollower:
         try:
             latest = latest_policy(self._root)
             if latest is not None and (self._sampler is None or latest.version > self.version):
-                if self._is_refused(latest.version):
+                refused, until = self._refused
+                if latest.version == refused and time.monotonic() < until:
                     return None
                 self._load(latest.version)
         except (FileNotFoundError, ModelError, SchemaError, StoreError) as error:
@@ -206,9 +205,6 @@ class _PolicyFollower:
                 self._refused = latest.version, time.monotonic() + _REFUSED_S
             latest = None
         return None if self._sampler is None else latest
-
-    def _is_refused(self, version: int) -> bool:
-        return self._refused is not None and self._refused[0] == version and time.monotonic() < self._refused[1]
 
     def _load(self, version: int) -> None:
         try:

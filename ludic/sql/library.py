@@ -167,7 +167,7 @@ def run_query(con: duckdb.DuckDBPyConnection, sql: str, params: Mapping[str, Any
         relation = con.sql(sql, params=dict(params) if params else None)
         return pa.table({}) if relation is None else relation.to_arrow_table()
     except duckdb.Error as error:
-        raise QueryError(_reason(error)) from error
+        raise QueryError(reason_of(error)) from error
 
 
 def advantages(
@@ -252,16 +252,13 @@ def _conform_advantages(table: pa.Table, source: str, wanted: str) -> pa.Table:
         case ["advantage", "pair_id", "rollout_id"] if _is_number(table.schema.field("advantage").type):
             return table.select(_PAIRS.names).cast(_PAIRS)
         case ["rollout_id", "token_advantages"] if _is_number_list(table.schema.field("token_advantages").type):
-            return _to_token_advantages(table, source)
+            if pc.list_flatten(table["token_advantages"]).null_count:  # a whole list may be null
+                raise QueryError(
+                    f"{source}: returns token_advantages with nulls, wanted a number for each response token"
+                )
+            return table.select(_TOKEN_ADVANTAGES.names).cast(_TOKEN_ADVANTAGES)
     found = ", ".join(f"{field.name} {field.type}" for field in table.schema)
     raise QueryError(f"{source}: returns {found or 'no columns'}; {wanted}")
-
-
-def _to_token_advantages(table: pa.Table, source: str) -> pa.Table:
-    """Cast a table of token_advantages. Raises QueryError if a list holds a null; a whole list may be null."""
-    if pc.list_flatten(table["token_advantages"]).null_count:
-        raise QueryError(f"{source}: returns token_advantages with nulls, wanted a number for each response token")
-    return table.select(_TOKEN_ADVANTAGES.names).cast(_TOKEN_ADVANTAGES)
 
 
 def run_selection(
@@ -307,7 +304,7 @@ def _parse(name: str, source: str, text: str, template: str, wanted: str) -> Sql
     try:
         statements = duckdb.extract_statements(template.format(text))
     except duckdb.Error as error:
-        raise QueryError(f"{source}: {_reason(error)}; {wanted}") from error
+        raise QueryError(f"{source}: {reason_of(error)}; {wanted}") from error
     if [statement.type for statement in statements] != [duckdb.StatementType.SELECT]:
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
         raise QueryError(f"{source}: holds {kinds}; {wanted}")
@@ -363,7 +360,7 @@ def _without_last_semicolon(text: str) -> str:
     return raw.decode()
 
 
-def _reason(error: duckdb.Error) -> str:
+def reason_of(error: Exception) -> str:
     """Return DuckDB's message on one line, without its excerpt of the SQL."""
     return " ".join(str(error).split("\n\nLINE ")[0].split())
 

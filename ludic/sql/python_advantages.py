@@ -18,9 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from ludic.errors import QueryError
-from ludic.paths import local_path
-from ludic.user_code import describe_failure, exit_is_an_error, load_file
-from ludic.user_files import NO_FILES, Files, read_user_file
+from ludic.user_code import describe_failure, exit_is_an_error, load_named
+from ludic.user_files import NO_FILES, Files
 
 FUNCTION_WANTED = (
     "wanted a function of an Arrow table of rollouts that returns one of rollout_id with advantage (double) or "
@@ -61,14 +60,7 @@ def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
     files: contents that replace those on disk, by path.
     """
     path, _, name = source.rpartition(":")
-    try:
-        file = files[path] if path in files else read_user_file(local_path(path, "a function's file"))
-    except OSError as error:
-        raise QueryError(f"{source}: {error}") from error
-    try:
-        module = load_file(file)
-    except Exception as error:
-        raise QueryError(f"{source}: {describe_failure(file.path, error)}") from error
+    file, module = load_named(path, source, QueryError, files)
     function = getattr(module, name, None)
     if not inspect.isfunction(function):
         names = [key for key, value in vars(module).items() if inspect.isfunction(value)]

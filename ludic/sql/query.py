@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ludic.errors import QueryError, one_line
 from ludic.sql.connect import check_only_reads, connect
+from ludic.sql.library import reason_of
 from ludic.store import Root
 
 Params = Sequence[Any] | Mapping[str, Any]
@@ -137,7 +138,7 @@ def interrupted_by_ctrl_c(con: duckdb.DuckDBPyConnection) -> Iterator[None]:
 
 def explain(error: Exception, *roots: Root) -> str:
     """Return DuckDB's message as one line, without its excerpt of the SQL; adds advice if a file may be broken."""
-    reason = " ".join(str(error).split("\n\nLINE ")[0].split())
+    reason = reason_of(error)
     named = [root for root in roots if root.path in reason]
     if not named and isinstance(error, _SQL_AT_FAULT):
         return reason

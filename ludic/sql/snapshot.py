@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import weakref
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +76,9 @@ class Snapshot:
             scalars = self._update([file for file in files if not file.is_compacted], folder)
             # A file that vanished was compacted or has expired: list the files again.
             if not scalars.gone:
-                self._warn_of(scalars.broken)
+                if broken := sorted(scalars.broken):
+                    names = ", ".join([*broken[:_MOST_NAMES], *(["..."] if len(broken) > _MOST_NAMES else [])])
+                    logger.warning("left out what can't be read: %s; `ludic verify %s` says why", names, self._root.url)
                 return Stored(scalars.segments, [file for file in files if file.is_compacted])
         raise StoreError(f"{self._root.url}: files keep vanishing while they are read, such as {scalars.gone[0]}")
 
@@ -96,11 +98,6 @@ class Snapshot:
             self._private = Path(tempfile.mkdtemp(prefix="ludic-"))
             weakref.finalize(self, shutil.rmtree, self._private, ignore_errors=True)
         return self._private
-
-    def _warn_of(self, broken: Mapping[str, str]) -> None:
-        if broken:
-            names = ", ".join([*sorted(broken)[:_MOST_NAMES], *(["..."] if len(broken) > _MOST_NAMES else [])])
-            logger.warning("left out what can't be read: %s; `ludic verify %s` says why", names, self._root.url)
 
 
 def count_rows(root: Root, folder: Folder) -> dict[str, int]:

@@ -86,12 +86,13 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
     else:
         yield "step", _progress(steps[-1]["step"], status.trainer, width)
         yield "reward", _curve([row["reward_mean"] for row in steps], width)
-        yield "loss", Text(_joined(steps[-1], _LOSS))
+        yield "loss", Text(_losses(steps[-1]))
         yield "speed", Text(_speed(recent, status))
         yield "time", _where_time_goes(recent, width)
         yield "waiting", Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned")
     yield "policy", Text(_policy(status))
-    yield "checkpoint", Text(_checkpoint(status))
+    checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
+    yield "checkpoint", Text(checkpoint)
     if steps:
         yield "dropped", Text(_drops(recent))
     yield from _troubles(steps)
@@ -153,9 +154,9 @@ _LOSS = {
 }
 
 
-def _joined(row: Row, formats: Mapping[str, str]) -> str:
-    """Format the columns of a row that are not null, joined by commas; a dash if all are null."""
-    return ", ".join(text.format(row[name]) for name, text in formats.items() if row[name] is not None) or "-"
+def _losses(row: Row) -> str:
+    """Format the columns of _LOSS that are not null, joined by commas; a dash if all are null."""
+    return ", ".join(text.format(row[name]) for name, text in _LOSS.items() if row[name] is not None) or "-"
 
 
 def _speed(recent: Sequence[Row], status: RunStatus) -> str:
@@ -227,10 +228,6 @@ def _policy(status: RunStatus) -> str:
         return text
     mean, largest = (status.steps[-1][name] for name in ("lag_mean", "lag_max"))  # stored names
     return f"{text}; off-policy steps {mean:.1f}, at most {largest}"
-
-
-def _checkpoint(status: RunStatus) -> str:
-    return "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
 
 
 def _drops(recent: Sequence[Row]) -> str:

@@ -2,9 +2,8 @@
 
 import logging
 import time
-from contextlib import AbstractContextManager, suppress
-from types import TracebackType
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -23,58 +22,60 @@ _NEWEST_CALLS = 16
 """Number of engine calls over which a step's share of incomplete completions is computed."""
 
 _TICK_S = 0.1
+_INTERVAL_S = 0.5
+
+Update = Callable[[], None]
+"""Refreshes a view if the last look is old enough; may be called often. Raises MissingRootError."""
 
 
-class View(AbstractContextManager["View"], Protocol):
-    """Follows a run while the block lasts."""
-
-    def update(self) -> None:
-        """Refresh the view if the last look is old enough; may be called often. Raises MissingRootError."""
-        ...
-
-
-def open_view(watcher: Watcher) -> View:
-    """Return a LiveView if stderr is a terminal, else a StepLog."""
+def open_view(watcher: Watcher) -> AbstractContextManager[Update]:
+    """Follow a run while the block lasts: in a panel if stderr is a terminal, else in the log."""
     console = Console(stderr=True)
-    return LiveView(watcher, console) if console.is_terminal else StepLog(watcher)
+    return live_panel(watcher, console) if console.is_terminal else step_log(watcher)
 
 
-class LiveView:
-    """A panel that follows a run while the block lasts; `update` may be called often."""
+@contextmanager
+def live_panel(watcher: Watcher, console: Console, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
+    """Show a panel that follows a run; StoreError and SchemaError are shown below the last frame."""
+    last: RunStatus | None = None
 
-    def __init__(self, watcher: Watcher, console: Console, *, interval_s: float = 0.5) -> None:
-        self._watcher, self._interval_s = watcher, interval_s
-        self._live = Live(console=console, refresh_per_second=4)
-        self._looked = 0.0
-        self._glance: RunStatus | None = None
-
-    def __enter__(self) -> "LiveView":
-        self._live.start()
-        self.update()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def look() -> None:
+        nonlocal last
         try:
-            if error is None:
-                self._look()
-        finally:
-            self._live.stop()
-
-    def update(self) -> None:
-        """Redraw if the last look is old enough. Raises MissingRootError; shows StoreError and SchemaError instead."""
-        if time.monotonic() - self._looked >= self._interval_s:
-            self._look()
-
-    def _look(self) -> None:
-        try:
-            self._glance = self._watcher.look()
-            self._live.update(draw(self._glance, self._live.console.width))
+            last = watcher.look()
+            live.update(draw(last, console.width))
         except (StoreError, SchemaError) as error:
-            shown = draw(self._glance, self._live.console.width) if self._glance else Text("nothing seen yet")
-            self._live.update(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
-        self._looked = time.monotonic()
+            shown = draw(last, console.width) if last else Text("nothing seen yet")
+            live.update(Group(shown, Text(f"looking again: {printable(str(error))}", style="bold red")))
+
+    with Live(console=console, refresh_per_second=4) as live:
+        look()
+        yield _at_most_every(interval_s, look)
+        look()
+
+
+@contextmanager
+def step_log(watcher: Watcher, interval_s: float = _INTERVAL_S) -> Iterator[Update]:
+    """Log one line per new gradient step, each trouble of the run when it begins, StoreError and SchemaError."""
+    known = set(map(_checkpoint_id, watcher.look().steps))
+    troubles = TroubleLog(logger)
+
+    def look() -> None:
+        try:
+            status = watcher.look()
+        except (StoreError, SchemaError) as error:
+            logger.warning("looking again: %s", error)
+            return
+        num_steps = status.trainer.num_steps if status.trainer else None
+        of_all = "" if num_steps is None else f" of {num_steps}"
+        for row in status.steps:
+            if _checkpoint_id(row) not in known:
+                known.add(_checkpoint_id(row))
+                logger.info("step %d%s  %s%s", row["step"], of_all, describe_step(row), _incomplete(status))
+        troubles.tell(status.troubles())
+
+    yield _at_most_every(interval_s, look)
+    look()
 
 
 def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
@@ -84,56 +85,26 @@ def watch(watcher: Watcher, console: Console, interval_s: float) -> None:
     """
     with suppress(KeyboardInterrupt):
         if console.is_terminal:
-            with LiveView(watcher, console, interval_s=interval_s) as view:
+            with live_panel(watcher, console, interval_s) as update:
                 while True:
-                    view.update()
+                    update()
                     time.sleep(_TICK_S)
         while True:  # stdout is a file or a pipe
             console.print(draw(watcher.look(), console.width))
             time.sleep(interval_s)
 
 
-class StepLog:
-    """Logs one line per gradient step, and each trouble of the run when it begins."""
+def _at_most_every(interval_s: float, look: Callable[[], None]) -> Update:
+    """Return a function that calls `look` unless its last call ended less than `interval_s` ago."""
+    looked = time.monotonic() - interval_s
 
-    def __init__(self, watcher: Watcher, *, interval_s: float = 0.5) -> None:
-        self._watcher, self._interval_s = watcher, interval_s
-        self._looked = 0.0
-        self._known: set[CheckpointId] = set()
-        self._troubles = TroubleLog(logger)
+    def update() -> None:
+        nonlocal looked
+        if time.monotonic() - looked >= interval_s:
+            look()
+            looked = time.monotonic()
 
-    def __enter__(self) -> "StepLog":
-        self._known = {_checkpoint_id(row) for row in self._watcher.look().steps}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
-            self._look()
-
-    def update(self) -> None:
-        """Log new steps if the last look is old enough. Raises MissingRootError; logs StoreError and SchemaError."""
-        if time.monotonic() - self._looked >= self._interval_s:
-            self._look()
-
-    def _look(self) -> None:
-        try:
-            status = self._watcher.look()
-        except (StoreError, SchemaError) as error:
-            logger.warning("looking again: %s", error)
-        else:
-            self._tell(status)
-        self._looked = time.monotonic()
-
-    def _tell(self, status: RunStatus) -> None:
-        num_steps = status.trainer.num_steps if status.trainer else None
-        of_all = "" if num_steps is None else f" of {num_steps}"
-        for row in status.steps:
-            if _checkpoint_id(row) not in self._known:
-                self._known.add(_checkpoint_id(row))
-                logger.info("step %d%s  %s%s", row["step"], of_all, describe_step(row), _incomplete(status))
-        self._troubles.tell(status.troubles())
+    return update
 
 
 def _checkpoint_id(row: Row) -> CheckpointId:

@@ -90,7 +90,19 @@ class Stats(Shown):
 
     def print_to(self, console: Console) -> None:
         """Print tables for people."""
-        print_stats(console, self.facts)
+        _print_run(console, self.facts)
+        _print_folders(console, self.facts)
+        if self.facts["rollouts"]["num_rollouts"]:
+            _print_means(console, "environments", self.facts["environments"])
+            _print_versions(console, self.facts["versions"])
+        else:
+            console.print("no rollouts yet")
+        _print_means(console, "evals", self.facts["evals"])
+        _print_training(console, self.facts)
+        for file in self.facts["unreadable"]:
+            _print_file(console, "unreadable", "bold red", f"{file['name']}: {file['problem']}")
+        for file in self.facts["quarantined"]:
+            _print_file(console, "quarantined", "yellow", f"{file['name']}: {file['reason']}")
 
 
 def collect_stats(root: Root, track: Track = untracked) -> Stats:
@@ -140,22 +152,6 @@ def _policies(sizes: dict[str, int]) -> dict[str, Any]:
 
 def _folders_with(sizes: dict[str, int], file: str) -> list[str]:
     return [name.removesuffix(f"/{file}") for name in sizes if name.endswith(f"/{file}")]
-
-
-def print_stats(console: Console, stats: Mapping[str, Any]) -> None:
-    _print_run(console, stats)
-    _print_folders(console, stats)
-    if stats["rollouts"]["num_rollouts"]:
-        _print_means(console, "environments", stats["environments"])
-        _print_versions(console, stats["versions"])
-    else:
-        console.print("no rollouts yet")
-    _print_means(console, "evals", stats["evals"])
-    _print_training(console, stats)
-    for file in stats["unreadable"]:
-        _print_file(console, "unreadable", "bold red", f"{file['name']}: {file['problem']}")
-    for file in stats["quarantined"]:
-        _print_file(console, "quarantined", "yellow", f"{file['name']}: {file['reason']}")
 
 
 def _print_file(console: Console, what: str, style: str, line: str) -> None:
@@ -213,7 +209,7 @@ def _print_means(console: Console, key: str, rows: list[dict[str, Any]]) -> None
             f"{row['num_rollouts']:,}",
             number(row["reward_mean"], 4),
             f"{row['response_length_mean']:.1f}",
-            *(_percent(row[name]) for name in _FRACTIONS.values()),
+            *(f"{row[name]:.1%}" for name in _FRACTIONS.values()),
         )
     console.print(Text(key, style="bold"))
     console.print(table)
@@ -250,7 +246,3 @@ def _print_training(console: Console, stats: Mapping[str, Any]) -> None:
             }
         )
     )
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction:.1%}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ludic.store import MetricsLog, Root
-from ludic.viewer.live import LiveView, StepLog, open_view
+from ludic.viewer.live import open_view, step_log
 from ludic.viewer.status import Watcher
 
 
@@ -44,9 +44,9 @@ def lines(caplog: pytest.LogCaptureFixture):
 def test_each_step_is_logged_once_and_none_from_before(started: Root, lines) -> None:
     write_steps(started, 1)
     write_call(started, "w0", num_incomplete_completions=6)
-    with StepLog(Watcher(started.url), interval_s=0) as log:
+    with step_log(Watcher(started.url), interval_s=0) as update:
         write_steps(started, 2, 3)
-        log.update()
+        update()
         assert lines() == [
             "step 2  reward 0.500  loss 0.5000  off-policy steps 1.0  1,234 tokens/s  incomplete 75.0%",
             "step 3  reward 0.750  loss 0.5000  off-policy steps 1.0  1,234 tokens/s  incomplete 75.0%",
@@ -58,20 +58,28 @@ def test_each_step_is_logged_once_and_none_from_before(started: Root, lines) -> 
 def test_what_is_wrong_is_logged_at_once_and_not_again(started: Root, lines) -> None:
     failed = {"num_errors": 8, "first_error": "ValueError: reward is nan, wanted a finite float32"}
     told = f"every one of 8 rollouts failed in moar_cats; the first error: {failed['first_error']}"
-    with StepLog(Watcher(started.url), interval_s=0) as log:
+    with step_log(Watcher(started.url), interval_s=0) as update:
         write_call(started, "w0", **failed)
-        log.update()
+        update()
         assert lines() == [told]
         write_call(started, "w1", **failed)
-        log.update()
+        update()
         assert lines() == []
 
 
-def test_a_terminal_gets_the_panel(started: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(open_view(Watcher(started.url)), StepLog)
+def test_a_terminal_gets_the_panel_and_anything_else_the_log(started: Root, lines, monkeypatch) -> None:
     ours, theirs = pty.openpty()
     with os.fdopen(theirs, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         monkeypatch.setenv("TERM", "xterm")
-        assert isinstance(open_view(Watcher(started.url)), LiveView)
+        with open_view(Watcher(started.url)):
+            write_steps(started, 1)
+        panel = b""
+        while b"reward" not in panel:
+            panel += os.read(ours, 1 << 16)
     os.close(ours)
+    assert lines() == []
+    monkeypatch.undo()
+    with open_view(Watcher(started.url)):
+        write_steps(started, 2)
+    assert [line[:6] for line in lines()] == ["step 2"]

@@ -39,7 +39,9 @@ def export_delta(root: Root, folder: Folder = "rollouts", track: Track = untrack
     files = {file.name: file for file in current_files(root, folder)}
     with _explained(location):
         table = _open(root, folder, location)
-        known = _names(table, folder) if table else set()
+        # Delta percent-encodes the paths, which are encoded already.
+        paths = pa.table(table.get_add_actions()).column("path").to_pylist() if table else []
+        known = {f"{folder}/{unquote(path)}" for path in paths}
         new = [file for name, file in files.items() if name not in known]
         footers, left_out = read_footers(root, new, root.sizes(folder), track)
         gone = sorted(known - files.keys())
@@ -85,12 +87,6 @@ def _open(root: Root, folder: Folder, location: str) -> "DeltaTable | None":
             f"{_PARTITION.names}; `ludic export` did not make it: delete its _delta_log, and it will"
         )
     return table
-
-
-def _names(table: "DeltaTable", folder: Folder) -> set[str]:
-    """Return the table's files as names below the root; Delta percent-encodes the paths, which are encoded already."""
-    paths = pa.table(table.get_add_actions()).column("path").to_pylist()
-    return {f"{folder}/{unquote(path)}" for path in paths}
 
 
 def _create(location: str, root: Root, footers: Sequence[Footer]) -> "DeltaTable":

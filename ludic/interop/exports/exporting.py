@@ -5,7 +5,7 @@ takes as much as DuckDB needs); hf copies weights (weights.py). Raises ConfigErr
 exists, StoreError if a table's writer fails, QueryError if the SQL fails.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ludic.errors import ConfigError
 from ludic.interop.exports.delta import export_delta
-from ludic.interop.exports.export_options import ExportOptions, Format
+from ludic.interop.exports.export_options import ExportOptions
 from ludic.interop.exports.iceberg import export_iceberg
 from ludic.interop.exports.row_files import ROW_WRITERS, open_sink, plain_rows
 from ludic.interop.exports.tables import TableReport
@@ -40,34 +40,38 @@ class TextReport:
     num_rows: int
 
 
-def export(root: Root, options: ExportOptions, track: Track = untracked) -> "TableReport | TextReport | WeightsReport":
-    """Export as the options say; return what was written."""
-    return EXPORTERS[options.format](root, options, track)
+def export(
+    root: Root, options: ExportOptions, target: str | BinaryIO | None, track: Track = untracked
+) -> "TableReport | TextReport | WeightsReport":
+    """Export as the options say; return what was written.
+
+    target: jsonl, csv: file to write, which must not exist, or an open binary file. hf: folder or URL to write.
+    iceberg: local folder of the catalog; None uses ROOT/iceberg.
+    """
+    match options.format:
+        case "delta":
+            if target is not None:
+                raise ConfigError("target does not apply to format delta; leave it out")
+            return export_delta(root, options.table, track)
+        case "iceberg":
+            catalog = None if target is None else local_path(_url(target, "iceberg"), "the catalog")
+            return export_iceberg(root, options.table, catalog, track)
+        case "hf":
+            from ludic.interop.exports.weights import export_weights  # imports torch, which the others do not need
+
+            url = _url(target, "hf")
+            return export_weights(root, url, step=options.step, version=options.version, model=options.model)
+    return _export_text(root, options, target)
 
 
-def _export_delta(root: Root, options: ExportOptions, track: Track) -> TableReport:
-    return export_delta(root, options.table, track)
+def _url(target: str | BinaryIO | None, format: str) -> str:
+    if not isinstance(target, str):
+        raise ConfigError(f"format {format} needs a target: a folder or a URL, not an open file")
+    return target
 
 
-def _export_iceberg(root: Root, options: ExportOptions, track: Track) -> TableReport:
-    catalog = None if options.target is None else local_path(_url(options), "the catalog")
-    return export_iceberg(root, options.table, catalog, track)
-
-
-def _export_weights(root: Root, options: ExportOptions, track: Track) -> "WeightsReport":
-    from ludic.interop.exports.weights import export_weights  # imports torch, which the other formats do not need
-
-    return export_weights(root, _url(options), step=options.step, version=options.version, model=options.model)
-
-
-def _url(options: ExportOptions) -> str:
-    if not isinstance(options.target, str):
-        raise ConfigError(f"format {options.format} needs a folder or a URL as target, not an open file")
-    return options.target
-
-
-def _export_text(root: Root, options: ExportOptions, track: Track) -> TextReport:
-    sink = _new_sink(options)
+def _export_text(root: Root, options: ExportOptions, target: str | BinaryIO | None) -> TextReport:
+    sink = _new_sink(target, options.format)
     if options.sql is not None:
         with open_result([root], options.sql, rows_a_batch=_ROWS_A_BATCH) as result:
             return _write(result.schema.names, plain_rows(result), options.format, sink)
@@ -75,11 +79,10 @@ def _export_text(root: Root, options: ExportOptions, track: Track) -> TextReport
     return _write(result.schema.names, _resolved_rows(result), options.format, sink)
 
 
-def _new_sink(options: ExportOptions) -> Path | BinaryIO:
+def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
     """Return the open file to write to, or the path of a file that does not exist."""
-    target = options.target
     if target is None:
-        raise ConfigError(f"format {options.format} needs a target: a file that does not exist")
+        raise ConfigError(f"format {format} needs a target: a file that does not exist")
     if not isinstance(target, str):
         return target
     path = local_path(target, "the target")
@@ -118,13 +121,3 @@ def _write(names: list[str], rows: Iterable[list[Any]], format: str, sink: Path 
     with open_sink(sink) as file:
         ROW_WRITERS[format](names, counted(), file)
     return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)
-
-
-EXPORTERS: "Mapping[Format, Callable[[Root, ExportOptions, Track], TableReport | TextReport | WeightsReport]]" = {
-    "delta": _export_delta,
-    "iceberg": _export_iceberg,
-    "jsonl": _export_text,
-    "csv": _export_text,
-    "hf": _export_weights,
-}
-"""Exporters by format; a new format is also named in Format (export_options.py)."""

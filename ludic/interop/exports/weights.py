@@ -52,7 +52,9 @@ def export_weights(
     assert step is None or version is None
     source = _policy_folder(root, version) if step is None else _checkpoint_folder(root, step)
     storage = Storage.connect(target)
-    _refuse_to_overwrite(storage)
+    is_taken = Path(storage.path).exists() if storage.is_local else storage.exists("config.json")
+    if is_taken:
+        raise ConfigError(f"{storage.url} exists; choose another target, or delete it")
     with _staging_folder(storage) as staged:
         folder = Path(staged, "weights")
         _download(root, source, folder)
@@ -116,12 +118,6 @@ def _named(noun: str, numbers: Sequence[int]) -> str:
         return f"no {noun}s"
     older = f" and {len(numbers) - _MOST_NAMED} older ones" if len(numbers) > _MOST_NAMED else ""
     return f"{noun}s {', '.join(map(str, numbers[-_MOST_NAMED:]))}{older}"
-
-
-def _refuse_to_overwrite(storage: Storage) -> None:
-    is_taken = Path(storage.path).exists() if storage.is_local else storage.exists("config.json")
-    if is_taken:
-        raise ConfigError(f"{storage.url} exists; choose another target, or delete it")
 
 
 def _staging_folder(storage: Storage) -> tempfile.TemporaryDirectory[str]:

@@ -19,10 +19,9 @@ from ludic.errors import ConfigError
 from ludic.interop.imports.episodes import Conversation, Episode, Row, Texts
 from ludic.interop.imports.record import Record, RefusedRecordError, finite_numbers, is_number, refusal
 from ludic.interop.imports.verifiers import FINISH_REASONS, prime_rl
-from ludic.paths import local_path
 from ludic.records import Purpose
-from ludic.user_code import describe, describe_failure, load_file
-from ludic.user_files import UserFile, digest, python_file_of, read_user_file
+from ludic.user_code import describe, describe_failure, load_named
+from ludic.user_files import UserFile, digest, python_file_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,14 +202,7 @@ def load_format(name: str) -> Format:
 
 def _load_users(source: str) -> Format:
     path, _, name = source.rpartition(":")
-    try:
-        file = read_user_file(local_path(path, "--from"))
-    except OSError as error:
-        raise ConfigError(f"{source}: {error}") from error
-    try:
-        module = load_file(file)
-    except Exception as error:
-        raise ConfigError(f"{source}: {describe_failure(file.path, error)}") from error
+    file, module = load_named(path, source, ConfigError)
     found = getattr(module, name, None)
     found = Format(function=found) if inspect.isfunction(found) else found
     if not isinstance(found, Format):
