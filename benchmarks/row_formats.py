@@ -30,6 +30,7 @@ class Row(msgspec.Struct, gc=False):
     rollout_id: str
     group_id: str
     episode_id: str
+    agent_id: str
     episode_reward: float | None
     policy_version: int
     truncated: bool
@@ -103,7 +104,7 @@ def _from_memory(messages: list[bytes], decode: Callable[[bytes], Row], oldest_v
 
 
 def _rloo(group: list[Row], oldest_version: int) -> Iterator[tuple[str, float]]:
-    rewards = {row.episode_id: row.episode_reward for row in group if row.episode_reward is not None}
+    rewards = {(row.episode_id, row.agent_id): row.episode_reward for row in group if row.episode_reward is not None}
     if len(set(rewards.values())) < 2:
         return
     total = sum(rewards.values())

@@ -49,7 +49,7 @@ PARAMS: Mapping[str, Any] = {
 }
 OURS = "ludic: SQL"
 _JSON_COLUMNS = {
-    **dict.fromkeys(("rollout_id", "group_id", "episode_id", "error"), "VARCHAR"),
+    **dict.fromkeys(("rollout_id", "group_id", "episode_id", "agent_id", "error"), "VARCHAR"),
     **dict.fromkeys(("truncated", "incomplete_completion", "parse_error"), "BOOLEAN"),
     "episode_reward": "DOUBLE",
     "policy_version": "INTEGER",
@@ -177,7 +177,9 @@ def num_rollouts(root: Root) -> int:
 
 def by_polars(rollouts: pl.LazyFrame, *, rows_are_episodes: bool = False) -> pl.DataFrame:
     reward = pl.col("episode_reward")
-    episodes = rollouts if rows_are_episodes else rollouts.group_by("group_id", "episode_id").agg(reward.max())
+    episodes = (
+        rollouts if rows_are_episodes else rollouts.group_by("group_id", "episode_id", "agent_id").agg(reward.max())
+    )
     groups = episodes.group_by("group_id").agg(
         n=reward.count(), total=reward.sum(), lowest=reward.min(), highest=reward.max()
     )
