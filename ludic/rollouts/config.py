@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.defaults import ENV_TIMEOUT_S
 
 
@@ -24,4 +24,5 @@ class WorkerConfig:
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.requests import derive_seed
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.engines.engine import GenerationRequest, SamplingParams
 from ludic.errors import ConfigError
 from ludic.models.first_model import first_model, local_folder
@@ -45,6 +45,7 @@ class Question:
     """cpu or cuda; None uses CUDA if available."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self)
 
 
