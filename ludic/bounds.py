@@ -1,13 +1,15 @@
-"""The allowed range of every number that a user can set, in one table, so that a typo is refused at once.
+"""The allowed type and range of every value that a user can set, so that a typo is refused at once.
 
 Bounds are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from types import MappingProxyType
-from typing import Any
+from types import MappingProxyType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
 
 from ludic.errors import ConfigError
 
@@ -120,6 +122,28 @@ def check_numbers(settings: Any) -> None:
         for number in value if isinstance(value, list | tuple) else (value,):  # JSON has lists
             if number is not None and not bounds.hold(number):
                 raise ConfigError(f"{name} is {value}, wanted {bounds.wanted(number)}")
+
+
+def check_types(settings: Any) -> None:
+    """Check that the values of a dataclass fit the types of its fields; Python itself does not. Raises ConfigError."""
+    for field in fields(settings):
+        value, kind = getattr(settings, field.name), field.type
+        try:
+            if not is_dataclass(kind):
+                msgspec.convert(value, kind)
+        except TypeError:  # msgspec does not know the type, such as that of an open file
+            continue
+        except msgspec.ValidationError:
+            raise ConfigError(f"{field.name} is {value!r}, wanted {_describe(kind)}") from None
+
+
+def _describe(kind: Any) -> str:
+    """Describe a type for errors, such as: one of 'token', 'sequence'; int | None; tuple[str, ...]."""
+    kinds = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
+    if choices:
+        return f"one of {', '.join(map(repr, choices))}{' or None' if len(kinds) > 1 else ''}"
+    return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 
 def check_names(given: Iterable[str], settings: type, what: str) -> None:

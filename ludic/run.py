@@ -105,7 +105,7 @@ class Run:
         from ludic.sql.roots import open_roots
 
         values = params[0] if len(params) == 1 and isinstance(params[0], Mapping) else params
-        return open_result(open_roots([self.root, *also]), query, values, unsafe=unsafe)
+        return open_result(open_roots([self.root, also]), query, values, unsafe=unsafe)
 
     def status(self) -> "RunStatus":
         """Return the current state: trainer, newest steps, rates, policy, checkpoint, troubles.
@@ -313,11 +313,11 @@ def open_run(url: str | PathLike[str]) -> Run:
 
 
 def create(
-    url: str,
+    url: str | PathLike[str],
     *,
-    model: str | None = None,
+    model: str | PathLike[str] | None = None,
     env: str | Sequence[str] | None = None,
-    like: "str | Run | None" = None,
+    like: "str | PathLike[str] | Run | None" = None,
     trust_code: bool = False,
     update_code: bool = False,
     **settings: Any,
@@ -332,16 +332,20 @@ def create(
     Raises ConfigError if the settings differ from those of the existing run or an environment does not load, ModelError
     if there is no such model, and ConsentError for code that the user has not agreed to run.
     """
-    from ludic.launch.roots import create_run, start_like
+    from ludic.launch.roots import create_run, prepare_run_code, start_like
     from ludic.training.config import TrainConfig
 
+    model = None if model is None else fspath(model)
     if like is not None:
         if env is not None or settings:
             raise ConfigError("like gives the settings of the run; leave out env and settings, or leave out like")
-        return Run(start_like(url, like.root if isinstance(like, Run) else Root.open(like), model))
+        root = start_like(fspath(url), like.root if isinstance(like, Run) else Root.open(fspath(like)), model)
+        if trust_code or update_code:
+            prepare_run_code(root, TrainConfig(), CodeSettings(trust_code=trust_code, update_code=update_code))
+        return Run(root)
     if model is None or env is None:
         raise ConfigError("model and env are missing: ludic.create(url, model=..., env=...), or like=RUN")
     check_names(settings, RunConfig, "a run")
     config = RunConfig(model=model, env=(env,) if isinstance(env, str) else tuple(env), **settings)
     code = CodeSettings(trust_code=trust_code, update_code=update_code)
-    return Run(create_run(url, config, TrainConfig(), code))
+    return Run(create_run(fspath(url), config, TrainConfig(), code))

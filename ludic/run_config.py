@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 from ludic.extra_columns import check_extra_columns
 
@@ -48,6 +48,7 @@ class RunConfig:
     """Extra columns of the run's rollouts, type by name, such as {"x_judge": "string"}; Score.extra fills them."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self)
         if not self.env:
             raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")

@@ -37,6 +37,10 @@ def test_the_examples_of_a_section_run(title: str, made: Path, tmp_path: Path, m
         exec(compile(block, f"docs/api.md, {title}, block {number}", "exec"), names)
 
 
+def test_no_section_is_without_its_examples() -> None:
+    assert sum(map(len, SECTIONS.values())) == GUIDE.count("```python\n") == GUIDE.count("```\n")
+
+
 def test_the_tables_name_every_public_name_and_method() -> None:
     rows = "".join(line for line in GUIDE.splitlines() if line.startswith("|"))
     methods = [name for name in vars(ludic.Run) if not name.startswith("_") and callable(getattr(ludic.Run, name))]

@@ -14,6 +14,8 @@ from ludic.bounds import BOUNDS, check_numbers
 from ludic.cli.main import COMMANDS
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
+from ludic.interop.exports.export_options import ExportOptions
+from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.rollouts.worker import WorkerConfig
 from ludic.store import RunConfig
 from ludic.training.config import CheckpointConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -129,3 +131,27 @@ def test_settings_that_were_json_are_checked_in_their_lists():
     assert TrainConfig.of(betas=[0.9, 0.99]).optimizer.betas == [0.9, 0.99]
     with pytest.raises(ConfigError, match="wanted at most 1"):
         TrainConfig.of(betas=[0.9, 10**25])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"objective": "ppo"}, "objective is 'ppo', wanted one of 'reinforce', "),
+        ({"schedule": None}, "schedule is None, wanted one of 'constant', 'linear', 'cosine'"),
+        ({"device": "tpu"}, "device is 'tpu', wanted one of 'cpu', 'cuda' or None"),
+        ({"learning_rate": "1e-3"}, "learning_rate is '1e-3', wanted float"),
+        ({"num_steps": 2.5}, "num_steps is 2.5, wanted int"),
+        ({"offline": "no"}, "offline is 'no', wanted bool"),
+        ({"sources": "runs/mine"}, r"sources is 'runs/mine', wanted tuple\[str, \.\.\.\]"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        TrainConfig.of(**settings)
+
+
+def test_an_unknown_folder_or_table_is_refused():
+    with pytest.raises(ConfigError, match="folder is 'rollouts/', wanted one of 'rollouts', 'evals', 'token_stats'"):
+        ExpiryRule(folder="rollouts/", before=1)
+    with pytest.raises(ConfigError, match="table is 'metrics', wanted one of 'rollouts', 'evals'"):
+        ExportOptions(format="delta", table="metrics")

@@ -47,6 +47,7 @@ def test_sampling_and_training_take_turns_in_one_process(run: ludic.Run) -> None
     assert run.train(num_steps=2, **QUICK) == 2
     assert run.work(num_groups=2) == 2
     assert run.train(num_steps=3) == 3
+    assert run.verify().findings == []
     # The first model is published as version 0, then each attempt publishes what it starts from.
     assert ask(run, "select distinct attempt_id, step from batches order by all") == [(1, 1), (1, 2), (2, 3)]
     # Both calls sampled the schedule's next groups: 6 groups of 2 episodes.
@@ -90,6 +91,12 @@ def test_an_unknown_setting_is_answered_with_the_likely_one(run: ludic.Run, star
     with pytest.raises(ConfigError) as refused:
         getattr(run, start)(**{name: 1})
     assert str(refused.value) == f"there is no setting '{name}'; {hint}"
+
+
+def test_a_mistyped_choice_is_not_stored_for_later_trainers(run: ludic.Run) -> None:
+    with pytest.raises(ConfigError, match="objective is 'ppo', wanted one of"):
+        run.train(num_steps=1, objective="ppo", **QUICK)
+    assert newest_attempt_id(run.root) == 0
 
 
 def test_create_opens_the_same_run_again_and_refuses_another(run: ludic.Run, tiny: str) -> None:
@@ -222,6 +229,12 @@ def test_code_of_a_foreign_root_does_not_run(foreign: ludic.Run, start) -> None:
 def test_trust_code_agrees_for_this_and_later_calls(foreign: ludic.Run) -> None:
     assert foreign.work(1, trust_code=True) == 1
     assert foreign.work(1) == 1
+
+
+def test_a_run_like_a_foreign_one_needs_consent_too(foreign: ludic.Run, tmp_path: Path) -> None:
+    with pytest.raises(ConsentError, match="trust_code=True"):
+        ludic.create(tmp_path / "like", like=foreign).work(1)
+    assert ludic.create(tmp_path / "like", like=foreign, trust_code=True).work(1) == 1
 
 
 def test_creating_a_foreign_run_again_is_no_consent(foreign: ludic.Run, tiny: str) -> None:

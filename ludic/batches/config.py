@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 
 OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
@@ -53,6 +53,7 @@ class BatchConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
+        check_types(self)
         check_numbers(self)
         if not self.offline and (self.sources or self.epochs):
             name = "sources" if self.sources else "epochs"

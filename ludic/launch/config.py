@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.defaults import ENGINE, ENV_TIMEOUT_S
 from ludic.errors import ConfigError
 
@@ -27,6 +27,7 @@ class LaunchConfig:
     """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self)
 
     def workers_of(self, num_workers: int) -> int:

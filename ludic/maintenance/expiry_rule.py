@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 
 _AGE = re.compile(r"(\d+)([smhdw])")
@@ -28,6 +28,7 @@ class ExpiryRule:
     """Delete rows that match this SQL predicate over the rollouts table: "env_name = 'warm_up' and version < 10"."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self)
         rules = [self.keep_versions, self.before, self.older_than, self.where]
         if sum(rule is not None for rule in rules) != 1:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.defaults import ENV_TIMEOUT_S
 
 
@@ -25,6 +25,7 @@ class WorkerConfig:
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self)
 
 
@@ -52,4 +53,5 @@ class Question:
     """Device to sample on; None uses CUDA if available."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self)

@@ -254,7 +254,7 @@ def _check_consent(root: "Root", uses: Sequence[CodeUse], found: FoundFiles) -> 
     if refused:
         raise ConsentError(
             f"{root.url} names code that this user has not agreed to run: {'; '.join(refused)}; "
-            "read it, and give --trust-code to run it from now on"
+            "read it, and give --trust-code, in Python trust_code=True, to run it from now on"
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, Self
 
 from ludic.batches.config import BatchConfig
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.defaults import LEASE_S
 from ludic.errors import ConfigError
 from ludic.renamed_settings import close_names
@@ -40,6 +40,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range."""
+        check_types(self)
         check_numbers(self)
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(f"betas is {self.betas}, wanted two numbers from 0 to below 1")
@@ -72,6 +73,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
+        check_types(self)
         check_numbers(self)
         if self.lora_rank is None and (self.lora_targets or self.publish_lora == "adapter"):
             name = "lora_targets" if self.lora_targets else "publish_lora"
@@ -97,6 +99,7 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range."""
+        check_types(self)
         check_numbers(self)
         if not _SIZE.fullmatch(self.max_shard_size):
             raise ConfigError(f"max_shard_size is {self.max_shard_size!r}, wanted a size such as 500MB or 5GB")
@@ -125,6 +128,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
+        check_types(self)
         check_numbers(self)
         if self.optimizer.warmup_steps >= self.num_steps:
             raise ConfigError(

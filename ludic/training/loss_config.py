@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 from ludic.training.objectives import PAIRED, Objective, check_objective
 
@@ -85,6 +85,7 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range or contradicts another setting."""
+        check_types(self)
         check_numbers(self)
         for name in ("kl_weight", "reference_offload", "reference_cache"):
             if getattr(self, name) and self.reference is None:

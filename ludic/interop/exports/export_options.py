@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ludic.bounds import check_numbers
+from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 
 Format = Literal["hf", "delta", "iceberg", "jsonl", "csv"]
@@ -30,6 +30,7 @@ class ExportOptions:
     """hf: location of the run's first model, which a LoRA adapter needs; None takes the location in run.json."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_numbers(self)
         of_format = {
             **dict.fromkeys(("where", "sql"), ("jsonl", "csv")),

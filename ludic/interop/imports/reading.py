@@ -29,7 +29,7 @@ def read_records(url: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
                 continue
             try:
                 value = json.loads(line)
-            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            except (ValueError, RecursionError) as error:  # also a number of too many digits
                 yield number, f"is no JSON: {error}"
                 continue
             yield number, value if isinstance(value, dict) else f"is {type(value).__name__}, wanted a JSON object"

@@ -3,7 +3,8 @@
 with mentioned as (
     select attempt_id, 'batches' as folder, step from all_batches
     union all
-    select attempt_id, 'policies' as folder, step from policies
+    -- Attempt 0 is no trainer's: a worker without a trainer publishes the first model.
+    select attempt_id, 'policies' as folder, step from policies where attempt_id > 0
 )
 
 select attempt_id, list(distinct folder order by folder) as folders, min(step) as first_step, max(step) as last_step
