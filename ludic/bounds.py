@@ -9,8 +9,6 @@ from difflib import get_close_matches
 from types import MappingProxyType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import msgspec
-
 from ludic.errors import ConfigError
 
 
@@ -125,16 +123,24 @@ def check_numbers(settings: Any) -> None:
 
 
 def check_types(settings: Any) -> None:
-    """Check that the values of a dataclass fit the types of its fields; Python itself does not. Raises ConfigError."""
-    for field in fields(settings):
-        value, kind = getattr(settings, field.name), field.type
+    """Check that the values of a dataclass fit the types of its fields; Python itself does not. Raises ConfigError.
+
+    Mappings are left to the class's own checks, which name the key.
+    """
+    given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) is not field.default}
+    checked = {name: kind for name, kind in given.items() if not is_dataclass(kind) and get_origin(kind) is not Mapping}
+    if not checked:
+        return
+    import msgspec  # takes longer than the rest of `ludic --help`
+
+    for name, kind in checked.items():
+        value = getattr(settings, name)
         try:
-            if not is_dataclass(kind):
-                msgspec.convert(value, kind)
+            msgspec.convert(value, kind)
         except TypeError:  # msgspec does not know the type, such as that of an open file
             continue
         except msgspec.ValidationError:
-            raise ConfigError(f"{field.name} is {value!r}, wanted {_describe(kind)}") from None
+            raise ConfigError(f"{name} is {value!r}, wanted {_describe(kind)}") from None
 
 
 def _describe(kind: Any) -> str:
@@ -143,6 +149,8 @@ def _describe(kind: Any) -> str:
     choices = [choice for each in kinds if get_origin(each) is Literal for choice in get_args(each)]
     if choices:
         return f"one of {', '.join(map(repr, choices))}{' or None' if len(kinds) > 1 else ''}"
+    if tuple[float, float] in kinds:
+        return f"two numbers{' or None' if len(kinds) > 1 else ''}"
     return kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind)
 
 

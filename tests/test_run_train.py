@@ -259,7 +259,7 @@ def test_an_advantage_of_a_foreign_trainer_does_not_run(run: ludic.Run, tmp_path
 
 
 def test_launch_refuses_what_is_no_run(run: ludic.Run) -> None:
-    with pytest.raises(ConfigError, match="a run trains on what its workers sample"):
+    with pytest.raises(ConfigError, match="trains on rollouts that its workers sample"):
         run.launch(TrainConfig.of(offline=True))
     with pytest.raises(ConfigError, match=r"local_workers is 2, wanted 0 to num_workers \(1\)"):
         run.launch(local_workers=2)

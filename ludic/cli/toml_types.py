@@ -9,8 +9,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import msgspec
-
 from ludic.errors import ConfigError
 
 _IN_TOML = {str: "a string", int: "an integer", float: "a number", bool: "true or false", Path: "a string"}
@@ -36,6 +34,8 @@ def _field_types(settings: type) -> dict[str, Any]:
 
 def _fits(value: Any, kind: Any) -> bool:
     """Return whether a value fits a type. TOML has no null, so the text "None" means null."""
+    import msgspec  # takes longer than the rest of `ludic --help`
+
     if value == "None" and NoneType in get_args(kind):
         return True
     if get_origin(kind) is Mapping:
