@@ -5,6 +5,7 @@ Raises MissingRootError if there is no run, QueryError if the roots can't be rea
 
 from collections.abc import Iterable, Sequence
 from os import PathLike
+from typing import Any, Protocol, TypeGuard
 
 import pyarrow as pa
 
@@ -12,8 +13,13 @@ from ludic.errors import QueryError
 from ludic.schema import rollouts_schema
 from ludic.store import Root
 
-RootLike = str | PathLike[str] | Root
-"""Folder or URL of a run, or an opened Root."""
+
+class _Opened(Protocol):
+    root: Root
+
+
+RootLike = str | PathLike[str] | Root | _Opened
+"""Folder or URL of a run, an opened Root, or a ludic.Run."""
 
 ROOT_COLUMN = "root"
 """Column of views and scans: the URL of a row's root, as the user gave it."""
@@ -21,13 +27,23 @@ ROOT_COLUMN = "root"
 
 def open_roots(roots: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
     """Open the roots of a call, given as separate arguments or as a list. Raises QueryError for none or duplicates."""
-    given = [root for each in roots for root in ([each] if isinstance(each, str | PathLike | Root) else each)]
+    given: list[Any] = []
+    for each in roots:
+        given += each if isinstance(each, Iterable) and not isinstance(each, str) else [each]
     if not given:
         raise QueryError("there is no root to read; give the folder or URL of at least one run")
-    opened = [root if isinstance(root, Root) else Root.open(str(root)) for root in given]
+    opened = [root.root if _is_opened(root) else _open(root) for root in given]
     _refuse_doubles(opened)
     _refuse_different_columns(opened)
     return opened
+
+
+def _is_opened(run: Any) -> TypeGuard[_Opened]:
+    return isinstance(getattr(run, "root", None), Root)  # a Path has a root, too: the text "/"
+
+
+def _open(root: str | PathLike[str] | Root) -> Root:
+    return root if isinstance(root, Root) else Root.open(str(root))
 
 
 def _refuse_doubles(roots: Sequence[Root]) -> None:

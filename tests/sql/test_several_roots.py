@@ -37,6 +37,15 @@ def two(tmp_path: Path, rows) -> tuple[Root, Root]:
     return first, make_root(f"memory://{tmp_path}/b", [[0.0, 0.5, 1.0]], rows=rows, seed=2, version=4)
 
 
+def test_a_run_is_read_as_its_root_is(two) -> None:
+    runs = [ludic.open(root.url) for root in two]
+    count = "select count(*) from rollouts"
+    assert ludic.connect(runs[0]).sql(count).fetchall() == [(2,)]
+    assert ludic.connect(runs).sql(count).fetchall() == ludic.connect(*runs).sql(count).fetchall() == [(5,)]
+    assert ludic.scan(Path(runs[0].url), runs[1]).select(pl.len()).collect().item() == 5
+    assert runs[0].sql(count, also=[runs[1]]).item() == 5
+
+
 MEANS = "select root, count(*), avg(episode_reward) from rollouts group by root order by root"
 
 
