@@ -17,14 +17,13 @@ from strategies import as_plain, rollout_batches
 from table_rows import stored_rows
 from tiny_runs import create_root, query, train_here
 
-from ludic.cli.export import Settings as ExportSettings
-from ludic.cli.export import main as export
 from ludic.errors import ConfigError
 from ludic.interop.imports.formats import load_format
 from ludic.interop.imports.importing import ImportReport, import_file
 from ludic.maintenance.compact import compact
 from ludic.models.chat import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, new_id
+from ludic.run import Run
 from ludic.schema import arrow_schema, from_table
 from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
 from ludic.store.json_files import decode_json, encode_json
@@ -246,7 +245,7 @@ def test_what_ludic_exports_as_jsonl_comes_back_bit_for_bit(batch: RolloutBatch)
         with RolloutWriter(origin, "w0-test") as writer:
             writer.append(replace(batch, metadata=metadata))
         lines = Path(folder) / "rows.jsonl"
-        export(ExportSettings(root=origin.url, format="jsonl", out=str(lines)))
+        Run(origin).export("jsonl", lines)
         report = bring_in(root, lines, "jsonl")
         assert report.refused == []
         wanted = [row for group in batch.groups for row in group.rollouts]
