@@ -20,8 +20,7 @@ from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root, count_uses
 from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord, keep_files
-from ludic.store.recall import recall_sources
-from ludic.store.requests import recall_requests
+from ludic.store.recall import recall_requests, recall_sources
 
 logger = logging.getLogger(__name__)
 

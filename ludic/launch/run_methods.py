@@ -6,7 +6,7 @@ Each imports what it needs when it is called, so that `import ludic` stays light
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ludic.consent import CodeSettings
 from ludic.defaults import ENGINE, ENV_TIMEOUT_S
@@ -17,17 +17,12 @@ if TYPE_CHECKING:
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
     from ludic.records import RolloutBatch
+    from ludic.sql.roots import HasRoot
     from ludic.training.config import TrainConfig
 
 
-class HasRoot(Protocol):
-    """The attributes of ludic.Run that these methods use."""
-
-    root: Root
-
-
 def work(
-    self: HasRoot,
+    self: "HasRoot",
     num_groups: int | None = None,
     *,
     engine: "str | Engine | MakeEngine" = ENGINE,
@@ -72,7 +67,7 @@ def work(
 
 
 def train(
-    self: HasRoot,
+    self: "HasRoot",
     config: "TrainConfig | None" = None,
     *,
     algorithm: str | None = None,
@@ -110,7 +105,7 @@ def train(
 
 
 def launch(
-    self: HasRoot,
+    self: "HasRoot",
     config: "TrainConfig | None" = None,
     *,
     algorithm: str | None = None,

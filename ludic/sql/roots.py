@@ -14,11 +14,13 @@ from ludic.schema import rollouts_schema
 from ludic.store import Root
 
 
-class _Opened(Protocol):
+class HasRoot(Protocol):
+    """An opened run: ludic.Run, which this layer does not import."""
+
     root: Root
 
 
-RootLike = str | PathLike[str] | Root | _Opened
+RootLike = str | PathLike[str] | Root | HasRoot
 """Folder or URL of a run, an opened Root, or a ludic.Run."""
 
 ROOT_COLUMN = "root"
@@ -38,7 +40,7 @@ def open_roots(roots: Iterable[RootLike | Iterable[RootLike]]) -> list[Root]:
     return opened
 
 
-def _is_opened(run: Any) -> TypeGuard[_Opened]:
+def _is_opened(run: Any) -> TypeGuard[HasRoot]:
     return isinstance(getattr(run, "root", None), Root)  # a Path has a root, too: the text "/"
 
 

@@ -13,7 +13,7 @@ from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, list_files
 from ludic.store.encoding import encode
-from ludic.store.requests import recall_requests
+from ludic.store.recall import recall_requests
 from ludic.store.tombstones import expire, stored_files
 
 GROUP_SIZE = 2
