@@ -4,6 +4,7 @@ The server's address and keys are in the environment for the whole session, so t
 s3:// URL works here and in every process that a test starts.
 """
 
+import faulthandler
 import uuid
 from collections.abc import Iterator
 
@@ -19,6 +20,11 @@ from ludic.store.run_json import RunConfig
 # A busy machine is no failure.
 hypothesis.settings.register_profile("ludic", deadline=None)
 hypothesis.settings.load_profile("ludic")
+
+
+def pytest_unconfigure() -> None:
+    """End the process if a thread that a test left behind keeps it from ending; `--timeout` watches only tests."""
+    faulthandler.dump_traceback_later(60, exit=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

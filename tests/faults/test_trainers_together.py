@@ -1,8 +1,9 @@
 """Trainers that start, crash, sleep and wake at any storage call keep one ledger, one owner and every checkpoint.
 
-A trainer is two threads, its main thread and the one that renews its lease. They run the functions that `ludic train`
-runs, one thread at a time: before each storage call and each wait a thread stops until the schedule lets it go on. A
-seed makes a schedule. Clocks advance only in waits, so a trainer that is not scheduled sleeps, and may be replaced.
+A trainer is three threads: its main thread, the one that renews its lease, and the one that publishes. They run the
+functions that `ludic train` runs, one thread at a time: before each storage call and each wait a thread stops until the
+schedule lets it go on. A seed makes a schedule. Clocks advance only in waits, so a trainer that is not scheduled
+sleeps, and may be replaced.
 """
 
 import random
@@ -143,6 +144,38 @@ class ScheduledThread:
             turn()
 
 
+class ScheduledExecutor:
+    """Takes the place of the thread that publishes. It ends when the schedule is given up, as no pool's thread does."""
+
+    def __init__(self, max_workers: int, **options: Any) -> None:
+        pass
+
+    def submit(self, function: Callable[..., None], *args: Any) -> "ScheduledFuture":
+        return ScheduledFuture(lambda: function(*args))
+
+
+class ScheduledFuture:
+    def __init__(self, body: Callable[[], None]) -> None:
+        self._body, self._error = body, None
+        self._actor = Actor(Actor.current.trainer, self._run)
+        Actor.current.trainer.writer = self._actor
+
+    def _run(self) -> None:
+        try:
+            self._body()
+        except BaseException as error:
+            self._error = error
+
+    def done(self) -> bool:
+        return self._actor.is_over
+
+    def result(self) -> None:
+        while not self._actor.is_over:
+            turn()
+        if self._error is not None:
+            raise self._error
+
+
 class ScheduledFileSystem(FaultyFileSystem):
     cachable = False
 
@@ -210,17 +243,22 @@ class Run:
 
 
 class Trainer:
-    """One process, whose threads are `main` and, once it has claimed the root, `heart`."""
+    """One process: the thread `main`, `heart` once it has claimed the root, and `writer` once it has published."""
 
     def __init__(self, run: Run, *, take_over: bool) -> None:
         self.run, self.root, self.take_over = run, run.connect(), take_over
         self.publisher: Publisher | None = None
         self.heart: Actor | None = None
+        self.writer: Actor | None = None
         self.main = Actor(self, self._main)
 
     @property
     def is_over(self) -> bool:
         return self.main.is_over
+
+    @property
+    def threads(self) -> list[Actor]:
+        return [thread for thread in (self.heart, self.writer, self.main) if thread is not None]
 
     def kill(self) -> None:
         """End the process: each thread dies at its next storage call."""
@@ -229,9 +267,8 @@ class Trainer:
 
     def finish(self) -> None:
         while not self.main.is_over:
-            if self.heart is not None:
-                self.heart.advance()
-            self.main.advance()
+            for thread in self.threads:
+                thread.advance()
 
     def _main(self) -> None:
         root, stop = self.root, ScheduledEvent()
@@ -252,19 +289,21 @@ class Trainer:
             self._train(attempt, list(resumed.cursor["groups"]) if resumed else [])
 
     def _train(self, attempt: Attempt, groups: list[int]) -> None:
-        self._publish(len(groups))
+        self._start_publish(len(groups))
         for step in range(len(groups) + 1, NUM_STEPS + 1):
             while len(groups) < step or (len(groups) == step < NUM_STEPS and self.run.rng.random() < 0.5):
                 left = [group for group in range(2 * NUM_STEPS) if group not in groups]
                 groups.append(self.run.rng.choice(left[:2]))  # rollouts arrive in any order
                 write_ledger(self.root, attempt, len(groups), ledger_rows(attempt.attempt_id, len(groups), groups[-1]))
-            self._publish(step)
+            self._start_publish(step)
             self._checkpoint(attempt, groups[:step])
+        self.publisher.finish()
 
-    def _publish(self, step: int) -> None:
-        self.publisher.publish(lambda folder: (folder / "config.json").write_text("{}"), step=step, num_ready_groups=0)
+    def _start_publish(self, step: int) -> None:
+        self.publisher.start(lambda folder: (folder / "config.json").write_text("{}"), step=step, num_ready_groups=0)
 
     def _checkpoint(self, attempt: Attempt, groups: list[int]) -> None:
+        self.publisher.finish()
         checkpoints.check_not_fenced(self.root, attempt)
         info = CheckpointInfo(
             attempt_id=attempt.attempt_id,
@@ -301,9 +340,9 @@ def run_schedule(seed: int) -> None:
         trainer = rng.choice(trainers)
         num_writes = rng.choice((1, 1, 2, 3, 5, 8))
         for _ in range(100):
-            thread = trainer.heart if trainer.heart and rng.random() < 0.2 else trainer.main
+            thread = rng.choices(trainer.threads, [0.2] * (len(trainer.threads) - 1) + [0.8])[0]
             thread.advance()
-            num_writes -= trainer.main.is_before_write
+            num_writes -= thread.is_before_write
             if num_writes <= 0 or trainer.is_over:
                 break
         if rng.random() < 0.1:
@@ -324,6 +363,7 @@ def scheduled(monkeypatch):
     monkeypatch.setattr(lease, "threading", SimpleNamespace(Event=ScheduledEvent, Thread=ScheduledThread))
     monkeypatch.setattr(lease, "time", clock)
     monkeypatch.setattr(publisher, "threading", SimpleNamespace(Lock=ScheduledLock))
+    monkeypatch.setattr(publisher, "ThreadPoolExecutor", ScheduledExecutor)
 
 
 @pytest.mark.slow
