@@ -49,6 +49,15 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSpan:
+    """Tokens start to end, all sampled with one version of the weights."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStep:
     """One completion of the model; start and end index response_tokens."""
 
@@ -58,6 +67,8 @@ class AgentStep:
     end: int
     finish_reason: FinishReason | None = None
     parse_error: bool = False
+    parse_feedback: str | None = None
+    """What the agent was told after a parse failure."""
     action: str | None = None
     """The parsed action that was passed on; None after a parse failure."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -71,6 +82,8 @@ class EnvironmentStep:
     agent_steps: tuple[int, ...]
     """Indexes into the rollout's agent_steps."""
     observation: str | None
+    observation_hash: str | None = None
+    """Digest of the observation before the step: equal observations are equal states to GiGPO."""
     action: str | None
     next_observation: str | None
     reward: float | None
@@ -102,11 +115,15 @@ class Rollout:
     parent_rollout_id: str | None = None
     depth: int = 0
     segment_index: int = 0
+    parent_segment_index: int | None = None
+    """The earlier row of this agent whose context was rewritten into this one; None for the first row."""
 
     policy_version: int
     """Version of the weights that sampled the first token."""
     policy_version_last: int
     """Version of the weights that sampled the last token."""
+    weight_versions: Sequence[WeightSpan] | None = None
+    """Spans of response_tokens by version; None if one version sampled all tokens."""
     model: str
     temperature: float
     top_p: float = 1.0

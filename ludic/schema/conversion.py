@@ -30,6 +30,7 @@ from ludic.records import (
     RolloutGroup,
     RolloutMetadata,
     ToolCall,
+    WeightSpan,
 )
 from ludic.schema.references import REFERENCES, message_indexes, refer, resolve
 from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, rollouts_schema
@@ -39,6 +40,7 @@ RECORDS: dict[str, type] = {
     "environment_steps": EnvironmentStep,
     "messages": Message,
     "tool_calls": ToolCall,
+    "weight_versions": WeightSpan,
 }
 """Record class of the structs of a column, by the column's name."""
 
@@ -235,7 +237,7 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
         messages = table["messages"].to_pylist(maps_as_pydicts="lossy")
         values = [resolve(steps or (), column, row) for steps, row in zip(values, messages, strict=True)]
     try:
-        return msgspec.convert(values, GenericAlias(list, GenericAlias(tuple, (RECORDS[column], ...))))
+        return msgspec.convert(values, GenericAlias(list, GenericAlias(tuple, (RECORDS[column], ...)) | None))
     except msgspec.ValidationError as error:
         raise SchemaError(f"table: column {column!r}: {error}") from error
 

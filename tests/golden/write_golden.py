@@ -1,4 +1,4 @@
-"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, and v1.1.
+"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 and v1.2.
 
     PYTHONPATH=<checkout of that time> python tests/golden/write_golden.py tests/golden/v1.0
 
@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ from ludic.store import (
 
 HAS_EXTRA = SCHEMA_VERSION != "1.0"
 """Columns x_* came with 1.1."""
+HAS_SEGMENTS = SCHEMA_VERSION not in ("1.0", "1.1")
+"""Versions of weights by token, parents of segments, feedback and hashes of observations came with 1.2."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -155,6 +157,16 @@ def several_turns() -> RolloutGroup:
     )
     where = {"env_name": "reasoning_gym/gcd", "env_example_id": "17"}
     mask = np.array([True, True, False, True, True])
+    spans: dict[str, Any] = {}
+    parent: dict[str, Any] = {}
+    if HAS_SEGMENTS:
+        from ludic.records import WeightSpan
+
+        agent_steps = (agent_steps[0], replace(agent_steps[1], parse_feedback="Answer more briefly."))
+        environment_steps = (replace(environment_steps[0], observation_hash="0f" * 16), environment_steps[1])
+        versions = (WeightSpan(version=3, start=0, end=2), WeightSpan(version=4, start=3, end=5))
+        spans = {"policy_version_last": 4, "weight_versions": versions}
+        parent = {"parent_segment_index": 0}
     first = rollout(
         "turns",
         0,
@@ -168,6 +180,7 @@ def several_turns() -> RolloutGroup:
         environment_steps=environment_steps,
         messages=messages,
         **where,
+        **spans,
     )
     second = rollout(
         "turns",
@@ -182,6 +195,7 @@ def several_turns() -> RolloutGroup:
         segment_index=1,
         action_mask=np.ones(5, dtype=np.bool_),
         **where,
+        **parent,
     )
     empty = np.zeros(0, dtype=np.float32)
     nothing = {"response_tokens": empty.astype(np.int32), "response_logprobs": empty, "token_rewards": empty}

@@ -55,8 +55,8 @@ def test_every_kind_of_type_reaches_arrow_with_its_nullability():
 
 
 def test_a_schema_carries_its_table_and_version():
-    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.1"}
-    assert SCHEMA_VERSION == "1.1"
+    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.2"}
+    assert SCHEMA_VERSION == "1.2"
     assert arrow_schema("metrics").metadata[b"ludic.table"] == b"metrics"
 
 
@@ -100,7 +100,7 @@ def test_an_unknown_table_is_refused_by_name():
 
 def test_scalar_and_token_columns_are_told_from_the_types():
     assert TOKEN_COLUMNS == ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "action_mask")
-    nested = {"agent_steps", "environment_steps", "messages", "reward_components", "metadata"}
+    nested = {"agent_steps", "environment_steps", "messages", "reward_components", "metadata", "weight_versions"}
     assert set(ROLLOUTS.names) == set(SCALAR_COLUMNS) | set(TOKEN_COLUMNS) | nested
 
 
@@ -166,9 +166,9 @@ def test_every_wrong_column_is_listed():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.1; upgrade ludic"),
-        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.1"),
-        ("one", "its schema version is 'one', wanted a number such as 1.1"),
+        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.2; upgrade ludic"),
+        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.2"),
+        ("one", "its schema version is 'one', wanted a number such as 1.2"),
     ],
 )
 def test_another_major_version_is_refused_by_name(version, message):
