@@ -15,7 +15,7 @@ from statistics import fmean, median
 import tyro
 
 from benchmarks.measure import median_ratio, print_table, take_turns
-from ludic.agents.single_turn import Agent
+from ludic.agents.agent import Agent
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS

@@ -57,6 +57,9 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         "top_p": Bounds(0, 1, above=True),
         "top_k": _COUNT,
         "max_tokens": _TOKENS,
+        "max_steps": Bounds(1, 10**6),
+        "max_sequence_tokens": _TOKENS,
+        "format_reward": Bounds(-(10**6), 10**6),
         "constant_tokens": _TOKENS,
         "max_tokens_per_micro_batch": _TOKENS,
         "logprob_chunk_tokens": _TOKENS,
@@ -100,6 +103,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         "rollout_timeout_s": _SECONDS,
         "interval_s": Bounds(0, 86_400, above=True),
         "env_timeout_s": Bounds(0, 86_400, above=True),
+        "episode_timeout_s": Bounds(0, 86_400, above=True),
         # After a trainer dies, the next one waits this long before it takes over.
         "lease_s": Bounds(0, 86_400, above=True),
         "n": Bounds(1, 10**5),

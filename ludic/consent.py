@@ -24,7 +24,7 @@ from ludic.user_files import Files, file_of
 
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
 
-Role = Literal["environment", "advantage", "filter", "selection"]
+Role = Literal["environment", "parser", "context", "tool", "advantage", "filter", "selection"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,8 @@ class CodeUse:
 
     role: Role
     setting: str
-    """A name built into ludic, path/to/file.py:name, path/to/file.sql, or package.module:Class of an environment."""
+    """A name built into ludic, path/to/file.py:name, path/to/file.sql, package.module:Class of an environment, or
+    mcp:COMMAND of a tool."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options that an environment is built with."""
     named_by_root: bool = True
@@ -57,8 +58,10 @@ class CodeUse:
 
     @property
     def is_users(self) -> bool:
-        """True if the code is not part of ludic."""
-        return file_of(self.setting) is not None or (self.role == "environment" and ":" in self.setting)
+        """True if the code is not part of ludic. The tool `python` counts, since it runs what the model writes."""
+        if self.role == "tool" and self.setting == "python":
+            return True
+        return file_of(self.setting) is not None or (self.role in ("environment", "tool") and ":" in self.setting)
 
     def key(self, files: Files) -> str:
         """Digest, in hexadecimal, of the code that consent covers. files: the files that settings name, by name."""

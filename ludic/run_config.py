@@ -40,6 +40,23 @@ class RunConfig:
     """Maximum tokens in one completion."""
     accept_incomplete: bool = False
     """Pass a completion that hit max_tokens to the environment; without this flag it is refused as a parse failure."""
+    max_steps: int | None = None
+    """Maximum steps of the environment in an episode. None takes the environment's own number: 1 for a question and a
+    score, else 32 unless its class says."""
+    max_sequence_tokens: int | None = None
+    """Maximum tokens of prompt and completions together; an episode that needs more is truncated. None is the model's
+    limit."""
+    parser: str = "whole"
+    """How an action is read from a completion: whole, tag:NAME, boxed, json, regex:PATTERN, think, several joined by |,
+    or path/to/file.py:ClassName."""
+    format_reward: float = 0.0
+    """Reward for each completion that the parser can read, in addition to the environment's."""
+    context: str = "full"
+    """What the model sees of an episode so far: full, no_thinking, window:N, summary:N, or path/to/file.py:ClassName."""
+    tools: tuple[str, ...] = ()
+    """Tools that the model may call: calculator, python, or path/to/file.py:function."""
+    tool_format: str = "hermes"
+    """How the model writes tool calls: hermes, which Qwen uses too, llama, mistral or json."""
     float32_head: bool = False
     """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
     seed: int = 0

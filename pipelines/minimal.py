@@ -19,7 +19,7 @@ import tyro
 from transformers import PreTrainedModel
 
 from ludic import store
-from ludic.agents.single_turn import Agent
+from ludic.agents.agent import Agent
 from ludic.batches.packing import pack
 from ludic.batches.reading import read_sequences
 from ludic.distributed import init_distributed, shut_down

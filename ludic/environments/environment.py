@@ -68,7 +68,10 @@ class SingleTurnEnvironment(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """Environment with several steps; an instance holds the state of one episode at a time."""
+    """Environment with several steps; an instance holds the state of one episode at a time.
+
+    An attribute `max_steps`, an int, is the largest number of steps of an episode unless the run sets its own.
+    """
 
     def example(self, index: int, split: Split) -> Example:
         """Return an example; see SingleTurnEnvironment."""

@@ -112,6 +112,7 @@ class LimitedEnvironment:
     def __init__(self, environment: Environment, call: Callable[[str, str, Callable[[], Any]], Any]) -> None:
         self._environment, self._call = environment, call
         self._example_id = ""
+        self.max_steps: int | None = getattr(environment, "max_steps", None)
 
     def example(self, index: int, split: Split) -> Example:
         return self._call("example", f" of index {index}, {split}", partial(self._environment.example, index, split))

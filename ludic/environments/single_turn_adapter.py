@@ -7,6 +7,8 @@ from ludic.records import Message
 class SingleTurn:
     """Environment that holds one episode of a stateless environment, which many episodes may share."""
 
+    max_steps = 1
+
     def __init__(self, environment: SingleTurnEnvironment) -> None:
         self.environment = environment
         self._example: Example | None = None

@@ -5,7 +5,7 @@ Two workers and a trainer are separate processes that share only the root's fold
 
 from dataclasses import replace
 
-from ludic.agents.single_turn import Agent
+from ludic.agents.agent import Agent
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer

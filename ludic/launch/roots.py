@@ -17,7 +17,7 @@ from ludic.rollouts.sampler import make_environments
 from ludic.sql.planner import Planner
 from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, RunConfig
-from ludic.store.code_files import environment_uses
+from ludic.store.code_files import sampling_uses
 from ludic.store.kept_model import copy_kept, keep_model
 from ludic.training.config import TrainConfig
 from ludic.user_files import NO_FILES, Files
@@ -48,7 +48,7 @@ def is_there(url: str) -> bool:
 
 def prepare_run_code(root: Root, train: TrainConfig, code: CodeSettings) -> None:
     """Check all code of a run and its trainer, and record the consent that `code` gives."""
-    uses = [*environment_uses(root.run), *rule_uses(rules_of(root.run, train), names_in_root(root))]
+    uses = [*sampling_uses(root.run), *rule_uses(rules_of(root.run, train), names_in_root(root))]
     prepare_code(root, uses, code, partial(_check_code, root.run, train))
 
 

@@ -18,7 +18,7 @@ from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.sampler import make_environments
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root, latest_policy, publish_policy
-from ludic.store.code_files import environment_uses
+from ludic.store.code_files import sampling_uses
 from ludic.store.slots import newest_slot_claim
 from ludic.viewer.progress import sampling_progress
 
@@ -45,7 +45,7 @@ def work(
     Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
     """
     if code is not None and code.is_given:
-        prepare_code(root, environment_uses(root.run), code, partial(make_environments, root.run))
+        prepare_code(root, sampling_uses(root.run), code, partial(make_environments, root.run))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))
         make = _as_maker(engine, device, base, root.run.float32_head)

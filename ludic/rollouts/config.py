@@ -23,6 +23,8 @@ class WorkerConfig:
     version without limit."""
     env_timeout_s: float | None = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
+    episode_timeout_s: float | None = None
+    """Maximum seconds of an episode, which is then truncated. None is no limit."""
 
     def __post_init__(self) -> None:
         check_types(self)

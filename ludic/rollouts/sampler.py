@@ -3,12 +3,16 @@
 An episode may have any number of rows, of one agent or of several; the rows of a group's episodes are its rollouts.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 
+from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
-from ludic.agents.single_turn import Agent, run_single_step
+from ludic.agents.settings import equip
+from ludic.agents.single_agent import EpisodeLimits, run_single_agent
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Split
 from ludic.environments.limits import NO_LIMIT, TimeLimit
@@ -17,8 +21,8 @@ from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, 
 from ludic.store import RunConfig
 from ludic.user_files import NO_FILES, Files
 
-RunEpisodes = Callable[[EnvironmentFactory, Sequence[EpisodeRequest]], Sequence[Sequence[Rollout]]]
-"""Runs episodes of one environment and returns the rows of each, at least one, in the order of the requests."""
+RunEpisode = Callable[[EnvironmentFactory, EpisodeRequest], Awaitable[Sequence[Rollout]]]
+"""Runs an episode and returns its rows, at least one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,28 +30,26 @@ class GroupSampler:
     """Samples the groups of a run's schedule."""
 
     run: RunConfig
-    run_episodes: RunEpisodes
+    run_episode: RunEpisode
     environments: Mapping[str, EnvironmentFactory]
     """Factories by the names in `run.env`."""
 
     @classmethod
     def of_run(cls, run: RunConfig, agent: Agent) -> "GroupSampler":
-        """Return a sampler of episodes of one step. Raises ConfigError if an environment can't be made."""
-        return cls(run=run, run_episodes=single_step_episodes(run, agent), environments=make_environments(run))
+        """Return a sampler with the run's parser, context and tools.
+
+        Raises ConfigError if an environment or one of these can't be made.
+        """
+        return cls(run=run, run_episode=single_agent_episodes(run, agent), environments=make_environments(run))
 
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
-        """Sample one group per number, with one call of the engine per environment.
+        """Sample one group per number, with all episodes at the same time.
 
         Raises TimeLimitError if an environment returns no example in time.
         """
-        groups: dict[int, RolloutGroup] = {}
-        for env_name in dict.fromkeys(self.run.env):
-            requests = [self.request(number, split) for number in group_numbers if self.env_of(number) == env_name]
-            if requests:
-                groups.update(self._sample_groups(env_name, requests))
-        return RolloutBatch(
-            groups=tuple(groups[number] for number in group_numbers), metadata=RolloutMetadata(worker_id=worker_id)
-        )
+        requests = [self.request(number, split) for number in group_numbers]
+        groups = asyncio.run(self._sample_groups(requests))
+        return RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id=worker_id))
 
     def env_of(self, group_number: int) -> str:
         """Return the environment of a group: they take turns; one that is named twice gets twice as many groups."""
@@ -78,21 +80,29 @@ class GroupSampler:
         env_name = self.run.env[env_index]
         return turn * self.run.env.count(env_name) + self.run.env[:env_index].count(env_name)
 
-    def _sample_groups(self, env_name: str, requests: Sequence[EpisodeRequest]) -> dict[int, RolloutGroup]:
+    async def _sample_groups(self, requests: Sequence[EpisodeRequest]) -> list[RolloutGroup]:
         size = self.run.group_size
         episodes = [episode for request in requests for episode in repeat(request, size, request.seed)]
-        rows = iter(self.run_episodes(self.environments[env_name], episodes))
-        return {request.request_index // size: _group(request, islice(rows, size)) for request in requests}
+        running = (self.run_episode(self.environments[episode.env_name], episode) for episode in episodes)
+        rows = iter(await asyncio.gather(*running))
+        return [_group(request, list(islice(rows, size))) for request in requests]
 
 
-def single_step_episodes(run: RunConfig, agent: Agent) -> RunEpisodes:
-    """Return a function that runs episodes of one step, which have one row each."""
+def single_agent_episodes(
+    run: RunConfig, agent: Agent, *, timeout_s: float | None = None, files: Files = NO_FILES
+) -> RunEpisode:
+    """Return a function that runs episodes of one agent, with the run's parser, context and tools.
 
-    def run_episodes(make: EnvironmentFactory, requests: Sequence[EpisodeRequest]) -> list[list[Rollout]]:
-        rollouts = run_single_step(agent, make, requests, accept_incomplete=run.accept_incomplete)
-        return [[rollout] for rollout in rollouts]
-
-    return run_episodes
+    timeout_s: of an episode; None is no limit. files: users' files to run instead of those on disk. Raises ConfigError
+    if one of them can't be made.
+    """
+    limits = EpisodeLimits(
+        max_steps=run.max_steps,
+        max_seq_len=run.max_sequence_tokens,
+        accept_incomplete=run.accept_incomplete,
+        timeout_s=timeout_s,
+    )
+    return partial(run_single_agent, equip(agent, run, files), limits=limits)
 
 
 def make_environments(
@@ -113,6 +123,6 @@ def make_environments(
     return {name: make(name) for name in dict.fromkeys(run.env)}
 
 
-def _group(request: EpisodeRequest, episodes: Iterable[Sequence[Rollout]]) -> RolloutGroup:
+def _group(request: EpisodeRequest, episodes: Sequence[Sequence[Rollout]]) -> RolloutGroup:
     rollouts = tuple(rollout for rows in episodes for rollout in rows)
     return RolloutGroup(key=f"{request.env_name}/{request.example.example_id}", rollouts=rollouts)

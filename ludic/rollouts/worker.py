@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from ludic.agents.single_turn import Agent
+from ludic.agents.agent import Agent
 from ludic.engines.engine import Engine
 from ludic.engines.registry import MakeEngine
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
@@ -27,9 +27,9 @@ from ludic.models.chat import load_tokenizer
 from ludic.records import RolloutBatch
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.metrics import call_metrics
-from ludic.rollouts.sampler import GroupSampler, single_step_episodes
+from ludic.rollouts.sampler import GroupSampler, RunEpisode, single_agent_episodes
+from ludic.rollouts.sampling_code import open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
-from ludic.rollouts.scoring_code import open_environments
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
 from ludic.store.code_files import to_dicts, warn_of_other_code
 from ludic.store.slots import check_holds_slot, code_before, held_slot
@@ -62,7 +62,8 @@ def run_worker(
     slot = new_slot() if config.slot is None else config.slot
     schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)
     limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
-    environments, code = open_environments(root, limit)
+    environments, files, code = open_code(root, limit)
+    episodes = partial(single_agent_episodes, root.run, timeout_s=config.episode_timeout_s, files=files)
     with (
         held_slot(root, slot, worker_id, code=to_dicts(code)) as claim,
         tempfile.TemporaryDirectory(prefix="ludic-weights-") as cache,
@@ -79,7 +80,7 @@ def run_worker(
         limited_environments = {
             name: LimitedEnvironments(name, make, limit, stop) for name, make in environments.items()
         }
-        follower = _PolicyFollower(root, Path(cache), make_engine, limited_environments)
+        follower = _PolicyFollower(root, Path(cache), make_engine, limited_environments, episodes)
         while not stop.is_set() and num_made != config.num_groups:
             waited_since = time.monotonic()
             num_groups = _wait_for_quota(follower, config, made, num_made, stop)
@@ -160,9 +161,15 @@ class _PolicyFollower:
     """Keeps an engine at the newest policy that can be loaded; never returns to a lower version."""
 
     def __init__(
-        self, root: Root, cache: Path, make_engine: MakeEngine, environments: Mapping[str, LimitedEnvironments]
+        self,
+        root: Root,
+        cache: Path,
+        make_engine: MakeEngine,
+        environments: Mapping[str, LimitedEnvironments],
+        episodes: Callable[[Agent], RunEpisode],
     ) -> None:
         self._root, self._cache, self._make_engine, self._environments = root, cache, make_engine, environments
+        self._episodes = episodes
         self._engine: Engine | None = None
         self._sampler: GroupSampler | None = None
         self._complained: str | None = None
@@ -220,8 +227,7 @@ class _PolicyFollower:
             return
         run, engine = self._root.run, self._make_engine(folder, version)
         agent = Agent(engine=engine, tokenizer=load_tokenizer(folder), model=run.model)
-        episodes = single_step_episodes(run, agent)
-        self._sampler = GroupSampler(run=run, run_episodes=episodes, environments=self._environments)
+        self._sampler = GroupSampler(run=run, run_episode=self._episodes(agent), environments=self._environments)
         self._engine = engine
 
     def _complain(self, error: Exception) -> None:

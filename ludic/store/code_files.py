@@ -25,7 +25,7 @@ from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.paths import local_path
 from ludic.store.json_files import convert, decode_json, encode_json
 from ludic.store.names import owner_name
-from ludic.user_files import Files, UserFile, digest, files_of, read_user_file
+from ludic.user_files import Files, UserFile, digest, file_of, files_of, read_user_file
 
 if TYPE_CHECKING:
     from ludic.store.root import Root
@@ -85,12 +85,17 @@ class FoundFiles:
     """Names of the files that are the root's copies; the others were read from this machine's disk."""
 
 
-def environment_uses(run: "RunConfig") -> list[CodeUse]:
-    """Return the environments of a run with their options, each once."""
-    return [
+def sampling_uses(run: "RunConfig") -> list[CodeUse]:
+    """Return the code that workers sample and score with, each once: environments with their options, tools, and files."""
+    environments = [
         CodeUse(role="environment", setting=name, options=run.env_options.get(name, {}))
         for name in dict.fromkeys(run.env)
     ]
+    tools = [CodeUse(role="tool", setting=name) for name in dict.fromkeys(run.tools)]
+    files = [CodeUse(role="parser", setting=part) for part in run.parser.split("|") if file_of(part)]
+    if file_of(run.context):
+        files.append(CodeUse(role="context", setting=run.context))
+    return [*environments, *tools, *files]
 
 
 def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:
@@ -151,7 +156,7 @@ def consented_files(root: "Root") -> Files:
     Raises ConfigError for a file that is not there.
     """
     files = {name: _read_disk(name, None) for name in files_of(root.run.env)}
-    consent_to(root, environment_uses(root.run), files)
+    consent_to(root, sampling_uses(root.run), files)
     return files
 
 

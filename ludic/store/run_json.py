@@ -12,6 +12,10 @@ from ludic.store.json_files import convert, decode_json, encode_json
 _RUN_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
+_FIRST_WITH_STEPS = 2
+"""Minor version of the schema from which on episodes may have several steps; those of earlier runs have one."""
+
+
 def to_json(config: RunConfig, run_id: str) -> bytes:
     """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
     values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, **asdict(config)}
@@ -37,6 +41,8 @@ def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:
         (major, minor), (own_major, own_minor) = (map(int, text.split(".")) for text in (version, SCHEMA_VERSION))
         if major != own_major:
             raise ConfigError(f"{where} has schema {version}, this ludic reads {SCHEMA_VERSION}; upgrade ludic")
+        if minor < _FIRST_WITH_STEPS:
+            values.setdefault("max_steps", 1)
         if minor > own_minor:
             values = {field.name: values[field.name] for field in fields(RunConfig) if field.name in values}
         unknown = sorted(values.keys() - {field.name for field in fields(RunConfig)})

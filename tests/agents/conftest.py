@@ -3,7 +3,7 @@
 import pytest
 from tiny_models import make_model
 
-from ludic.agents.single_turn import Agent
+from ludic.agents.agent import Agent
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.models.chat import load_tokenizer
 

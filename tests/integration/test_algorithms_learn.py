@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import ludic
-from ludic.agents.single_turn import Agent
+from ludic.agents.agent import Agent
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest
-from ludic.agents.single_turn import Agent
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError

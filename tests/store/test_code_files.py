@@ -14,9 +14,9 @@ from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.store import Root
 from ludic.store.code_files import (
     CodeRecord,
-    environment_uses,
     find_files,
     keep_files,
+    sampling_uses,
     trusted_files,
     warn_of_other_code,
 )
@@ -68,7 +68,7 @@ def test_whoever_creates_a_root_may_run_its_files_from_anywhere(owned, folder, m
     monkeypatch.chdir("/")
     for name in ("cats.py", "words.py"):
         (folder / name).unlink()
-    files = trusted_files(owned, environment_uses(owned.run))
+    files = trusted_files(owned, sampling_uses(owned.run))
     assert files["cats.py"].source.decode() == CATS
     assert files["cats.py"].imports["words"].source == b"MANY = 3\n"
     assert files["cats.py"].path == folder / "cats.py"
@@ -84,7 +84,7 @@ def test_a_file_that_is_not_there_ends_the_creation_before_it_begins(folder, roo
 def test_another_user_must_agree_first_and_is_told_to_what(owned, folder, monkeypatch):
     be_another_user(monkeypatch, folder)
     with pytest.raises(ConsentError) as caught:
-        trusted_files(owned, environment_uses(owned.run))
+        trusted_files(owned, sampling_uses(owned.run))
     assert (
         f"environment 'cats.py:Cats', {owned.url}/code/{digest(CATS)}.py, sha256 {digest(CATS)[:12]}; read it, and"
         in str(caught.value)
@@ -145,7 +145,7 @@ def test_a_run_made_after_another_gets_its_files_but_no_consent(owned, folder, m
     after = Root.create(str(tmp_path / "after"), owned.run, like=owned)
     assert names(after) == names(owned)
     with pytest.raises(ConsentError):
-        trusted_files(after, environment_uses(after.run))
+        trusted_files(after, sampling_uses(after.run))
 
 
 def test_a_damaged_copy_is_named_and_not_run(owned):

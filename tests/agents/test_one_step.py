@@ -1,5 +1,6 @@
 """Episodes of one step with a real model: what is sampled is what is stored, and nothing an environment does raises."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -7,9 +8,10 @@ import numpy as np
 import pytest
 from tiny_models import forward_logprobs
 
+from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest, repeat
-from ludic.agents.single_turn import INCOMPLETE_OBSERVATION, Agent, run_single_step
-from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
+from ludic.agents.single_agent import INCOMPLETE_OBSERVATION, EpisodeLimits, run_single_agent
+from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, generate_all
 from ludic.environments.environment import Environment, Example, Transition
 from ludic.environments.registry import make_environment
 from ludic.errors import ModelError
@@ -67,19 +69,31 @@ def requests(
     return repeat(group, n, seed)
 
 
+def run_all(
+    agent: Agent, make: Callable[[], Environment], episodes: Sequence[EpisodeRequest], **limits: object
+) -> list[Rollout]:
+    """The rows of all episodes, which run at the same time with one step each."""
+
+    async def gather() -> list[list[Rollout]]:
+        each = EpisodeLimits(**{"max_steps": 1} | limits)
+        return await asyncio.gather(*(run_single_agent(agent, make, request, each) for request in episodes))
+
+    return [row for rows in asyncio.run(gather()) for row in rows]
+
+
 def run_one(agent: Agent, environment: Environment, **options: object) -> Rollout:
     """The first episode whose completion stops by itself; only that one is run in the environment."""
     everything = sample(agent, requests())
     index = next(i for i, completion in enumerate(everything) if completion.finish_reason == "stop")
-    (rollout,) = run_single_step(agent, lambda: environment, [requests()[index]], **options)
+    (rollout,) = run_all(agent, lambda: environment, [requests()[index]], **options)
     return rollout
 
 
 def sample(agent: Agent, episodes: Sequence[EpisodeRequest]) -> list[Completion]:
     """What the engine itself answers to the episodes' prompts."""
     prompt = render_prompt(agent.tokenizer, episodes[0].example.messages)
-    return agent.engine.generate(
-        [GenerationRequest(prompt_tokens=prompt, params=e.params, seed=e.seed) for e in episodes]
+    return generate_all(
+        agent.engine, [GenerationRequest(prompt_tokens=prompt, params=e.params, seed=e.seed) for e in episodes]
     )
 
 
@@ -91,7 +105,7 @@ def check_storable(rollouts: Sequence[Rollout]) -> None:
 
 @pytest.fixture(scope="module")
 def rollouts(agent: Agent) -> list[Rollout]:
-    return run_single_step(agent, ADDITION, requests(QUESTION))
+    return run_all(agent, ADDITION, requests(QUESTION))
 
 
 # --- What was sampled ------------------------------------------------------------------------------------
@@ -107,7 +121,7 @@ def test_tokens_and_logprobs_are_those_that_the_engine_returned(agent: Agent, ro
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_logprobs_are_those_of_a_plain_forward_pass(agent: Agent, folder: str, temperature: float) -> None:
-    for rollout in run_single_step(agent, ADDITION, requests(QUESTION, 4, temperature=temperature)):
+    for rollout in run_all(agent, ADDITION, requests(QUESTION, 4, temperature=temperature)):
         expected = forward_logprobs(folder, rollout.prompt_tokens, rollout.response_tokens, temperature=temperature)
         assert rollout.response_logprobs == pytest.approx(expected, abs=1e-4)
 
@@ -139,7 +153,7 @@ def test_messages_hold_the_conversation_as_text(agent: Agent, rollouts: list[Rol
 
 def test_the_same_requests_give_the_same_tokens_and_another_seed_others(agent: Agent, rollouts: list[Rollout]) -> None:
     def tokens_of(seed: int) -> list[list[int]]:
-        episodes = run_single_step(agent, ADDITION, requests(QUESTION, seed=seed))
+        episodes = run_all(agent, ADDITION, requests(QUESTION, seed=seed))
         return [rollout.response_tokens.tolist() for rollout in episodes]
 
     assert tokens_of(0) == [rollout.response_tokens.tolist() for rollout in rollouts] != tokens_of(1)
@@ -162,7 +176,7 @@ def test_rows_say_what_was_asked_and_may_be_stored(rollouts: list[Rollout]) -> N
 
 
 def test_no_requests_give_no_rollouts(agent: Agent) -> None:
-    assert run_single_step(agent, ADDITION, []) == []
+    assert run_all(agent, ADDITION, []) == []
 
 
 # --- What the environment answered -----------------------------------------------------------------------
@@ -218,7 +232,7 @@ def test_each_episode_has_an_environment_of_its_own(agent: Agent) -> None:
         made.append(Scripted(end()))
         return made[-1]
 
-    run_single_step(agent, make, requests(n=3), accept_incomplete=True)
+    run_all(agent, make, requests(n=3), accept_incomplete=True)
     assert [len(environment.actions) for environment in made] == [1, 1, 1]
 
 
@@ -227,7 +241,7 @@ def test_each_episode_has_an_environment_of_its_own(agent: Agent) -> None:
 
 def test_a_completion_that_hit_max_tokens_is_refused_and_the_environment_not_stepped(agent: Agent) -> None:
     environment = Scripted(end())
-    rollouts = run_single_step(agent, lambda: environment, requests(n=3, max_tokens=2))
+    rollouts = run_all(agent, lambda: environment, requests(n=3, max_tokens=2))
     check_storable(rollouts)
     assert environment.actions == []
     for rollout in rollouts:
@@ -241,7 +255,7 @@ def test_a_completion_that_hit_max_tokens_is_refused_and_the_environment_not_ste
 
 def test_a_completion_that_hit_max_tokens_is_handed_over_where_that_is_accepted(agent: Agent) -> None:
     environment = Scripted(end(0.5))
-    (rollout,) = run_single_step(agent, lambda: environment, requests(n=1, max_tokens=2), accept_incomplete=True)
+    (rollout,) = run_all(agent, lambda: environment, requests(n=1, max_tokens=2), accept_incomplete=True)
     check_storable([rollout])
     assert environment.actions == [decode(agent.tokenizer, rollout.response_tokens)]
     assert (rollout.finish_reason, rollout.incomplete_completion, rollout.parse_error) == ("length", True, False)
@@ -267,7 +281,7 @@ def failing_factory() -> Environment:
 def test_an_environment_that_does_not_begin_gives_a_row_with_its_error(
     agent: Agent, make: Callable[[], Environment], error: str
 ) -> None:
-    (rollout,) = run_single_step(agent, make, requests(n=1))
+    (rollout,) = run_all(agent, make, requests(n=1))
     check_storable([rollout])
     assert rollout.error == error
     assert (rollout.episode_reward, rollout.response_length, rollout.num_turns) == (None, 0, 0)
@@ -309,18 +323,18 @@ def test_a_prompt_that_leaves_no_room_for_max_tokens_gives_a_row_with_an_error(a
     # The model holds 256 tokens; 250 words and the template's three are 253.
     example = Example(example_id="long", messages=(Message(role="user", content="a " * 250),))
     environment = Scripted(end(), observation=example.messages)
-    (rollout,) = run_single_step(agent, lambda: environment, requests(example, 1, max_tokens=4))
+    (rollout,) = run_all(agent, lambda: environment, requests(example, 1, max_tokens=4))
     check_storable([rollout])
     assert rollout.error == "a prompt of 253 tokens and max_tokens 4 exceed the model's 256"
     assert (rollout.prompt_length, rollout.response_length, rollout.episode_reward) == (253, 0, None)
-    (fitting,) = run_single_step(agent, lambda: environment, requests(example, 1, max_tokens=3))
+    (fitting,) = run_all(agent, lambda: environment, requests(example, 1, max_tokens=3))
     assert fitting.error is None
 
 
 def test_what_fails_leaves_the_other_episodes_as_they_would_have_been(agent: Agent) -> None:
     environments = iter([Scripted(end()), Scripted(reset_error=OSError("gone")), Scripted(end())])
-    mixed = run_single_step(agent, lambda: next(environments), requests(n=3))
-    alone = run_single_step(agent, lambda: Scripted(end()), requests(n=3))
+    mixed = run_all(agent, lambda: next(environments), requests(n=3))
+    alone = run_all(agent, lambda: Scripted(end()), requests(n=3))
     assert [rollout.error for rollout in mixed] == [None, "OSError: gone", None]
     assert [rollout.request_index for rollout in mixed] == [0, 1, 2]
     for index in (0, 2):
@@ -332,11 +346,11 @@ def test_a_model_whose_template_refuses_the_conversation_stops_with_its_name(age
     refusing = replace(agent, tokenizer=type(agent.tokenizer).from_pretrained(agent.tokenizer.name_or_path))
     refusing.tokenizer.chat_template = "{{ raise_exception('only the system may speak') }}"
     with pytest.raises(ModelError, match="refuses a conversation of user: only the system may speak"):
-        run_single_step(refusing, lambda: Scripted(end()), requests(n=1))
+        run_all(refusing, lambda: Scripted(end()), requests(n=1))
 
 
 def test_an_environment_that_exits_fails_its_episode_only(agent: Agent) -> None:
     leaving = Scripted(step_error=SystemExit(3))  # type: ignore[arg-type]
-    rollouts = run_single_step(agent, lambda: leaving, requests(n=1), accept_incomplete=True)
+    rollouts = run_all(agent, lambda: leaving, requests(n=1), accept_incomplete=True)
     assert rollouts[0].error is not None
     assert "sys.exit(3) was called" in rollouts[0].error

@@ -1,0 +1,56 @@
+"""Call an environment so that its mistakes fail one episode and never the worker."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import SupportsFloat
+
+import numpy as np
+
+from ludic.agents.failures import fails_the_episode
+from ludic.environments.environment import Environment, Example, Transition
+from ludic.records import Message
+
+_LARGEST_REWARD = float(np.finfo(np.float32).max)
+
+
+def reset(make_environment: Callable[[], Environment], example: Example) -> tuple[Environment, tuple[Message, ...]]:
+    """Make an environment and begin an episode; returns it and its first messages. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        environment = make_environment()
+        messages = environment.reset(example)
+        if not messages:
+            raise ValueError("reset returned no message, wanted at least one")
+        return environment, tuple(messages)
+
+
+def step(environment: Environment, action: str) -> Transition:
+    """Apply an action and return the transition in plain types. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        return _checked(environment.step(action))
+
+
+def _checked(transition: Transition) -> Transition:
+    """Convert bools and NumPy numbers to plain types. Raises ValueError if a number is not finite.
+
+    So an environment's mistake fails one rollout; the store would refuse the whole batch.
+    """
+    is_over = bool(transition.terminated) or bool(transition.truncated)
+    if transition.observation is None and not is_over:
+        raise ValueError("step returned no observation, wanted one since the episode goes on")
+    return replace(
+        transition,
+        reward=_finite("reward", transition.reward),
+        reward_components={name: _finite(name, value) for name, value in transition.reward_components.items()},
+        terminated=bool(transition.terminated),
+        truncated=bool(transition.truncated),
+        info={name: str(value) for name, value in transition.info.items()},
+        extra={name: value for name, value in transition.extra.items() if value is not None},
+    )
+
+
+def _finite(name: str, value: SupportsFloat) -> float:
+    number = float(value)
+    # NaN fails this comparison.
+    if not abs(number) <= _LARGEST_REWARD:
+        raise ValueError(f"{name} is {number}, wanted a finite float32")
+    return number

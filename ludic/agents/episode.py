@@ -1,0 +1,244 @@
+"""Record what happens in an episode of one agent, and return it as rows for the store.
+
+Each model call, each step of the environment and the end of the episode is noted once. Rows hold the token ids that
+the engine returned; a rewritten context begins a new row (see ludic.agents.transcript).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from ludic.agents.requests import EpisodeRequest
+from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
+from ludic.engines.engine import Completion
+from ludic.environments.environment import Transition
+from ludic.records import (
+    ActionTarget,
+    AgentStep,
+    EnvironmentStep,
+    ExtraValue,
+    Message,
+    Rollout,
+    ToolCall,
+    WeightSpan,
+    new_id,
+)
+
+
+@dataclass(slots=True)
+class _Row:
+    """What was noted of one row, apart from its tokens."""
+
+    agent_steps: list[AgentStep] = field(default_factory=list)
+    environment_steps: list[EnvironmentStep] = field(default_factory=list)
+    completions: list[tuple[Span, Completion]] = field(default_factory=list)
+    rewards: list[tuple[int, float]] = field(default_factory=list)
+    """Index of a response token, and a reward at it."""
+    messages: tuple[Message, ...] = ()
+    """What the last call saw, and its completion."""
+
+
+class Episode:
+    """Records one episode of one agent."""
+
+    def __init__(self, request: EpisodeRequest, model: str, policy_version: int) -> None:
+        """policy_version: of the weights in use, for a row in which nothing is sampled."""
+        self._request, self._model, self._policy_version = request, model, policy_version
+        self._transcripts = TranscriptBuilder()
+        self._rows: list[_Row] = []
+        self._first_prompt = np.zeros(0, np.int32)
+        self._pending: list[tuple[int, int]] = []
+        """Row and index of the agent steps since the last step of the environment."""
+        self._num_environment_steps = 0
+        self._components: dict[str, float] = {}
+        self._extra: dict[str, ExtraValue] = {}
+        self._reward = 0.0
+        self._terminated = False
+        self._truncation_reason: str | None = None
+        self.error: str | None = None
+        self.messages: tuple[Message, ...] = ()
+        """Messages of an episode that failed before its first call."""
+
+    @property
+    def num_calls(self) -> int:
+        """Number of model calls."""
+        return sum(len(row.agent_steps) for row in self._rows)
+
+    def begin(self, messages: Sequence[Message], prompt: np.ndarray) -> None:
+        """Note the first prompt, (length,) int32, so that an episode that fails before its first call has it."""
+        self.messages, self._first_prompt = tuple(messages), prompt
+
+    def add_call(
+        self,
+        messages: Sequence[Message],
+        prompt: np.ndarray,
+        completion: Completion,
+        *,
+        target: ActionTarget,
+        action: str | None = None,
+        feedback: str | None = None,
+        tool_calls: Sequence[ToolCall] = (),
+        reward: float = 0.0,
+    ) -> None:
+        """Note a model call.
+
+        messages: what the call saw, and its completion as the last message. prompt: (length,) int32. action: what was
+        passed on; None after a parse failure and for internal calls. feedback: what the agent is told of a parse
+        failure. reward: for the format, in addition to rewards of the environment.
+        """
+        span = self._transcripts.add_call(prompt, completion.tokens, completion.logprobs)
+        if span.segment_index == len(self._rows):
+            self._rows.append(_Row())
+        row = self._rows[span.segment_index]
+        row.messages = tuple(messages)
+        row.completions.append((span, completion))
+        self._pending.append((span.segment_index, len(row.agent_steps)))
+        row.agent_steps.append(
+            AgentStep(
+                turn=self.num_calls,
+                action_target=target,
+                start=span.start,
+                end=span.end,
+                finish_reason=completion.finish_reason,
+                parse_error=feedback is not None,
+                parse_feedback=feedback,
+                action=action,
+                tool_calls=tuple(tool_calls),
+            )
+        )
+        self._add_reward(span, reward)
+
+    def add_step(self, observation: str | None, action: str | None, transition: Transition) -> None:
+        """Note a step of the environment, to which the calls since the last step led.
+
+        action: None after a parse failure, whose transition the protocol makes up.
+        """
+        segment, _ = self._pending[-1]
+        row = self._rows[segment]
+        step = EnvironmentStep(
+            turn=self._num_environment_steps,
+            agent_steps=tuple(index for owner, index in self._pending if owner == segment),
+            observation=observation,
+            observation_hash=None if observation is None else hash_observation(observation),
+            action=action,
+            next_observation=transition.observation,
+            reward=transition.reward,
+            terminated=transition.terminated,
+            truncated=transition.truncated,
+            info=transition.info,
+        )
+        row.environment_steps.append(step)
+        span, _ = row.completions[-1]
+        self._add_reward(span, transition.reward)
+        for name, value in transition.reward_components.items():
+            self._components[name] = self._components.get(name, 0.0) + value
+        self._extra.update(transition.extra)
+        self._num_environment_steps += 1
+        self._pending.clear()
+        self._terminated = transition.terminated
+        self._truncation_reason = "env" if transition.truncated else None
+
+    def add_failed_step(self, observation: str | None, action: str, error: str) -> None:
+        """Note a step in which the environment failed; the episode has no reward then."""
+        self.add_step(observation, action, Transition(observation=None, reward=0.0, terminated=False))
+        row = next(row for row in reversed(self._rows) if row.environment_steps)
+        row.environment_steps[-1] = replace(row.environment_steps[-1], reward=None)
+        self.error = error
+
+    def truncate(self, reason: str) -> None:
+        """End the episode by a limit of the protocol; its last step of the environment, if any, is marked."""
+        self._truncation_reason = reason
+        steps = [row.environment_steps for row in self._rows if row.environment_steps]
+        last = max(steps, key=lambda of_row: of_row[-1].turn, default=None)
+        if last:
+            last[-1] = replace(last[-1], truncated=True, info={**last[-1].info, "truncation_reason": reason})
+
+    def rollouts(self) -> list[Rollout]:
+        """Return the rows, in the order of their first calls; a row without tokens if no call was made."""
+        episode_id = new_id()
+        if not self._rows:
+            builder = RowBuilder()
+            builder.add_context(self._first_prompt)
+            return [self._rollout(episode_id, builder.transcript(), _Row(messages=self.messages))]
+        pairs = zip(self._transcripts.transcripts(), self._rows, strict=True)
+        return [self._rollout(episode_id, transcript, row) for transcript, row in pairs]
+
+    def _add_reward(self, span: Span, reward: float) -> None:
+        self._reward += reward
+        if reward:
+            self._rows[span.segment_index].rewards.append((span.end - 1, reward))
+
+    def _rollout(self, episode_id: str, transcript: Transcript, row: _Row) -> Rollout:
+        token_rewards = np.zeros(len(transcript.response_tokens), dtype=np.float32)
+        for index, reward in row.rewards:
+            token_rewards[index] += reward
+        reasons = [completion.finish_reason for _, completion in row.completions]
+        is_truncated = self.error is None and self._truncation_reason is not None
+        return Rollout(
+            **self._identity(episode_id),
+            **_versions(row, self._policy_version),
+            prompt_tokens=transcript.prompt_tokens,
+            response_tokens=transcript.response_tokens,
+            response_logprobs=transcript.response_logprobs,
+            action_mask=transcript.action_mask,
+            segment_index=transcript.segment_index,
+            parent_segment_index=transcript.parent_segment_index,
+            token_rewards=token_rewards,
+            num_turns=len(row.agent_steps),
+            episode_reward=None if self.error is not None else self._reward,
+            reward_components={} if self.error is not None else self._components,
+            terminated=self._terminated,
+            truncated=is_truncated,
+            truncation_reason=self._truncation_reason if is_truncated else None,
+            finish_reason=reasons[-1] if reasons else None,
+            incomplete_completion="length" in reasons,
+            parse_error=any(step.parse_error for step in row.agent_steps),
+            error=self.error,
+            agent_steps=tuple(row.agent_steps),
+            environment_steps=tuple(row.environment_steps),
+            messages=row.messages,
+            extra=self._extra,
+        )
+
+    def _identity(self, episode_id: str) -> dict[str, Any]:
+        """Return the columns that follow from the request."""
+        request, params = self._request, self._request.params
+        return {
+            "rollout_id": new_id(),
+            "episode_id": episode_id,
+            "group_id": request.group_id,
+            "group_index": request.group_index,
+            "group_size": request.group_size,
+            "request_index": request.request_index,
+            "env_name": request.env_name,
+            "env_example_id": request.example.example_id,
+            "purpose": request.purpose,
+            "model": self._model,
+            "temperature": params.temperature,
+            "top_p": params.top_p,
+            "top_k": params.top_k,
+            "max_tokens": params.max_tokens,
+            "seed": request.seed,
+        }
+
+
+def _versions(row: _Row, policy_version: int) -> Mapping[str, Any]:
+    """Return the columns on versions of the weights. policy_version: used if nothing was sampled."""
+    spans: list[WeightSpan] = []
+    for span, completion in row.completions:
+        for part in completion.weight_versions:
+            spans.append(replace(part, start=span.start + part.start, end=span.start + part.end))
+    versions = [span.version for span in spans] or [policy_version]
+    return {
+        "policy_version": versions[0],
+        "policy_version_last": versions[-1],
+        "weight_versions": tuple(spans) if len(set(versions)) > 1 else None,
+    }
+
+
+def hash_observation(observation: str) -> str:
+    """Return 32 hexadecimal digits, equal for equal observations on every machine."""
+    return blake2b(observation.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

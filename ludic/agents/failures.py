@@ -1,0 +1,22 @@
+"""Call code that is not ludic's so that its mistakes fail one episode and never the worker."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ludic.user_code import exit_is_an_error
+
+
+class EpisodeFailedError(Exception):
+    """An environment, a parser or a context raised an error, or returned what can't be stored; the text says which."""
+
+
+@contextmanager
+def fails_the_episode(unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Raise EpisodeFailedError for an error in the block, and for an exit. unless: errors that pass as they are."""
+    try:
+        with exit_is_an_error():
+            yield
+    except unless:
+        raise
+    except Exception as error:
+        raise EpisodeFailedError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,64 @@
+"""Turn a growing conversation into prompts without tokenising sampled tokens again.
+
+While a conversation only grows, a prompt is the tokens so far and the tokens of what was added. What the chat template
+writes between a completion and the next one does not depend on the completion's text, so it is rendered behind a
+marker in the completion's place, and tokenised alone: tokens never merge across the border. If earlier messages were
+changed or left out, the prompt is rendered as a whole.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ludic.engines.engine import Completion
+from ludic.models.chat import render_prompt, render_text
+from ludic.records import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_MARKER = "LUDIC COMPLETION"
+
+
+class PromptBuilder:
+    """Builds the prompts of one agent in one episode."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """tools: schemas of tools for the chat template."""
+        self._tokenizer, self._tools = tokenizer, tools
+        self._seen: tuple[Message, ...] = ()
+        """Messages of the last call, with its completion; empty before the first."""
+        self._tokens = np.zeros(0, np.int32)
+        """(length,) int32: the last call's prompt and completion."""
+        self._stop_text = ""
+        """Text of the token that ended the last completion; empty if the completion was cut off."""
+
+    def build(self, messages: Sequence[Message]) -> np.ndarray:
+        """Return (length,) int32: the prompt of a call that sees these messages."""
+        if self._seen and tuple(messages[: len(self._seen)]) == self._seen:
+            added = self._render_added(messages)
+            if added is not None:
+                return np.concatenate([self._tokens, added], dtype=np.int32)
+        return render_prompt(self._tokenizer, messages, tools=self._tools)
+
+    def complete(
+        self, messages: Sequence[Message], prompt: np.ndarray, completion: Completion, answer: Message
+    ) -> None:
+        """Note a call: its messages, its prompt, and its completion, also as a message."""
+        self._seen = (*messages, answer)
+        self._tokens = np.concatenate([prompt, completion.tokens], dtype=np.int32)
+        has_stopped = completion.finish_reason == "stop"
+        self._stop_text = self._tokenizer.decode([int(completion.tokens[-1])]) if has_stopped else ""
+
+    def _render_added(self, messages: Sequence[Message]) -> np.ndarray | None:
+        """Return the tokens that follow the last completion; None if the template leaves out the completion."""
+        *before, answer = self._seen
+        marked = [*before, Message(role=answer.role, content=_MARKER), *messages[len(self._seen) :]]
+        _, marker, added = render_text(self._tokenizer, marked, tools=self._tools).rpartition(_MARKER)
+        if not marker:
+            return None
+        # The template ends a completion with the stop token, which was sampled if the completion was not cut off.
+        before_stop, stop, after_stop = added.partition(self._stop_text) if self._stop_text else (added, "", "")
+        added = after_stop if stop and not before_stop.strip() else added
+        return np.asarray(self._tokenizer(added, add_special_tokens=False)["input_ids"], dtype=np.int32)
