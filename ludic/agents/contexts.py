@@ -1,0 +1,175 @@
+"""Contexts: which messages of a dialogue the next model call sees.
+
+A context is named by a setting:
+
+    full                    the whole dialogue
+    no_thinking             the dialogue without the thinking of assistant turns before the last user message
+    window:N                system messages, the first user message, and the last N of the others
+    summary:N               the same, with a summary by the model instead of older messages, whenever more than N
+                            messages are not in a summary
+    path/to/file.py:CLASS   a class of your own, built without arguments for each episode
+
+A view that begins with the last view extends the episode's row of tokens; any other view starts a new row. Settings
+that name no context raise ConfigError.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from ludic.agents.own_classes import build_own, check_own, find_own, unknown
+from ludic.errors import ConfigError
+from ludic.records import Message
+from ludic.user_files import NO_FILES, Files, python_file_of
+
+DEFAULT = "full"
+
+Ask = Callable[[Sequence[Message]], Awaitable[str]]
+"""One more model call of the same agent, which returns the raw completion; it is recorded and trained on."""
+
+
+class Context(Protocol):
+    """View of one episode's dialogue; each episode has an instance of its own, which may keep state."""
+
+    async def view(self, messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
+        """Return the messages that the next model call sees.
+
+        messages: the whole dialogue so far, with completions as the model wrote them; each call's begin with those
+        of the call before. An error fails the episode.
+        """
+        ...
+
+
+def check_context(spec: str) -> None:
+    """Raise ConfigError if there is no such context; runs no user's code."""
+    if python_file_of(spec) is not None:
+        check_own(spec, "context")
+    else:
+        _built_in(spec)
+
+
+def make_context(spec: str, *, files: Files = NO_FILES) -> Callable[[], Context]:
+    """Return a function that makes the context of one episode; runs a user's file, and builds its class once.
+
+    files: files to run instead of those on disk, by path as in the setting. Raises ConfigError.
+    """
+    if python_file_of(spec) is None:
+        return _built_in(spec)
+    make = find_own(spec, "context", files)
+    build_own(spec, "context", make, "view")
+    return make
+
+
+def _built_in(spec: str) -> Callable[[], Context]:
+    kind, colon, count = spec.partition(":")
+    if kind in _PLAIN and not colon:
+        return _PLAIN[kind]
+    if kind not in _COUNTED:
+        raise unknown(spec, "context", BUILT_IN)
+    if not (count.isascii() and count.isdigit() and int(count) > 0):
+        raise ConfigError(f"context {spec!r} counts {count!r} messages; wanted a number from 1, as in {kind}:8")
+    return partial(_COUNTED[kind], int(count))
+
+
+@dataclass(slots=True)
+class _Full:
+    async def view(self, messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
+        return messages
+
+
+@dataclass(slots=True)
+class _NoThinking:
+    """Thinking is removed as Qwen3's chat template does it; a turn cut off inside its thinking stays whole."""
+
+    async def view(self, messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
+        last_user = max((i for i, message in enumerate(messages) if _is_user(message)), default=0)
+        return [*map(_without_thinking, messages[:last_user]), *messages[last_user:]]
+
+
+@dataclass(slots=True)
+class _Window:
+    size: int
+
+    async def view(self, messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
+        pinned = _pinned(messages)
+        others = [i for i in range(len(messages)) if i not in pinned]
+        start = max(len(others) - self.size, 0)
+        # Results of tools are shown with their call, even if that makes the window longer.
+        while start > 0 and _is_tool_result(messages[others[start]]):
+            start -= 1
+        return [messages[i] for i in sorted({*pinned, *others[start:]})]
+
+
+SUMMARY_REQUEST = (
+    "Summarise this dialogue for yourself. Older messages will be replaced with your summary, so include what you need "
+    "to go on: what was done, what was found, what was decided, and what remains to do. Write only the summary."
+)
+"""User message that asks for a summary."""
+SUMMARY_HEADING = "Summary of the dialogue so far:\n"
+"""Beginning of the user message that holds a summary."""
+
+
+@dataclass(slots=True)
+class _Summary:
+    """The last assistant turn, and what followed it, are never replaced, so that an observation is seen in full.
+
+    The request for a summary ends the present view, so that it extends the row. An empty summary counts.
+    """
+
+    size: int
+    summary: Message | None = None
+    first_kept: int = 0
+    """Index in the dialogue of the first message that is not in the summary."""
+
+    async def view(self, messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
+        pinned = _pinned(messages)
+        num_kept = sum(i not in pinned for i in range(self.first_kept, len(messages)))
+        last_turn = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=0)
+        if num_kept > self.size and last_turn > self.first_kept:
+            request = Message(role="user", content=SUMMARY_REQUEST)
+            answer = _text_without_thinking(await ask([*self._view(messages, pinned), request]))
+            self.summary = Message(role="user", content=SUMMARY_HEADING + answer)
+            self.first_kept = last_turn
+        return self._view(messages, pinned)
+
+    def _view(self, messages: Sequence[Message], pinned: set[int]) -> Sequence[Message]:
+        if self.summary is None:
+            return messages
+        before = [messages[i] for i in sorted(pinned) if i < self.first_kept]
+        return [*before, self.summary, *messages[self.first_kept :]]
+
+
+def _is_tool_result(message: Message) -> bool:
+    """Return whether a message is a tool's; chat templates of Qwen's family write it as a user's."""
+    text = message.content
+    in_markup = text.startswith("<tool_response>") and text.endswith("</tool_response>")
+    return message.role == "tool" or (message.role == "user" and in_markup)
+
+
+def _is_user(message: Message) -> bool:
+    return message.role == "user" and not _is_tool_result(message)
+
+
+def _pinned(messages: Sequence[Message]) -> set[int]:
+    """Return the indexes of system messages and of the first user message."""
+    first_user = [i for i, message in enumerate(messages) if _is_user(message)][:1]
+    return {*(i for i, message in enumerate(messages) if message.role == "system"), *first_user}
+
+
+def _without_thinking(message: Message) -> Message:
+    if message.role != "assistant":
+        return message
+    return replace(message, content=_text_without_thinking(message.content))
+
+
+def _text_without_thinking(text: str) -> str:
+    _, closing, answer = text.rpartition("</think>")
+    return answer.lstrip("\n") if closing else text
+
+
+_PLAIN: Mapping[str, Callable[[], Context]] = MappingProxyType({"full": _Full, "no_thinking": _NoThinking})
+_COUNTED: Mapping[str, Callable[..., Any]] = MappingProxyType({"window": _Window, "summary": _Summary})
+BUILT_IN = (*_PLAIN, *(f"{kind}:N" for kind in _COUNTED))
+"""Forms of the built-in contexts, for people to read."""

@@ -1,0 +1,334 @@
+r"""Parsers: from the text of a completion to the action that is passed on, or to feedback for the model.
+
+A parser is named by a setting:
+
+    whole                   the text as it is
+    tag:NAME                content of the last complete <NAME>...</NAME>
+    boxed                   content of the last complete \boxed{...}
+    json                    the text, its last fenced block, or its last JSON object, as canonical JSON
+    json:FILE.py:TYPE       the same, checked against a dataclass, TypedDict or msgspec.Struct of yours
+    regex:PATTERN           group 1 of the last match, or the match if the pattern has no group
+    think                   the answer that follows a <think>...</think> block
+    path/to/file.py:CLASS   a class of your own, built without arguments
+
+Parsers joined with | run from left to right, each on the action of the one before: think|tag:answer. A regex takes
+the rest of the setting, so that its pattern may contain |; it can only be last. Settings that name no parser raise
+ConfigError.
+"""
+
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import msgspec
+
+from ludic.agents.own_classes import build_own, check_own, find_own, unknown
+from ludic.errors import ConfigError
+from ludic.user_files import NO_FILES, Files, files_of, python_file_of
+
+BUILT_IN = ("whole", "tag:NAME", "boxed", "json", "json:path/to/file.py:TypeName", "regex:PATTERN", "think")
+"""Forms of the built-in parsers, for people to read."""
+DEFAULT = "whole"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """Result of a parser: an action, or feedback. Raises ValueError if both or neither are given."""
+
+    action: str | None
+    """Text that is passed on; None after a failure."""
+    feedback: str | None = None
+    """Message to the model after a failure; None after success."""
+    reward: float = 0.0
+    """Format reward of the completion."""
+
+    def __post_init__(self) -> None:
+        if (self.action is None) == (self.feedback is None):
+            raise ValueError(
+                f"Parsed has action {self.action!r} and feedback {self.feedback!r}; wanted one of them, the other None"
+            )
+
+
+class Parser(Protocol):
+    """Parser of completions; one instance serves all episodes, side by side, so `parse` keeps no state.
+
+    Built-in parsers accept any text. An error that a user's parser raises fails the episode.
+    """
+
+    def parse(self, text: str) -> Parsed:
+        """Return the action in a completion's text, or feedback: the fault that was found, and the form to write."""
+        ...
+
+
+def check_parser(spec: str) -> None:
+    """Raise ConfigError if there is no such parser; runs no user's code."""
+    for stage in _stages(spec):
+        own = _own_name(stage)
+        if own is None:
+            _built_in(stage)
+        else:
+            check_own(own, "parser")
+
+
+def files_of_parser(spec: str) -> list[str]:
+    """Return the users' files that a parser's setting names, each once."""
+    return files_of(own for own in map(_own_name, _stages(spec)) if own is not None)
+
+
+def make_parser(spec: str, *, format_reward: float = 0.0, files: Files = NO_FILES) -> Parser:
+    """Return the parser that a setting names; runs the users' files in it.
+
+    format_reward: added to the reward of each completion that every stage accepts. files: files to run instead of
+    those on disk, by path as in the setting. Raises ConfigError, also if format_reward is not finite.
+    """
+    if not math.isfinite(format_reward):
+        raise ConfigError(f"format_reward is {format_reward}, wanted a finite number")
+    return _Pipe(tuple(_make_stage(stage, files) for stage in _stages(spec)), format_reward)
+
+
+def _stages(spec: str) -> list[str]:
+    stages: list[str] = []
+    rest: str | None = spec
+    while rest is not None:
+        rest = rest.lstrip()
+        if rest.startswith("regex:"):
+            return [*stages, rest]
+        stage, bar, after = rest.partition("|")
+        stages.append(stage.strip())
+        rest = after if bar else None
+    return stages
+
+
+def _own_name(stage: str) -> str | None:
+    """The path/to/file.py:Name in a stage, that of json:path/to/file.py:Name included; None if there is none."""
+    name = stage.removeprefix("json:")
+    return name if python_file_of(name) is not None and not stage.startswith("regex:") else None
+
+
+def _make_stage(stage: str, files: Files) -> Parser:
+    own = _own_name(stage)
+    if own is None:
+        return _built_in(stage)
+    found = find_own(own, "parser", files)
+    return _Own(own, build_own(own, "parser", found, "parse")) if own == stage else _typed_json(own, found)
+
+
+def _built_in(stage: str) -> Parser:
+    kind, colon, argument = stage.partition(":")
+    if kind in _PLAIN and not colon:
+        return _PLAIN[kind]
+    if kind == "tag" and _TAG_NAME.fullmatch(argument):
+        return _Tag(argument)
+    if kind == "tag":
+        raise ConfigError(f"parser {stage!r} names the tag {argument!r}; wanted letters and digits, as in tag:answer")
+    if kind == "regex" and colon:
+        return _regex(argument)
+    raise unknown(stage, "parser", BUILT_IN)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pipe:
+    """Stages, each on the action of the one before; rewards add up."""
+
+    stages: Sequence[Parser]
+    format_reward: float
+
+    def parse(self, text: str) -> Parsed:
+        parsed, reward = Parsed(action=text), 0.0
+        for stage in self.stages:
+            assert parsed.action is not None
+            parsed = stage.parse(parsed.action)
+            reward += parsed.reward
+            if parsed.action is None:
+                return replace(parsed, reward=reward)
+        return replace(parsed, reward=reward + self.format_reward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A user's parser. Raises TypeError if it returns no Parsed."""
+
+    name: str
+    parser: Any
+
+    def parse(self, text: str) -> Parsed:
+        parsed = self.parser.parse(text)
+        if not isinstance(parsed, Parsed):
+            raise TypeError(
+                f"parser {self.name}: parse returned {type(parsed).__name__}, wanted ludic.agents.parsers.Parsed"
+            )
+        return parsed
+
+
+def _failure(found: str, wanted: str) -> Parsed:
+    return Parsed(action=None, feedback=f"Your reply could not be read: {found}. {wanted}.")
+
+
+class _Whole:
+    def parse(self, text: str) -> Parsed:
+        return Parsed(action=text)
+
+
+_TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class _Tag:
+    name: str
+
+    def parse(self, text: str) -> Parsed:
+        opening, closing = f"<{self.name}>", f"</{self.name}>"
+        before, last_closing, _ = text.rpartition(closing)
+        start = before.rfind(opening)
+        if last_closing and start >= 0:
+            content = text[start + len(opening) :].partition(closing)[0]
+            return Parsed(action=content.strip())
+        if opening in text:
+            found = f"{opening} has no {closing} after it"
+        else:
+            found = f"it has {closing} without {opening} before it" if last_closing else f"it has no {opening}"
+        return _failure(found, f"Write your answer as {opening}...{closing}")
+
+
+# A double backslash before "boxed" is taken too: models escape it when they write JSON.
+_BRACES = re.compile(r"\\\\?boxed\{|\\.|[{}]", re.DOTALL)
+
+
+class _Boxed:
+    def parse(self, text: str) -> Parsed:
+        contents, num_open = _boxed(text)
+        if contents:
+            return Parsed(action=contents[max(contents)].strip())
+        found = r"a \boxed{ is not closed" if num_open else r"it has no \boxed{...}"
+        return _failure(found, r"Write your final answer as \boxed{...}")
+
+
+def _boxed(text: str) -> tuple[dict[int, str], int]:
+    r"""Return the contents of complete \boxed{...}, by where they begin, and the number of those never closed.
+
+    Escaped braces do not count. Reads the text once: a long text of openings takes no longer than another.
+    """
+    contents: dict[int, str] = {}
+    starts: list[int | None] = []  # of the braces that are open; None if a brace does not belong to \boxed
+    for token in _BRACES.finditer(text):
+        if token[0].endswith("boxed{"):
+            starts.append(token.end())
+        elif token[0] == "{":
+            starts.append(None)
+        elif token[0] == "}" and starts:
+            start = starts.pop()
+            if start is not None:
+                contents[start] = text[start : token.start()]
+    return contents, sum(start is not None for start in starts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Regex:
+    pattern: re.Pattern[str]
+
+    def parse(self, text: str) -> Parsed:
+        matches = deque(self.pattern.finditer(text), maxlen=1)
+        if not matches:
+            return _failure("the expected pattern is not in it", f"Write text that matches {self.pattern.pattern}")
+        groups = matches[0].groups()
+        return Parsed(action=groups[0] if groups and groups[0] is not None else matches[0][0])
+
+
+def _regex(pattern: str) -> _Regex:
+    try:
+        return _Regex(re.compile(pattern))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"parser regex:{pattern} is not a regular expression of Python: {error}") from error
+
+
+class _Think:
+    def parse(self, text: str) -> Parsed:
+        opening, closing = "<think>", "</think>"
+        thinking, _, answer = text.partition(closing)
+        found = None
+        if text.count(closing) != 1:
+            found = f"it has {text.count(closing) or 'no'} {closing}"
+        elif opening in answer or opening in thinking.lstrip().removeprefix(opening):
+            found = f"it has {opening} elsewhere than at its start"
+        elif not answer.strip():
+            found = f"nothing follows {closing}"
+        if found is None:
+            return Parsed(action=answer.strip())
+        return _failure(found, f"Think once, in {opening}...{closing} at the start, then write your answer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Json:
+    decoder: msgspec.json.Decoder[Any] | None = None
+    """Decoder that checks the value; None accepts any."""
+
+    def parse(self, text: str) -> Parsed:
+        errors = []
+        for candidate in _json_texts(text):
+            try:
+                value = msgspec.json.decode(candidate)
+                if self.decoder is not None:
+                    self.decoder.decode(candidate)
+                return Parsed(action=msgspec.json.encode(value, order="sorted").decode())
+            except msgspec.ValidationError as error:
+                return _failure(f"its JSON has the wrong form ({error})", "Correct it and write all of it again")
+            except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+                errors.append(str(error))
+        return _failure(f"it holds no valid JSON ({errors[-1]})", "Write your answer as JSON, such as {...}")
+
+
+_FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+
+
+def _json_texts(text: str) -> Iterator[str]:
+    """Yield the texts that may be the JSON: all of it, its last fenced block, its last object."""
+    yield text
+    fenced = deque(_FENCED.finditer(text), maxlen=1)
+    if fenced:
+        yield fenced[0][1]
+    last = _last_object(text)
+    if last is not None:
+        yield last
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_SCANNER = json.JSONDecoder(parse_constant=_refuse)
+
+
+_OBJECT_START = re.compile(r"\{\s*[\"}]")  # most braces in code and LaTeX begin no object
+
+
+def _last_object(text: str) -> str | None:
+    """Return the last JSON object in a text that is not part of another; None if there is none."""
+    found, start = None, _OBJECT_START.search(text)
+    while start is not None:
+        try:
+            _, end = _SCANNER.raw_decode(text, start.start())
+            found = text[start.start() : end]
+        except ValueError:
+            end = start.start() + 1
+        except RecursionError:  # thousands of open braces; each would take as long again
+            return found
+        start = _OBJECT_START.search(text, end)
+    return found
+
+
+def _typed_json(name: str, found: Any) -> _Json:
+    try:
+        msgspec.json.schema(found)  # refuses types that no JSON fits
+        return _Json(msgspec.json.Decoder(found))
+    except (TypeError, RuntimeError, NameError) as error:
+        raise ConfigError(
+            f"parser json:{name}: wanted a dataclass, a TypedDict or another type that msgspec checks JSON against; "
+            f"{error}"
+        ) from error
+
+
+_PLAIN: dict[str, Parser] = {"whole": _Whole(), "boxed": _Boxed(), "json": _Json(), "think": _Think()}
