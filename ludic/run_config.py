@@ -52,7 +52,7 @@ class RunConfig:
     format_reward: float = 0.0
     """Reward for each completion that the parser can read, in addition to the environment's."""
     context: str = "full"
-    """What the model sees of an episode so far: full, no_thinking, window:N, summary:N, or path/to/file.py:ClassName."""
+    """What the model sees of the dialogue: full, no_thinking, window:N, summary:N, or path/to/file.py:ClassName."""
     tools: tuple[str, ...] = ()
     """Tools that the model may call: calculator, python, or path/to/file.py:function."""
     tool_format: str = "hermes"

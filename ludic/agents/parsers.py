@@ -28,7 +28,8 @@ import msgspec
 
 from ludic.agents.own_classes import build_own, check_own, find_own, unknown
 from ludic.errors import ConfigError
-from ludic.user_files import NO_FILES, Files, files_of, python_file_of
+from ludic.parser_stages import own_code_of, parser_stages
+from ludic.user_files import NO_FILES, Files
 
 BUILT_IN = ("whole", "tag:NAME", "boxed", "json", "json:path/to/file.py:TypeName", "regex:PATTERN", "think")
 """Forms of the built-in parsers, for people to read."""
@@ -66,17 +67,12 @@ class Parser(Protocol):
 
 def check_parser(spec: str) -> None:
     """Raise ConfigError if there is no such parser; runs no user's code."""
-    for stage in _stages(spec):
-        own = _own_name(stage)
+    for stage in parser_stages(spec):
+        own = own_code_of(stage)
         if own is None:
             _built_in(stage)
         else:
             check_own(own, "parser")
-
-
-def files_of_parser(spec: str) -> list[str]:
-    """Return the users' files that a parser's setting names, each once."""
-    return files_of(own for own in map(_own_name, _stages(spec)) if own is not None)
 
 
 def make_parser(spec: str, *, format_reward: float = 0.0, files: Files = NO_FILES) -> Parser:
@@ -87,30 +83,11 @@ def make_parser(spec: str, *, format_reward: float = 0.0, files: Files = NO_FILE
     """
     if not math.isfinite(format_reward):
         raise ConfigError(f"format_reward is {format_reward}, wanted a finite number")
-    return _Pipe(tuple(_make_stage(stage, files) for stage in _stages(spec)), format_reward)
-
-
-def _stages(spec: str) -> list[str]:
-    stages: list[str] = []
-    rest: str | None = spec
-    while rest is not None:
-        rest = rest.lstrip()
-        if rest.startswith("regex:"):
-            return [*stages, rest]
-        stage, bar, after = rest.partition("|")
-        stages.append(stage.strip())
-        rest = after if bar else None
-    return stages
-
-
-def _own_name(stage: str) -> str | None:
-    """The path/to/file.py:Name in a stage, that of json:path/to/file.py:Name included; None if there is none."""
-    name = stage.removeprefix("json:")
-    return name if python_file_of(name) is not None and not stage.startswith("regex:") else None
+    return _Pipe(tuple(_make_stage(stage, files) for stage in parser_stages(spec)), format_reward)
 
 
 def _make_stage(stage: str, files: Files) -> Parser:
-    own = _own_name(stage)
+    own = own_code_of(stage)
     if own is None:
         return _built_in(stage)
     found = find_own(own, "parser", files)

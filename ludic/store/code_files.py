@@ -22,6 +22,7 @@ import msgspec
 
 from ludic.consent import CodeUse, Role, give_consent, has_consent
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
+from ludic.parser_stages import own_code_of, parser_stages
 from ludic.paths import local_path
 from ludic.store.json_files import convert, decode_json, encode_json
 from ludic.store.names import owner_name
@@ -86,16 +87,15 @@ class FoundFiles:
 
 
 def sampling_uses(run: "RunConfig") -> list[CodeUse]:
-    """Return the code that workers sample and score with, each once: environments with their options, tools, and files."""
+    """Return the code that workers sample and score with, each once: environments, tools, and users' other code."""
     environments = [
         CodeUse(role="environment", setting=name, options=run.env_options.get(name, {}))
         for name in dict.fromkeys(run.env)
     ]
     tools = [CodeUse(role="tool", setting=name) for name in dict.fromkeys(run.tools)]
-    files = [CodeUse(role="parser", setting=part) for part in run.parser.split("|") if file_of(part)]
-    if file_of(run.context):
-        files.append(CodeUse(role="context", setting=run.context))
-    return [*environments, *tools, *files]
+    parsers = [CodeUse(role="parser", setting=own) for own in map(own_code_of, parser_stages(run.parser)) if own]
+    contexts = [CodeUse(role="context", setting=run.context)] if file_of(run.context) else []
+    return [*environments, *tools, *parsers, *contexts]
 
 
 def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:

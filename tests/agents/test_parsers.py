@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.agents.parsers import Parsed, check_parser, files_of_parser, make_parser
+from ludic.agents.parsers import Parsed, check_parser, make_parser
 from ludic.errors import ConfigError
 
 OWN = """
@@ -261,7 +261,3 @@ def test_checking_a_parser_runs_no_file(tmp_path: Path) -> None:
     check_parser(f"think|{tmp_path}/fails.py:Own")
     with pytest.raises(ConfigError, match="line 1, failed: KeyError: 'ran'"):
         make_parser(f"think|{tmp_path}/fails.py:Own")
-
-
-def test_the_files_of_a_parser_are_those_of_all_its_stages() -> None:
-    assert files_of_parser("think|a.py:Own|json:b.py:Move|a.py:Other|regex:c.py:x|d.py:Own") == ["a.py", "b.py"]
