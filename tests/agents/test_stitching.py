@@ -1,0 +1,197 @@
+"""Rows hold exactly what the engine sampled, whatever an episode does: turns, tools, refusals, rewritten contexts."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from chat_models import chat_tokenizer, scripted_agent
+from episodes import EXAMPLE, Script, end, go_on, run_episode
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_models import forward_logprobs, make_model
+
+from ludic.agents.agent import Agent
+from ludic.agents.contexts import make_context
+from ludic.agents.parsers import make_parser
+from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.toolbox import Toolbox
+from ludic.engines.transformers_engine import TransformersEngine
+from ludic.models.chat import decode, load_tokenizer
+from ludic.records import Rollout
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: One number.
+        b: Another number.
+    """
+    return a + b
+
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+TEXTS = st.sampled_from(
+    ["a", "", "\n\n", "the answer is\n\n", "<think>\nhm\n</think>\n\nb", "🐈", CALL, f"{CALL}\n{CALL}", "<tool_call>{"]
+) | st.text(max_size=8)
+TURNS = st.lists(st.tuples(TEXTS, st.sampled_from(["stop", "stop", "stop", "length"])), min_size=12, max_size=12)
+OBSERVATIONS = st.lists(st.sampled_from(["go on", "\n\nand on\n", "<|im_end|>"]) | st.text(max_size=8), min_size=12)
+
+
+def check(rows: Sequence[Rollout], agent: Agent) -> None:
+    """What was sampled is in the rows once, where the steps say, and nothing else is marked as sampled."""
+    spans = [
+        (row.response_tokens[step.start : step.end].tolist(), row.response_logprobs[step.start : step.end].tolist())
+        for row in rows
+        for step in row.agent_steps
+    ]
+    sampled = [(completion.tokens.tolist(), completion.logprobs.tolist()) for _, completion in agent.engine.calls]
+    assert sorted(spans) == sorted(sampled)
+    prompts = {tuple(request.prompt_tokens.tolist()) for request, _ in agent.engine.calls}
+    for row in rows:
+        mask = np.zeros(row.response_length, np.bool_)
+        for step in row.agent_steps:
+            assert not mask[step.start : step.end].any()
+            mask[step.start : step.end] = True
+            before = np.concatenate([row.prompt_tokens, row.response_tokens[: step.start]])
+            assert tuple(before.tolist()) in prompts
+        assert mask.all() if row.action_mask is None else row.action_mask.tolist() == mask.tolist()
+        assert not row.response_logprobs[~mask].any()
+        assert [step.turn for step in row.agent_steps] == sorted(step.turn for step in row.agent_steps)
+    assert sorted(step.turn for row in rows for step in row.agent_steps) == list(range(len(sampled)))
+    assert sorted(step.turn for row in rows for step in row.environment_steps) == list(
+        range(sum(len(row.environment_steps) for row in rows))
+    )
+    assert len({row.episode_id for row in rows}) == 1
+    assert [row.segment_index for row in rows] == list(range(len(rows)))
+
+
+@given(
+    turns=TURNS,
+    observations=OBSERVATIONS,
+    context=st.sampled_from(["full", "no_thinking", "window:1", "window:3", "summary:2"]),
+    parser=st.sampled_from(["whole", "think", "regex:[a-z]"]),
+    max_steps=st.integers(1, 6),
+    has_tools=st.booleans(),
+)
+@settings(max_examples=60)
+def test_rows_are_what_was_sampled(turns, observations, context, parser, max_steps, has_tools) -> None:
+    agent = scripted_agent(
+        turns * 20,
+        make_context=make_context(context),
+        parser=make_parser(parser),
+        toolbox=Toolbox([function_tool(add)] if has_tools else []),
+    )
+    environment = Script([go_on(text) for text in observations])
+    rows = run_episode(agent, environment, max_steps=max_steps, max_tool_rounds=2)
+    check(rows, agent)
+    if context == "full":
+        assert len(rows) == 1
+
+
+def test_storage_grows_linearly_in_turns() -> None:
+    def num_tokens(num_turns: int) -> int:
+        agent = scripted_agent(["the answer is 42"] * num_turns)
+        rows = run_episode(agent, Script([go_on()] * num_turns), max_steps=num_turns)
+        return sum(row.prompt_length + row.response_length for row in rows)
+
+    one, ten, twenty = map(num_tokens, (1, 10, 20))
+    assert twenty - ten == pytest.approx((ten - one) * 10 / 9)
+
+
+def test_a_rewritten_context_is_a_new_row_with_its_parent() -> None:
+    agent = scripted_agent(["one", "two", "three"], make_context=make_context("window:1"))
+    rows = run_episode(agent, Script([go_on("x"), go_on("y"), end()]))
+    assert [row.parent_segment_index for row in rows] == [None, 0, 1]
+    assert {row.episode_reward for row in rows} == {1.5}
+    assert sum(row.token_rewards.sum() for row in rows) == 1.5
+
+
+def test_a_summary_is_sampled_stored_and_shown_to_the_model() -> None:
+    script = ["one", "two", "SUMMARY", "three"]
+    agent = scripted_agent(script, make_context=make_context("summary:3"))
+    rows = run_episode(agent, Script([go_on("x"), go_on("y"), end()]))
+    assert [[step.action_target for step in row.agent_steps] for row in rows] == [["env", "env", "internal"], ["env"]]
+    assert "SUMMARY" in decode(agent.tokenizer, rows[1].prompt_tokens)
+    check(rows, agent)
+
+
+def test_tools_are_run_and_their_results_are_not_trained_on() -> None:
+    agent = scripted_agent([CALL, "<think>\nthree\n</think>\n\n3"], toolbox=Toolbox([function_tool(add)]))
+    (row,) = run_episode(agent, Script([end()]))
+    calling, acting = row.agent_steps
+    assert (calling.action_target, acting.action_target) == ("internal", "env")
+    (call,) = calling.tool_calls
+    assert (call.name, call.result, call.error) == ("add", "3", None)
+    assert row.environment_steps[0].agent_steps == (0, 1)
+    between = row.response_tokens[calling.end : acting.start]
+    assert "<tool_response>\n3\n</tool_response>" in chat_tokenizer().decode(between.tolist())
+    assert not row.action_mask[calling.end : acting.start].any()
+    assert [message.role for message in row.messages] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_a_forward_pass_over_the_row_gives_the_samplers_logprobs(tmp_path: Path) -> None:
+    folder = make_model(tmp_path, seed=1)
+    agent = Agent(engine=TransformersEngine(folder, device="cpu"), tokenizer=load_tokenizer(folder), model="tiny")
+    (row,) = run_episode(
+        agent, Script([go_on("what is two"), go_on("the sum of two"), end()]), max_tokens=16, accept_incomplete=True
+    )
+    assert row.num_turns == 3
+    expected = forward_logprobs(folder, row.prompt_tokens, row.response_tokens)
+    mask = row.action_mask
+    assert row.response_logprobs[mask] == pytest.approx(expected[mask], abs=1e-4)
+
+
+def test_weights_that_change_between_turns_are_told_apart() -> None:
+    agent = scripted_agent(["one", "two"])
+
+    class Swapping(Script):
+        def step(self, action: str):
+            agent.engine.policy_version += 1
+            return super().step(action)
+
+    (row,) = run_episode(agent, Swapping([go_on(), end()]))
+    first, second = row.agent_steps
+    assert (row.policy_version, row.policy_version_last) == (3, 4)
+    assert [(s.version, s.start, s.end) for s in row.weight_versions] == [
+        (3, first.start, first.end),
+        (4, second.start, second.end),
+    ]
+
+
+def test_hashes_tell_equal_observations() -> None:
+    agent = scripted_agent(["a", "b", "c"])
+    (row,) = run_episode(agent, Script([go_on("left"), go_on("left"), end()]))
+    start, left, again = (step.observation_hash for step in row.environment_steps)
+    assert start != left == again
+
+
+def test_each_call_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
+    agent = scripted_agent(["a", "b", "c"])
+    run_episode(agent, Script([go_on(), go_on(), end()]))
+    seeds = [request.seed for request, _ in agent.engine.calls]
+    assert seeds[0] == 5
+    assert len(set(seeds)) == 3
+
+
+def test_hundreds_of_episodes_run_at_the_same_time() -> None:
+    async def run() -> float:
+        from ludic.agents.requests import EpisodeRequest, repeat
+        from ludic.agents.single_agent import run_single_agent
+        from ludic.engines.engine import SamplingParams
+
+        agent = scripted_agent(["a"] * 200, delay_s=0.05)
+        request = EpisodeRequest(
+            env_name="script",
+            example=EXAMPLE,
+            params=SamplingParams(),
+            seed=0,
+            group_id="group",
+            request_index=0,
+        )
+        episodes = [run_single_agent(agent, lambda: Script([end()]), each) for each in repeat(request, 200, 0)]
+        return len(await asyncio.gather(*episodes))
+
+    assert asyncio.run(asyncio.wait_for(run(), 5)) == 200  # 10 s one after the other

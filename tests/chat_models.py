@@ -1,0 +1,111 @@
+"""A byte-level tokenizer with a chat template in the ChatML family, and an engine that says what a test wants."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from ludic.agents.agent import Agent
+from ludic.engines.engine import Completion, GenerationRequest
+from ludic.records import FinishReason, WeightSpan
+
+END = "<|im_end|>"
+
+# As Qwen3's: tools in the system message, tool results as a user's, thinking only after the last question.
+CHAT_TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+You may call tools:
+{%- for tool in tools %}
+{{ tool | tojson }}
+{%- endfor %}<|im_end|>{{ '\\n' }}
+{% endif %}
+{%- set last = namespace(user=-1) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{%- set content = message.content %}
+{%- if loop.index0 < last.user and '</think>' in content %}
+{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}
+<|im_start|>assistant
+{{ content }}<|im_end|>{{ '\\n' }}
+{%- elif message.role == 'tool' %}
+<|im_start|>user
+<tool_response>
+{{ message.content }}
+</tool_response><|im_end|>{{ '\\n' }}
+{%- else %}
+<|im_start|>{{ message.role }}
+{{ message.content }}<|im_end|>{{ '\\n' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}"""
+
+# Repeated, so that line breaks and blanks are merged with the words around them, as in large vocabularies.
+_CORPUS = [
+    "\nassistant\n\nuser\n\n",
+    "the answer is\n\n 42\n\n\n",
+    ' think </think>\n\n tool_call {"name": "add"}',
+] * 50
+
+
+@cache
+def chat_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of 400 entries: any text can be encoded, and tokens merge across line breaks."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|endoftext|>", "<|im_start|>", END]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+    )
+    tokenizer.train_from_iterator(_CORPUS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        pad_token="<|endoftext|>",
+        additional_special_tokens=specials[1:2],
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+@dataclass
+class ScriptedEngine:
+    """Says the given texts, one per call; a text that is cut off comes without the end token."""
+
+    script: Sequence[str | tuple[str, FinishReason]]
+    max_length: int = 100_000
+    policy_version: int = 3
+    delay_s: float = 0.0
+    calls: list[tuple[GenerationRequest, Completion]] = field(default_factory=list)
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        said = self.script[len(self.calls)]
+        text, reason = (said, "stop") if isinstance(said, str) else said
+        await asyncio.sleep(self.delay_s)
+        tokenizer = chat_tokenizer()
+        ids = tokenizer(text or "." * (reason == "length"), add_special_tokens=False)["input_ids"]
+        ids += [tokenizer.eos_token_id] * (reason == "stop")
+        tokens = np.array(ids, np.int32)
+        completion = Completion(
+            tokens=tokens,
+            logprobs=-np.arange(1, len(tokens) + 1, dtype=np.float32) / (len(self.calls) + 2),
+            finish_reason=reason,
+            weight_versions=(WeightSpan(version=self.policy_version, start=0, end=len(tokens)),),
+        )
+        self.calls.append((request, completion))
+        return completion
+
+    def load_weights(self, folder: str, version: int) -> None:
+        self.policy_version = version
+
+
+def scripted_agent(script: Sequence[str | tuple[str, FinishReason]], **options: object) -> Agent:
+    """An agent whose model says the given texts. Options are the agent's, and the engine's max_length and delay_s."""
+    of_engine = {name: options.pop(name) for name in ("max_length", "delay_s") if name in options}
+    return Agent(engine=ScriptedEngine(script, **of_engine), tokenizer=chat_tokenizer(), model="scripted", **options)

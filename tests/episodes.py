@@ -1,0 +1,62 @@
+"""Run scripted episodes, and look at their rows as the store would."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ludic.agents.agent import Agent
+from ludic.agents.requests import EpisodeRequest
+from ludic.agents.single_agent import EpisodeLimits, run_single_agent
+from ludic.engines.engine import SamplingParams
+from ludic.environments.environment import Environment, Example, Transition
+from ludic.records import Message, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.schema import validate
+
+EXAMPLE = Example(example_id="start", messages=(Message(role="user", content="begin"),))
+
+
+@dataclass
+class Script:
+    """Environment that answers each action with the next of its transitions, or raises it."""
+
+    transitions: Sequence[Transition | Exception]
+    actions: list[str] = field(default_factory=list)
+
+    def example(self, index: int, split: str) -> Example:
+        return EXAMPLE
+
+    def reset(self, example: Example) -> tuple[Message, ...]:
+        return example.messages
+
+    def step(self, action: str) -> Transition:
+        self.actions.append(action)
+        transition = self.transitions[len(self.actions) - 1]
+        if isinstance(transition, Exception):
+            raise transition
+        return transition
+
+
+def go_on(observation: str = "go on", reward: float = 0.25, **options: Any) -> Transition:
+    return Transition(**{"observation": observation, "reward": reward, "terminated": False} | options)
+
+
+def end(reward: float = 1.0, **options: Any) -> Transition:
+    return Transition(**{"observation": None, "reward": reward, "terminated": True} | options)
+
+
+def run_episode(agent: Agent, environment: Environment | Callable[[], Environment], **options: Any) -> list[Rollout]:
+    """The rows of one episode, which may be stored. Options are max_tokens, and those of EpisodeLimits."""
+    request = EpisodeRequest(
+        env_name="script",
+        example=EXAMPLE,
+        params=SamplingParams(max_tokens=options.pop("max_tokens", 64)),
+        seed=5,
+        group_id="group",
+        request_index=0,
+    )
+    make = (lambda: environment) if isinstance(environment, Environment) else environment
+    rows = asyncio.run(run_single_agent(agent, make, request, EpisodeLimits(**options)))
+    group = RolloutGroup(key="script/start", rollouts=tuple(rows))
+    validate(RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id="w0-test")))
+    return rows
