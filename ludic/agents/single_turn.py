@@ -12,7 +12,7 @@ import numpy as np
 
 from ludic.agents.requests import EpisodeRequest
 from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
-from ludic.engines.engine import Completion, Engine, GenerationRequest
+from ludic.engines.engine import Completion, Engine, GenerationRequest, generate_all
 from ludic.environments.environment import Environment, Transition
 from ludic.models.chat import decode, render_prompt
 from ludic.records import AgentStep, EnvironmentStep, Message, Rollout, new_id
@@ -61,12 +61,13 @@ def run_single_step(
     """
     openings = [_open(agent, make_environment, request) for request in requests]
     sampled = iter(
-        agent.engine.generate(
+        generate_all(
+            agent.engine,
             [
                 GenerationRequest(prompt_tokens=o.prompt_tokens, params=o.request.params, seed=o.request.seed)
                 for o in openings
                 if o.error is None
-            ]
+            ],
         )
     )
     return [

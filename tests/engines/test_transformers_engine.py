@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
-from ludic.engines.engine import GenerationRequest, SamplingParams
+from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
 
@@ -21,8 +21,8 @@ def requests(num: int, *, max_tokens: int = 8) -> list[GenerationRequest]:
 
 
 def test_more_requests_than_max_batch_are_split_with_the_same_result(model_folder: str) -> None:
-    whole = TransformersEngine(model_folder, device="cpu").generate(requests(11))
-    split = TransformersEngine(model_folder, device="cpu", max_batch=4).generate(requests(11))
+    whole = generate_all(TransformersEngine(model_folder, device="cpu"), requests(11))
+    split = generate_all(TransformersEngine(model_folder, device="cpu", max_batch=4), requests(11))
     assert [c.tokens.tolist() for c in split] == [c.tokens.tolist() for c in whole]
 
 
@@ -33,8 +33,8 @@ def test_padding_does_not_move_the_positions_of_a_model_that_learned_each_of_the
     GPT2LMHeadModel(config).save_pretrained(tmp_path)
     engine = TransformersEngine(str(tmp_path), device="cpu")
     # Prompts of 1 to 6 tokens; 6 + 18 is all that the table of positions holds.
-    together = engine.generate(requests(6, max_tokens=18))
-    alone = [engine.generate([request])[0] for request in requests(6, max_tokens=18)]
+    together = generate_all(engine, requests(6, max_tokens=18))
+    alone = [generate_all(engine, [request])[0] for request in requests(6, max_tokens=18)]
     assert [c.tokens.tolist() for c in together] == [c.tokens.tolist() for c in alone]
 
 
@@ -50,14 +50,14 @@ def test_a_folder_without_a_model_is_refused_at_the_start(tmp_path: Path) -> Non
 
 def test_the_first_version_is_the_one_given(model_folder: str) -> None:
     engine = TransformersEngine(model_folder, device="cpu", version=31)
-    [completion] = engine.generate(requests(1))
+    [completion] = generate_all(engine, requests(1))
     assert (engine.policy_version, completion.policy_version, completion.policy_version_last) == (31, 31, 31)
 
 
 def test_bfloat16_samples_with_float32_logprobs(model_folder: str) -> None:
     engine = TransformersEngine(model_folder, device="cpu", dtype=torch.bfloat16)
     reference = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.bfloat16)
-    [completion] = engine.generate(requests(1, max_tokens=1))
+    [completion] = generate_all(engine, requests(1, max_tokens=1))
     with torch.inference_mode():
         logits = reference(torch.from_numpy(PROMPT[:1].astype(np.int64))[None]).logits[0, -1].float()
     expected = logits.log_softmax(dim=-1)[int(completion.tokens[0])]
@@ -71,8 +71,8 @@ def test_the_first_weights_do_not_change_with_the_folder_they_came_from(model_fo
     shutil.copytree(model_folder, tmp_path / "policy")
     engine = TransformersEngine(str(tmp_path / "policy"), device="cpu")
     (tmp_path / "policy/model.safetensors").write_bytes(b"")
-    expected = TransformersEngine(model_folder, device="cpu").generate(requests(3))
-    assert [c.tokens.tolist() for c in engine.generate(requests(3))] == [c.tokens.tolist() for c in expected]
+    expected = generate_all(TransformersEngine(model_folder, device="cpu"), requests(3))
+    assert [c.tokens.tolist() for c in generate_all(engine, requests(3))] == [c.tokens.tolist() for c in expected]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -87,4 +87,4 @@ def test_weights_that_diverged_are_an_error_that_names_the_version(
     engine.load_weights(str(tmp_path), 8)
     request = GenerationRequest(prompt_tokens=PROMPT, params=SamplingParams(temperature=temperature), seed=0)
     with pytest.raises(ModelError, match="weights of version 8 give NaN"):
-        engine.generate([request])
+        generate_all(engine, [request])
