@@ -121,9 +121,15 @@ def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) -> list[
     async def gather() -> list[Completion]:
         return await asyncio.gather(*map(engine.generate, requests))
 
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if not _runs_in_event_loop():
         return asyncio.run(gather())
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, gather()).result()
+
+
+def _runs_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

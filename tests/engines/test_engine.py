@@ -1,8 +1,10 @@
 """What every engine promises (ludic.engines.engine.Engine), tried on every implementation."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
-from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams, generate_all
+from ludic.engines.engine import (
+    Completion,
+    Engine,
+    GenerationRequest,
+    SamplingParams,
+    WeightSpan,
+    generate_all,
+)
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
 from ludic.models.tiny import make_tiny_model
@@ -224,9 +233,49 @@ def test_loaded_weights_are_used_and_can_be_taken_back(engine: Engine, model_fol
     logits = logits_after(other_weights, PROMPT, swapped[0].tokens)
     expected = expected_logprobs(logits, requests[0].params)[np.arange(len(logits)), swapped[0].tokens]
     np.testing.assert_allclose(swapped[0].logprobs, expected, atol=1e-4, rtol=0)
-    versions = [(c.policy_version, c.policy_version_last) for c in (before[0], swapped[0], after[0])]
-    assert versions == [(0, 0), (12, 12), (13, 13)]
+    for completion, version in ((before[0], 0), (swapped[0], 12), (after[0], 13)):
+        assert completion.weight_versions == (WeightSpan(version=version, start=0, end=len(completion.tokens)),)
+        assert (completion.policy_version, completion.policy_version_last) == (version, version)
     assert engine.policy_version == 13
+
+
+def logprobs_of_spans(folders: dict[int, str], prompt: np.ndarray, completion: Completion) -> np.ndarray:
+    """(length,) float64: logprobs when each span's weights continue the key-value cache of the spans before."""
+    cache, context, logits = DynamicCache(), prompt, []
+    for span in completion.weight_versions:
+        model = AutoModelForCausalLM.from_pretrained(folders[span.version], dtype=torch.float32)
+        # A token's keys and values are computed when the token after it is sampled.
+        inputs = np.concatenate([context, completion.tokens[span.start : span.end - 1]]).astype(np.int64)
+        with torch.inference_mode():
+            found = model(torch.from_numpy(inputs)[None], past_key_values=cache).logits[0].double()
+        logits.append(found[len(context) - 1 :])
+        context = completion.tokens[span.end - 1 : span.end]
+    logprobs = torch.cat(logits).log_softmax(dim=-1).numpy()
+    return logprobs[np.arange(len(logprobs)), completion.tokens]
+
+
+def test_weights_loaded_within_a_completion_give_it_two_spans(
+    engine: Engine, model_folder: str, other_weights: str
+) -> None:
+    requests = [a_request(seed=seed, max_tokens=490) for seed in range(40)]
+
+    async def generate() -> list[Completion]:
+        tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+        await engine.generate(a_request(max_tokens=5))
+        await asyncio.to_thread(engine.load_weights, other_weights, 1)
+        return await asyncio.gather(*tasks)
+
+    # Some stop before the load.
+    swapped = [completion for completion in asyncio.run(generate()) if len(completion.weight_versions) > 1]
+    assert len(swapped) >= 4
+    for completion in swapped[:4]:
+        first, second = completion.weight_versions
+        assert (first.version, second.version) == (0, 1)
+        assert (first.start, second.start, second.end) == (0, first.end, len(completion.tokens))
+        assert first.end >= 5
+        assert (completion.policy_version, completion.policy_version_last) == (0, 1)
+        expected = logprobs_of_spans({0: model_folder, 1: other_weights}, PROMPT, completion)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)
 
 
 def test_sharded_weights_are_loaded(engine: Engine, other_weights: str, tmp_path: Path) -> None:
@@ -349,6 +398,74 @@ def test_weights_in_use_do_not_change_with_the_folder_they_came_from(
     before = tokens_of(generate_all(engine, [a_request()]))
     (folder / "model.safetensors").write_bytes(b"")
     assert tokens_of(generate_all(engine, [a_request()])) == before
+
+
+def test_a_request_that_arrives_while_others_decode_gives_the_tokens_that_it_gives_alone(engine: Engine) -> None:
+    prompts = [PROMPT, LONGER_PROMPT, np.arange(3, 43, dtype=np.int32)]
+    requests = [
+        a_request(
+            prompts[seed % 3], seed=seed, temperature=(1.0, 0.0, 0.7)[seed % 3 - 1], max_tokens=10 + seed % 7 * 10
+        )
+        for seed in range(24)
+    ]
+    alone = [generate_all(engine, [request])[0] for request in requests]
+
+    async def arrive_one_by_one() -> list[Completion]:
+        tasks = []
+        for request in requests:
+            tasks.append(asyncio.ensure_future(engine.generate(request)))
+            await engine.generate(a_request(seed=100 + len(tasks), max_tokens=1 + len(tasks) % 3))
+        return await asyncio.gather(*tasks)
+
+    arrived = asyncio.run(arrive_one_by_one())
+    assert tokens_of(arrived) == tokens_of(alone)
+    for one, other in zip(arrived, alone, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5, rtol=0)
+        assert one.finish_reason == other.finish_reason
+
+
+def test_threads_with_event_loops_of_their_own_may_generate_at_the_same_time(engine: Engine) -> None:
+    requests = [a_request(seed=seed) for seed in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda request: generate_all(engine, [request])[0], requests))
+    assert tokens_of(found) == tokens_of(generate_all(engine, requests))
+
+
+def test_generate_all_works_within_an_event_loop(engine: Engine) -> None:
+    async def within() -> list[Completion]:
+        return generate_all(engine, [a_request(seed=seed) for seed in range(3)])
+
+    assert tokens_of(asyncio.run(within())) == tokens_of(generate_all(engine, [a_request(seed=i) for i in range(3)]))
+
+
+def test_a_cancelled_request_does_not_change_the_others(engine: Engine) -> None:
+    requests = [a_request(seed=seed, max_tokens=60) for seed in range(6)]
+    alone = [generate_all(engine, [request])[0] for request in requests]
+
+    async def cancel_every_other() -> list[Completion]:
+        tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+        await engine.generate(a_request(max_tokens=2))
+        for task in tasks[::2]:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends[::2])
+        return [end for end in ends[1::2] if isinstance(end, Completion)]
+
+    assert tokens_of(asyncio.run(cancel_every_other())) == tokens_of(alone[1::2])
+    assert tokens_of(generate_all(engine, requests)) == tokens_of(alone)
+
+
+def test_the_error_of_one_request_does_not_touch_the_others(engine: Engine) -> None:
+    good = [a_request(seed=seed) for seed in range(3)]
+
+    async def generate() -> list[Completion | BaseException]:
+        empty, unknown = a_request(np.array([], dtype=np.int32)), a_request(np.array([VOCABULARY], dtype=np.int32))
+        mixed = [good[0], empty, good[1], unknown, good[2]]
+        return await asyncio.gather(*map(engine.generate, mixed), return_exceptions=True)
+
+    ends = asyncio.run(generate())
+    assert [type(end) for end in ends[1::2]] == [ConfigError, ConfigError]
+    assert tokens_of(ends[::2]) == tokens_of(generate_all(engine, good))
 
 
 def test_an_empty_prompt_is_refused(engine: Engine) -> None:
