@@ -5,6 +5,7 @@ import tyro
 from benchmarks import (
     compaction,
     contention,
+    continuous_batching,
     logprobs_memory,
     loop,
     many_files,
@@ -42,6 +43,7 @@ BENCHMARKS = (
     wait,
     train_wait,
     loop,
+    continuous_batching,
 )
 
 

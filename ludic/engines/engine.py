@@ -3,7 +3,9 @@
 Engines know neither the store nor text. They get a folder of weights and a version.
 """
 
+import asyncio
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,6 +46,15 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSpan:
+    """Tokens of a completion that were sampled under one version of the weights: tokens[start:end]."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One sampled completion."""
 
@@ -52,10 +63,18 @@ class Completion:
     logprobs: np.ndarray
     """(length,) float32, nats, under the distribution sampled from (after temperature, top_k and top_p)."""
     finish_reason: FinishReason
-    policy_version: int
-    """Version of the weights at the first token."""
-    policy_version_last: int
-    """Version of the weights at the last token."""
+    weight_versions: tuple[WeightSpan, ...]
+    """Versions of the weights, at least one, in the order of the tokens; together the spans cover all tokens."""
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights at the first token."""
+        return self.weight_versions[0].version
+
+    @property
+    def policy_version_last(self) -> int:
+        """Version of the weights at the last token."""
+        return self.weight_versions[-1].version
 
 
 class Engine(Protocol):
@@ -69,18 +88,48 @@ class Engine(Protocol):
     max_length: int
     """Maximum tokens of prompt and completion together."""
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        """Return one completion per request, in the order of the requests.
+    async def generate(self, request: GenerationRequest) -> Completion:
+        """Return a completion of the request; the engine batches all requests that wait at the same time.
 
-        Raises ConfigError if prompt and max_tokens together exceed max_length.
+        May be called from any thread and event loop. Cancelling the task frees the request's slot in the batch. Raises
+        ConfigError if the model does not know a token of the prompt, or if prompt and max_tokens together exceed
+        max_length; ModelError if the weights give NaN or are half loaded. No error affects other requests unless it
+        comes from the weights.
         """
         ...
 
     def load_weights(self, folder: str, version: int) -> None:
         """Replace the weights by those of a Hugging Face folder of the same architecture.
 
+        May be called from any thread. Requests being generated pause between two tokens and go on with the new
+        weights; their completions have a span for each version. The key-value cache of their earlier tokens is kept, as
+        in vLLM's mode `keep`: later logprobs are those of the new weights over keys and values of the old ones.
+
         All or nothing: raises ModelError if the folder is missing, half-written or of another architecture, and
         keeps the old weights and version. If reading fails later, while weights are copied: raises ModelError and keeps
-        the old version, and `generate` raises ModelError until a load succeeds.
+        the old version, and `generate` raises ModelError until a load succeeds, also for requests being generated.
         """
         ...
+
+
+def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) -> list[Completion]:
+    """Generate in a new event loop and return one completion per request, in order; raises what the first one raises.
+
+    For scripts and tests; also works inside a running event loop, as of a notebook, which it blocks.
+    """
+
+    async def gather() -> list[Completion]:
+        return await asyncio.gather(*map(engine.generate, requests))
+
+    if not _runs_in_event_loop():
+        return asyncio.run(gather())
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, gather()).result()
+
+
+def _runs_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

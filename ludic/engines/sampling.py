@@ -5,17 +5,16 @@ tokens whatever else is in its batch. Batches of another shape round logits diff
 token only if its uniform is this close to a boundary.
 """
 
-# Shapes: B = rows, V = vocabulary, N = most tokens of a row, S = most stop tokens of a row.
+# Shapes: B = rows, V = vocabulary.
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ludic.engines.engine import GenerationRequest
+from ludic.engines.engine import SamplingParams
 
 OFF = torch.iinfo(torch.int64).max
 """top_k of a row that keeps all tokens."""
@@ -23,10 +22,8 @@ OFF = torch.iinfo(torch.int64).max
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """Requests as tensors, one entry per row. A tensor is None if no row uses it, so the common case skips the work."""
+    """Parameters as tensors, one entry per row. A tensor is None if no row uses it, which skips the work."""
 
-    index: Tensor
-    """(B,) int64, index of the request in the list given to `make_rows`."""
     temperature: Tensor
     """(B, 1) float32; 1 for greedy rows."""
     greedy: Tensor | None
@@ -35,24 +32,10 @@ class Rows:
     """(B, 1) int64; OFF disables it for a row."""
     top_p: Tensor | None
     """(B, 1) float32; infinity disables it for a row, since a sum of probabilities may round to 1 too early."""
-    max_tokens: Tensor
-    """(B,) int64."""
-    stop_token_ids: Tensor
-    """(B, S) int64, padded with -1, which is no token."""
-    uniforms: Tensor
-    """(B, N) float64 in [0, 1): the random number of each token."""
-
-    def select(self, indexes: Tensor) -> "Rows":
-        """Return the rows at `indexes`, (n,) int64."""
-        columns = ((field.name, getattr(self, field.name)) for field in fields(self))
-        selected: dict[str, Any] = {name: None if column is None else column[indexes] for name, column in columns}
-        return Rows(**selected)
 
 
-def make_rows(requests: Sequence[GenerationRequest], eos_token_ids: Sequence[int], device: torch.device) -> Rows:
-    """Build rows from at least one request; the model's eos_token_ids stop every row."""
-    params = [request.params for request in requests]
-    num_uniforms = max(p.max_tokens for p in params)
+def make_rows(params: Sequence[SamplingParams], device: torch.device) -> Rows:
+    """Build rows from the parameters of at least one request."""
 
     def column(values: list, dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=device)
@@ -61,15 +44,17 @@ def make_rows(requests: Sequence[GenerationRequest], eos_token_ids: Sequence[int
     top_k = [p.top_k or OFF for p in params]
     top_p = [p.top_p if p.top_p < 1 else float("inf") for p in params]
     return Rows(
-        index=torch.arange(len(requests), device=device),
         temperature=column([[p.temperature or 1.0] for p in params], torch.float32),
         greedy=column(greedy, torch.bool) if any(greedy) else None,
         top_k=column(top_k, torch.int64)[:, None] if min(top_k) < OFF else None,
         top_p=column(top_p, torch.float32)[:, None] if min(top_p) < 1 else None,
-        max_tokens=column([p.max_tokens for p in params], torch.int64),
-        stop_token_ids=column(_fill_up([(*p.stop_token_ids, *eos_token_ids) for p in params]), torch.int64),
-        uniforms=torch.from_numpy(np.stack([_uniforms(r.seed, num_uniforms) for r in requests])).to(device),
     )
+
+
+def random_numbers(seed: int) -> np.random.Generator:
+    """Return a request's random numbers: its n-th token takes the n-th call of `random`, a float64 in [0, 1)."""
+    # Philox is designed for streams that differ only by their key (Salmon et al. 2011).
+    return np.random.Generator(np.random.Philox(key=seed % 2**64))
 
 
 def sample(logits: Tensor, rows: Rows, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,14 +91,3 @@ def _cut(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:
         before = probabilities.cumsum(dim=-1) - probabilities
         ordered = ordered.masked_fill(before >= top_p, -torch.inf)
     return torch.empty_like(scaled).scatter(-1, tokens, ordered)
-
-
-def _uniforms(seed: int, length: int) -> np.ndarray:
-    """Return (length,) float64 in [0, 1); a longer draw begins with the shorter one."""
-    # Philox is designed for streams that differ only by their key (Salmon et al. 2011).
-    return np.random.Generator(np.random.Philox(key=seed % 2**64)).random(length)
-
-
-def _fill_up(rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    longest = max(len(row) for row in rows)
-    return [row + (-1,) * (longest - len(row)) for row in rows]

@@ -5,23 +5,19 @@ the base that they name. Writes nothing. Raises ModelError if a folder can't be 
 can't be served.
 """
 
-# Shapes: B = sequences of the batch, P = longest prompt, N = most new tokens, V = vocabulary.
-
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
-from transformers import AutoConfig, DynamicCache, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from ludic.engines.continuous import ContinuousBatch
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.engines.sampling import make_rows, sample
 from ludic.errors import ConfigError, ModelError, one_line
 from ludic.models.adapters import base_of_adapter, merge_adapter
 from ludic.models.weight_files import (
@@ -38,9 +34,10 @@ _NOT_ARCHITECTURE = {"_name_or_path", "architectures", "dtype", "transformers_ve
 
 
 class TransformersEngine:
-    """Engine that samples in batches with a key-value cache; see ludic.engines.engine.Engine for the contract.
+    """Engine that batches continuously, with a key-value cache; see ludic.engines.engine.Engine for the contract.
 
-    Calls from several threads are serialised, so no completion mixes two versions.
+    Requests join the batch between two tokens. Models whose cache has other than attention layers, for example states
+    of linear attention, get a new batch only when the one before is finished.
     """
 
     def __init__(
@@ -57,9 +54,9 @@ class TransformersEngine:
         """Load a Hugging Face folder or id.
 
         device: None takes CUDA if available, else the CPU. dtype: None is float32 on the CPU, else the dtype of the
-        weights. max_batch: maximum sequences in memory; longer lists of requests are split. base: returns the folder
-        of the model that LoRA adapters are merged into; None takes the base that they name. float32_head: compute
-        logits in float32, as a trainer with the same setting does.
+        weights. max_batch: maximum sequences that are decoded together; further requests wait their turn.
+        base: returns the folder of the model that LoRA adapters are merged into; None takes the base that they name.
+        float32_head: compute logits in float32, as a trainer with the same setting does.
         """
         if max_batch < 1:
             raise ConfigError(f"max_batch is {max_batch}, wanted at least 1")
@@ -72,29 +69,22 @@ class TransformersEngine:
         self._model = _load_model(folder, dtype, base).to(self._device)
         if float32_head:
             _make_logits_in_float32(self._model)
-        self._eos_token_ids = _eos_token_ids(self._model)
-        self._max_batch = max_batch
-        self._lock = threading.Lock()
         self._half_loaded: str | None = None
         """Folder whose weights have replaced only a part of those in use."""
         self.policy_version = version
         # A model without a table or range of positions, for example with ALiBi, has no limit in its config.
         self.max_length: int = getattr(self._model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
+        self._batch = ContinuousBatch(
+            self._model,
+            max_length=self.max_length,
+            max_batch=max_batch,
+            eos_token_ids=_eos_token_ids(self._model),
+            usable_version=self._usable_version,
+        )
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        for index, request in enumerate(requests):
-            self._check(request, index)
-        # Sort by length, so that batches have little padding.
-        order = sorted(range(len(requests)), key=lambda index: len(requests[index].prompt_tokens))
-        completions: dict[int, Completion] = {}
-        with self._lock, torch.inference_mode():
-            if self._half_loaded:
-                raise ModelError(f"{self._half_loaded}: its weights are half loaded; load a version again, then sample")
-            for start in range(0, len(order), self._max_batch):
-                indexes = order[start : start + self._max_batch]
-                batch = [requests[index] for index in indexes]
-                completions.update(zip(indexes, self._generate_batch(batch), strict=True))
-        return [completions[index] for index in range(len(requests))]
+    async def generate(self, request: GenerationRequest) -> Completion:
+        self._check(request)
+        return await self._batch.generate(request)
 
     def load_weights(self, folder: str, version: int) -> None:
         if not Path(folder).is_dir():
@@ -123,117 +113,35 @@ class TransformersEngine:
         self._replace(folder, version, partial(self._model.load_state_dict, model.state_dict()))
 
     def _replace(self, folder: str, version: int, copy: Callable[[], object]) -> None:
-        """Change the weights; if `copy` fails or is interrupted, `generate` raises until a later one succeeds."""
-        with self._lock:
+        """Change the weights between two steps; if `copy` fails, `generate` raises until a later one succeeds."""
+
+        def replace() -> None:
             self._half_loaded = folder
             copy()
             self._half_loaded, self.policy_version = None, version
 
-    def _check(self, request: GenerationRequest, index: int) -> None:
+        self._batch.between_steps(replace)
+
+    def _usable_version(self) -> int:
+        if self._half_loaded:
+            raise ModelError(f"{self._half_loaded}: its weights are half loaded; load a version again, then sample")
+        return self.policy_version
+
+    def _check(self, request: GenerationRequest) -> None:
         prompt, vocab_size = request.prompt_tokens, self._model.config.get_text_config().vocab_size
         if prompt.ndim != 1 or len(prompt) == 0:
-            raise ConfigError(f"request {index}: the prompt has shape {prompt.shape}, wanted (n,) with n at least 1")
+            raise ConfigError(f"the prompt has shape {prompt.shape}, wanted (n,) with n at least 1")
         if prompt.min() < 0 or prompt.max() >= vocab_size:
             raise ConfigError(
-                f"request {index}: the prompt has tokens from {prompt.min()} to {prompt.max()}, the model knows "
+                f"the prompt has tokens from {prompt.min()} to {prompt.max()}, the model knows "
                 f"0 to {vocab_size - 1}; is it rendered by the model's own tokenizer?"
             )
         length = len(prompt) + request.params.max_tokens
         if length > self.max_length:
             raise ConfigError(
-                f"request {index}: a prompt of {len(prompt)} tokens and max_tokens {request.params.max_tokens} make "
+                f"a prompt of {len(prompt)} tokens and max_tokens {request.params.max_tokens} make "
                 f"{length}, the model holds {self.max_length}; lower max_tokens"
             )
-
-    def _generate_batch(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        rows = make_rows(requests, self._eos_token_ids, self._device)
-        prompts = [np.asarray(request.prompt_tokens, dtype=np.int32) for request in requests]
-        sequences = _Sequences(self._model, prompts, self.max_length)
-        tokens = torch.zeros(rows.uniforms.shape, dtype=torch.int64, device=self._device)
-        logprobs = torch.zeros(rows.uniforms.shape, device=self._device)
-        finished = torch.zeros(len(requests), dtype=torch.bool, device=self._device)
-        for step in range(tokens.shape[1]):
-            drawn, drawn_logprobs = sample(sequences.logits, rows, rows.uniforms[:, step])
-            tokens[rows.index, step], logprobs[rows.index, step] = drawn, drawn_logprobs
-            finished |= (drawn[:, None] == rows.stop_token_ids).any(dim=1) | (rows.max_tokens <= step + 1)
-            live = (~finished).nonzero()[:, 0]
-            if len(live) == 0:
-                break
-            if len(live) <= len(finished) // 2:  # copying the cache pays off if it halves
-                rows, drawn, finished = rows.select(live), drawn[live], finished[live]
-                sequences.select(live)
-            sequences.extend(drawn)
-        columns = zip(requests, tokens.cpu().numpy(), logprobs.cpu().numpy(), strict=True)
-        return [self._completion(*column) for column in columns]
-
-    def _completion(self, request: GenerationRequest, tokens: np.ndarray, logprobs: np.ndarray) -> Completion:
-        """Cut a row to its completion. tokens, logprobs: (N,), padded after the first stop token or max_tokens."""
-        stop_token_ids = (*request.params.stop_token_ids, *self._eos_token_ids)
-        stops = np.flatnonzero(np.isin(tokens[: request.params.max_tokens], stop_token_ids))
-        length = int(stops[0]) + 1 if len(stops) else request.params.max_tokens
-        if np.isnan(logprobs[:length]).any():
-            raise ModelError(f"the weights of version {self.policy_version} give NaN logits; did training diverge?")
-        return Completion(
-            tokens=tokens[:length].astype(np.int32),
-            logprobs=logprobs[:length].copy(),
-            finish_reason="stop" if len(stops) else "length",
-            policy_version=self.policy_version,
-            policy_version_last=self.policy_version,
-        )
-
-
-class _Sequences:
-    """A batch of left-padded sequences in a model's key-value cache, with the logits of their next tokens."""
-
-    logits: Tensor
-    """(B, V), in the model's dtype."""
-
-    def __init__(self, model: PreTrainedModel, prompts: Sequence[np.ndarray], max_length: int) -> None:
-        """Run the prompts, each int32; equal prompts, as in a group of rollouts, are run once."""
-        self._model = model
-        self._last_position = max_length - 1
-        unique = {prompt.tobytes(): prompt for prompt in prompts}
-        tokens, mask = (array.to(model.device) for array in _pad_left(list(unique.values())))
-        self._mask = mask
-        self._positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        self._cache = DynamicCache(config=model.config)
-        self._forward(tokens)
-        if len(unique) < len(prompts):
-            index_of = {key: index for index, key in enumerate(unique)}
-            self.select(torch.tensor([index_of[prompt.tobytes()] for prompt in prompts], device=model.device))
-
-    def select(self, indexes: Tensor) -> None:
-        """Keep the sequences at `indexes`, (n,) int64, which may repeat."""
-        self.logits, self._mask, self._positions = self.logits[indexes], self._mask[indexes], self._positions[indexes]
-        self._cache.batch_select_indices(indexes)
-
-    def extend(self, tokens: Tensor) -> None:
-        """Append one token, (B,) int64, to each sequence."""
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        # A finished sequence waits for the others; the positions of its padding must stay in the model's range.
-        self._positions = (self._positions[:, -1:] + 1).clamp(max=self._last_position)
-        self._forward(tokens[:, None])
-
-    def _forward(self, tokens: Tensor) -> None:
-        output = self._model(
-            input_ids=tokens,
-            attention_mask=self._mask,
-            position_ids=self._positions,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        self.logits = output.logits[:, -1]
-
-
-def _pad_left(prompts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
-    """Return tokens and attention mask, each (B, P) int64; padding is token 0 with mask 0."""
-    tokens = torch.zeros(len(prompts), max(len(prompt) for prompt in prompts), dtype=torch.int64)
-    mask = torch.zeros_like(tokens)
-    for row, prompt in enumerate(prompts):
-        tokens[row, -len(prompt) :] = torch.from_numpy(np.array(prompt, dtype=np.int64))
-        mask[row, -len(prompt) :] = 1
-    return tokens, mask
 
 
 def _load_config(folder: str) -> PretrainedConfig:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.requests import derive_seed
-from ludic.engines.engine import GenerationRequest, SamplingParams
+from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.errors import ConfigError
 from ludic.models.first_model import base_of_run, local_folder
 from ludic.records import FinishReason, Message
@@ -78,8 +78,8 @@ def _sample(folder: str, question: Question, root: Root | None, version: int | N
     prompt_tokens = render_prompt(tokenizer, messages)
     params = _params(question, root, room=engine.max_length - len(prompt_tokens))
     seeds = [derive_seed(question.seed, index) for index in range(question.n)]
-    completions = engine.generate(
-        [GenerationRequest(prompt_tokens=prompt_tokens, params=params, seed=seed) for seed in seeds]
+    completions = generate_all(
+        engine, [GenerationRequest(prompt_tokens=prompt_tokens, params=params, seed=seed) for seed in seeds]
     )
     return [
         Answer(

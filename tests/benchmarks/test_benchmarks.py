@@ -51,6 +51,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "A trainer whose rollouts",
         "train_wait:",
         "The whole ring",
+        "continuous_batching:",
     )
     indexes = [printed.index(title) for title in titles]
     assert indexes == sorted(indexes)

@@ -1,8 +1,10 @@
 """What every engine promises (ludic.engines.engine.Engine), tried on every implementation."""
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,16 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DynamicCache
 
-from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
+from ludic.engines.engine import (
+    Completion,
+    Engine,
+    GenerationRequest,
+    SamplingParams,
+    WeightSpan,
+    generate_all,
+)
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
 from ludic.models.tiny import make_tiny_model
@@ -86,28 +95,28 @@ def test_logprobs_are_those_of_a_plain_forward_pass_cut_and_renormalised(
     engine: Engine, model_folder: str, params: dict[str, Any]
 ) -> None:
     requests = [a_request(prompt, seed=seed, **params) for seed in range(4) for prompt in (PROMPT, LONGER_PROMPT)]
-    for request, completion in zip(requests, engine.generate(requests), strict=True):
+    for request, completion in zip(requests, generate_all(engine, requests), strict=True):
         logits = logits_after(model_folder, request.prompt_tokens, completion.tokens)
         expected = expected_logprobs(logits, request.params)[np.arange(len(completion.tokens)), completion.tokens]
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)
 
 
 def test_arrays_have_the_types_that_records_store(engine: Engine) -> None:
-    [completion] = engine.generate([a_request()])
+    [completion] = generate_all(engine, [a_request()])
     assert completion.tokens.dtype == np.int32
     assert completion.logprobs.dtype == np.float32
     assert completion.tokens.shape == completion.logprobs.shape
 
 
 def test_the_same_seed_gives_the_same_completion_and_another_seed_another(engine: Engine) -> None:
-    first, again, other = (tokens_of(engine.generate([a_request(seed=seed)])) for seed in (7, 7, 8))
+    first, again, other = (tokens_of(generate_all(engine, [a_request(seed=seed)])) for seed in (7, 7, 8))
     assert first == again
     assert first != other
 
 
 def test_negative_and_large_seeds_are_seeds_like_others(engine: Engine) -> None:
     seeds = [-1, 0, 1, 2**63 - 1]
-    completions = tokens_of(engine.generate([a_request(seed=seed) for seed in seeds]))
+    completions = tokens_of(generate_all(engine, [a_request(seed=seed) for seed in seeds]))
     assert len({tuple(tokens) for tokens in completions}) == len(seeds)
 
 
@@ -117,8 +126,8 @@ def test_a_completion_does_not_depend_on_what_else_is_in_its_batch(engine: Engin
         for seed in range(5)
         for params in ({}, {"temperature": 0.0}, {"top_p": 0.6}, {"top_k": 5, "max_tokens": 3}, {"max_tokens": 40})
     ]
-    together = engine.generate(requests)
-    alone = [engine.generate([request])[0] for request in requests]
+    together = generate_all(engine, requests)
+    alone = [generate_all(engine, [request])[0] for request in requests]
     assert tokens_of(together) == tokens_of(alone)
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5, rtol=0)
@@ -129,19 +138,19 @@ def test_completions_come_in_the_order_of_the_requests(engine: Engine) -> None:
     lengths = [5, 1, 4, 2, 3]
     prompts = [LONGER_PROMPT, PROMPT, LONGER_PROMPT, PROMPT, PROMPT]
     requests = [a_request(p, temperature=0.0, max_tokens=n) for p, n in zip(prompts, lengths, strict=True)]
-    greedy = {len(prompt): engine.generate([a_request(prompt, temperature=0.0)])[0] for prompt in prompts}
-    for request, completion in zip(requests, engine.generate(requests), strict=True):
+    greedy = {len(prompt): generate_all(engine, [a_request(prompt, temperature=0.0)])[0] for prompt in prompts}
+    for request, completion in zip(requests, generate_all(engine, requests), strict=True):
         expected = greedy[len(request.prompt_tokens)].tokens[: request.params.max_tokens]
         assert completion.tokens.tolist() == expected.tolist()
 
 
 def test_no_request_gives_no_completion(engine: Engine) -> None:
-    assert engine.generate([]) == []
+    assert generate_all(engine, []) == []
 
 
 def test_max_tokens_ends_a_completion_with_length(engine: Engine) -> None:
     requests = [a_request(seed=seed, max_tokens=max_tokens) for seed in range(20) for max_tokens in (1, 6)]
-    completions = engine.generate(requests)
+    completions = generate_all(engine, requests)
     cut_off = [(r, c) for r, c in zip(requests, completions, strict=True) if c.finish_reason == "length"]
     assert len(cut_off) > 10
     for request, completion in cut_off:
@@ -150,7 +159,7 @@ def test_max_tokens_ends_a_completion_with_length(engine: Engine) -> None:
 
 
 def test_the_models_end_of_sequence_stops_and_is_the_last_token(engine: Engine) -> None:
-    completions = engine.generate([a_request(seed=seed, max_tokens=200) for seed in range(40)])
+    completions = generate_all(engine, [a_request(seed=seed, max_tokens=200) for seed in range(40)])
     stopped = [completion for completion in completions if completion.finish_reason == "stop"]
     assert len(stopped) > 10
     for completion in stopped:
@@ -158,12 +167,13 @@ def test_the_models_end_of_sequence_stops_and_is_the_last_token(engine: Engine) 
 
 
 def test_a_stop_token_of_the_request_stops_that_request_alone(engine: Engine) -> None:
-    [free] = engine.generate([a_request(temperature=0.0, max_tokens=12)])
+    [free] = generate_all(engine, [a_request(temperature=0.0, max_tokens=12)])
     index = 5
     stop = int(free.tokens[index])
     first = free.tokens.tolist().index(stop)
-    stopped, still_free = engine.generate(
-        [a_request(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)), a_request(temperature=0.0, max_tokens=12)]
+    stopped, still_free = generate_all(
+        engine,
+        [a_request(temperature=0.0, max_tokens=12, stop_token_ids=(stop,)), a_request(temperature=0.0, max_tokens=12)],
     )
     assert stopped.tokens.tolist() == free.tokens[: first + 1].tolist()
     assert stopped.finish_reason == "stop"
@@ -171,13 +181,13 @@ def test_a_stop_token_of_the_request_stops_that_request_alone(engine: Engine) ->
 
 
 def test_a_stop_token_in_the_last_position_is_a_stop(engine: Engine) -> None:
-    [free] = engine.generate([a_request(temperature=0.0, max_tokens=1)])
-    [stopped] = engine.generate([a_request(temperature=0.0, max_tokens=1, stop_token_ids=(int(free.tokens[0]),))])
+    [free] = generate_all(engine, [a_request(temperature=0.0, max_tokens=1)])
+    [stopped] = generate_all(engine, [a_request(temperature=0.0, max_tokens=1, stop_token_ids=(int(free.tokens[0]),))])
     assert (free.finish_reason, stopped.finish_reason) == ("length", "stop")
 
 
 def test_greedy_takes_the_most_likely_tokens_with_logprob_zero(engine: Engine, model_folder: str) -> None:
-    one, other = engine.generate([a_request(temperature=0.0, seed=seed) for seed in (1, 2)])
+    one, other = generate_all(engine, [a_request(temperature=0.0, seed=seed) for seed in (1, 2)])
     assert one.tokens.tolist() == logits_after(model_folder, PROMPT, one.tokens).argmax(axis=1).tolist()
     assert one.tokens.tolist() == other.tokens.tolist()
     assert one.logprobs.tolist() == [0.0] * len(one.tokens)
@@ -185,7 +195,7 @@ def test_greedy_takes_the_most_likely_tokens_with_logprob_zero(engine: Engine, m
 
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-6}], ids=str)
 def test_cutting_down_to_one_token_is_greedy(engine: Engine, params: dict[str, Any]) -> None:
-    greedy, cut = engine.generate([a_request(temperature=0.0), a_request(seed=3, **params)])
+    greedy, cut = generate_all(engine, [a_request(temperature=0.0), a_request(seed=3, **params)])
     assert cut.tokens.tolist() == greedy.tokens.tolist()
     assert cut.logprobs.tolist() == [0.0] * len(cut.tokens)
 
@@ -196,7 +206,7 @@ def test_first_tokens_occur_as_often_as_their_probability_says(
 ) -> None:
     num_samples = 3000
     requests = [a_request(seed=seed, max_tokens=1, **params) for seed in range(num_samples)]
-    first = np.array([completion.tokens[0] for completion in engine.generate(requests)])
+    first = np.array([completion.tokens[0] for completion in generate_all(engine, requests)])
     logits = logits_after(model_folder, PROMPT, PROMPT[:1])
     expected = num_samples * np.exp(expected_logprobs(logits, requests[0].params)[0])
     observed = np.bincount(first, minlength=len(expected))
@@ -212,29 +222,69 @@ def test_first_tokens_occur_as_often_as_their_probability_says(
 @pytest.mark.slow
 def test_loaded_weights_are_used_and_can_be_taken_back(engine: Engine, model_folder: str, other_weights: str) -> None:
     requests = [a_request(seed=seed) for seed in range(4)]
-    before = engine.generate(requests)
+    before = generate_all(engine, requests)
     engine.load_weights(other_weights, 12)
-    swapped = engine.generate(requests)
+    swapped = generate_all(engine, requests)
     engine.load_weights(model_folder, 13)
-    after = engine.generate(requests)
+    after = generate_all(engine, requests)
 
     assert tokens_of(swapped) != tokens_of(before)
     assert tokens_of(after) == tokens_of(before)
     logits = logits_after(other_weights, PROMPT, swapped[0].tokens)
     expected = expected_logprobs(logits, requests[0].params)[np.arange(len(logits)), swapped[0].tokens]
     np.testing.assert_allclose(swapped[0].logprobs, expected, atol=1e-4, rtol=0)
-    versions = [(c.policy_version, c.policy_version_last) for c in (before[0], swapped[0], after[0])]
-    assert versions == [(0, 0), (12, 12), (13, 13)]
+    for completion, version in ((before[0], 0), (swapped[0], 12), (after[0], 13)):
+        assert completion.weight_versions == (WeightSpan(version=version, start=0, end=len(completion.tokens)),)
+        assert (completion.policy_version, completion.policy_version_last) == (version, version)
     assert engine.policy_version == 13
+
+
+def logprobs_of_spans(folders: dict[int, str], prompt: np.ndarray, completion: Completion) -> np.ndarray:
+    """(length,) float64: logprobs when each span's weights continue the key-value cache of the spans before."""
+    cache, context, logits = DynamicCache(), prompt, []
+    for span in completion.weight_versions:
+        model = AutoModelForCausalLM.from_pretrained(folders[span.version], dtype=torch.float32)
+        # A token's keys and values are computed when the token after it is sampled.
+        inputs = np.concatenate([context, completion.tokens[span.start : span.end - 1]]).astype(np.int64)
+        with torch.inference_mode():
+            found = model(torch.from_numpy(inputs)[None], past_key_values=cache).logits[0].double()
+        logits.append(found[len(context) - 1 :])
+        context = completion.tokens[span.end - 1 : span.end]
+    logprobs = torch.cat(logits).log_softmax(dim=-1).numpy()
+    return logprobs[np.arange(len(logprobs)), completion.tokens]
+
+
+def test_weights_loaded_within_a_completion_give_it_two_spans(
+    engine: Engine, model_folder: str, other_weights: str
+) -> None:
+    requests = [a_request(seed=seed, max_tokens=490) for seed in range(40)]
+
+    async def generate() -> list[Completion]:
+        tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+        await engine.generate(a_request(max_tokens=5))
+        await asyncio.to_thread(engine.load_weights, other_weights, 1)
+        return await asyncio.gather(*tasks)
+
+    # Some stop before the load.
+    swapped = [completion for completion in asyncio.run(generate()) if len(completion.weight_versions) > 1]
+    assert len(swapped) >= 4
+    for completion in swapped[:4]:
+        first, second = completion.weight_versions
+        assert (first.version, second.version) == (0, 1)
+        assert (first.start, second.start, second.end) == (0, first.end, len(completion.tokens))
+        assert first.end >= 5
+        assert (completion.policy_version, completion.policy_version_last) == (0, 1)
+        expected = logprobs_of_spans({0: model_folder, 1: other_weights}, PROMPT, completion)
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)
 
 
 def test_sharded_weights_are_loaded(engine: Engine, other_weights: str, tmp_path: Path) -> None:
     AutoModelForCausalLM.from_pretrained(other_weights).save_pretrained(tmp_path, max_shard_size="100kB")
     assert len(list(tmp_path.glob("model-*-of-*.safetensors"))) > 1
     engine.load_weights(str(tmp_path), 1)
-    sharded = tokens_of(engine.generate([a_request()]))
+    sharded = tokens_of(generate_all(engine, [a_request()]))
     engine.load_weights(other_weights, 2)
-    assert sharded == tokens_of(engine.generate([a_request()]))
+    assert sharded == tokens_of(generate_all(engine, [a_request()]))
 
 
 def remove_weights(folder: Path) -> None:
@@ -314,21 +364,21 @@ def remove_everything(folder: Path) -> None:
 def test_a_damaged_folder_is_refused_and_the_old_weights_stay(
     engine: Engine, other_weights: str, tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
-    before = engine.generate([a_request()])
+    before = generate_all(engine, [a_request()])
     folder = tmp_path / "policy"
     shutil.copytree(other_weights, folder)
     damage(folder)
     with pytest.raises(ModelError, match=f"(?s){message}"):
         engine.load_weights(str(folder), 5)
     assert engine.policy_version == 0
-    assert tokens_of(engine.generate([a_request()])) == tokens_of(before)
+    assert tokens_of(generate_all(engine, [a_request()])) == tokens_of(before)
 
 
 @pytest.mark.parametrize("kept", [0, 7, 8, 1000, 100_000, -1])
 def test_weights_cut_off_anywhere_are_refused_and_the_old_ones_stay(
     engine: Engine, other_weights: str, tmp_path: Path, kept: int
 ) -> None:
-    before = engine.generate([a_request()])
+    before = generate_all(engine, [a_request()])
     folder = tmp_path / "policy"
     shutil.copytree(other_weights, folder)
     data = (folder / "model.safetensors").read_bytes()
@@ -336,7 +386,7 @@ def test_weights_cut_off_anywhere_are_refused_and_the_old_ones_stay(
     with pytest.raises(ModelError, match="could not be loaded"):
         engine.load_weights(str(folder), 5)
     assert engine.policy_version == 0
-    assert tokens_of(engine.generate([a_request()])) == tokens_of(before)
+    assert tokens_of(generate_all(engine, [a_request()])) == tokens_of(before)
 
 
 def test_weights_in_use_do_not_change_with_the_folder_they_came_from(
@@ -345,26 +395,94 @@ def test_weights_in_use_do_not_change_with_the_folder_they_came_from(
     folder = tmp_path / "policy"
     shutil.copytree(other_weights, folder)
     engine.load_weights(str(folder), 1)
-    before = tokens_of(engine.generate([a_request()]))
+    before = tokens_of(generate_all(engine, [a_request()]))
     (folder / "model.safetensors").write_bytes(b"")
-    assert tokens_of(engine.generate([a_request()])) == before
+    assert tokens_of(generate_all(engine, [a_request()])) == before
+
+
+def test_a_request_that_arrives_while_others_decode_gives_the_tokens_that_it_gives_alone(engine: Engine) -> None:
+    prompts = [PROMPT, LONGER_PROMPT, np.arange(3, 43, dtype=np.int32)]
+    requests = [
+        a_request(
+            prompts[seed % 3], seed=seed, temperature=(1.0, 0.0, 0.7)[seed % 3 - 1], max_tokens=10 + seed % 7 * 10
+        )
+        for seed in range(24)
+    ]
+    alone = [generate_all(engine, [request])[0] for request in requests]
+
+    async def arrive_one_by_one() -> list[Completion]:
+        tasks = []
+        for request in requests:
+            tasks.append(asyncio.ensure_future(engine.generate(request)))
+            await engine.generate(a_request(seed=100 + len(tasks), max_tokens=1 + len(tasks) % 3))
+        return await asyncio.gather(*tasks)
+
+    arrived = asyncio.run(arrive_one_by_one())
+    assert tokens_of(arrived) == tokens_of(alone)
+    for one, other in zip(arrived, alone, strict=True):
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5, rtol=0)
+        assert one.finish_reason == other.finish_reason
+
+
+def test_threads_with_event_loops_of_their_own_may_generate_at_the_same_time(engine: Engine) -> None:
+    requests = [a_request(seed=seed) for seed in range(12)]
+    with ThreadPoolExecutor(4) as threads:
+        found = list(threads.map(lambda request: generate_all(engine, [request])[0], requests))
+    assert tokens_of(found) == tokens_of(generate_all(engine, requests))
+
+
+def test_generate_all_works_within_an_event_loop(engine: Engine) -> None:
+    async def within() -> list[Completion]:
+        return generate_all(engine, [a_request(seed=seed) for seed in range(3)])
+
+    assert tokens_of(asyncio.run(within())) == tokens_of(generate_all(engine, [a_request(seed=i) for i in range(3)]))
+
+
+def test_a_cancelled_request_does_not_change_the_others(engine: Engine) -> None:
+    requests = [a_request(seed=seed, max_tokens=60) for seed in range(6)]
+    alone = [generate_all(engine, [request])[0] for request in requests]
+
+    async def cancel_every_other() -> list[Completion]:
+        tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
+        await engine.generate(a_request(max_tokens=2))
+        for task in tasks[::2]:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends[::2])
+        return [end for end in ends[1::2] if isinstance(end, Completion)]
+
+    assert tokens_of(asyncio.run(cancel_every_other())) == tokens_of(alone[1::2])
+    assert tokens_of(generate_all(engine, requests)) == tokens_of(alone)
+
+
+def test_the_error_of_one_request_does_not_touch_the_others(engine: Engine) -> None:
+    good = [a_request(seed=seed) for seed in range(3)]
+
+    async def generate() -> list[Completion | BaseException]:
+        empty, unknown = a_request(np.array([], dtype=np.int32)), a_request(np.array([VOCABULARY], dtype=np.int32))
+        mixed = [good[0], empty, good[1], unknown, good[2]]
+        return await asyncio.gather(*map(engine.generate, mixed), return_exceptions=True)
+
+    ends = asyncio.run(generate())
+    assert [type(end) for end in ends[1::2]] == [ConfigError, ConfigError]
+    assert tokens_of(ends[::2]) == tokens_of(generate_all(engine, good))
 
 
 def test_an_empty_prompt_is_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match=r"request 1: .* shape \(0,\)"):
-        engine.generate([a_request(), a_request(np.array([], dtype=np.int32))])
+    with pytest.raises(ConfigError, match=r"the prompt has shape \(0,\)"):
+        generate_all(engine, [a_request(), a_request(np.array([], dtype=np.int32))])
 
 
 @pytest.mark.parametrize("token", [-1, VOCABULARY])
 def test_a_prompt_with_a_token_that_the_model_does_not_know_is_refused(engine: Engine, token: int) -> None:
     with pytest.raises(ConfigError, match=rf"{token}.* 0 to 63"):
-        engine.generate([a_request(np.array([4, token], dtype=np.int32))])
+        generate_all(engine, [a_request(np.array([4, token], dtype=np.int32))])
 
 
 def test_a_prompt_that_leaves_no_room_for_max_tokens_is_refused_with_the_numbers(engine: Engine) -> None:
     assert engine.max_length == 512
     prompt = np.full(500, 40, dtype=np.int32)
     with pytest.raises(ConfigError, match=r"500 tokens and max_tokens 13 make 513, the model holds 512"):
-        engine.generate([a_request(prompt, max_tokens=13)])
-    [completion] = engine.generate([a_request(prompt, max_tokens=12)])
+        generate_all(engine, [a_request(prompt, max_tokens=13)])
+    [completion] = generate_all(engine, [a_request(prompt, max_tokens=12)])
     assert len(completion.tokens) <= 12

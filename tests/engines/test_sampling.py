@@ -2,20 +2,18 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.engines.engine import GenerationRequest, SamplingParams
-from ludic.engines.sampling import make_rows, sample
+from ludic.engines.engine import SamplingParams
+from ludic.engines.sampling import make_rows, random_numbers, sample
 
 
 def draw(probabilities: list[float], uniform: float, **params: Any) -> tuple[int, float]:
     """Token and probability that one row draws from logits log(probabilities)."""
-    request = GenerationRequest(prompt_tokens=np.array([0]), params=SamplingParams(**params), seed=0)
-    rows = make_rows([request], (), torch.device("cpu"))
+    rows = make_rows([SamplingParams(**params)], torch.device("cpu"))
     logits = torch.tensor([probabilities]).log()
     token, logprob = sample(logits, rows, torch.tensor([uniform], dtype=torch.float64))
     return int(token), float(logprob.exp())
@@ -68,22 +66,16 @@ def test_a_row_without_top_p_keeps_its_least_likely_tokens_beside_one_with() -> 
     # Nearly all tokens lie past the point where the sum of probabilities rounds to 1.
     logits = torch.full((2, 1000), -30.0)
     logits[:, 0] = 0.0
-    params = [SamplingParams(), SamplingParams(top_p=0.5)]
-    requests = [GenerationRequest(prompt_tokens=np.array([0]), params=p, seed=0) for p in params]
-    rows = make_rows(requests, (), torch.device("cpu"))
+    rows = make_rows([SamplingParams(), SamplingParams(top_p=0.5)], torch.device("cpu"))
     tokens, logprobs = sample(logits, rows, torch.full((2,), 1 - 2**-53, dtype=torch.float64))
     assert tokens.tolist() == [999, 0]
     assert logprobs.tolist() == [pytest.approx(-30.0), 0.0]
 
 
-@given(seed=st.integers(-(2**63), 2**63 - 1), max_tokens=st.integers(1, 50), longer=st.integers(0, 50))
-def test_random_numbers_depend_on_the_seed_and_the_position_alone(seed: int, max_tokens: int, longer: int) -> None:
-    def uniforms(num: int) -> np.ndarray:
-        params = SamplingParams(max_tokens=num)
-        request = GenerationRequest(prompt_tokens=np.array([0]), params=params, seed=seed)
-        return make_rows([request], (), torch.device("cpu")).uniforms.numpy()[0]
-
-    short, long = uniforms(max_tokens), uniforms(max_tokens + longer)
-    assert short.shape == (max_tokens,)
-    assert (short == long[:max_tokens]).all()
-    assert ((short >= 0) & (short < 1)).all()
+@given(seed=st.integers(-(2**63), 2**63 - 1))
+def test_random_numbers_depend_on_the_seed_and_the_position_alone(seed: int) -> None:
+    one_by_one = random_numbers(seed)
+    drawn = [one_by_one.random() for _ in range(20)]
+    assert drawn == random_numbers(seed).random(20).tolist()
+    assert drawn != random_numbers(seed + 1).random(20).tolist()
+    assert all(0 <= number < 1 for number in drawn)

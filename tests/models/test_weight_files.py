@@ -11,9 +11,11 @@ from model_families import FAMILIES, VOCAB_SIZE, random_model_of
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from ludic.engines.engine import GenerationRequest, SamplingParams
+from ludic.engines import transformers_engine
+from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ModelError
+from ludic.models.weight_files import read_into
 
 REQUEST = GenerationRequest(
     prompt_tokens=np.arange(3, 9, dtype=np.int32), params=SamplingParams(max_tokens=4, temperature=0.0), seed=0
@@ -188,7 +190,7 @@ def test_a_difference_is_refused_with_its_file_before_any_weight_changes(change,
         engine.load_weights(str(second), 1)
     assert_same(weights_of(engine), before)
     assert engine.policy_version == 0
-    engine.generate([REQUEST])
+    generate_all(engine, [REQUEST])
 
 
 def test_a_difference_in_the_last_shard_is_refused_before_any_weight_changes(tmp_path):
@@ -207,47 +209,39 @@ def test_a_difference_in_the_last_shard_is_refused_before_any_weight_changes(tmp
     assert_same(weights_of(engine), before)
 
 
-class CutsOff:
-    """A lock of the engine that cuts a file off once the headers are checked and the weights are to be copied."""
+def just_before_copying(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Do something once the headers are checked and the weights are to be copied."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def read(*args: object) -> None:
+        action()
+        read_into(*args)
 
-    def __enter__(self) -> None:
-        os.truncate(self._path, self._path.stat().st_size - 1000)
-
-    def __exit__(self, *_: object) -> None:
-        pass
+    monkeypatch.setattr(transformers_engine, "read_into", read)
 
 
-def test_a_file_that_fails_half_way_leaves_the_engine_unusable_until_a_load_succeeds(folders):
+def test_a_file_that_fails_half_way_leaves_the_engine_unusable_until_a_load_succeeds(folders, monkeypatch):
     first, second = folders
     engine = an_engine(first)
-    wanted, lock = weights_of(an_engine(second)), engine._lock
-    whole = (second / "model.safetensors").read_bytes()
-    engine._lock = CutsOff(second / "model.safetensors")  # type: ignore[assignment]
+    wanted, file = weights_of(an_engine(second)), second / "model.safetensors"
+    whole = file.read_bytes()
+    just_before_copying(monkeypatch, lambda: os.truncate(file, len(whole) - 1000))
     with pytest.raises(ModelError, match=f"^{second}/model.safetensors: .* failed half-way .*ends early"):
         engine.load_weights(str(second), 1)
-    engine._lock = lock
+    monkeypatch.undo()
     assert engine.policy_version == 0
     with pytest.raises(ModelError, match=f"^{second}: .* half loaded"):
-        engine.generate([REQUEST])
-    (second / "model.safetensors").write_bytes(whole)
+        generate_all(engine, [REQUEST])
+    file.write_bytes(whole)
     engine.load_weights(str(second), 1)
     assert_same(weights_of(engine), wanted)
-    engine.generate([REQUEST])
+    generate_all(engine, [REQUEST])
     assert engine.policy_version == 1
 
 
-def test_a_folder_deleted_while_it_is_read_is_loaded_whole(folders):
+def test_a_folder_deleted_while_it_is_read_is_loaded_whole(folders, monkeypatch):
     """A trainer deletes versions that are no longer needed."""
     first, second = folders
     engine, wanted = an_engine(first), weights_of(an_engine(second))
-
-    class Deletes(CutsOff):
-        def __enter__(self) -> None:
-            (second / "model.safetensors").unlink()
-
-    engine._lock = Deletes(second)  # type: ignore[assignment]
+    just_before_copying(monkeypatch, (second / "model.safetensors").unlink)
     engine.load_weights(str(second), 1)
     assert_same(weights_of(engine), wanted)

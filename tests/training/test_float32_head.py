@@ -6,7 +6,7 @@ import torch
 from torch.nn.functional import linear
 
 from ludic.batches.packing import TrainingSequence, pack
-from ludic.engines.engine import GenerationRequest, SamplingParams
+from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.tiny import make_tiny_model
@@ -41,7 +41,7 @@ def sampled(engine, num=16):
                 sampler_logprobs=completion.logprobs,
                 advantage=1.0,
             )
-            for request, completion in zip(requests, engine.generate(requests), strict=True)
+            for request, completion in zip(requests, generate_all(engine, requests), strict=True)
         ]
     )
 
