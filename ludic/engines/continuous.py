@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ludic.engines.engine import Completion, GenerationRequest, WeightSpan
+from ludic.engines.engine import Completion, GenerationRequest
 from ludic.engines.sampling import Rows, make_rows, random_numbers, sample
 from ludic.engines.sequences import Sequences
 from ludic.errors import ModelError
+from ludic.records import WeightSpan
 
 _JOIN_SHARE = 0.25
 """Requests join at once if they are at least this share of those that run: their prefill holds the others up."""

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from ludic.bounds import check_numbers
-from ludic.records import FinishReason
+from ludic.records import FinishReason, WeightSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,15 +43,6 @@ class GenerationRequest:
     params: SamplingParams
     seed: int
     """Random seed. The same request, weights and seed give the same tokens, whatever else is in the batch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSpan:
-    """Tokens of a completion that were sampled under one version of the weights: tokens[start:end]."""
-
-    version: int
-    start: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,12 +19,12 @@ from ludic.engines.engine import (
     Engine,
     GenerationRequest,
     SamplingParams,
-    WeightSpan,
     generate_all,
 )
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
 from ludic.models.tiny import make_tiny_model
+from ludic.records import WeightSpan
 
 EOS = 2
 VOCABULARY = 64
