@@ -74,7 +74,7 @@ class Counting:
     """An engine that counts what it is asked for."""
 
     engine: Engine
-    num_requests: list[int] = field(default_factory=list)
+    requests: list[GenerationRequest] = field(default_factory=list)
 
     @property
     def policy_version(self) -> int:
@@ -84,19 +84,18 @@ class Counting:
     def max_length(self) -> int:
         return self.engine.max_length
 
-    def generate(self, requests: Sequence[GenerationRequest]) -> list[Completion]:
-        self.num_requests.append(len(requests))
-        return self.engine.generate(requests)
+    async def generate(self, request: GenerationRequest) -> Completion:
+        self.requests.append(request)
+        return await self.engine.generate(request)
 
 
-def test_the_engine_is_called_once_an_environment_and_samples_nothing_twice(
+def test_each_episode_of_one_step_is_one_request(
     agent: Agent, run_config: Callable[..., RunConfig]
 ) -> None:
     engine = Counting(agent.engine)
     run = run_config(env=("addition", "opposites", "addition"), group_size=2)
     sample(GroupSampler.of_run(run, replace(agent, engine=engine)), *range(6))
-    # Four groups of addition and two of opposites.
-    assert engine.num_requests == [8, 4]
+    assert len(engine.requests) == len({request.seed for request in engine.requests}) == 12
 
 
 def test_groups_come_in_the_order_of_their_numbers(make_sampler: MakeSampler) -> None:
@@ -186,15 +185,15 @@ def test_episodes_of_several_rows_and_agents_are_grouped_by_their_requests(make_
     """Two agents each answer; the first one's row is continued in a second row in every other episode."""
     sampler = make_sampler(env=("addition", "opposites"), group_size=3)
 
-    def run_episodes(make: EnvironmentFactory, requests: Sequence[EpisodeRequest]) -> list[list[Rollout]]:
-        answers = [rows[0] for rows in sampler.run_episodes(make, requests)]
-        return [rows_of(answer, continued=bool(answer.request_index % 2)) for answer in answers]
+    async def run_episode(make: EnvironmentFactory, request: EpisodeRequest) -> list[Rollout]:
+        (answer,) = await sampler.run_episode(make, request)
+        return rows_of(answer, continued=bool(answer.request_index % 2))
 
     def rows_of(answer: Rollout, *, continued: bool) -> list[Rollout]:
         names = [("solver", 0), ("solver", 1), ("critic", 0)] if continued else [("solver", 0), ("critic", 0)]
         return [replace(answer, rollout_id=new_id(), agent_id=agent, segment_index=at) for agent, at in names]
 
-    groups = sample(replace(sampler, run_episodes=run_episodes), 3, 0, 2)
+    groups = sample(replace(sampler, run_episode=run_episode), 3, 0, 2)
     assert [[(row.request_index, row.agent_id, row.segment_index) for row in group.rollouts] for group in groups] == [
         [
             *[(9, "solver", 0), (9, "solver", 1), (9, "critic", 0)],
