@@ -14,6 +14,7 @@ from typing import Any
 
 from ludic.environments.addition import Addition
 from ludic.environments.environment import Environment, SingleTurnEnvironment
+from ludic.environments.guess_number import GuessNumber
 from ludic.environments.moar_cats import MoarCats
 from ludic.environments.number_comparison import NumberComparison
 from ludic.environments.opposites import Opposites
@@ -30,6 +31,7 @@ EnvironmentFactory = Callable[[], Environment]
 BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment]] = MappingProxyType(
     {
         "addition": Addition,
+        "guess_number": GuessNumber,
         "moar_cats": MoarCats,
         "number_comparison": NumberComparison,
         "opposites": Opposites,

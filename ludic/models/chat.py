@@ -5,7 +5,7 @@ template.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,9 +33,29 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
 
 
 def render_prompt(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool = True
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
 ) -> np.ndarray:
-    """Return (prompt_length,) int32: tokens of the conversation, by default up to the start of the assistant's turn."""
+    """Return (prompt_length,) int32: tokens of the conversation, by default up to the start of the assistant's turn.
+
+    tools: JSON schemas of tools, as chat templates take them. Raises ModelError.
+    """
+    options = {"tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
+    encoding = _apply_template(tokenizer, messages, return_dict=True, **options)
+    return np.asarray(encoding["input_ids"], dtype=np.int32)
+
+
+def render_text(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+) -> str:
+    """Return the text whose tokens `render_prompt` returns."""
+    return _apply_template(tokenizer, messages, tokenize=False, tools=list(tools) or None, add_generation_prompt=True)
+
+
+def _apply_template(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], **options: Any) -> Any:
     if not tokenizer.chat_template:
         raise ModelError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; take the instruct version of the "
@@ -43,15 +63,12 @@ def render_prompt(
         )
     conversation = [_as_template_input(message) for message in messages]
     try:
-        encoding = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=add_generation_prompt, return_dict=True
-        )
+        return tokenizer.apply_chat_template(conversation, **options)
     except TemplateError as error:
         roles = ", ".join(message.role for message in messages)
         raise ModelError(
             f"{tokenizer.name_or_path}: the chat template refuses a conversation of {roles}: {error}"
         ) from error
-    return np.asarray(encoding["input_ids"], dtype=np.int32)
 
 
 def decode(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray) -> str:

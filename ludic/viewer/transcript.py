@@ -60,6 +60,7 @@ def _print_rollout(console: Console, found: "Found", look: Look) -> None:
     console.print(pairs({name: _shorten(value, look) for name, value in _outcome(row).items()}))
     if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
         console.print(_agent_steps(row["agent_steps"], look))
+        console.print(_environment_steps(row["environment_steps"], look))
     console.rule("training", align="left", style="dim")
     _print_uses(console, uses)
     if found.code:
@@ -94,7 +95,7 @@ def _identity(row: dict[str, Any]) -> dict[str, str]:
         "rollout": row["rollout_id"],
         "group": f"{row['group_id']}, {row['group_index'] + 1} of {row['group_size']}",
         "delegated by": f"{row['parent_rollout_id']}, depth {row['depth']}" if row["parent_rollout_id"] else None,
-        "segment": str(row["segment_index"]) if row["segment_index"] else None,
+        "segment": _segment(row),
         "example": f"{row['env_name']} {row['env_example_id']} ({row['purpose']})",
         "policy": f"version {versions} of {row['model']}",
         "sampling": f"temperature {number(row['temperature'])}{top}, max_tokens {row['max_tokens']}, "
@@ -103,6 +104,14 @@ def _identity(row: dict[str, Any]) -> dict[str, str]:
         "file": f"{row['file']}, row group {row['row_group']}, row {row['row']}",
     }
     return {name: value for name, value in lines.items() if value is not None}
+
+
+def _segment(row: dict[str, Any]) -> str | None:
+    """Describe which of an episode's rewritten contexts a row is; None for the first."""
+    if not row["segment_index"]:
+        return None
+    parent = row["parent_segment_index"]
+    return f"{row['segment_index']}" + ("" if parent is None else f", rewritten from {parent}")
 
 
 def _shorten(text: str, look: Look) -> str:
@@ -150,14 +159,29 @@ def _outcome(row: dict[str, Any]) -> dict[str, str]:
 def _agent_steps(steps: list[dict[str, Any]], look: Look) -> Table:
     table = plain_table("turn", "target", "tokens", "finish", "action")
     for step in steps:
-        action = "parse error" if step["parse_error"] else _shorten(str(step["action"]), look)
+        action = f"parse error: {step['parse_feedback'] or ''}" if step["parse_error"] else step["action"] or ""
         calls = "".join(f"\n{_call_text(call, look)}" for call in step["tool_calls"])
         table.add_row(
             str(step["turn"]),
             step["action_target"],
             f"{step['start']}-{step['end']}",
             cell(step["finish_reason"]),
-            Text(printable(f"{action}{calls}")),
+            Text(printable(f"{_shorten(action, look)}{calls}".strip())),
+        )
+    return table
+
+
+def _environment_steps(steps: list[dict[str, Any]], look: Look) -> Table:
+    table = plain_table("step", "agent turns", ">reward", "next observation", "end")
+    for step in steps:
+        ends = [name for name in ("terminated", "truncated") if step[name]]
+        reason = dict(step["info"]).get("truncation_reason")
+        table.add_row(
+            str(step["turn"]),
+            " ".join(map(str, step["agent_steps"])),
+            "-" if step["reward"] is None else number(step["reward"]),
+            Text(printable(_shorten(step["next_observation"] or "", look))),
+            ", ".join([*ends, *([reason] if reason else [])]),
         )
     return table
 
