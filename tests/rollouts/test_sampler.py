@@ -89,9 +89,7 @@ class Counting:
         return await self.engine.generate(request)
 
 
-def test_each_episode_of_one_step_is_one_request(
-    agent: Agent, run_config: Callable[..., RunConfig]
-) -> None:
+def test_each_episode_of_one_step_is_one_request(agent: Agent, run_config: Callable[..., RunConfig]) -> None:
     engine = Counting(agent.engine)
     run = run_config(env=("addition", "opposites", "addition"), group_size=2)
     sample(GroupSampler.of_run(run, replace(agent, engine=engine)), *range(6))

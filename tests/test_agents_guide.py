@@ -1,0 +1,84 @@
+"""docs/agents.md: its environment plays, and its questions in SQL are answered by a store of such episodes."""
+
+import re
+from pathlib import Path
+
+import pytest
+from chat_models import scripted_agent
+from episodes import Script, end, go_on, run_episode
+
+import ludic
+from ludic.agents.parsers import make_parser
+from ludic.agents.tools.registry import make_tools
+from ludic.agents.tools.toolbox import Toolbox
+from ludic.environments.registry import make_environment
+from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.store import RolloutWriter, Root, RunConfig
+
+GUIDE = (Path(__file__).parents[1] / "docs/agents.md").read_text(encoding="utf-8")
+QUESTIONS = dict(re.findall(r"\n([^\n]+):\n\n```sql\n(.*?)```", GUIDE, re.DOTALL))
+
+ADD = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
+DIVIDE = '<tool_call>{"name": "calculator", "arguments": {"expression": "1//0"}}</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A root with one episode that terminates, after tools and a parse failure, and one that max_steps truncates."""
+    toolbox = Toolbox(make_tools(("calculator",)))
+    parser = make_parser("regex:[0-9]+")
+    first = run_episode(
+        scripted_agent([ADD, DIVIDE, "two", "2"], toolbox=toolbox, parser=parser), Script([end()]), max_tokens=128
+    )
+    second = run_episode(scripted_agent(["1", "2"]), Script([go_on(), go_on()]), max_steps=2)
+    url = str(tmp_path_factory.mktemp("runs") / "mine")
+    root = Root.create(url, RunConfig(model="m", env=("script",)))
+    groups = tuple(RolloutGroup(key="script", rollouts=tuple(rows)) for rows in (first, second))
+    with RolloutWriter(root, "w0-test") as writer:
+        for group in groups:
+            writer.append(RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id="w0-test")))
+            writer.flush()
+    return url
+
+
+def answer(url: str, question: str) -> list[tuple]:
+    return (
+        ludic.connect(url).sql(next(sql for title, sql in QUESTIONS.items() if title.startswith(question))).fetchall()
+    )
+
+
+def test_how_episodes_end(url: str) -> None:
+    assert sorted(answer(url, "How episodes end"), key=str) == [
+        ("script", "max_steps", False, 1),
+        ("script", None, False, 1),
+    ]
+
+
+def test_parse_failures_by_turn(url: str) -> None:
+    assert answer(url, "Parse failures") == [(0, 0.0, 2), (1, 0.0, 2), (2, 1.0, 1), (3, 0.0, 1)]
+
+
+def test_tool_errors_by_tool(url: str) -> None:
+    assert answer(url, "Tool errors") == [("calculator", 2, 1)]
+
+
+def test_reward_by_depth(url: str) -> None:
+    assert answer(url, "Reward by depth") == [(0, 0.75, 2)]
+
+
+def test_tokens_and_cost_by_agent(url: str) -> None:
+    ((agent_id, tokens, sampled, dollars),) = answer(url, "Tokens by agent")
+    assert (agent_id, dollars) == ("agent", sampled * 2e-6)
+    assert 0 < sampled < tokens
+
+
+def test_every_question_is_answered_here() -> None:
+    assert len(QUESTIONS) == GUIDE.count("```sql") == 5
+
+
+def test_the_guides_environment_plays(tmp_path: Path) -> None:
+    file = tmp_path / "echo.py"
+    file.write_text(re.search(r"```python\n(from ludic.environments.*?)```", GUIDE, re.DOTALL)[1])
+    make = make_environment(f"{file}:Echo")
+    (row,) = run_episode(scripted_agent(["meow", "woof", " meow"]), make)
+    assert (row.num_turns, row.episode_reward, row.truncation_reason) == (3, 2.0, "max_steps")
