@@ -6,6 +6,7 @@ from benchmarks import (
     compaction,
     contention,
     continuous_batching,
+    episodes,
     logprobs_memory,
     loop,
     many_files,
@@ -44,6 +45,7 @@ BENCHMARKS = (
     train_wait,
     loop,
     continuous_batching,
+    episodes,
 )
 
 

@@ -52,6 +52,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "train_wait:",
         "The whole ring",
         "continuous_batching:",
+        "episodes:",
     )
     indexes = [printed.index(title) for title in titles]
     assert indexes == sorted(indexes)
