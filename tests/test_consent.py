@@ -5,7 +5,7 @@ import pytest
 
 from ludic.consent import CodeUse, give_consent, has_consent
 from ludic.errors import ConfigError
-from ludic.user_files import UserFile
+from ludic.user_files import UserFile, file_of
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +64,17 @@ def test_only_what_is_not_ludics_own_wants_consent():
     assert not use("moar_cats").is_users
     assert not use("reasoning_gym/leg_counting").is_users
     assert not CodeUse(role="advantage", setting="rloo").is_users
+    assert CodeUse(role="parser", setting="mine.py:Mine").is_users
+    assert CodeUse(role="tool", setting="mcp:server --fast").is_users
+    assert CodeUse(role="tool", setting="python").is_users
+    assert not CodeUse(role="tool", setting="calculator").is_users
+
+
+def test_consent_to_a_command_is_not_consent_to_a_file_of_its_name():
+    """A root may hold a harmless text under the name mcp:run.py, while the tool runs a command of that name."""
+    command = CodeUse(role="tool", setting="mcp:run.py:x")
+    assert file_of(command.setting) is None
+    assert command.key({}) != CodeUse(role="tool", setting="mcp:run.py:y").key({})
 
 
 def test_what_is_kept_says_to_people_what_was_agreed_to(folder):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 
+from ludic.agents.settings import check_agent
 from ludic.batches.rules import names_in_root
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
@@ -62,12 +63,13 @@ def _check_option_names(config: RunConfig) -> None:
 
 
 def _check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
-    """Load SQL and environments once, to find errors before every process fails. Raises ConfigError, QueryError.
+    """Load SQL, environments and the agent once, to find errors before every process fails.
 
-    Runs users' code. files: contents that replace those on disk.
+    Runs users' code. files: contents that replace those on disk. Raises ConfigError, QueryError.
     """
     Planner(replace(rules_of(config, train), files=files), config.extra_columns)
     make_environments(config, files)
+    check_agent(config, files)
 
 
 def open_or_start(url: str, run: RunConfig) -> Root:

@@ -1,1 +1,0 @@
-"""Tools that a model calls: functions, a calculator, a Python interpreter, MCP servers; and the text formats of calls."""
