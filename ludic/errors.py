@@ -69,6 +69,10 @@ class TimeLimitError(LudicError, TimeoutError):
     """A call of an environment took longer than its time limit."""
 
 
+class ToolError(LudicError, RuntimeError):
+    """A tool call was refused or failed; the message is for the model that made the call."""
+
+
 class StalledError(LudicError, TimeoutError):
     """No rollouts arrived for longer than the time limit."""
 

@@ -5,7 +5,7 @@ template.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,18 +33,35 @@ def load_tokenizer(folder: str) -> "PreTrainedTokenizerBase":
 
 
 def render_prompt(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool = True
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
 ) -> np.ndarray:
-    """Return (prompt_length,) int32: tokens of the conversation, by default up to the start of the assistant's turn."""
+    """Return (prompt_length,) int32: tokens of the conversation, by default up to the start of the assistant's turn.
+
+    tools: schemas of tools for the chat template, such as Toolbox.schemas. Raises ModelError if the tokenizer has no
+    chat template, or one that refuses the conversation or does not show tools.
+    """
     if not tokenizer.chat_template:
         raise ModelError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; take the instruct version of the "
             "model, or put a chat_template.jinja beside its tokenizer.json"
         )
+    # A template may be a dict of templates, one of them for tools.
+    if tools and "tools" not in str(tokenizer.chat_template):
+        raise ModelError(
+            f"{tokenizer.name_or_path}: the chat template does not show tools, so the model would never see them; take "
+            "a model whose template has them, or describe the tools in the system prompt"
+        )
     conversation = [_as_template_input(message) for message in messages]
     try:
         encoding = tokenizer.apply_chat_template(
-            conversation, add_generation_prompt=add_generation_prompt, return_dict=True
+            conversation,
+            tools=[dict(tool) for tool in tools] or None,
+            add_generation_prompt=add_generation_prompt,
+            return_dict=True,
         )
     except TemplateError as error:
         roles = ", ".join(message.role for message in messages)
