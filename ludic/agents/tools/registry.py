@@ -74,24 +74,26 @@ def _check_file(name: str, files: Files) -> None:
     attribute = name.rpartition(":")[2]
     try:
         file = files[path] if path in files else read_user_file(local_path(path, f"the file of tool {name}"))
-        defined = _defined_names(ast.parse(file.source))
+        defined = _defined_names(ast.parse(file.source, str(file.path)))
     except (OSError, SyntaxError, ValueError) as error:
         raise ConfigError(f"tool {name}: {error}") from error
-    if attribute not in defined:
+    if attribute not in defined and "*" not in defined:  # of `from module import *`, nothing is known
         raise ConfigError(f"tool {name}: {path} defines no {attribute!r}; it defines {', '.join(defined) or 'nothing'}")
 
 
-def _defined_names(module: ast.Module) -> list[str]:
-    """Return the names that statements at the top of a module define or import, without private ones."""
+def _defined_names(block: ast.AST) -> list[str]:
+    """Return the names that a module defines or imports, also under `if` and `try`, without private ones."""
     names: list[str] = []
-    for node in module.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.append(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            names += [(alias.asname or alias.name).split(".")[0] for alias in node.names]
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            names += [target.id for target in targets if isinstance(target, ast.Name)]
+    for node in ast.iter_child_nodes(block):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.append(node.name)
+            case ast.Import() | ast.ImportFrom():
+                names += [(alias.asname or alias.name).split(".")[0] for alias in node.names]
+            case ast.Name(ctx=ast.Store()):
+                names.append(node.id)
+            case _:
+                names += _defined_names(node)
     return [name for name in names if not name.startswith("_")]
 
 

@@ -17,7 +17,7 @@ Run = Callable[..., ToolCall]
 def run() -> Run:
     """Run one call of a toolbox, with arguments given by name."""
 
-    def run_call(toolbox: Toolbox, name: str, **arguments: Any) -> ToolCall:
+    def run_call(toolbox: Toolbox, name: str, /, **arguments: Any) -> ToolCall:
         return asyncio.run(toolbox.run(ToolCall(id="call_0", name=name, arguments=json.dumps(arguments))))
 
     return run_call
