@@ -21,7 +21,7 @@ from ludic.agents.tools.arguments import refuse_constant
 from ludic.errors import ConfigError
 from ludic.records import ToolCall
 
-MAX_PROBLEMS = 3
+MAX_UNREADABLE = 3
 """Unreadable calls after which the rest of a text is not searched: a loop of the model may write thousands of them."""
 
 _WRITTEN = '{"name": "TOOL", "arguments": {...}}'
@@ -43,7 +43,7 @@ class ParsedCalls:
     text: str
     """The text outside the calls, without spaces at its ends; markup that could not be read stays in it."""
     feedback: str | None = None
-    """What is wrong with markup that could not be read, for the model; None if there is none."""
+    """Message to the model about markup that could not be read; None if all could."""
 
 
 class ToolFormat(Protocol):
@@ -77,7 +77,7 @@ class _Markup:
         outside: list[str] = []
         problems: list[str] = []
         position = 0
-        while len(problems) < MAX_PROBLEMS and (match := self.start.search(text, position)):
+        while len(problems) < MAX_UNREADABLE and (match := self.start.search(text, position)):
             try:
                 calls, end = self.read(text, match.end())
             except _UnreadableError as error:

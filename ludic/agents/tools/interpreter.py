@@ -6,10 +6,11 @@ It is not a sandbox. The code runs as the same user on the same machine, so it c
 - use the network, and reach services of this machine,
 - read every file that the user can read (keys and tokens in the home folder, other episodes' temporary folders), and
   write or delete every file that the user can write; the temporary folder is only where it starts,
-- see and end other processes of the user, this run's included,
+- see and end other processes of the user, this run's included, and read their environment, with its secrets, in /proc,
 - start processes: each has the memory limit for itself, their number is not limited, and one that leaves the process
   group (setsid) survives the time limit,
-- fill the disk with many files, since the limit is on each file.
+- fill the disk with many files, since the limit is on each file,
+- as root, raise its own limits.
 
 A model in training finds such ways by accident. Run workers with this tool in a container or a virtual machine without
 network, secrets and other people's data.
@@ -26,6 +27,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ludic.errors import ToolError
 
@@ -52,6 +54,11 @@ _ENVIRONMENT = MappingProxyType(
     }
 )
 _SCRIPT = "main.py"
+
+MAX_PROGRAMS = 16 * (os.cpu_count() or 1)
+"""Programs that run at once in this process, others wait. A start takes 0.1 s of CPU time: hundreds at once would reach
+their time limits before they begin."""
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 SCHEMA: Mapping[str, Any] = MappingProxyType(
     {
@@ -94,9 +101,15 @@ class PythonInterpreter:
 
     async def __call__(self, arguments: Mapping[str, Any]) -> str:
         """Run `code` and return its output."""
+        slot = _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(MAX_PROGRAMS))
+        # The time limit begins after the wait.
+        async with slot:
+            return await self._run_in_new_folder(arguments["code"])
+
+    async def _run_in_new_folder(self, code: str) -> str:
         with TemporaryDirectory(prefix="ludic-python-", ignore_cleanup_errors=True) as folder:
             # The real path is the one that tracebacks show.
-            return await self._run(Path(folder).resolve(), arguments["code"])
+            return await self._run(Path(folder).resolve(), code)
 
     async def _run(self, folder: Path, code: str) -> str:
         (folder / _SCRIPT).write_text(code, encoding="utf-8", errors="replace")

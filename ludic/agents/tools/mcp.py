@@ -37,7 +37,7 @@ class McpTool:
 
 
 class McpServer:
-    """A connection, kept by an event loop in a thread of its own, so that calls may come from any event loop.
+    """A connection to a server. An event loop in a thread of its own keeps it, so calls may come from any event loop.
 
     target: a command line, or an http(s) address. Raises ConfigError if the server can't be reached. The connection
     ends with `close`, with this process, or when neither the server nor a tool of it is in use.
@@ -66,7 +66,7 @@ class McpServer:
 
 
 class _Session:
-    """What the thread runs; holds no reference to its McpServer, whose end stops it."""
+    """The connection, as the thread runs it; holds no reference to its McpServer, so that the latter can be freed."""
 
     def __init__(self, target: str) -> None:
         self.target = target

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,7 @@ from ludic.errors import ConfigError
 from ludic.records import ToolCall
 
 pytest.importorskip("mcp")
+pytestmark = pytest.mark.slow
 SERVER = str(Path(__file__).with_name("mcp_server.py"))
 COMMAND = shlex.join([sys.executable, SERVER])
 
@@ -103,22 +104,13 @@ def test_a_program_inherits_no_secrets_but_may_be_given_one(monkeypatch: pytest.
     assert call(Toolbox(make_tools([f"mcp:env SECRET_TOKEN=given {COMMAND}"])), "secret").result == "given"
 
 
-def wait_for_end(pid: int) -> bool:
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
-
-
-def test_a_server_whose_tools_are_in_use_no_more_ends() -> None:
+def test_a_server_whose_tools_are_in_use_no_more_ends(ends: Callable[[int], bool]) -> None:
     tools = make_tools([f"mcp:{COMMAND}"])
     pid = int(call(Toolbox(tools), "pid").result or "")
     assert psutil.pid_exists(pid)
     del tools
     gc.collect()
-    assert wait_for_end(pid)
+    assert ends(pid)
 
 
 def test_a_server_that_dies_fails_its_calls_and_nothing_else() -> None:
@@ -131,7 +123,7 @@ def test_a_server_that_dies_fails_its_calls_and_nothing_else() -> None:
     server.close()
 
 
-def test_it_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+def test_it_ends_with_the_process_that_started_it(tmp_path: Path, ends: Callable[[int], bool]) -> None:
     script = tmp_path / "user.py"
     script.write_text(f"""
 import asyncio
@@ -141,7 +133,7 @@ print(asyncio.run({{tool.name: tool for tool in tools}}["pid"]({{}})))
 """)
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
-    assert wait_for_end(int(ended.stdout))
+    assert ends(int(ended.stdout))
 
 
 def test_a_server_that_cant_be_reached_is_refused() -> None:
