@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 from ludic.errors import ConfigError, ToolError
@@ -39,30 +39,45 @@ class McpTool:
 class McpServer:
     """A connection to a server. An event loop in a thread of its own keeps it, so calls may come from any event loop.
 
-    target: a command line, or an http(s) address. Raises ConfigError if the server can't be reached. The connection
-    ends with `close`, with this process, or when neither the server nor a tool of it is in use.
+    target: a command line, or an http(s) address. Raises ConfigError if the server can't be reached. When the
+    connection is lost, calls on their way fail and the next call connects again. It ends with `close`, with this
+    process, or when neither the server nor a tool of it is in use.
     """
 
     def __init__(self, target: str) -> None:
         self.target = target
-        session = _Session(target)
-        Thread(target=session.run, daemon=True, name="ludic-mcp").start()
-        self._session = session
-        self.close = weakref.finalize(self, session.stop)
+        self._lock = Lock()
+        # Only the newest session is in it. A list, so that `close` finds it without a reference to this object.
+        self._sessions = [_start(target)]
+        self.close = weakref.finalize(self, lambda sessions: sessions[0].stop(), self._sessions)
         try:
-            self.tools = [McpTool(self, tool.name, _schema_of(tool)) for tool in session.ready.result(CONNECT_LIMIT_S)]
+            listed = self._sessions[0].ready.result(CONNECT_LIMIT_S)
         except Exception as error:
             self.close()
-            raise ConfigError(f"MCP server {target}: it could not be reached: {describe(_first(error))}") from error
+            raise ConfigError(_unreachable(target, error)) from error
+        self.tools = [McpTool(self, tool.name, _schema_of(tool)) for tool in listed]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Call a tool and return the text of its result. Raises ToolError if the result is an error."""
-        call = asyncio.run_coroutine_threadsafe(self._session.call(name, arguments), self._session.loop)
-        result = await asyncio.wrap_future(call)
-        text = _text_of(result)
+        session = self._session()
+        try:
+            # Without the shield, the end of one call's time would end the connection for all that wait for it.
+            await asyncio.shield(asyncio.wrap_future(session.ready))
+        except Exception as error:
+            raise ToolError(_unreachable(self.target, error)) from error
+        result = await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(session.call(name, arguments), session.loop)
+        )
         if result.is_error:
-            raise ToolError(text)
-        return text
+            raise ToolError(_text_of(result))
+        return _text_of(result)
+
+    def _session(self) -> "_Session":
+        """Return the session, or a new one if its connection is lost."""
+        with self._lock:
+            if self._sessions[0].has_ended:
+                self._sessions[0] = _start(self.target)
+            return self._sessions[0]
 
 
 class _Session:
@@ -74,6 +89,7 @@ class _Session:
         self.loop = asyncio.new_event_loop()
         self.stopping = asyncio.Event()
         self.client: Any = None
+        self.has_ended = False
 
     def run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
@@ -83,6 +99,8 @@ class _Session:
                 # An error after the connection shows in the calls.
                 if not self.ready.done():
                     self.ready.set_exception(error)
+            finally:
+                self.has_ended = True
 
     async def _serve(self) -> None:
         """Connect, list the tools, and wait; a connection must end in the task that began it."""
@@ -101,11 +119,26 @@ class _Session:
         return tools
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        return await self.client.call_tool(name, dict(arguments))
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        try:
+            return await self.client.call_tool(name, dict(arguments))
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                self.has_ended = True
+                self.stopping.set()
+            raise
 
     def stop(self) -> None:
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.stopping.set)
+
+
+def _start(target: str) -> _Session:
+    session = _Session(target)
+    Thread(target=session.run, daemon=True, name="ludic-mcp").start()
+    return session
 
 
 def check_server(target: str) -> None:
@@ -145,6 +178,10 @@ def _schema_of(tool: Any) -> dict[str, Any]:
 def _text_of(result: Any) -> str:
     """Return the text blocks of a result; images and other blocks are named, since the model reads only text."""
     return "\n".join(getattr(block, "text", None) or f"[{block.type} left out]" for block in result.content)
+
+
+def _unreachable(target: str, error: BaseException) -> str:
+    return f"MCP server {target}: it could not be reached: {describe(_first(error))}"
 
 
 def _first(error: BaseException) -> Exception:

@@ -113,13 +113,36 @@ def test_a_server_whose_tools_are_in_use_no_more_ends(ends: Callable[[int], bool
     assert ends(pid)
 
 
-def test_a_server_that_dies_fails_its_calls_and_nothing_else() -> None:
+def test_a_server_that_dies_fails_the_calls_on_their_way_and_is_started_again(ends: Callable[[int], bool]) -> None:
     server = McpServer(COMMAND)
-    toolbox = Toolbox(server.tools, time_limit_s=5.0)
+    toolbox = Toolbox(server.tools, time_limit_s=10.0)
+    first = int(call(toolbox, "pid").result or "")
+
+    async def kill_during_calls() -> list[ToolCall]:
+        waits = [ToolCall(id=str(i), name="wait", arguments='{"seconds": 20}') for i in range(3)]
+        calls = asyncio.gather(*map(toolbox.run, waits))
+        await asyncio.sleep(0.5)
+        psutil.Process(first).kill()
+        return await calls
+
+    lost = asyncio.run(kill_during_calls())
+    assert all(done.result is None and done.error for done in lost)
+    second = int(call(toolbox, "pid").result or "")
+    assert second != first
+    server.close()
+    assert ends(second)
+
+
+def test_a_server_that_does_not_come_back_is_an_error_of_each_call(tmp_path: Path) -> None:
+    copy = tmp_path / "server.py"
+    copy.write_text(Path(SERVER).read_text())
+    server = McpServer(shlex.join([sys.executable, str(copy)]))
+    toolbox = Toolbox(server.tools, time_limit_s=10.0)
     psutil.Process(int(call(toolbox, "pid").result or "")).kill()
-    done = call(toolbox, "pid")
-    assert done.result is None
-    assert done.error
+    copy.unlink()
+    errors = [call(toolbox, "pid").error or "" for _ in range(3)]
+    assert all(errors)
+    assert "it could not be reached" in errors[-1]
     server.close()
 
 
