@@ -41,10 +41,10 @@ def render_prompt(
 ) -> np.ndarray:
     """Return (prompt_length,) int32: tokens of the conversation, by default up to the start of the assistant's turn.
 
-    tools: JSON schemas of tools, as chat templates take them. Raises ModelError.
+    tools: schemas of tools for the chat template, such as Toolbox.schemas. Raises ModelError if the tokenizer has no
+    chat template, or one that refuses the conversation or does not show tools.
     """
-    options = {"tools": list(tools) or None, "add_generation_prompt": add_generation_prompt}
-    encoding = _apply_template(tokenizer, messages, return_dict=True, **options)
+    encoding = _apply_template(tokenizer, messages, tools, add_generation_prompt=add_generation_prompt)
     return np.asarray(encoding["input_ids"], dtype=np.int32)
 
 
@@ -52,18 +52,30 @@ def render_text(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """Return the text whose tokens `render_prompt` returns."""
-    return _apply_template(tokenizer, messages, tokenize=False, tools=list(tools) or None, add_generation_prompt=True)
+    return _apply_template(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
 
 
-def _apply_template(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], **options: Any) -> Any:
+def _apply_template(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    **options: bool,
+) -> Any:
     if not tokenizer.chat_template:
         raise ModelError(
             f"{tokenizer.name_or_path}: the tokenizer has no chat template; take the instruct version of the "
             "model, or put a chat_template.jinja beside its tokenizer.json"
         )
+    # A template may be a dict of templates, one of them for tools.
+    if tools and "tools" not in str(tokenizer.chat_template):
+        raise ModelError(
+            f"{tokenizer.name_or_path}: the chat template does not show tools, so the model would never see them; take "
+            "a model whose template shows them, or leave out the tools"
+        )
     conversation = [_as_template_input(message) for message in messages]
+    schemas = [dict(tool) for tool in tools] or None
     try:
-        return tokenizer.apply_chat_template(conversation, **options)
+        return tokenizer.apply_chat_template(conversation, tools=schemas, return_dict=True, **options)
     except TemplateError as error:
         roles = ", ".join(message.role for message in messages)
         raise ModelError(

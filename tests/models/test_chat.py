@@ -61,6 +61,31 @@ def test_names_and_tool_calls_reach_the_template_with_parsed_arguments(tokenizer
     assert words(tokenizer, render_prompt(tokenizer, messages)) == "jumps 7 see dog 4 2"
 
 
+CHATML_WITH_TOOLS = (
+    "{% if tools %}<|system|> {% for tool in tools %}{{ tool.function.name }} {% for name in "
+    "tool.function.parameters.properties %}{{ name }} {% endfor %}{% endfor %}<eos> {% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|> {{ m.content }} <eos> {% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def test_tools_reach_the_template_with_their_parameters(tokenizer: Any) -> None:
+    tokenizer.chat_template = CHATML_WITH_TOOLS
+    tool = {
+        "type": "function",
+        "function": {"name": "jumps", "parameters": {"type": "object", "properties": {"fox": {"type": "integer"}}}},
+    }
+    question = [Message(role="user", content="how many cats ?")]
+    with_tools = render_prompt(tokenizer, question, tools=[tool])
+    assert words(tokenizer, with_tools) == "<|system|> jumps fox <eos> <|user|> how many cats ? <eos> <|assistant|>"
+    assert words(tokenizer, render_prompt(tokenizer, question)) == "<|user|> how many cats ? <eos> <|assistant|>"
+
+
+def test_a_template_that_does_not_show_tools_is_refused(tokenizer: Any) -> None:
+    with pytest.raises(ModelError, match="the chat template does not show tools, so the model would never see them"):
+        render_prompt(tokenizer, [Message(role="user", content="cats")], tools=[{"type": "function"}])
+
+
 def test_arguments_that_are_no_json_reach_the_template_as_text(tokenizer: Any) -> None:
     tokenizer.chat_template = "{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}"
     call = ToolCall(id="1", name="jumps", arguments="{fox")

@@ -1,0 +1,223 @@
+"""Find tool calls in a completion, in the formats of the common model families.
+
+    hermes     <tool_call>{"name": ..., "arguments": {...}}</tool_call>                Hermes, Qwen 2.5 and 3
+    llama      {"name": ..., "parameters": {...}}, also after <|python_tag|>            Llama 3.1 and later
+    mistral    [TOOL_CALLS][{"name": ..., "arguments": {...}}], [TOOL_CALLS]name[ARGS]{...}
+    json       ```json {"name": ..., "arguments": {...}} ```
+    json:TAG   <TAG>{"name": ..., "arguments": {...}}</TAG>
+
+Pure text; raises nothing for any text. [TOOL_CALLS], [ARGS] and <|python_tag|> are special tokens of their tokenizers:
+decode a completion with its special tokens before it is parsed as llama or mistral.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+from ludic.agents.tools.arguments import refuse_constant
+from ludic.errors import ConfigError
+from ludic.records import ToolCall
+
+MAX_UNREADABLE = 3
+"""Unreadable calls after which the rest of a text is not searched: a loop of the model may write thousands of them."""
+
+_WRITTEN = '{"name": "TOOL", "arguments": {...}}'
+_SHORTEST_ID = "call_{}".format
+_MISTRAL_ID = "call{:05d}".format
+"""Mistral's chat templates refuse ids that are not nine letters or digits."""
+
+# strict=False: models write line breaks inside strings, mostly in code.
+_DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant)
+_SPACE = re.compile(r"\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedCalls:
+    """Tool calls found in a text."""
+
+    calls: tuple[ToolCall, ...]
+    """Calls in the order of the text, without results; ids count from 0 in each text."""
+    text: str
+    """The text outside the calls, without spaces at its ends; markup that could not be read stays in it."""
+    feedback: str | None = None
+    """Message to the model about markup that could not be read; None if all could."""
+
+
+class ToolFormat(Protocol):
+    """The way a model family writes tool calls."""
+
+    def parse(self, text: str) -> ParsedCalls:
+        """Find the calls in a completion. Never raises."""
+
+
+class _UnreadableError(Exception):
+    """Call markup that can't be read."""
+
+
+_Call = tuple[str, str]
+"""Name and arguments, the latter as JSON text."""
+_Read = Callable[[str, int], tuple[list[_Call], int]]
+"""Read calls that begin at an index of a text; returns them and the index of their end, or raises _UnreadableError."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Markup:
+    """A format given by how its calls start and how they are read from there."""
+
+    start: re.Pattern[str]
+    read: _Read
+    example: str
+    make_id: Callable[[int], str] = _SHORTEST_ID
+
+    def parse(self, text: str) -> ParsedCalls:
+        found: list[_Call] = []
+        outside: list[str] = []
+        problems: list[str] = []
+        position = 0
+        while len(problems) < MAX_UNREADABLE and (match := self.start.search(text, position)):
+            try:
+                calls, end = self.read(text, match.end())
+            except _UnreadableError as error:
+                problems.append(str(error))
+                calls, end = [], match.end()
+            outside.append(text[position : match.start() if calls else end])
+            found += calls
+            position = end
+        outside.append(text[position:])
+        calls_with_ids = (ToolCall(id=self.make_id(i), name=name, arguments=a) for i, (name, a) in enumerate(found))
+        return ParsedCalls(
+            calls=tuple(calls_with_ids), text="".join(outside).strip(), feedback=_feedback(problems, self.example)
+        )
+
+
+def make_tool_format(name: str) -> ToolFormat:
+    """Return a format by name: hermes, llama, mistral, json, or json:TAG. Raises ConfigError for any other name."""
+    if name in _FORMATS:
+        return _FORMATS[name]
+    kind, _, tag = name.partition(":")
+    if kind == "json" and re.fullmatch(r"[A-Za-z_][\w.-]*", tag):
+        return _tag_format(tag)
+    raise ConfigError(
+        f"tool format {name!r} is unknown; there are {', '.join(_FORMATS)}, and json:TAG for calls in <TAG>...</TAG>"
+    )
+
+
+def _tag_format(tag: str) -> _Markup:
+    read = partial(_read_until, f"</{tag}>", True)
+    return _Markup(re.compile(re.escape(f"<{tag}>")), read, f"<{tag}>{_WRITTEN}</{tag}>")
+
+
+def _read_until(close: str, only_calls: bool, text: str, start: int) -> tuple[list[_Call], int]:
+    """Read one call or a list of calls, then the closing markup; it may be missing at the end of the text.
+
+    only_calls: whether other JSON is an error; otherwise it is a part of the text.
+    """
+    value, end = _read_json(text, start)
+    calls = _calls_of(value, strict=only_calls)
+    end = _skip_space(text, end)
+    if text.startswith(close, end):
+        return calls, end + len(close)
+    if end < len(text):
+        raise _UnreadableError(f"after the JSON of the call comes {_near(text, end)} instead of {close}")
+    return calls, end
+
+
+def _read_llama(text: str, start: int) -> tuple[list[_Call], int]:
+    """Read calls of Llama, of which `;` separates several. Other JSON is an answer, and so a part of the text."""
+    after_tag = text.startswith(_PYTHON_TAG, start)
+    value, end = _read_json(text, start + len(_PYTHON_TAG) if after_tag else start)
+    is_call = isinstance(value, dict) and ("parameters" in value or "arguments" in value)
+    calls = _calls_of(value, strict=True) if after_tag or is_call else []
+    separator = _SEPARATOR.match(text, end) if calls else None
+    return calls, separator.end() if separator else end
+
+
+def _read_mistral(text: str, start: int) -> tuple[list[_Call], int]:
+    """Read a JSON list of calls, or calls of the form name[ARGS]{...} (after mistral-common's tokenizer v11)."""
+    start = _skip_space(text, start)
+    if text[start : start + 1] in ("[", "{"):
+        value, end = _read_json(text, start)
+        return _calls_of(value, strict=True), end
+    calls: list[_Call] = []
+    while match := _MISTRAL_NAME.match(text, start):
+        arguments, start = _read_json(text, match.end())
+        calls.append((match["name"], _json_text(arguments)))
+    if not calls:
+        raise _UnreadableError(f"after [TOOL_CALLS] comes {_near(text, start)}")
+    return calls, start
+
+
+_PYTHON_TAG = "<|python_tag|>"
+_SEPARATOR = re.compile(r"\s*;\s*")
+_MISTRAL_NAME = re.compile(r"\s*(?P<name>[\w./-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
+# Looks ahead, so that the tag or the brace is read again. Llama begins with any key of a call.
+_LLAMA_START = re.compile(rf'(?={re.escape(_PYTHON_TAG)}|\{{\s*"(?:name|parameters|arguments|type)"\s*:)')
+_FORMATS: Mapping[str, ToolFormat] = {
+    "hermes": _tag_format("tool_call"),
+    "llama": _Markup(_LLAMA_START, _read_llama, '{"name": "TOOL", "parameters": {...}}'),
+    "mistral": _Markup(re.compile(r"\[TOOL_CALLS\]"), _read_mistral, f"[TOOL_CALLS][{_WRITTEN}]", _MISTRAL_ID),
+    "json": _Markup(re.compile(r"```json\b"), partial(_read_until, "```", False), f"```json\n{_WRITTEN}\n```"),
+}
+
+
+def _calls_of(value: Any, *, strict: bool) -> list[_Call]:
+    """Return the calls that JSON describes. Of anything else: raise _UnreadableError if strict, else return none."""
+    entries = value if isinstance(value, list) else [value]
+    try:
+        calls = [_call_of(entry) for entry in entries]
+    except _UnreadableError:
+        if strict:
+            raise
+        return []
+    if strict and not calls:
+        raise _UnreadableError("the list of calls is empty")
+    return calls
+
+
+def _call_of(entry: Any) -> _Call:
+    if not isinstance(entry, dict):
+        raise _UnreadableError(f"a call is a JSON object, not {_json_text(entry)[:40]}")
+    name = entry.get("name")
+    if not isinstance(name, str) or not name:
+        raise _UnreadableError('the JSON of the call has no "name"')
+    arguments = entry.get("arguments", entry.get("parameters", {}))
+    # Some models write the arguments as JSON inside a string, as OpenAI's API does.
+    return _storable(name), _storable(arguments) if isinstance(arguments, str) else _json_text(arguments)
+
+
+def _read_json(text: str, start: int) -> tuple[Any, int]:
+    start = _skip_space(text, start)
+    try:
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as error:
+        raise _UnreadableError(f"the JSON of the call is broken: {error.msg} at {_near(text, error.pos)}") from error
+    except (ValueError, RecursionError) as error:
+        raise _UnreadableError(f"the JSON of the call can't be read: {error}") from error
+
+
+def _json_text(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if text == _storable(text) else json.dumps(value)
+
+
+def _storable(text: str) -> str:
+    """Replace half characters, which "\\ud800" in JSON gives and UTF-8 can't hold."""
+    return text.encode(errors="replace").decode()
+
+
+def _skip_space(text: str, start: int) -> int:
+    match = _SPACE.match(text, start)
+    assert match is not None
+    return match.end()
+
+
+def _near(text: str, position: int) -> str:
+    return repr(text[position : position + 20]) if position < len(text) else "the end of the text"
+
+
+def _feedback(problems: Iterable[str], example: str) -> str | None:
+    listed = "; ".join(problems)
+    return f"A tool call could not be read: {listed}. Write each call as {example}" if listed else None

@@ -1,0 +1,191 @@
+"""Tools of an MCP server (Model Context Protocol), by the official `mcp` package, over stdio or HTTP.
+
+A server is connected once for each process and serves all of its episodes, so a server with a state shares it between
+episodes. A program runs as the same user, with HOME, PATH and a few more environment variables, and no others;
+`env TOKEN=... program` gives it one.
+"""
+
+import asyncio
+import importlib.util
+import shlex
+import shutil
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Lock, Thread
+from typing import Any
+
+from ludic.errors import ConfigError, ToolError
+from ludic.user_code import describe
+
+CONNECT_LIMIT_S = 60.0
+"""Seconds for a server to start and to list its tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """One tool of a server."""
+
+    server: "McpServer"
+    name: str
+    schema: Mapping[str, Any]
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> str:
+        """Call the server. Raises ToolError if it reports an error."""
+        return await self.server.call(self.name, arguments)
+
+
+class McpServer:
+    """A connection to a server. An event loop in a thread of its own keeps it, so calls may come from any event loop.
+
+    target: a command line, or an http(s) address. Raises ConfigError if the server can't be reached. When the
+    connection is lost, calls on their way fail and the next call connects again. It ends with `close`, with this
+    process, or when neither the server nor a tool of it is in use.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self._lock = Lock()
+        # Only the newest session is in it. A list, so that `close` finds it without a reference to this object.
+        self._sessions = [_start(target)]
+        self.close = weakref.finalize(self, lambda sessions: sessions[0].stop(), self._sessions)
+        try:
+            listed = self._sessions[0].ready.result(CONNECT_LIMIT_S)
+        except Exception as error:
+            self.close()
+            raise ConfigError(_unreachable(target, error)) from error
+        self.tools = [McpTool(self, tool.name, _schema_of(tool)) for tool in listed]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool and return the text of its result. Raises ToolError if the result is an error."""
+        session = self._session()
+        try:
+            # Without the shield, the end of one call's time would end the connection for all that wait for it.
+            await asyncio.shield(asyncio.wrap_future(session.ready))
+        except Exception as error:
+            raise ToolError(_unreachable(self.target, error)) from error
+        result = await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(session.call(name, arguments), session.loop)
+        )
+        if result.is_error:
+            raise ToolError(_text_of(result))
+        return _text_of(result)
+
+    def _session(self) -> "_Session":
+        """Return the session, or a new one if its connection is lost."""
+        with self._lock:
+            if self._sessions[0].has_ended:
+                self._sessions[0] = _start(self.target)
+            return self._sessions[0]
+
+
+class _Session:
+    """The connection, as the thread runs it; holds no reference to its McpServer, so that the latter can be freed."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+        self.ready: Future[list[Any]] = Future()
+        self.loop = asyncio.new_event_loop()
+        self.stopping = asyncio.Event()
+        self.client: Any = None
+        self.has_ended = False
+
+    def run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self.loop) as runner:
+            try:
+                runner.run(self._serve())
+            except BaseException as error:
+                # An error after the connection shows in the calls.
+                if not self.ready.done():
+                    self.ready.set_exception(error)
+            finally:
+                self.has_ended = True
+
+    async def _serve(self) -> None:
+        """Connect, list the tools, and wait; a connection must end in the task that began it."""
+        from mcp import Client
+
+        async with Client(_client_target(self.target)) as self.client:
+            self.ready.set_result(await self._list_tools())
+            await self.stopping.wait()
+
+    async def _list_tools(self) -> list[Any]:
+        page = await self.client.list_tools()
+        tools = list(page.tools)
+        while page.next_cursor:
+            page = await self.client.list_tools(cursor=page.next_cursor)
+            tools += page.tools
+        return tools
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        from mcp import MCPError
+        from mcp.types import CONNECTION_CLOSED
+
+        try:
+            return await self.client.call_tool(name, dict(arguments))
+        except MCPError as error:
+            if error.code == CONNECTION_CLOSED:
+                self.has_ended = True
+                self.stopping.set()
+            raise
+
+    def stop(self) -> None:
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.stopping.set)
+
+
+def _start(target: str) -> _Session:
+    session = _Session(target)
+    Thread(target=session.run, daemon=True, name="ludic-mcp").start()
+    return session
+
+
+def check_server(target: str) -> None:
+    """Raise ConfigError for a target that can't be a server; nothing is started or contacted."""
+    if importlib.util.find_spec("mcp") is None:
+        raise ConfigError(f"MCP server {target}: the package mcp is not installed; pip install 'ludic-rl[agents]'")
+    if _is_address(target):
+        return
+    try:
+        command = shlex.split(target)
+    except ValueError as error:
+        raise ConfigError(f"MCP server {target}: the command line can't be split: {error}") from error
+    if not command:
+        raise ConfigError("MCP server: no command is given; wanted mcp:COMMAND ARGUMENTS or mcp:https://ADDRESS")
+    if shutil.which(command[0]) is None:
+        raise ConfigError(f"MCP server {target}: there is no program {command[0]!r}; give its path, or install it")
+
+
+def _is_address(target: str) -> bool:
+    return target.startswith(("http://", "https://"))
+
+
+def _client_target(target: str) -> Any:
+    from mcp import StdioServerParameters
+
+    if _is_address(target):
+        return target
+    command, *arguments = shlex.split(target)
+    return StdioServerParameters(command=command, args=arguments)
+
+
+def _schema_of(tool: Any) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
+
+
+def _text_of(result: Any) -> str:
+    """Return the text blocks of a result; images and other blocks are named, since the model reads only text."""
+    return "\n".join(getattr(block, "text", None) or f"[{block.type} left out]" for block in result.content)
+
+
+def _unreachable(target: str, error: BaseException) -> str:
+    return f"MCP server {target}: it could not be reached: {describe(_first(error))}"
+
+
+def _first(error: BaseException) -> Exception:
+    """Return the first error inside of exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else RuntimeError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,109 @@
+"""Run the tool calls of a model within limits on time and output.
+
+`Toolbox.run` returns the call with its result or its error. A tool that fails never ends the episode: the error is text
+that the model reads.
+"""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any
+
+from ludic.agents.tools.arguments import check_arguments, make_validator, read_arguments
+from ludic.agents.tools.tool import Tool
+from ludic.errors import ConfigError, ToolError
+from ludic.records import ToolCall
+from ludic.user_code import describe, exit_is_an_error
+
+GRACE_S = 1.0
+"""Seconds that a cancelled tool has to release what it holds before the episode goes on without it."""
+
+_abandoned: set[asyncio.Task[str]] = set()
+"""Calls that did not end when they were cancelled; asyncio itself keeps no reference to a task."""
+
+
+class Toolbox:
+    """Tools of one agent, with limits.
+
+    tools: raises ConfigError if two have one name, or if a schema is no JSON schema. time_limit_s: seconds for each
+    call. output_limit: characters of a result or an error; the rest is cut, and the text says so.
+    """
+
+    def __init__(self, tools: Iterable[Tool], *, time_limit_s: float = 30.0, output_limit: int = 10_000) -> None:
+        self.time_limit_s = time_limit_s
+        self.output_limit = output_limit
+        self._tools: dict[str, Tool] = {}
+        for tool in tools:
+            if tool.name in self._tools:
+                raise ConfigError(f"two tools are named {tool.name!r}; rename one, since the model calls them by name")
+            self._tools[tool.name] = tool
+        self._validators = {name: make_validator(tool.schema) for name, tool in self._tools.items()}
+
+    @property
+    def schemas(self) -> list[dict[str, Any]]:
+        """Schemas of all tools, for the `tools` of a chat template."""
+        return [dict(tool.schema) for tool in self._tools.values()]
+
+    async def run(self, call: ToolCall) -> ToolCall:
+        """Return the call with either its result or its error. Raises only if this task is cancelled."""
+        try:
+            tool, arguments = self._prepare(call)
+            result = self._cut(str(await self._run_in_time(tool, arguments)))
+        except ToolError as error:
+            return replace(call, result=None, error=self._cut(str(error)))
+        except Exception as error:
+            return replace(call, result=None, error=self._cut(describe(error)))
+        return replace(call, result=result, error=None)
+
+    def _prepare(self, call: ToolCall) -> tuple[Tool, Mapping[str, Any]]:
+        tool = self._tools.get(call.name)
+        if tool is None:
+            raise ToolError(self._unknown(call.name))
+        arguments = read_arguments(call.arguments)
+        check_arguments(self._validators[call.name], arguments)
+        return tool, arguments
+
+    def _unknown(self, name: str) -> str:
+        close = get_close_matches(name, self._tools, n=1)
+        suggestion = f"did you mean {close[0]}? " if close else ""
+        return f"there is no tool {name!r}; {suggestion}the tools are: {', '.join(self._tools) or 'none'}"
+
+    async def _run_in_time(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
+        """Run a tool as a task of its own, so that a tool that ignores its cancellation does not hold the episode."""
+        task = asyncio.create_task(_call(tool, arguments))
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self.time_limit_s)
+        except asyncio.CancelledError:
+            _abandon(task)
+            raise
+        if done:
+            return _outcome(task, tool)
+        _abandon(task)
+        await asyncio.wait({task}, timeout=GRACE_S)
+        raise ToolError(f"{tool.name} took longer than {self.time_limit_s:g} s and was stopped")
+
+    def _cut(self, text: str) -> str:
+        """Return text that can be stored as UTF-8 and is not too long."""
+        text = text.encode(errors="replace").decode()
+        left = len(text) - self.output_limit
+        return text if left <= 0 else f"{text[: self.output_limit]}\n[cut: {left:,} more characters]"
+
+
+async def _call(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    with exit_is_an_error():  # in a task, SystemExit would end the whole event loop
+        return await tool(arguments)
+
+
+def _outcome(task: asyncio.Task[str], tool: Tool) -> str:
+    if task.cancelled():
+        raise ToolError(f"{tool.name} cancelled itself")
+    return task.result()
+
+
+def _abandon(task: asyncio.Task[str]) -> None:
+    """Cancel a task and keep it until it ends; its error is read, since asyncio logs unread errors."""
+    _abandoned.add(task)
+    task.add_done_callback(_abandoned.discard)
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+    task.cancel()

@@ -1,0 +1,207 @@
+"""Calls in the formats of the model families, read out of completions."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ludic.agents.tools.formats import ParsedCalls, make_tool_format
+from ludic.errors import ConfigError
+
+Calls = Sequence[tuple[str, dict[str, Any]]]
+
+
+def parse(name: str, text: str) -> ParsedCalls:
+    return make_tool_format(name).parse(text)
+
+
+def found(parsed: ParsedCalls) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in parsed.calls]
+
+
+def in_hermes(calls: Calls) -> str:
+    return "\n".join(f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in calls)
+
+
+def in_llama(calls: Calls) -> str:
+    return "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls)
+
+
+def in_mistral(calls: Calls) -> str:
+    return "[TOOL_CALLS] " + json.dumps([{"name": n, "arguments": a} for n, a in calls], ensure_ascii=False)
+
+
+def in_new_mistral(calls: Calls) -> str:
+    return "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls)
+
+
+def in_json(calls: Calls) -> str:
+    return "\n".join(f"```json\n{json.dumps({'name': n, 'arguments': a}, indent=2)}\n```" for n, a in calls)
+
+
+def in_tags(calls: Calls) -> str:
+    return f"<act>{json.dumps([{'name': n, 'arguments': a} for n, a in calls])}</act>"
+
+
+WRITERS = [
+    ("hermes", in_hermes),
+    ("llama", in_llama),
+    ("llama", lambda calls: "<|python_tag|>" + in_llama(calls)),
+    ("mistral", in_mistral),
+    ("mistral", in_new_mistral),
+    ("json", in_json),
+    ("json:act", in_tags),
+]
+NAMES = ["hermes", "llama", "mistral", "json", "json:act"]
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+a_call = st.tuples(
+    st.from_regex(r"[A-Za-z_][A-Za-z0-9_-]{0,20}", fullmatch=True), st.dictionaries(st.text(), values, max_size=4)
+)
+
+
+@pytest.mark.parametrize(("name", "write"), WRITERS)
+@given(calls=st.lists(a_call, min_size=1, max_size=4))
+def test_calls_as_a_family_writes_them_are_found_with_nothing_left(
+    name: str, write: Callable[[Calls], str], calls: Calls
+) -> None:
+    parsed = parse(name, write(calls))
+    assert found(parsed) == [(called, arguments) for called, arguments in calls]
+    assert parsed.text == ""
+    assert parsed.feedback is None
+    assert len({call.id for call in parsed.calls}) == len(calls)
+
+
+PIECES = [
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "```json", "```"),
+    *('{"name": "a", "arguments": {"b": "c"}}', '{"name": "a", "parameters": {}}', '{"name": ', "[", "]", "{", "}"),
+    *("<act>", "</act>", "a", '"', "\\", "\n", " ", ";", "\ud800", r'"\ud800"', "NaN", "[" * 2000, '{"name":' * 500),
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(text=st.text() | st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
+def test_no_text_raises_and_all_that_is_found_can_be_stored(name: str, text: str) -> None:
+    parsed = parse(name, text)
+    for call in parsed.calls:
+        (call.name + call.arguments + call.id).encode()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(text=st.text(alphabet="abc ,.\n{}[]"))
+def test_text_without_markup_stays_as_it_is(name: str, text: str) -> None:
+    assert parse(name, text) == ParsedCalls(calls=(), text=text.strip())
+
+
+def test_hermes_keeps_the_words_around_a_call() -> None:
+    parsed = parse("hermes", 'I look.\n<tool_call>{"name": "find", "arguments": {"q": "猫"}}</tool_call>\nThen I see.')
+    assert parsed.text == "I look.\n\nThen I see."
+    (call,) = parsed.calls
+    assert (call.id, call.name, call.arguments) == ("call_0", "find", '{"q": "猫"}')
+    assert call.result is None
+    assert call.error is None
+
+
+def test_code_may_hold_the_closing_tag_and_line_breaks() -> None:
+    parsed = parse("hermes", '<tool_call>{"name": "python", "arguments": {"code": "a\n</tool_call>"}}</tool_call>')
+    assert found(parsed) == [("python", {"code": "a\n</tool_call>"})]
+    assert parsed.text == ""
+
+
+def test_a_closing_tag_that_the_end_of_the_text_cut_off_is_not_missed() -> None:
+    assert found(parse("hermes", '<tool_call>{"name": "go", "arguments": {}}')) == [("go", {})]
+
+
+def test_arguments_in_a_string_are_taken_out_of_it() -> None:
+    assert found(parse("hermes", r'<tool_call>{"name": "go", "arguments": "{\"n\": 1}"}</tool_call>')) == [
+        ("go", {"n": 1})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "feedback"),
+    [
+        ("hermes", '<tool_call>{"name": "go"', "JSON of the call is broken: Expecting ',' delimiter at the end"),
+        ("hermes", "<tool_call>go()</tool_call>", "broken: Expecting value at 'go()</tool_call>'"),
+        ("hermes", '<tool_call>{"arguments": {}}</tool_call>', 'has no "name"'),
+        ("hermes", '<tool_call>{"name": 7}</tool_call>', 'has no "name"'),
+        ("hermes", "<tool_call>[]</tool_call>", "list of calls is empty"),
+        ("hermes", "<tool_call>[7]</tool_call>", "a call is a JSON object, not 7"),
+        ("hermes", '<tool_call>{"name": "go"}</call>', "comes '</call>' instead of </tool_call>"),
+        ("hermes", '<tool_call>{"name": "go", "arguments": {"x": NaN}}</tool_call>', "NaN is not a JSON number"),
+        ("hermes", "<tool_call>" + '{"name":' * 5000, "JSON of the call"),
+        ("llama", '{"name": "go", "parameters": {', "broken: Expecting property name"),
+        ("llama", "<|python_tag|>go.call(1)", "broken: Expecting value at 'go.call(1)'"),
+        ("mistral", "[TOOL_CALLS]go{}", "after [TOOL_CALLS] comes 'go{}'"),
+        ("mistral", "[TOOL_CALLS]", "after [TOOL_CALLS] comes the end of the text"),
+        ("mistral", "[TOOL_CALLS]go[ARGS]{", "broken: Expecting property name"),
+        ("json", '```json\n{"name": }\n```', "broken: Expecting value"),
+        ("json:act", "<act>42</act>", "a call is a JSON object, not 42"),
+    ],
+)
+def test_markup_that_cant_be_read_gives_feedback_and_stays_in_the_text(name: str, text: str, feedback: str) -> None:
+    parsed = parse(name, text)
+    assert parsed.calls == ()
+    assert parsed.text == text
+    assert feedback in (parsed.feedback or "")
+    assert "Write each call as " in (parsed.feedback or "")
+
+
+def test_sound_calls_beside_a_broken_one_are_found() -> None:
+    parsed = parse("hermes", '<tool_call>{"name": </tool_call><tool_call>{"name": "go", "arguments": {}}</tool_call>')
+    assert found(parsed) == [("go", {})]
+    assert parsed.text == '<tool_call>{"name": </tool_call>'
+    assert "Expecting value" in (parsed.feedback or "")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("llama", '{"name": "Bob", "age": 7}'),
+        ("llama", '{"type": "answer", "list": [{"name": "a", "parameters": {}}]}'),
+        ("json", '```json\n{"answer": 42}\n```'),
+        ("json", "```json\n[1, 2]\n```"),
+    ],
+)
+def test_an_answer_in_json_is_no_call(name: str, text: str) -> None:
+    assert parse(name, text) == ParsedCalls(calls=(), text=text)
+
+
+def test_llama_may_speak_before_its_call_and_name_the_type_first() -> None:
+    parsed = parse("llama", 'Sure. {"type": "function", "name": "go", "parameters": {"n": 1}}')
+    assert found(parsed) == [("go", {"n": 1})]
+    assert parsed.text == "Sure."
+
+
+def test_ids_of_mistral_are_nine_letters_or_digits_as_its_templates_want() -> None:
+    ids = [call.id for call in parse("mistral", in_new_mistral([("a", {}), ("b", {})])).calls]
+    assert ids == ["call00000", "call00001"]
+    assert all(len(each) == 9 and each.isalnum() for each in ids)
+
+
+def test_mistral_may_give_ids_of_its_own() -> None:
+    parsed = parse("mistral", 'Well.[TOOL_CALLS]go[CALL_ID]x1Y2z3w4v[ARGS]{"n": 1}')
+    assert found(parsed) == [("go", {"n": 1})]
+    assert parsed.text == "Well."
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_long_hostile_text_is_read_in_a_moment(name: str) -> None:
+    start = time.process_time()
+    for piece in ('{"name":', "<tool_call>{", "[TOOL_CALLS]", "```json", "<act>[", '{"a":{"name": 1}', " "):
+        parse(name, piece * (100_000 // len(piece)))
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize("name", ["hermess", "json:", "json:a b", "xml:act", ""])
+def test_an_unknown_format_is_refused_with_those_that_exist(name: str) -> None:
+    with pytest.raises(ConfigError, match="is unknown; there are hermes, llama, mistral, json, and json:TAG"):
+        make_tool_format(name)
