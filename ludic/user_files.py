@@ -66,7 +66,7 @@ def file_of(setting: str) -> str | None:
 
 
 def python_file_of(setting: str) -> str | None:
-    """The file of path/to/file.py:name; None for any other setting, also for a tool mcp:COMMAND whatever it ends with."""
+    """The file of path/to/file.py:name; None for any other setting, and for each tool mcp:COMMAND."""
     if setting.startswith("mcp:"):
         return None
     path, _, _ = setting.rpartition(":")
