@@ -5,6 +5,7 @@ import tyro
 from benchmarks import (
     compaction,
     contention,
+    credit,
     logprobs_memory,
     loop,
     many_files,
@@ -28,6 +29,7 @@ BENCHMARKS = (
     contention,
     tail,
     sql,
+    credit,
     many_files,
     point_read,
     compaction,

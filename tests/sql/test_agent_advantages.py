@@ -108,7 +108,7 @@ def estimate(
 
 @pytest.fixture
 def delegating() -> list[Rollout]:
-    """Two episodes: a, a root of two rows with two children of one agent; b, a root, its child and that child's child."""
+    """Episode a: a root of two rows, two children of one agent. Episode b: a root, its child, and the child's child."""
     a, b = row("a", "A", 1.0), row("b", "B", 0.0)
     b_child = child("b-child", b, 0.5)
     return [

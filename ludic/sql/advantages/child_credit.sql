@@ -1,12 +1,12 @@
 -- child_credit: for a child, its own rloo advantage mixed with the advantage of the root agent that it works for
--- advantage of a root: its own; of a child: (1 - inherit_weight) own + inherit_weight depth_discount^depth root
+-- root: own; child: (1 - inherit_weight) own + inherit_weight depth_discount^depth (own of its root)
 -- own: reward minus the mean reward of the other trajectories of the same agent in the group, siblings included;
--- rloo (Ahmadian et al. 2024, arXiv 2402.14740) by agent
+-- rloo (Ahmadian et al. 2024, arXiv 2402.14740, section 2.2) by agent
 -- grain: one row per rollout_id | reads: rollouts
 -- a trajectory counts once, by its first row (segment_index 0); an agent with one scored trajectory in the group gets 0
--- NULL: for a rollout that was not scored; a child is not scored if its root is not, nor, unless inherit_weight is 1,
--- if it has no reward of its own
--- $inherit_weight: 0 is the child's own advantage, 1 the root's | $depth_discount: factor per delegation above the child
+-- NULL: for a rollout that was not scored, or whose root was not; with inherit_weight 1 a child needs no own reward
+-- $inherit_weight: 0 is the child's own advantage, 1 the root's
+-- $depth_discount: factor on the root's advantage for each delegation above the child
 -- default: inherit_weight = 0.5
 -- default: depth_discount = 1.0
 with recursive agents as (

@@ -1,10 +1,11 @@
--- fold_grpo: grpo over the root's reward plus penalties by token: (clip(R + Q, 0, 1) - mean of R) / deviation of R
--- paper: Sun et al. 2025 (Scaling Long-Horizon LLM Agent via Context-Folding, FoldGRPO), arXiv 2510.11967, section 2.3
--- R: reward of the root agent, also for the children (branches) of its episode, between 0 and 1
+-- fold_grpo: grpo over the root's reward plus penalties by turn: (clip(R + Q, 0, 1) - mean of R) / deviation of R
+-- paper: Sun et al. 2025 (Context-Folding, FoldGRPO), arXiv 2510.11967
+-- R: reward, between 0 and 1, of the root agent, also for the children (branches) of its episode
 -- Q: -1 for each turn of the root that calls no $branch_tool, in a row longer than half of $context_limit tokens;
 -- -1 for a turn that could not be parsed or with a tool call that failed; and for all turns of a child its reward
--- component $scope_component, which the paper's judge sets to -0.2 if the child leaves its task
--- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with agent_steps, reward_components
+-- component $scope_component, which the paper's judge sets to -0.2 if the child leaves its task; several are added
+-- grain: one row per rollout_id, a list as long as response_tokens
+-- reads: rollouts, with agent_steps, reward_components
 -- a root agent counts once in its group, by its first row (segment_index 0); tokens outside of turns have Q = 0
 -- NULL: for a rollout whose root was not scored
 -- $epsilon is added to the standard deviation, see grpo

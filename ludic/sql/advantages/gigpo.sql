@@ -1,14 +1,16 @@
--- gigpo: the episode's advantage for each token, plus step_weight times the advantage of its environment step among all
--- steps of the same agent in the group that began at the same observation
+-- gigpo: the episode's advantage for each token, plus step_weight times the advantage of its environment step among
+-- all steps of the same agent in the group that began at the same observation
 -- paper: Feng et al. 2025 (GiGPO), arXiv 2505.10978, eq. 3, 6, 7 and 8
 -- each advantage: value minus mean, divided by the standard deviation (divide_by_std false: by 1); the value of an
 -- episode is its reward, of a step the discounted sum of the environment's rewards from this step on
--- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with agent_steps, environment_steps
--- a token of agent step i belongs to the first environment step that i led to; other tokens, and those of a step that no
--- other step shares its observation with, get the episode's advantage
+-- grain: one row per rollout_id, a list as long as response_tokens
+-- reads: rollouts, with agent_steps, environment_steps
+-- a token of agent step i belongs to the first environment step that i led to; other tokens, and those of a step that
+-- shares its observation with no other step, get the episode's advantage
 -- steps go on over an agent's rows of an episode, by segment_index; a trajectory counts once, by its first row;
 -- children of one agent_id and one parent are told apart only if each has one row
--- NULL: for a rollout that was not scored; a step without observation_hash (files before rollouts 1.2) is not compared
+-- NULL: for a rollout that was not scored
+-- a step without observation_hash (files before rollouts 1.2) shares its observation with no other
 -- $step_weight multiplies the step's advantage | $discount: factor on a reward per step between
 -- $divide_by_std: true or false | $epsilon is added to each standard deviation
 -- default: step_weight = 1.0
@@ -108,7 +110,10 @@ shared as (
         list(returns[1]) as lowests,
         list(list_avg([return - returns[1] for return in returns])) as means,
         list(
-            case when $divide_by_std then list_stddev_samp([return - returns[1] for return in returns]) + $epsilon else 1 end
+            case
+                when $divide_by_std then list_stddev_samp([return - returns[1] for return in returns]) + $epsilon
+                else 1
+            end
         ) as scales
     from sorted
     where len(returns) > 1

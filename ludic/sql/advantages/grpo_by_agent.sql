@@ -1,10 +1,10 @@
--- m_grpo: reward minus the mean, divided by the standard deviation, of all trajectories of the same agent in the group
--- paper: Hong et al. 2025 (M-GRPO), arXiv 2511.13288: the main agent is compared with the main agents of the query's
--- other rollouts, a sub-agent with all sub-agent trajectories of all rollouts of the query, siblings included; the paper
--- duplicates or drops sub-agent trajectories until each rollout has equally many, here each trajectory counts once
+-- grpo_by_agent: reward minus the mean, divided by the standard deviation, of all trajectories of the same agent in the
+-- group; children are compared with children of their agent_id, of their own episode (siblings) and of the others
+-- paper: after Hong et al. 2025 (M-GRPO), arXiv 2511.13288, which takes group-relative advantages of main agent and
+-- sub-agents apart; M-GRPO also duplicates or drops sub-agent trajectories so that each rollout has equally many, here
+-- each counts once; Feng et al. 2026 (Dr. MAS), arXiv 2602.08847, say why each agent needs its own statistics
 -- grain: one row per rollout_id | reads: rollouts
--- a trajectory counts once, by its first row (segment_index 0); several children of one agent_id are several
--- trajectories; an agent with one scored trajectory in the group gets 0
+-- a trajectory counts once, by its first row (segment_index 0); an agent with one scored trajectory in the group gets 0
 -- NULL: for a rollout that was not scored
 -- $epsilon is added to the standard deviation, see grpo
 -- default: epsilon = 1e-6

@@ -1,10 +1,11 @@
--- mt_grpo: the advantage of the outcome for each token, and for each turn but the last turn_weight times its own
--- paper: Zeng et al. 2025 (MT-GRPO), arXiv 2505.11821v1, as in the authors' code; the paper has two turns, and later
--- turns are treated as its first; with turn_weight 1 this is also the paper's formula, whose weight is on the outcome
+-- mt_grpo: the advantage of the outcome for each token, plus turn_weight times that of its turn, unless it is the last
+-- paper: Zeng et al. 2025 (MT-GRPO), arXiv 2505.11821v1, as in the authors' code, which has two turns; here every turn
+-- but the last is treated as their first
 -- outcome: reward of the last environment step; of a trajectory without environment steps its episode_reward
--- each advantage: reward minus the mean, divided by the standard deviation, of all trajectories of the same agent in the
--- group; of turn k over those for which k is not the last
--- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with agent_steps, environment_steps
+-- each advantage: reward minus the mean, divided by the standard deviation, of all trajectories of the same agent in
+-- the group; of turn k over those in which k is not the last
+-- grain: one row per rollout_id, a list as long as response_tokens
+-- reads: rollouts, with agent_steps, environment_steps
 -- a token of agent step i belongs to the first environment step that i led to; other tokens get the outcome's advantage
 -- turns go on over an agent's rows of an episode, by segment_index; a trajectory counts once, by its first row;
 -- children of one agent_id and one parent are told apart only if each has one row
@@ -37,7 +38,12 @@ siblings as (
 
 -- each row of an agent's episode with each later row of it
 pairs as (
-    select earlier.rollout_id as earlier_id, later.rollout_id as later_id, later.segment_index, earlier.rewards as rewards_before, later.rewards
+    select
+        earlier.rollout_id as earlier_id,
+        later.rollout_id as later_id,
+        later.segment_index,
+        earlier.rewards as rewards_before,
+        later.rewards
     from scored as later
     inner join scored as earlier using (episode_id, agent_id, parent_id)
     anti join siblings using (episode_id, agent_id, parent_id)

@@ -1,9 +1,9 @@
 -- rae: reward minus an exponential average of the earlier rewards of the same role in the same environment
--- paper: Liu et al. 2025 (SPIRAL, role-conditioned advantage estimation), arXiv 2506.24119; as in the authors' code, the
--- average starts at 0 and does not yet hold the episode's own reward: b <- decay b + (1 - decay) R after A = R - b
+-- paper: Liu et al. 2025 (SPIRAL, role-conditioned advantage estimation), arXiv 2506.24119; as in the authors' code,
+-- the average starts at 0 and does not yet hold the episode's own reward: A = R - b, then b = decay b + (1 - decay) R
 -- grain: one row per rollout_id | reads: rollouts
--- a role is an agent_id; an episode counts once for each agent, in the order of request_index; the average starts anew
--- with the rows that are read: in training with each batch
+-- a role is an agent_id; an episode counts once for each agent, in the order of request_index; the average starts at 0
+-- with the rows that are read: in training, with each batch
 -- NULL: for a rollout that was not scored
 -- $decay: weight of the average so far
 -- default: decay = 0.95

@@ -1,10 +1,10 @@
 -- tree_grpo: reward normalised as in grpo among the trajectories that share a prefix, plus the same in the whole group
--- paper: Ji et al. 2025 (Tree-GRPO, Tree Search for LLM Agent Reinforcement Learning), arXiv 2509.21240: advantage in
--- the tree plus advantage over all trees; each leaf of a tree is a trajectory, which has one advantage for all tokens
--- a tree: the trajectories of an agent in the group whose first completion is equal, token by token
+-- paper: Ji et al. 2025 (Tree-GRPO), arXiv 2509.21240: advantage in the tree plus advantage over all trees of the
+-- group; each leaf is a trajectory, with one advantage for all its tokens
+-- a tree: the trajectories of an agent in the group whose first completion has the same tokens
 -- grain: one row per rollout_id | reads: rollouts, with agent_steps, response_tokens
--- a trajectory counts once, by its first row (segment_index 0); a tree of one trajectory adds 0, where the authors' code
--- adds its reward; children of one agent_id and one parent are told apart only if each has one row
+-- a trajectory counts once, by its first row (segment_index 0); a tree of one trajectory adds 0, where the authors'
+-- code adds its reward; later rows of children of one agent_id and one parent belong to any of their trees
 -- NULL: for a rollout that was not scored
 -- $epsilon is added to each standard deviation, see grpo
 -- default: epsilon = 1e-6

@@ -1,7 +1,8 @@
 -- turn_returns: for each token, the discounted sum of the environment's rewards from its turn on, minus the mean
 -- return of that turn over all trajectories of the same agent in the group
 -- the return of policy gradients, Sutton and Barto 2018, eq. 3.8, with an environment step as the step
--- grain: one row per rollout_id, a list as long as response_tokens | reads: rollouts, with agent_steps, environment_steps
+-- grain: one row per rollout_id, a list as long as response_tokens
+-- reads: rollouts, with agent_steps, environment_steps
 -- a token of agent step i belongs to the first environment step that i led to; tokens outside of steps get 0
 -- turns and returns go on over an agent's rows of an episode, by segment_index; children of one agent_id and one
 -- parent are told apart only if each has one row
@@ -32,7 +33,12 @@ siblings as (
 
 -- each row of an agent's episode with each later row of it
 pairs as (
-    select earlier.rollout_id as earlier_id, later.rollout_id as later_id, later.segment_index, earlier.rewards as rewards_before, later.rewards
+    select
+        earlier.rollout_id as earlier_id,
+        later.rollout_id as later_id,
+        later.segment_index,
+        earlier.rewards as rewards_before,
+        later.rewards
     from scored as later
     inner join scored as earlier using (episode_id, agent_id, parent_id)
     anti join siblings using (episode_id, agent_id, parent_id)
