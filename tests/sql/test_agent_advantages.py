@@ -14,7 +14,7 @@ from strategies import make_group
 
 from ludic.records import AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
 from ludic.schema import to_table
-from ludic.sql import advantages
+from ludic.sql import BatchRules, Planner, advantages
 from ludic.sql.connect import open_duckdb
 
 HALF = sqrt(0.5)
@@ -365,3 +365,16 @@ def test_fold_grpo_spares_a_short_root_and_punishes_a_turn_that_was_not_parsed()
     found = estimate("fold_grpo", rows, context_limit=1000, epsilon=TINY)
     assert found["a"] == pytest.approx([-HALF, -HALF, HALF], abs=1e-6)
     assert found["c"] is None
+
+
+# gigpo needs observation_hash, a column since rollouts 1.2.
+@pytest.mark.parametrize(
+    "name", ["grpo_by_agent", "child_credit", "turn_returns", "mt_grpo", "rae", "tree_grpo", "fold_grpo"]
+)
+def test_a_batch_is_planned_with_each_advantage(arrive, name: str):
+    params = {"context_limit": 1000} if name == "fold_grpo" else {}
+    planner = Planner(BatchRules(advantage=name, groups_per_batch=1, params=params))
+    planner.add(arrive([[1.0, 0.0]], num_turns=2))
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    assert ledger is not None
+    assert ledger["used"].to_pylist() == [True, True]

@@ -77,8 +77,9 @@ credits as (
         starts,
         ends,
         reward,
-        (least(greatest(reward, 0), 1) - lowest - mean) / scale as base,
-        [(least(greatest(reward + penalty, 0), 1) - lowest - mean) / scale for penalty in penalties] as credits
+        ((least(greatest(reward, 0), 1) - lowest - mean) / scale)::float as base,
+        [(least(greatest(reward + penalty, 0), 1) - lowest - mean) / scale for penalty in penalties]::float[]
+            as credits
     from members
     left join descent on descent.rollout_id = members.rollout_id
     left join baselines on
@@ -92,7 +93,7 @@ select
             list_resize(
                 flatten([
                     list_resize(
-                        list_resize([]::double[], start - coalesce(ends[i - 1], 0), base),
+                        list_resize([]::float[], start - coalesce(ends[i - 1], 0), base),
                         ends[i] - coalesce(ends[i - 1], 0),
                         credits[i]
                     )

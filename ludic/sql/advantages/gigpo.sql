@@ -27,7 +27,11 @@ with scored as materialized (
         segment_index,
         episode_reward,
         [coalesce(step.reward, 0) for step in environment_steps] as rewards,
-        [step.observation_hash for step in environment_steps] as states
+        -- 64 bits compare faster than text
+        [
+            case when step.observation_hash is not null then hash(step.observation_hash) end
+            for step in environment_steps
+        ] as states
     from rollouts
     where episode_reward is not null
 ),
@@ -158,8 +162,8 @@ steps as (
         rollouts.rollout_id,
         episode_reward,
         response_length,
-        base,
-        credits,
+        base::float as base,
+        credits::float[] as credits,
         [step.start for step in agent_steps] as starts,
         [step.end for step in agent_steps] as ends,
         [step.agent_steps for step in environment_steps] as led_here
@@ -174,7 +178,7 @@ select
             list_resize(
                 flatten([
                     list_resize(
-                        list_resize([]::double[], start - coalesce(ends[i - 1], 0), base),
+                        list_resize([]::float[], start - coalesce(ends[i - 1], 0), base),
                         ends[i] - coalesce(ends[i - 1], 0),
                         coalesce(credits[list_position([list_contains(led, i - 1) for led in led_here], true)], base)
                     )

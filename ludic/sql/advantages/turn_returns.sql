@@ -124,7 +124,7 @@ steps as (
         rollouts.rollout_id,
         episode_reward,
         response_length,
-        credits,
+        credits::float[] as credits,
         [step.start for step in agent_steps] as starts,
         [step.end for step in agent_steps] as ends,
         [step.agent_steps for step in environment_steps] as led_here
@@ -139,7 +139,7 @@ select
             list_resize(
                 flatten([
                     list_resize(
-                        list_resize([]::double[], start - coalesce(ends[i - 1], 0), 0),
+                        list_resize([]::float[], start - coalesce(ends[i - 1], 0), 0),
                         ends[i] - coalesce(ends[i - 1], 0),
                         coalesce(credits[list_position([list_contains(led, i - 1) for led in led_here], true)], 0)
                     )
