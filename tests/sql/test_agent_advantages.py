@@ -378,3 +378,21 @@ def test_a_batch_is_planned_with_each_advantage(arrive, name: str):
     ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
     assert ledger is not None
     assert ledger["used"].to_pylist() == [True, True]
+
+
+def test_a_turn_with_a_tool_call_has_the_advantage_of_the_step_that_it_leads_to():
+    # both turns of a lead to its one environment step of reward 3, against 1 of b; c has no tokens and no turns
+    a, b = with_turns(row("a", "A", 3.0), [0, 3]), with_turns(row("b", "B", 1.0), [1])
+    step = replace(a.environment_steps[1], turn=0, agent_steps=(0, 1))
+    empty = replace(
+        row("c", "C", 2.0),
+        response_tokens=np.zeros(0, np.int32),
+        response_logprobs=np.zeros(0, np.float32),
+        token_rewards=np.zeros(0, np.float32),
+        action_mask=None,
+    )
+    rows = [replace(a, environment_steps=(step,)), b, empty]
+    assert estimate("turn_returns", rows) == {"a": [1, 1, 0, 1, 1, 0], "b": [-1, -1, 0], "c": []}
+    # outcomes 3, 1 and, without environment steps, the reward 2: mean 2, deviation 1
+    found = estimate("mt_grpo", rows, epsilon=TINY)
+    assert found == {"a": [1] * 6, "b": [-1] * 3, "c": []}
