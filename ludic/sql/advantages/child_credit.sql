@@ -4,7 +4,7 @@
 -- rloo (Ahmadian et al. 2024, arXiv 2402.14740, section 2.2) by agent
 -- grain: one row per rollout_id | reads: rollouts
 -- a trajectory counts once, by its first row (segment_index 0); an agent with one scored trajectory in the group gets 0
--- NULL: for a rollout that was not scored, or whose root was not; with inherit_weight 1 a child's own reward has no effect
+-- NULL: for a rollout that was not scored, or whose root was not; inherit_weight 1 ignores a child's own reward
 -- $inherit_weight: 0 is the child's own advantage, 1 the root's
 -- $depth_discount: factor on the root's advantage for each delegation above the child
 -- default: inherit_weight = 0.5
