@@ -151,12 +151,13 @@ def keep_files(root: "Root", files: Files) -> None:
 
 
 def consented_files(root: "Root") -> Files:
-    """The files of a new run's environments as they are on the disk; who starts the run consents to run them.
+    """The files that a new run's settings name, as they are on the disk; who starts the run consents to run them.
 
     Raises ConfigError for a file that is not there.
     """
-    files = {name: _read_disk(name, None) for name in files_of(root.run.env)}
-    consent_to(root, sampling_uses(root.run), files)
+    uses = sampling_uses(root.run)
+    files = {name: _read_disk(name, None) for name in files_of(use.setting for use in uses)}
+    consent_to(root, uses, files)
     return files
 
 

@@ -10,7 +10,7 @@ from ludic.store import list_files
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are no part of the package
 
-from benchmarks import many_files, point_read, sql
+from benchmarks import credit, many_files, point_read, sql
 from benchmarks.stores import compact_copy, make_store
 
 
@@ -80,3 +80,10 @@ def test_all_point_reads_find_the_row(stores, tmp_path):
             assert row["rollout_id"] == rollout_id
             assert row["response_tokens"] == rows[0]["response_tokens"]
             assert row["messages"] == rows[0]["messages"]
+
+
+@pytest.mark.parametrize("name", credit.CONTESTANTS)
+def test_each_advantage_of_agents_covers_every_row_of_its_benchmark(name: str):
+    found = ludic.sql.advantages(credit.rollouts(160), name, **credit.CONTESTANTS[name])
+    assert found.num_rows == 160
+    assert found.column(1).null_count == 0

@@ -1,0 +1,58 @@
+-- child_credit: for a child, its own rloo advantage mixed with the advantage of the root agent that it works for
+-- root: own; child: (1 - inherit_weight) own + inherit_weight depth_discount^depth (own of its root)
+-- own: reward minus the mean reward of the other trajectories of the same agent in the group, siblings included;
+-- rloo (Ahmadian et al. 2024, arXiv 2402.14740, section 2.2) by agent
+-- grain: one row per rollout_id | reads: rollouts
+-- a trajectory counts once, by its first row (segment_index 0); an agent with one scored trajectory in the group gets 0
+-- NULL: for a rollout that was not scored, or whose root was not; inherit_weight 1 ignores a child's own reward
+-- $inherit_weight: 0 is the child's own advantage, 1 the root's
+-- $depth_discount: factor on the root's advantage for each delegation above the child
+-- default: inherit_weight = 0.5
+-- default: depth_discount = 1.0
+with recursive agents as (
+    -- sorted, so that sums are bit-identical for any number of threads
+    select group_id, agent_id, list(episode_reward order by episode_reward) as rewards
+    from rollouts
+    where episode_reward is not null and segment_index = 0
+    group by group_id, agent_id
+),
+
+-- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
+baselines as (
+    select
+        group_id,
+        agent_id,
+        len(rewards) as n,
+        rewards[1] as lowest,
+        list_sum([reward - rewards[1] for reward in rewards]) as total
+    from agents
+),
+
+owned as materialized (
+    select
+        rollout_id,
+        parent_rollout_id,
+        depth,
+        (n * (episode_reward - lowest) - total) / greatest(n - 1, 1) as own
+    from rollouts
+    left join baselines on baselines.group_id = rollouts.group_id and baselines.agent_id = rollouts.agent_id
+),
+
+descent as (
+    select rollout_id, depth, own, own as root
+    from owned
+    where parent_rollout_id is null
+    union all
+    select owned.rollout_id, owned.depth, owned.own, descent.root
+    from owned
+    inner join descent on descent.rollout_id = owned.parent_rollout_id
+)
+
+select
+    rollout_id,
+    case
+        when depth = 0 then own
+        when $inherit_weight = 1 then pow($depth_discount, depth) * root
+        else (1 - $inherit_weight) * own + $inherit_weight * pow($depth_discount, depth) * root
+    end as advantage
+from descent

@@ -1,0 +1,60 @@
+-- rae: reward minus an exponential average of the earlier rewards of the same role in the same environment
+-- paper: Liu et al. 2025 (SPIRAL, role-conditioned advantage estimation), arXiv 2506.24119; as in the authors' code,
+-- the average starts at 0 and does not yet hold the episode's own reward: A = R - b, then b = decay b + (1 - decay) R
+-- grain: one row per rollout_id | reads: rollouts
+-- a role is an agent_id; an episode counts once for each agent, in the order of request_index; the average starts at 0
+-- with the rows that are read: in training, with each batch
+-- NULL: for a rollout that was not scored
+-- $decay: weight of the average so far
+-- default: decay = 0.95
+with episodes as (
+    select env_name, agent_id, episode_id, min(request_index) as request_index, max(episode_reward) as reward
+    from rollouts
+    where episode_reward is not null
+    group by env_name, agent_id, episode_id
+),
+
+roles as (
+    select
+        env_name,
+        agent_id,
+        list(episode_id order by request_index, episode_id) as episode_ids,
+        list((1 - $decay) * reward order by request_index, episode_id) as updates
+    from episodes
+    group by env_name, agent_id
+),
+
+-- each pass doubles the number of episodes in an average; passes end where the weights are below 1e-40
+averages as (
+    select
+        env_name,
+        agent_id,
+        episode_ids,
+        list_reduce(
+            list_concat(
+                [updates],
+                [
+                    [pow(2, k)] for k in range(ceil(log2(len(updates)))::bigint)
+                    if pow($decay::double, pow(2, k)) > 1e-40
+                ]
+            ),
+            lambda sums, step: [
+                sum + case when i > step[1] then pow($decay::double, step[1]) * sums[i - step[1]::bigint] else 0 end
+                for sum, i in sums
+            ]
+        ) as averages
+    from roles
+),
+
+baselines as (
+    select
+        env_name,
+        agent_id,
+        unnest(episode_ids) as episode_id,
+        unnest(list_concat([0::double], averages[:-2])) as baseline
+    from averages
+)
+
+select rollout_id, episode_reward - baseline as advantage
+from rollouts
+left join baselines using (env_name, agent_id, episode_id)

@@ -1,0 +1,398 @@
+"""Advantages of episodes with several rows and children, against numbers worked out by hand."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import sqrt
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import make_group
+
+from ludic.records import AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
+from ludic.schema import to_table
+from ludic.sql import BatchRules, Planner, advantages
+from ludic.sql.connect import open_duckdb
+
+HALF = sqrt(0.5)
+"""Of two values, each is this many sample standard deviations from their mean."""
+TINY = 1e-12
+"""An epsilon that keeps a group of one from dividing by 0."""
+_TEMPLATE = make_group(rewards=[0.0], response_length=1, seed=0).rollouts[0]
+
+
+def row(rollout_id: str, episode_id: str, reward: float | None, **fields: Any) -> Rollout:
+    """A row without turns, of one token: by default of the root agent `main`."""
+    return replace(
+        _TEMPLATE,
+        rollout_id=rollout_id,
+        episode_id=episode_id,
+        episode_reward=reward,
+        **{"agent_id": "main", "agent_steps": (), "environment_steps": (), **fields},
+    )
+
+
+def child(rollout_id: str, parent: Rollout, reward: float | None, agent_id: str = "solver", **fields: Any) -> Rollout:
+    delegated = {"agent_id": agent_id, "parent_rollout_id": parent.rollout_id, "depth": parent.depth + 1}
+    return row(rollout_id, parent.episode_id, reward, **delegated, **fields)
+
+
+def with_turns(
+    rollout: Rollout, rewards: Sequence[float], *, tools: Sequence[Sequence[ToolCall]] = (), parse_error: bool = False
+) -> Rollout:
+    """Two sampled tokens a turn, and a third between turns from the environment."""
+    length, calls = 3 * len(rewards), tools or [()] * len(rewards)
+    agent_steps = [
+        AgentStep(
+            turn=i, action_target="env", start=3 * i, end=3 * i + 2, tool_calls=tuple(calls[i]), parse_error=parse_error
+        )
+        for i in range(len(rewards))
+    ]
+    environment_steps = [
+        EnvironmentStep(
+            turn=i,
+            agent_steps=(i,),
+            observation=None,
+            action=None,
+            next_observation=None,
+            reward=reward,
+            terminated=False,
+            truncated=False,
+        )
+        for i, reward in enumerate(rewards)
+    ]
+    return replace(
+        rollout,
+        response_tokens=np.ones(length, np.int32),
+        response_logprobs=np.zeros(length, np.float32),
+        token_rewards=np.zeros(length, np.float32),
+        action_mask=None,
+        agent_steps=tuple(agent_steps),
+        environment_steps=tuple(environment_steps),
+    )
+
+
+def with_hashes(table: pa.Table, hashes: dict[str, Sequence[str | None]]) -> pa.Table:
+    """The table with observation_hash in each environment step; null for rollouts that are not named."""
+    steps, field = table["environment_steps"], table.schema.field("environment_steps")
+    fields = [each for each in field.type.value_type if each.name != "observation_hash"]
+    type_ = pa.list_(pa.struct([*fields, pa.field("observation_hash", pa.string())]))
+    rows = [
+        [
+            {**dict(step), "observation_hash": hashes.get(rollout_id, [None] * len(of_row))[i]}
+            for i, step in enumerate(of_row)
+        ]
+        for rollout_id, of_row in zip(table["rollout_id"].to_pylist(), steps.to_pylist(), strict=True)
+    ]
+    return table.set_column(table.column_names.index("environment_steps"), "environment_steps", pa.array(rows, type_))
+
+
+def estimate(
+    name: str, *groups: Sequence[Rollout], hashes: dict[str, Sequence[str | None]] | None = None, **params: Any
+) -> dict[str, Any]:
+    """The advantage, or the list of them, by rollout_id. hashes: of the observations of each row's steps."""
+    batch = [
+        RolloutGroup(key=f"g{i}", rollouts=tuple(replace(r, group_id=f"g{i}") for r in g)) for i, g in enumerate(groups)
+    ]
+    table = to_table(
+        RolloutBatch(groups=tuple(batch), metadata=RolloutMetadata(worker_id="worker")), run_id="run", sequence=0
+    )
+    con = open_duckdb()
+    con.register("rollouts", table if hashes is None else with_hashes(table, hashes))
+    found = advantages(con, name, **params)
+    return dict(zip(*(found[column].to_pylist() for column in found.column_names), strict=True))
+
+
+@pytest.fixture
+def delegating() -> list[Rollout]:
+    """Episode a: a root of two rows, two children of one agent. Episode b: a root, its child, and the child's child."""
+    a, b = row("a", "A", 1.0), row("b", "B", 0.0)
+    b_child = child("b-child", b, 0.5)
+    return [
+        a,
+        row("a-later", "A", 1.0, segment_index=1),
+        child("a-child", a, 1.0),
+        child("a-sibling", a, 0.0),
+        b,
+        b_child,
+        child("b-grandchild", b_child, 1.0, "helper"),
+    ]
+
+
+def test_rloo_and_grpo_give_every_row_the_advantage_of_its_agents_episode():
+    # rewards of the group: main 1 (two rows) and 0, solver .5; baselines (0 + .5)/2, (1 + .5)/2, (1 + 0)/2
+    a = row("a", "A", 1.0)
+    rows = [a, row("a-later", "A", 1.0, segment_index=1), child("a-child", a, 0.5), row("b", "B", 0.0)]
+    assert estimate("rloo", rows) == {"a": 0.75, "a-later": 0.75, "a-child": 0.0, "b": -0.75}
+    # mean .5, deviation sqrt((.25 + .25 + 0) / 2) = .5
+    assert estimate("grpo", rows, epsilon=0.0) == pytest.approx({"a": 1, "a-later": 1, "a-child": 0, "b": -1})
+
+
+def test_grpo_by_agent_compares_an_agent_with_itself_and_each_sibling_with_all_of_its_kind(delegating):
+    # main: 1 and 0; solver: 1, 0 and .5, mean .5, deviation .5; helper: alone
+    assert estimate("grpo_by_agent", delegating, epsilon=TINY) == pytest.approx(
+        {
+            "a": HALF,
+            "a-later": HALF,
+            "b": -HALF,
+            "a-child": 1,
+            "a-sibling": -1,
+            "b-child": 0,
+            "b-grandchild": 0,
+        }
+    )
+
+
+def test_child_credit_without_inheritance_is_rloo_by_agent(delegating):
+    # main: 1 - 0, 0 - 1; solver: 1 - (0 + .5)/2, 0 - (1 + .5)/2, .5 - (1 + 0)/2; helper: alone
+    own = {"a": 1, "a-later": 1, "b": -1, "a-child": 0.75, "a-sibling": -0.75, "b-child": 0, "b-grandchild": 0}
+    assert estimate("child_credit", delegating, inherit_weight=0.0) == pytest.approx(own)
+
+
+def test_child_credit_inherits_the_advantage_of_the_root_and_discounts_it_by_depth(delegating):
+    roots = {"a": 1, "a-later": 1, "b": -1}
+    inherited = {"a-child": 1, "a-sibling": 1, "b-child": -1, "b-grandchild": -1}
+    assert estimate("child_credit", delegating, inherit_weight=1.0) == roots | inherited
+    discounted = {"a-child": 0.5, "a-sibling": 0.5, "b-child": -0.5, "b-grandchild": -0.25}
+    assert estimate("child_credit", delegating, inherit_weight=1.0, depth_discount=0.5) == roots | discounted
+
+
+def test_child_credit_mixes_both_by_a_weight(delegating):
+    # 3/4 of own, 1/4 of the root's halved by each delegation
+    mixed = {
+        "a-child": 0.75 * 0.75 + 0.25 * 0.5,
+        "a-sibling": -0.75 * 0.75 + 0.25 * 0.5,
+        "b-child": 0.25 * -0.5,
+        "b-grandchild": 0.25 * -0.25,
+    }
+    found = estimate("child_credit", delegating, inherit_weight=0.25, depth_discount=0.5)
+    assert {name: found[name] for name in mixed} == pytest.approx(mixed)
+    assert found["a"] == found["a-later"] == 1
+
+
+def test_a_child_without_a_reward_of_its_own_can_only_inherit():
+    a = row("a", "A", 1.0)
+    rows = [a, child("a-child", a, None), row("b", "B", 0.0)]
+    assert estimate("child_credit", rows, inherit_weight=1.0)["a-child"] == 1
+    assert estimate("child_credit", rows)["a-child"] is None
+
+
+def test_turn_returns_go_on_over_the_rows_of_an_episode():
+    # discount 1/2: episode a returns 1 + 2/2 and 2, b returns 3; means of turns 0 and 1 are (2 + 3)/2 and 2
+    rows = [
+        with_turns(row("a", "A", 3.0), [1]),
+        with_turns(row("a-later", "A", 3.0, segment_index=1), [2]),
+        with_turns(row("b", "B", 3.0), [3]),
+        with_turns(child("b-child", row("b", "B", 3.0), 9.0), [9]),
+    ]
+    found = estimate("turn_returns", rows, discount=0.5)
+    assert found == {"a": [-0.5, -0.5, 0], "a-later": [0, 0, 0], "b": [0.5, 0.5, 0], "b-child": [0, 0, 0]}
+
+
+def test_turn_returns_keep_siblings_apart_and_join_the_rows_of_an_only_child():
+    a, b = row("a", "A", 1.0), row("b", "B", 1.0)
+    rows = [
+        a,
+        with_turns(child("a-child", a, 4.0), [4]),
+        with_turns(child("a-sibling", a, 2.0), [2]),
+        b,
+        with_turns(child("b-child", b, 6.0), [1]),
+        with_turns(child("b-child-later", b, 6.0, segment_index=1), [5]),
+    ]
+    # first turns return 4, 2 and 1 + 5, of mean 4; the second returns 5, alone
+    found = estimate("turn_returns", rows)
+    assert [found[name][0] for name in ("a-child", "a-sibling", "b-child", "b-child-later")] == [0, -2, 2, 0]
+
+
+def test_mt_grpo_adds_the_advantage_of_a_turn_to_that_of_the_outcome():
+    # outcomes 2 and 0, turns before the last 1 and 0: each is half a root of deviations from its mean
+    rows = [
+        with_turns(row("a", "A", 3.0), [1]),
+        with_turns(row("a-later", "A", 3.0, segment_index=1), [2]),
+        with_turns(row("b", "B", 0.0), [0, 0]),
+        with_turns(child("b-child", row("b", "B", 0.0), 9.0), [7, 9]),
+        row("c", "C", None),
+    ]
+    found = estimate("mt_grpo", rows, turn_weight=2.0, epsilon=TINY)
+    assert found.pop("c") is None
+    both = 3 * HALF
+    wanted = {
+        "a": [both, both, HALF],
+        "a-later": [HALF] * 3,
+        "b": [-both, -both, -HALF, -HALF, -HALF, -HALF],
+        "b-child": [0] * 6,
+    }
+    assert {name: pytest.approx(values, abs=1e-6) for name, values in wanted.items()} == found
+
+
+def test_mt_grpo_of_episodes_of_one_turn_is_grpo():
+    rows = [with_turns(row(name, name, reward), [reward]) for name, reward in [("a", 1.0), ("b", 0.0), ("c", 0.5)]]
+    found = estimate("mt_grpo", [*rows, row("d", "d", 0.5)], epsilon=TINY)
+    # mean .5, deviation sqrt(.5 / 3); an episode without environment steps has its reward as outcome
+    one = 0.5 / sqrt(0.5 / 3)
+    assert [found[name][0] for name in "abcd"] == pytest.approx([one, -one, 0, 0])
+
+
+HASHES = {"a": ["s"], "a-later": ["t"], "b": ["s", "u"], "b-child": ["s"]}
+
+
+def gigpo_rows() -> list[Rollout]:
+    b = with_turns(row("b", "B", 0.0), [0, 0])
+    later = with_turns(row("a-later", "A", 1.0, segment_index=1), [1])
+    return [with_turns(row("a", "A", 1.0), [0]), later, b, with_turns(child("b-child", b, 1.0), [1])]
+
+
+def test_gigpo_adds_the_advantage_among_steps_from_one_observation():
+    # state s of agent main: returns 0 + 1/2 and 0; t and u are seen once; the child is another agent
+    found = estimate("gigpo", gigpo_rows(), hashes=HASHES, discount=0.5, step_weight=2.0, epsilon=TINY)
+    both = 3 * HALF
+    wanted = {
+        "a": [both, both, HALF],
+        "a-later": [HALF] * 3,
+        "b": [-both, -both, -HALF, -HALF, -HALF, -HALF],
+        "b-child": [0, 0, 0],
+    }
+    assert {name: pytest.approx(values, abs=1e-6) for name, values in wanted.items()} == found
+
+
+def test_gigpo_without_deviations_subtracts_means_alone():
+    # episodes: 1/2 and -1/2; steps at s: 1/4 and -1/4
+    found = estimate("gigpo", gigpo_rows(), hashes=HASHES, discount=0.5, divide_by_std=False)
+    assert found["a"] == [0.75, 0.75, 0.5]
+    assert found["a-later"] == [0.5] * 3
+    assert found["b"] == [-0.75, -0.75, -0.5, -0.5, -0.5, -0.5]
+
+
+def test_gigpo_without_hashes_is_the_advantage_of_the_episode():
+    found = estimate("gigpo", gigpo_rows(), hashes={}, epsilon=TINY)
+    assert found["a"] == pytest.approx([HALF] * 3)
+    assert found["b"] == pytest.approx([-HALF] * 6)
+
+
+def test_gigpo_compares_every_visit_of_a_state_also_of_one_episode():
+    # returns 3, 2 and 1 at the same state, of mean 2
+    found = estimate("gigpo", [with_turns(row("a", "A", 3.0), [1, 1, 1])], hashes={"a": ["s"] * 3}, discount=1.0)
+    assert found["a"] == pytest.approx([1, 1, 0, 0, 0, 0, -1, -1, 0], abs=1e-4)
+
+
+def test_rae_subtracts_the_average_of_the_roles_earlier_rewards():
+    # decay 1/2, by request_index: main 0, 1, 1: averages before 0, 0, 1/2; solver 4, 2: before 0, 2
+    first, second, third = (row(name, name, reward) for name, reward in [("a", 0.0), ("b", 1.0), ("c", 1.0)])
+    rows = [
+        replace(third, request_index=2),
+        replace(row("c-later", "c", 1.0, segment_index=1), request_index=2),
+        replace(first, request_index=0),
+        replace(child("a-child", first, 4.0), request_index=0),
+        replace(second, request_index=1),
+        replace(child("b-child", second, 2.0), request_index=1),
+        replace(row("failed", "d", None), request_index=1),
+    ]
+    found = estimate("rae", rows[:2], rows[2:], decay=0.5)
+    assert found == {"a": 0, "b": 1, "c": 0.5, "c-later": 0.5, "a-child": 4, "b-child": 0, "failed": None}
+
+
+@pytest.mark.slow
+@given(st.lists(st.floats(-3, 3), min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
+def test_rae_is_the_recursion(rewards: list[float], decay: float):
+    rows = [replace(row(f"r{i}", f"e{i}", reward), request_index=i) for i, reward in enumerate(rewards)]
+    wanted, average = {}, 0.0
+    for i, reward in enumerate(rewards):
+        wanted[f"r{i}"] = reward - average
+        average = decay * average + (1 - decay) * reward
+    assert estimate("rae", rows, decay=decay) == pytest.approx(wanted, abs=1e-12)
+
+
+def with_first_completion(rollout: Rollout, token: int) -> Rollout:
+    """Two turns of which the first samples this token twice, and the second the reward."""
+    rollout = with_turns(rollout, [0, 0])
+    return replace(rollout, response_tokens=np.array([token, token, 0, 9, token, 0], np.int32))
+
+
+def test_tree_grpo_adds_the_advantage_in_the_tree_to_that_in_the_group():
+    # trees: 1 and 0; 1 and 1 and 0; group: 1, 0, 1, 1, 0 of mean .6 and deviation sqrt(1.2 / 4)
+    rewards = {"a": (7, 1.0), "b": (7, 0.0), "c": (8, 1.0), "d": (8, 1.0), "e": (8, 0.0)}
+    rows = [with_first_completion(row(name, name, reward), token) for name, (token, reward) in rewards.items()]
+    later = with_turns(row("a-later", "a", 1.0, segment_index=1), [1])
+    alone = with_first_completion(child("a-child", rows[0], 5.0), 7)
+    found = estimate("tree_grpo", [*rows, later, alone], epsilon=TINY)
+    deviation, third = sqrt(0.3), sqrt(1 / 3)
+    high, low = 0.4 / deviation, -0.6 / deviation
+    assert found == pytest.approx(
+        {
+            "a": HALF + high,
+            "a-later": HALF + high,
+            "b": -HALF + low,
+            "c": third + high,
+            "d": third + high,
+            "e": -2 * third + low,
+            "a-child": 0,
+        }
+    )
+
+
+def test_fold_grpo_takes_penalties_from_the_reward_by_turn():
+    # prompts of 8 tokens: 8 + 6 are more than half of 20, so that root a should have delegated in its second turn
+    delegate, failed = ToolCall(id="1", name="delegate", arguments="{}"), ToolCall(id="2", name="x", arguments="")
+    a, b = row("a", "A", 1.0), row("b", "B", 0.0)
+    rows = [
+        with_turns(a, [0, 0], tools=[(delegate,), ()]),
+        with_turns(row("a-later", "A", 1.0, segment_index=1), [0], tools=[(replace(failed, error="no such tool"),)]),
+        with_turns(child("a-child", a, None, reward_components={"scope": -0.2}), [0]),
+        with_turns(child("a-sibling", a, 0.0), [0]),
+        with_turns(b, [0, 0]),
+    ]
+    # rewards 1 and 0: mean .5, deviation HALF
+    found = estimate("fold_grpo", rows, context_limit=20, epsilon=TINY)
+    wanted = {
+        "a": [HALF, HALF, HALF, -HALF, -HALF, HALF],
+        "a-later": [-HALF, -HALF, HALF],
+        "a-child": [0.3 / HALF, 0.3 / HALF, HALF],
+        "a-sibling": [HALF] * 3,
+        "b": [-HALF] * 6,
+    }
+    assert {name: pytest.approx(values, abs=1e-6) for name, values in wanted.items()} == found
+
+
+def test_fold_grpo_spares_a_short_root_and_punishes_a_turn_that_was_not_parsed():
+    rows = [
+        with_turns(row("a", "A", 1.0), [0], parse_error=True),
+        with_turns(row("b", "B", 0.0), [0]),
+        row("c", "C", None),
+    ]
+    found = estimate("fold_grpo", rows, context_limit=1000, epsilon=TINY)
+    assert found["a"] == pytest.approx([-HALF, -HALF, HALF], abs=1e-6)
+    assert found["c"] is None
+
+
+# gigpo needs observation_hash, a column since rollouts 1.2.
+@pytest.mark.parametrize(
+    "name", ["grpo_by_agent", "child_credit", "turn_returns", "mt_grpo", "rae", "tree_grpo", "fold_grpo"]
+)
+def test_a_batch_is_planned_with_each_advantage(arrive, name: str):
+    params = {"context_limit": 1000} if name == "fold_grpo" else {}
+    planner = Planner(BatchRules(advantage=name, groups_per_batch=1, params=params))
+    planner.add(arrive([[1.0, 0.0]], num_turns=2))
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    assert ledger is not None
+    assert ledger["used"].to_pylist() == [True, True]
+
+
+def test_a_turn_with_a_tool_call_has_the_advantage_of_the_step_that_it_leads_to():
+    # both turns of a lead to its one environment step of reward 3, against 1 of b; c has no tokens and no turns
+    a, b = with_turns(row("a", "A", 3.0), [0, 3]), with_turns(row("b", "B", 1.0), [1])
+    step = replace(a.environment_steps[1], turn=0, agent_steps=(0, 1))
+    empty = replace(
+        row("c", "C", 2.0),
+        response_tokens=np.zeros(0, np.int32),
+        response_logprobs=np.zeros(0, np.float32),
+        token_rewards=np.zeros(0, np.float32),
+        action_mask=None,
+    )
+    rows = [replace(a, environment_steps=(step,)), b, empty]
+    assert estimate("turn_returns", rows) == {"a": [1, 1, 0, 1, 1, 0], "b": [-1, -1, 0], "c": []}
+    # outcomes 3, 1 and, without environment steps, the reward 2: mean 2, deviation 1
+    found = estimate("mt_grpo", rows, epsilon=TINY)
+    assert found == {"a": [1] * 6, "b": [-1] * 3, "c": []}
