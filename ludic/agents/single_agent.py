@@ -116,9 +116,13 @@ class _Call:
         return self.view[-1].content
 
     def marked_text(self, tokenizer: Any) -> str:
-        """Return the text with its special tokens, by which some model families mark tool calls, but the last one."""
+        """Return the text after thinking, with special tokens, by which some model families mark tool calls.
+
+        The token that ended the completion is left out.
+        """
         is_complete = self.completion.finish_reason == "stop"
-        return tokenizer.decode(self.completion.tokens[: -1 if is_complete else None].tolist())
+        text = tokenizer.decode(self.completion.tokens[: -1 if is_complete else None].tolist())
+        return text.rpartition("</think>")[2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

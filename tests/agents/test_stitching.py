@@ -195,3 +195,17 @@ def test_hundreds_of_episodes_run_at_the_same_time() -> None:
         return len(await asyncio.gather(*episodes))
 
     assert asyncio.run(asyncio.wait_for(run(), 5)) == 200  # 10 s one after the other
+
+
+def test_a_call_that_is_only_thought_of_is_not_run() -> None:
+    agent = scripted_agent([f"<think>{CALL}</think>\n\n3"], toolbox=Toolbox([function_tool(add)]))
+    (row,) = run_episode(agent, Script([end()]))
+    assert [step.action_target for step in row.agent_steps] == ["env"]
+
+
+def test_an_agent_that_only_calls_tools_is_told_to_answer() -> None:
+    agent = scripted_agent([CALL, CALL, CALL, "3"], toolbox=Toolbox([function_tool(add)]))
+    (row,) = run_episode(agent, Script([end()]), max_tool_rounds=2)
+    assert [step.action_target for step in row.agent_steps] == ["internal", "internal", "env", "env"]
+    assert row.agent_steps[2].parse_feedback == "You have called tools too often. Answer now, without tools."
+    assert [step.agent_steps for step in row.environment_steps] == [(0, 1, 2), (3,)]

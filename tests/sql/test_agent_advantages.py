@@ -367,9 +367,8 @@ def test_fold_grpo_spares_a_short_root_and_punishes_a_turn_that_was_not_parsed()
     assert found["c"] is None
 
 
-# gigpo needs observation_hash, a column since rollouts 1.2.
 @pytest.mark.parametrize(
-    "name", ["grpo_by_agent", "child_credit", "turn_returns", "mt_grpo", "rae", "tree_grpo", "fold_grpo"]
+    "name", ["gigpo", "grpo_by_agent", "child_credit", "turn_returns", "mt_grpo", "rae", "tree_grpo", "fold_grpo"]
 )
 def test_a_batch_is_planned_with_each_advantage(arrive, name: str):
     params = {"context_limit": 1000} if name == "fold_grpo" else {}

@@ -1,8 +1,7 @@
 -- grpo_by_agent: reward minus the mean, divided by the standard deviation, of all trajectories of the same agent in the
 -- group; children are compared with children of their agent_id, of their own episode (siblings) and of the others
 -- paper: after Hong et al. 2025 (M-GRPO), arXiv 2511.13288, which takes group-relative advantages of main agent and
--- sub-agents apart; M-GRPO also duplicates or drops sub-agent trajectories so that each rollout has equally many, here
--- each counts once; Feng et al. 2026 (Dr. MAS), arXiv 2602.08847, say why each agent needs its own statistics
+-- sub-agents apart; Feng et al. 2026 (Dr. MAS), arXiv 2602.08847, say why each agent needs its own statistics
 -- grain: one row per rollout_id | reads: rollouts
 -- a trajectory counts once, by its first row (segment_index 0); an agent with one scored trajectory in the group gets 0
 -- NULL: for a rollout that was not scored
