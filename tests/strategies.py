@@ -23,6 +23,7 @@ from ludic.records import (
     RolloutGroup,
     RolloutMetadata,
     ToolCall,
+    WeightSpan,
 )
 
 _EPOCH = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
@@ -212,6 +213,7 @@ def _agent_steps(draw: st.DrawFn, response_length: int) -> AgentStep:
         end=end,
         finish_reason=draw(_FINISH_REASONS),
         parse_error=draw(st.booleans()),
+        parse_feedback=draw(_MAYBE_TEXT),
         action=draw(_MAYBE_TEXT),
         tool_calls=draw(_tool_calls),
     )
@@ -224,6 +226,7 @@ def _environment_steps(num_agent_steps: int) -> st.SearchStrategy[EnvironmentSte
         turn=_INT32,
         agent_steps=indexes.map(tuple),
         observation=_MAYBE_TEXT,
+        observation_hash=_MAYBE_TEXT,
         action=_MAYBE_TEXT,
         next_observation=_MAYBE_TEXT,
         reward=st.none() | _FLOAT64,
@@ -231,6 +234,14 @@ def _environment_steps(num_agent_steps: int) -> st.SearchStrategy[EnvironmentSte
         truncated=st.booleans(),
         info=st.dictionaries(_TEXT, _TEXT, max_size=2),
     )
+
+
+@st.composite
+def _weight_versions(draw: st.DrawFn, response_length: int) -> tuple[WeightSpan, ...]:
+    borders = sorted(draw(st.sets(st.integers(0, response_length), max_size=4)))
+    spans = list(zip(borders[::2], borders[1::2], strict=False))
+    versions = draw(st.lists(st.integers(0, 2**63 - 1), min_size=len(spans), max_size=len(spans)))
+    return tuple(WeightSpan(version=v, start=a, end=b) for v, (a, b) in zip(versions, spans, strict=True))
 
 
 @st.composite
@@ -250,6 +261,7 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
         depth=draw(st.integers(0, 2**31 - 1)),
         policy_version=versions[0],
         policy_version_last=versions[1],
+        weight_versions=draw(st.none() | _weight_versions(length)),
         model=draw(_TEXT),
         # Stored as float32, which keeps decimals of up to six digits.
         temperature=draw(st.integers(0, 200)) / 100,
@@ -296,6 +308,7 @@ def rollout_groups(draw: st.DrawFn, group_id: str = "g0") -> RolloutGroup:
                 group_index=index,
                 group_size=group_size,
                 segment_index=segment,
+                parent_segment_index=draw(st.none() | st.integers(0, segment - 1)) if segment else None,
                 env_name=env_name,
                 env_example_id=example,
                 purpose=purpose,

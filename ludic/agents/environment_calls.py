@@ -20,6 +20,8 @@ def reset(make_environment: Callable[[], Environment], example: Example) -> tupl
         messages = environment.reset(example)
         if not messages:
             raise ValueError("reset returned no message, wanted at least one")
+        for message in messages:
+            check_text("a message of reset", message.content)
         return environment, tuple(messages)
 
 
@@ -37,15 +39,31 @@ def _checked(transition: Transition) -> Transition:
     is_over = bool(transition.terminated) or bool(transition.truncated)
     if transition.observation is None and not is_over:
         raise ValueError("step returned no observation, wanted one since the episode goes on")
+    if transition.observation is not None:
+        check_text("observation", transition.observation)
     return replace(
         transition,
         reward=_finite("reward", transition.reward),
         reward_components={name: _finite(name, value) for name, value in transition.reward_components.items()},
         terminated=bool(transition.terminated),
         truncated=bool(transition.truncated),
-        info={name: str(value) for name, value in transition.info.items()},
+        info={name: _text(value) for name, value in transition.info.items()},
         extra={name: value for name, value in transition.extra.items() if value is not None},
     )
+
+
+def _text(value: object) -> str:
+    return str(value).encode(errors="replace").decode()
+
+
+def check_text(name: str, text: object) -> None:
+    """Raise TypeError or ValueError unless it is text that UTF-8 can hold; the store would refuse the whole batch."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} is {text!r}, wanted a str")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"{name} holds half a surrogate pair, wanted text that UTF-8 can hold") from None
 
 
 def _finite(name: str, value: SupportsFloat) -> float:

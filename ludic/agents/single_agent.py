@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.agent import Agent
-from ludic.agents.environment_calls import reset, step
+from ludic.agents.environment_calls import check_text, reset, step
 from ludic.agents.episode import Episode
 from ludic.agents.failures import EpisodeFailedError, fails_the_episode
 from ludic.agents.prompts import PromptBuilder
@@ -194,6 +194,9 @@ class _Player:
         try:
             with fails_the_episode():
                 parsed = self._agent.parser.parse(call.text)
+                check_text(
+                    "the parser's action or feedback", parsed.feedback if parsed.action is None else parsed.action
+                )
         except EpisodeFailedError:
             self._note(call, _Decision())
             raise

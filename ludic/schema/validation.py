@@ -148,6 +148,11 @@ _RULES = (
     _Rule(
         ("policy_version_last", "policy_version"), lambda last, first: last >= first, "wanted at least policy_version"
     ),
+    _Rule(
+        ("parent_segment_index", "segment_index"),
+        lambda parent, index: parent is None or 0 <= parent < index,
+        "wanted the segment_index of an earlier row, or null",
+    ),
     _Rule(("prompt_length",), lambda length: length > 0, "wanted at least one prompt token"),
     _Rule(
         ("response_length", "error"),
@@ -173,7 +178,7 @@ def _broken_rules(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
             found = ((row, values[0]) for row, values in rows if values in broken)
             yield from ((row, rule.columns[0], f"is {shown(value)}, {rule.wanted}") for row, value in found)
     for row, rollout in enumerate(rollouts):
-        for column, reason in chain(_bad_agent_steps(rollout), _bad_links(rollout)):
+        for column, reason in chain(_bad_agent_steps(rollout), _bad_links(rollout), _bad_versions(rollout)):
             yield row, column, reason
 
 
@@ -200,6 +205,17 @@ def _bad_links(rollout: Rollout) -> Iterator[tuple[str, str]]:
             if not 0 <= index < num_agent_steps:
                 wanted = f"an index of the rollout's {num_agent_steps} agent_steps"
                 yield "environment_steps[].agent_steps", f"is {index} in turn {step.turn}, wanted {wanted}"
+
+
+def _bad_versions(rollout: Rollout) -> Iterator[tuple[str, str]]:
+    end = 0
+    for span in rollout.weight_versions or ():
+        if span.version < 0:
+            yield "weight_versions[].version", f"is {span.version}, wanted at least 0"
+        if not end <= span.start < span.end <= rollout.response_length:
+            wanted = f"a span after token {end} and within response_length, which is {rollout.response_length}"
+            yield "weight_versions[].start", f"is {span.start} with end {span.end}, wanted {wanted}"
+        end = max(end, span.end)
 
 
 # --- Tokens ----------------------------------------------------------------------------------------------

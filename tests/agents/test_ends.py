@@ -277,3 +277,20 @@ def test_a_format_reward_falls_at_the_completion_that_earned_it() -> None:
     assert row.episode_reward == 1.125
     assert row.token_rewards[row.agent_steps[1].end - 1] == 1.125
     assert row.messages[0] == Message(role="user", content="begin")
+
+
+@pytest.mark.parametrize(
+    ("transition", "error"),
+    [
+        (go_on("half \ud83d"), "ValueError: observation holds half a surrogate pair, wanted text that UTF-8 can hold"),
+        (go_on(5), "TypeError: observation is 5, wanted a str"),  # type: ignore[arg-type]
+    ],
+)
+def test_an_observation_that_can_not_be_stored_fails_its_episode_only(transition: Transition, error: str) -> None:
+    (row,) = run_episode(scripted_agent(["a"]), Script([transition]))
+    assert row.error == error
+
+
+def test_facts_that_can_not_be_stored_are_replaced() -> None:
+    (row,) = run_episode(scripted_agent(["a"]), Script([end(info={"note": "half \ud83d"})]))
+    assert row.environment_steps[0].info == {"note": "half ?"}
