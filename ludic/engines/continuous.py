@@ -46,7 +46,7 @@ class _Call:
     logprobs: list[float] = field(default_factory=list)
     spans: list[WeightSpan] = field(default_factory=list)
     is_over: bool = False
-    """Whether nothing more has to be sampled: the completion is whole, failed or was cancelled."""
+    """True once the completion is whole, has failed or was cancelled."""
     result: Completion | BaseException | None = None
 
     def add(self, token: int, logprob: float, version: int) -> None:

@@ -71,7 +71,7 @@ class Completion:
 class Engine(Protocol):
     """Samples completions under weights that can be swapped in place.
 
-    One test suite (tests/engines/test_engine.py) runs on every implementation.
+    One test suite (tests/engines, on the fixture `engine`) runs on every implementation.
     """
 
     policy_version: int

@@ -46,7 +46,7 @@ class Sequences:
 
     @property
     def can_join(self) -> bool:
-        """Whether `join` knows all layers of the cache; states of linear attention, for example, it does not."""
+        """Whether `join` supports all layers of the cache; it does not support linear attention, for example."""
         return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in self._cache.layers)
 
     def select(self, indexes: Tensor) -> None:

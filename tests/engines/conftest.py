@@ -1,11 +1,14 @@
-"""A tiny model on disk, whose distribution is neither flat nor peaked."""
+"""Every engine under test, and a tiny model on disk, whose distribution is neither flat nor peaked."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from ludic.engines.engine import Engine
+from ludic.engines.transformers_engine import TransformersEngine
 from ludic.models.tiny import make_tiny_model
 
 WORDS = ["the quick brown fox jumps over a lazy dog and some cats", "how many more cats do you see"]
@@ -33,3 +36,18 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def other_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The same architecture, drawn from another seed."""
     return _make_model(tmp_path_factory.mktemp("other"), seed=2)
+
+
+@pytest.fixture(scope="module", params=["transformers"])
+def loaded_engine(request: pytest.FixtureRequest, model_folder: str) -> Engine:
+    """One engine for the module, since some implementations take half a minute to start."""
+    engines: dict[str, Callable[[], Engine]] = {
+        "transformers": lambda: TransformersEngine(model_folder, device="cpu", dtype=torch.float32)
+    }
+    return engines[request.param]()
+
+
+@pytest.fixture
+def engine(loaded_engine: Engine, model_folder: str) -> Engine:
+    loaded_engine.load_weights(model_folder, 0)
+    return loaded_engine
