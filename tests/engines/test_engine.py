@@ -8,7 +8,7 @@ import torch
 from engine_requests import LONGER_PROMPT, PROMPT, a_request, tokens_of
 from transformers import AutoModelForCausalLM
 
-from ludic.engines.engine import Engine, SamplingParams, WeightSpan, generate_all
+from ludic.engines.engine import Engine, SamplingParams, generate_all
 from ludic.errors import ConfigError
 from ludic.records import WeightSpan
 

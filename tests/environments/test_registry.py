@@ -169,7 +169,7 @@ def test_wrong_options_are_refused_before_the_first_episode(name, options, messa
 
 def test_the_list_of_names_has_the_built_in_ones_first():
     names = environment_names()
-    assert names[:5] == ("addition", "moar_cats", "number_comparison", "opposites", "sequential_digits")
+    assert names[:3] == ("addition", "guess_number", "moar_cats")
     assert "reasoning_gym/leg_counting" in names
     assert len(set(names)) == len(names) > 100
 

@@ -39,7 +39,8 @@ def load(catalog: Path) -> Iterator[Callable[[], Table]]:
 
 
 def rows_of(table: Table) -> list[dict]:
-    return by_id(table.scan().to_arrow())
+    """PyIceberg reads a null list of structs as an empty one; a list of spans is never empty."""
+    return [{**row, "weight_versions": row["weight_versions"] or None} for row in by_id(table.scan().to_arrow())]
 
 
 def test_the_table_holds_exactly_the_rows_of_the_root(filled, export, load):
