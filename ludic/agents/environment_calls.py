@@ -7,7 +7,7 @@ from typing import SupportsFloat
 import numpy as np
 
 from ludic.agents.failures import fails_the_episode
-from ludic.environments.environment import Environment, Example, Transition
+from ludic.environments.environment import Environment, Example, SpanReward, Transition
 from ludic.records import Message
 
 _LARGEST_REWARD = float(np.finfo(np.float32).max)
@@ -28,10 +28,10 @@ def reset(make_environment: Callable[[], Environment], example: Example) -> tupl
 def step(environment: Environment, action: str) -> Transition:
     """Apply an action and return the transition in plain types. Raises EpisodeFailedError."""
     with fails_the_episode():
-        return _checked(environment.step(action))
+        return _checked(environment.step(action), len(action))
 
 
-def _checked(transition: Transition) -> Transition:
+def _checked(transition: Transition, action_length: int) -> Transition:
     """Convert bools and NumPy numbers to plain types. Raises ValueError if a number is not finite.
 
     So an environment's mistake fails one rollout; the store would refuse the whole batch.
@@ -44,12 +44,21 @@ def _checked(transition: Transition) -> Transition:
     return replace(
         transition,
         reward=_finite("reward", transition.reward),
+        span_rewards=tuple(_checked_span(span, action_length) for span in transition.span_rewards),
         reward_components={name: _finite(name, value) for name, value in transition.reward_components.items()},
         terminated=bool(transition.terminated),
         truncated=bool(transition.truncated),
         info={name: _text(value) for name, value in transition.info.items()},
         extra={name: value for name, value in transition.extra.items() if value is not None},
     )
+
+
+def _checked_span(span: SpanReward, action_length: int) -> SpanReward:
+    if not 0 <= span.start < span.end <= action_length:
+        raise ValueError(
+            f"a span is {span.start} to {span.end}, wanted a part of the action's {action_length} characters"
+        )
+    return replace(span, reward=_finite("the reward of a span", span.reward))
 
 
 def _text(value: object) -> str:

@@ -109,12 +109,19 @@ class Episode:
                 tool_calls=tuple(tool_calls),
             )
         )
-        self._add_reward(span, reward)
+        self._add_reward(span.segment_index, span.end - 1, reward)
 
-    def add_step(self, observation: str | None, action: str | None, transition: Transition) -> None:
+    def add_step(
+        self,
+        observation: str | None,
+        action: str | None,
+        transition: Transition,
+        token_rewards: Sequence[tuple[int, float]] = (),
+    ) -> None:
         """Note a step of the environment, to which the calls since the last step led.
 
-        action: None after a parse failure, whose transition the protocol makes up.
+        action: None after a parse failure, whose transition the protocol makes up. token_rewards: index of a token in
+        the last completion, and the reward at it, for the transition's span_rewards.
         """
         segment, _ = self._pending[-1]
         row = self._rows[segment]
@@ -125,14 +132,16 @@ class Episode:
             observation_hash=None if observation is None else hash_observation(observation),
             action=action,
             next_observation=transition.observation,
-            reward=transition.reward,
+            reward=transition.reward + sum(reward for _, reward in token_rewards),
             terminated=transition.terminated,
             truncated=transition.truncated,
             info=transition.info,
         )
         row.environment_steps.append(step)
         span, _ = row.completions[-1]
-        self._add_reward(span, transition.reward)
+        self._add_reward(span.segment_index, span.end - 1, transition.reward)
+        for index, reward in token_rewards:
+            self._add_reward(span.segment_index, span.start + index, reward)
         for name, value in transition.reward_components.items():
             self._components[name] = self._components.get(name, 0.0) + value
         self._extra.update(transition.extra)
@@ -166,10 +175,10 @@ class Episode:
         pairs = zip(self._transcripts.transcripts(), self._rows, strict=True)
         return [self._rollout(episode_id, transcript, row) for transcript, row in pairs]
 
-    def _add_reward(self, span: Span, reward: float) -> None:
+    def _add_reward(self, segment: int, index: int, reward: float) -> None:
         self._reward += reward
         if reward:
-            self._rows[span.segment_index].rewards.append((span.end - 1, reward))
+            self._rows[segment].rewards.append((index, reward))
 
     def _rollout(self, episode_id: str, transcript: Transcript, row: _Row) -> Rollout:
         token_rewards = np.zeros(len(transcript.response_tokens), dtype=np.float32)

@@ -19,8 +19,9 @@ from ludic.agents.episode import Episode
 from ludic.agents.failures import EpisodeFailedError, fails_the_episode
 from ludic.agents.prompts import PromptBuilder
 from ludic.agents.requests import EpisodeRequest, derive_seed
+from ludic.agents.reward_spans import rewards_at_tokens
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.environments.environment import Environment, Transition
+from ludic.environments.environment import Environment, SpanReward, Transition
 from ludic.errors import LudicError
 from ludic.models.chat import decode
 from ludic.records import Message, Rollout, ToolCall
@@ -80,6 +81,7 @@ async def _play(player: "_Player", make_environment: Callable[[], Environment], 
     for _ in range(max_steps):
         observation = player.messages[-1].content
         action, feedback = await player.act()
+        rewards: list[tuple[int, float]] = []
         if action is None:
             transition = Transition(observation=feedback, reward=0.0, terminated=False)
         else:
@@ -87,7 +89,8 @@ async def _play(player: "_Player", make_environment: Callable[[], Environment], 
                 transition = step(environment, action)
             except EpisodeFailedError as error:
                 return episode.add_failed_step(observation, action, str(error))
-        episode.add_step(observation, action, transition)
+            rewards = player.locate(action, transition.span_rewards)
+        episode.add_step(observation, action, transition, rewards)
         if transition.terminated or transition.truncated:
             return None
         player.messages.append(Message(role="user", content=transition.observation or ""))
@@ -145,6 +148,7 @@ class _Player:
         self.request, self.limits = request, limits
         self._context = agent.make_context()
         self._prompts = PromptBuilder(agent.tokenizer, agent.toolbox.schemas)
+        self._last: Completion | None = None
         self.messages: list[Message] = []
         """The dialogue so far."""
 
@@ -173,6 +177,11 @@ class _Player:
             self._note(call, replace(decision, tool_calls=tuple(results)))
             self.messages.extend(map(_as_message, results))
         raise AssertionError("the last round has no tool calls")
+
+    def locate(self, action: str, spans: Sequence[SpanReward]) -> list[tuple[int, float]]:
+        """Return the tokens of the last completion at which rewards for parts of the action fall, and the rewards."""
+        assert self._last is not None
+        return rewards_at_tokens(self._agent.tokenizer, self._last.tokens, action, spans) if spans else []
 
     async def _view(self) -> Sequence[Message]:
         """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
@@ -226,7 +235,7 @@ class _Player:
         params = replace(self.request.params, max_tokens=self._room(len(prompt), is_first=num_calls == 0))
         seed = derive_seed(self.request.seed, num_calls) if num_calls else self.request.seed
         generation = GenerationRequest(prompt_tokens=prompt, params=params, seed=seed)
-        completion = await self._agent.engine.generate(generation)
+        completion = self._last = await self._agent.engine.generate(generation)
         answer = Message(role="assistant", content=decode(self._agent.tokenizer, completion.tokens))
         self._prompts.complete(messages, prompt, completion, answer)
         return _Call(view=(*messages, answer), prompt=prompt, completion=completion)

@@ -27,10 +27,21 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SpanReward:
+    """Reward of a part of an action: of its characters from start to end, which is not included."""
+
+    start: int
+    end: int
+    reward: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """Score of one answer."""
 
     reward: float
+    span_rewards: tuple[SpanReward, ...] = ()
+    """Rewards of parts of the answer, in addition to `reward`; each is stored at the last token of its part."""
     components: Mapping[str, float] = field(default_factory=dict)
     """Named parts of the reward; they need not add up."""
     info: Mapping[str, str] = field(default_factory=dict)
@@ -45,6 +56,8 @@ class Transition:
     observation: str | None
     """Next observation of the agent; None if the episode is over."""
     reward: float
+    span_rewards: tuple[SpanReward, ...] = ()
+    """Rewards of parts of the action; see Score."""
     reward_components: Mapping[str, float] = field(default_factory=dict)
     terminated: bool
     truncated: bool = False

@@ -35,6 +35,7 @@ class SingleTurn:
         return Transition(
             observation=None,
             reward=score.reward,
+            span_rewards=score.span_rewards,
             reward_components=score.components,
             terminated=True,
             info=score.info,
