@@ -1,13 +1,14 @@
 """Helpers of long-running work: stop cleanly on signals, and end with the process that started this one."""
 
 import ctypes
+import faulthandler
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 SUPERVISED = "LUDIC_SUPERVISED"
@@ -23,6 +24,8 @@ Other programs rarely use it, and it counts only if the slot has a newer claim."
 
 _GRACE_S = 30.0
 """Seconds in which a process whose parent is gone may stop cleanly: flush, or write a checkpoint."""
+_LAST_WORDS_S = 5.0
+"""Seconds until a process that can't end itself after that time is ended with the stacks of its threads."""
 _POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -94,8 +97,11 @@ def _end_after(wait: Callable[[], None], stop: threading.Event) -> None:
     def end() -> None:
         wait()
         stop.set()
+        # Needs no Python, should another thread hold the interpreter lock, or stderr block.
+        faulthandler.dump_traceback_later(_GRACE_S + _LAST_WORDS_S, exit=True, file=2)
         time.sleep(_GRACE_S)
-        print(f"ludic: the parent process ended {_GRACE_S:g} s ago, so this one ends", file=sys.stderr, flush=True)
+        with suppress(OSError):
+            print(f"ludic: the parent process ended {_GRACE_S:g} s ago, so this one ends", file=sys.stderr, flush=True)
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
