@@ -1,6 +1,6 @@
 """Call an environment so that its mistakes fail one episode and never the worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import SupportsFloat
 
@@ -10,19 +10,23 @@ from ludic.agents.failures import fails_the_episode
 from ludic.environments.environment import Environment, Example, SpanReward, Transition
 from ludic.records import Message
 
-_LARGEST_REWARD = float(np.finfo(np.float32).max)
+LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 
 def reset(make_environment: Callable[[], Environment], example: Example) -> tuple[Environment, tuple[Message, ...]]:
     """Make an environment and begin an episode; returns it and its first messages. Raises EpisodeFailedError."""
     with fails_the_episode():
         environment = make_environment()
-        messages = environment.reset(example)
-        if not messages:
-            raise ValueError("reset returned no message, wanted at least one")
-        for message in messages:
-            check_text("a message of reset", message.content)
-        return environment, tuple(messages)
+        return environment, checked_messages("reset", environment.reset(example))
+
+
+def own_max_steps(environment: Environment) -> int | None:
+    """Return the environment's own limit of steps, or None. Raises EpisodeFailedError for any other value."""
+    with fails_the_episode():
+        max_steps = getattr(environment, "max_steps", None)
+        if max_steps is not None and not (isinstance(max_steps, int) and max_steps >= 1):
+            raise ValueError(f"max_steps is {max_steps!r}, wanted an int of at least 1")
+        return max_steps
 
 
 def step(environment: Environment, action: str) -> Transition:
@@ -65,6 +69,18 @@ def _text(value: object) -> str:
     return str(value).encode(errors="replace").decode()
 
 
+def checked_messages(where: str, messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages that can be rendered and stored. Raises TypeError or ValueError, naming `where`."""
+    if not messages:
+        raise ValueError(f"{where} returned no message, wanted at least one")
+    for message in messages:
+        if not isinstance(message, Message):
+            raise TypeError(f"{where} returned {message!r}, wanted a ludic.records.Message")
+        check_text(f"the role of a message of {where}", message.role)
+        check_text(f"a message of {where}", message.content)
+    return tuple(messages)
+
+
 def check_text(name: str, text: object) -> None:
     """Raise TypeError or ValueError unless it is text that UTF-8 can hold; the store would refuse the whole batch."""
     if not isinstance(text, str):
@@ -78,6 +94,6 @@ def check_text(name: str, text: object) -> None:
 def _finite(name: str, value: SupportsFloat) -> float:
     number = float(value)
     # NaN fails this comparison.
-    if not abs(number) <= _LARGEST_REWARD:
+    if not abs(number) <= LARGEST_REWARD:
         raise ValueError(f"{name} is {number}, wanted a finite float32")
     return number

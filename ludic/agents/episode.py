@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ludic.agents.environment_calls import LARGEST_REWARD
 from ludic.agents.requests import EpisodeRequest
 from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
 from ludic.engines.engine import Completion
@@ -181,7 +182,7 @@ class Episode:
             self._rows[segment].rewards.append((index, reward))
 
     def _rollout(self, episode_id: str, transcript: Transcript, row: _Row) -> Rollout:
-        token_rewards = np.zeros(len(transcript.response_tokens), dtype=np.float32)
+        token_rewards = np.zeros(len(transcript.response_tokens))
         for index, reward in row.rewards:
             token_rewards[index] += reward
         reasons = [completion.finish_reason for _, completion in row.completions]
@@ -195,7 +196,8 @@ class Episode:
             action_mask=transcript.action_mask,
             segment_index=transcript.segment_index,
             parent_segment_index=transcript.parent_segment_index,
-            token_rewards=token_rewards,
+            # Several rewards at one token may add up to more than a float32 holds.
+            token_rewards=np.clip(token_rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32),
             num_turns=len(row.agent_steps),
             episode_reward=None if self.error is not None else self._reward,
             reward_components={} if self.error is not None else self._components,

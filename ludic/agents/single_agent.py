@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.agent import Agent
-from ludic.agents.environment_calls import check_text, reset, step
+from ludic.agents.environment_calls import check_text, checked_messages, own_max_steps, reset, step
 from ludic.agents.episode import Episode
 from ludic.agents.failures import EpisodeFailedError, fails_the_episode
 from ludic.agents.prompts import PromptBuilder
@@ -62,13 +62,15 @@ async def run_single_agent(
     episode = Episode(request, agent.model, agent.engine.policy_version)
     player = _Player(agent, request, limits, episode)
     try:
-        async with asyncio.timeout(limits.timeout_s):
+        async with asyncio.timeout(limits.timeout_s) as time_limit:
             await _play(player, make_environment, episode)
     except _NoRoomError as error:
         player.end(error.reason, str(error))
     except EpisodeFailedError as error:
         episode.error = str(error)
     except TimeoutError:
+        if not time_limit.expired():
+            raise
         player.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
     return episode.rollouts()
 
@@ -77,8 +79,7 @@ async def _play(player: "_Player", make_environment: Callable[[], Environment], 
     player.begin(player.request.example.messages)
     environment, messages = reset(make_environment, player.request.example)
     player.begin(messages)
-    max_steps = player.limits.max_steps or getattr(environment, "max_steps", None) or MAX_STEPS
-    for _ in range(max_steps):
+    for _ in range(player.limits.max_steps or own_max_steps(environment) or MAX_STEPS):
         observation = player.messages[-1].content
         action, feedback = await player.act()
         rewards: list[tuple[int, float]] = []
@@ -186,7 +187,7 @@ class _Player:
     async def _view(self) -> Sequence[Message]:
         """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
         with fails_the_episode(unless=(LudicError, _NoRoomError)):
-            return tuple(await self._context.view(tuple(self.messages), self._ask))
+            return checked_messages("the context", await self._context.view(tuple(self.messages), self._ask))
 
     def _decide(self, call: _Call, num_left: int) -> _Decision:
         """Read a completion. num_left: rounds of tool calls that are allowed before the next step."""

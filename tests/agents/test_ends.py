@@ -13,7 +13,7 @@ from ludic.agents.parsers import make_parser
 from ludic.agents.single_agent import INCOMPLETE_OBSERVATION, MAX_STEPS
 from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.environments.environment import Transition
+from ludic.environments.environment import SpanReward, Transition
 from ludic.errors import ConfigError
 from ludic.records import Message
 
@@ -294,3 +294,40 @@ def test_an_observation_that_can_not_be_stored_fails_its_episode_only(transition
 def test_facts_that_can_not_be_stored_are_replaced() -> None:
     (row,) = run_episode(scripted_agent(["a"]), Script([end(info={"note": "half \ud83d"})]))
     assert row.environment_steps[0].info == {"note": "half ?"}
+
+
+@pytest.mark.parametrize("messages", [(), ("begin",), (Message(role="user", content="half \ud83d"),)])
+def test_a_context_that_shows_nothing_sensible_fails_its_episode_only(messages: tuple) -> None:
+    class Own:
+        async def view(self, seen: object, ask: object) -> tuple:
+            return messages
+
+    (row,) = run_episode(scripted_agent(["a"], make_context=Own), Script([end()]))
+    assert row.error is not None
+    assert "the context" in row.error
+
+
+@pytest.mark.parametrize("max_steps", [0, -1, "ten", 2.5])
+def test_an_environment_with_an_impossible_number_of_steps_fails(max_steps: object) -> None:
+    environment = Script([end()])
+    environment.max_steps = max_steps  # type: ignore[attr-defined]
+    (row,) = run_episode(scripted_agent(["a"]), environment)
+    assert row.error == f"ValueError: max_steps is {max_steps!r}, wanted an int of at least 1"
+
+
+def test_large_rewards_at_one_token_stay_finite() -> None:
+    spans = (SpanReward(start=0, end=1, reward=3e38), SpanReward(start=0, end=1, reward=3e38))
+    (row,) = run_episode(scripted_agent(["a"]), Script([end(3e38, span_rewards=spans)]))
+    assert (row.error, row.episode_reward) == (None, pytest.approx(9e38))
+
+
+def test_a_timeout_of_the_engine_is_not_the_episodes() -> None:
+    class Late:
+        policy_version, max_length = 0, 1000
+
+        async def generate(self, request: object) -> None:
+            raise TimeoutError("the server is away")
+
+    agent = scripted_agent([])
+    with pytest.raises(TimeoutError, match="the server is away"):
+        run_episode(type(agent)(engine=Late(), tokenizer=agent.tokenizer, model="m"), Script([]), timeout_s=60)
