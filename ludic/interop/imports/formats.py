@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ludic.errors import ConfigError
 from ludic.interop.imports.episodes import Conversation, Episode, Row, Texts
 from ludic.interop.imports.record import Record, RefusedRecordError, finite_numbers, is_number, refusal
 from ludic.interop.imports.verifiers import FINISH_REASONS, prime_rl
-from ludic.records import Purpose
+from ludic.records import Purpose, WeightSpan
 from ludic.user_code import describe, describe_failure, load_named
 from ludic.user_files import UserFile, digest, python_file_of
 
@@ -75,6 +76,7 @@ def jsonl(record: Record) -> Episode:
             "finish_reason": FINISH_REASONS.get(finish_reason or ""),
             "episode_reward": reward,
             "reward_components": components,
+            "weight_versions": _weight_versions(record),
         },
         prompt=record.get("prompt"),
         group=record.get("group_id"),
@@ -85,9 +87,18 @@ def jsonl(record: Record) -> Episode:
 _REDUNDANT = (
     *("prompt_length", "response_length", "action_length", "num_turns", "group_index", "group_size", "depth"),
     *("request_index", "run_id", "worker_id", "sequence", "created_at", "version", "env", "parse_error"),
-    *("incomplete_completion", "terminated", "truncated", "segment_index", "agent_steps", "environment_steps"),
+    *("incomplete_completion", "terminated", "truncated", "agent_steps", "environment_steps"),
+    *("segment_index", "parent_segment_index"),
 )
 """Columns of an exported row that an import computes itself or drops."""
+
+
+def _weight_versions(record: Record) -> tuple[WeightSpan, ...] | None:
+    spans = record.get("weight_versions")
+    try:
+        return msgspec.convert(spans, tuple[WeightSpan, ...] | None)
+    except msgspec.ValidationError:
+        raise refusal("weight_versions", spans, "a list of objects with version, start and end") from None
 
 
 def _jsonl_row(record: Record) -> Row | Conversation | Texts:
