@@ -54,9 +54,9 @@ class RunConfig:
     context: str = "full"
     """What the model sees of the dialogue: full, no_thinking, window:N, summary:N, or path/to/file.py:ClassName."""
     tools: tuple[str, ...] = ()
-    """Tools that the model may call: calculator, python, or path/to/file.py:function."""
+    """Tools that the model may call: calculator, python, path/to/file.py:function, or mcp:COMMAND for a server."""
     tool_format: str = "hermes"
-    """How the model writes tool calls: hermes, which Qwen uses too, llama, mistral or json."""
+    """How the model writes tool calls: hermes, which Qwen uses too, llama, mistral, json or json:TAG."""
     float32_head: bool = False
     """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
     seed: int = 0
