@@ -50,7 +50,6 @@ class Episode:
         self._request, self._model, self._policy_version = request, model, policy_version
         self._transcripts = TranscriptBuilder()
         self._rows: list[_Row] = []
-        self._first_prompt = np.zeros(0, np.int32)
         self._pending: list[tuple[int, int]] = []
         """Row and index of the agent steps since the last step of the environment."""
         self._num_environment_steps = 0
@@ -60,17 +59,11 @@ class Episode:
         self._terminated = False
         self._truncation_reason: str | None = None
         self.error: str | None = None
-        self.messages: tuple[Message, ...] = ()
-        """Messages of an episode that failed before its first call."""
 
     @property
     def num_calls(self) -> int:
         """Number of model calls."""
         return sum(len(row.agent_steps) for row in self._rows)
-
-    def begin(self, messages: Sequence[Message], prompt: np.ndarray) -> None:
-        """Note the first prompt, (length,) int32, so that an episode that fails before its first call has it."""
-        self.messages, self._first_prompt = tuple(messages), prompt
 
     def add_call(
         self,
@@ -167,14 +160,16 @@ class Episode:
             last[-1] = replace(last[-1], truncated=True, info={**last[-1].info, "truncation_reason": reason})
 
     def rollouts(self) -> list[Rollout]:
-        """Return the rows, in the order of their first calls; a row without tokens if no call was made."""
+        """Return the rows, in the order of their first calls; none if no call was made."""
         episode_id = new_id()
-        if not self._rows:
-            builder = RowBuilder()
-            builder.add_context(self._first_prompt)
-            return [self._rollout(episode_id, builder.transcript(), _Row(messages=self.messages))]
         pairs = zip(self._transcripts.transcripts(), self._rows, strict=True)
         return [self._rollout(episode_id, transcript, row) for transcript, row in pairs]
+
+    def failed_rollout(self, messages: Sequence[Message], prompt: np.ndarray) -> Rollout:
+        """Return the row of an episode that failed before its first call. prompt: (length,) int32, of the messages."""
+        builder = RowBuilder()
+        builder.add_context(prompt)
+        return self._rollout(new_id(), builder.transcript(), _Row(messages=tuple(messages)))
 
     def _add_reward(self, segment: int, index: int, reward: float) -> None:
         self._reward += reward
@@ -241,7 +236,8 @@ def _versions(row: _Row, policy_version: int) -> Mapping[str, Any]:
     spans: list[WeightSpan] = []
     for span, completion in row.completions:
         for part in completion.weight_versions:
-            spans.append(replace(part, start=span.start + part.start, end=span.start + part.end))
+            start, end = span.start + part.start, span.start + part.end
+            spans.append(WeightSpan(version=part.version, start=start, end=end))
     versions = [span.version for span in spans] or [policy_version]
     return {
         "policy_version": versions[0],

@@ -72,13 +72,12 @@ async def run_single_agent(
         if not time_limit.expired():
             raise
         player.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
-    return episode.rollouts()
+    return episode.rollouts() or [player.failed_rollout()]
 
 
 async def _play(player: "_Player", make_environment: Callable[[], Environment], episode: Episode) -> None:
-    player.begin(player.request.example.messages)
     environment, messages = reset(make_environment, player.request.example)
-    player.begin(messages)
+    player.messages = list(messages)
     for _ in range(player.limits.max_steps or own_max_steps(environment) or MAX_STEPS):
         observation = player.messages[-1].content
         action, feedback = await player.act()
@@ -150,13 +149,12 @@ class _Player:
         self._context = agent.make_context()
         self._prompts = PromptBuilder(agent.tokenizer, agent.toolbox.schemas)
         self._last: Completion | None = None
-        self.messages: list[Message] = []
+        self.messages = list(request.example.messages)
         """The dialogue so far."""
 
-    def begin(self, messages: Sequence[Message]) -> None:
-        """Take the first messages, and note their prompt."""
-        self.messages = list(messages)
-        self._episode.begin(messages, self._prompts.build(messages))
+    def failed_rollout(self) -> Rollout:
+        """Return the row of an episode that failed before its first call."""
+        return self._episode.failed_rollout(self.messages, self._prompts.build(self.messages))
 
     def end(self, reason: str, explanation: str) -> None:
         """End the episode by a limit; one in which nothing was sampled has failed."""
@@ -233,7 +231,9 @@ class _Player:
     async def _call(self, messages: Sequence[Message]) -> _Call:
         prompt = self._prompts.build(messages)
         num_calls = self._episode.num_calls
-        params = replace(self.request.params, max_tokens=self._room(len(prompt), is_first=num_calls == 0))
+        params, room = self.request.params, self._room(len(prompt), is_first=num_calls == 0)
+        if room < params.max_tokens:
+            params = replace(params, max_tokens=room)
         seed = derive_seed(self.request.seed, num_calls) if num_calls else self.request.seed
         generation = GenerationRequest(prompt_tokens=prompt, params=params, seed=seed)
         completion = self._last = await self._agent.engine.generate(generation)

@@ -109,13 +109,18 @@ def generate_all(engine: Engine, requests: Sequence[GenerationRequest]) -> list[
     For scripts and tests; also works inside a running event loop, as of a notebook, which it blocks.
     """
 
-    async def gather() -> list[Completion]:
-        return await asyncio.gather(*map(engine.generate, requests))
+    completions: list[Completion] = []
 
-    if not _runs_in_event_loop():
-        return asyncio.run(gather())
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, gather()).result()
+    async def gather() -> None:
+        # A result would cost time: asyncio.run makes its repr (Python 3.11).
+        completions.extend(await asyncio.gather(*map(engine.generate, requests)))
+
+    if _runs_in_event_loop():
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(asyncio.run, gather()).result()
+    else:
+        asyncio.run(gather())
+    return completions
 
 
 def _runs_in_event_loop() -> bool:

@@ -48,7 +48,8 @@ class GroupSampler:
         Raises TimeLimitError if an environment returns no example in time.
         """
         requests = [self.request(number, split) for number in group_numbers]
-        groups = asyncio.run(self._sample_groups(requests))
+        groups: list[RolloutGroup] = []
+        asyncio.run(self._sample_groups(requests, groups))
         return RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id=worker_id))
 
     def env_of(self, group_number: int) -> str:
@@ -80,12 +81,13 @@ class GroupSampler:
         env_name = self.run.env[env_index]
         return turn * self.run.env.count(env_name) + self.run.env[:env_index].count(env_name)
 
-    async def _sample_groups(self, requests: Sequence[EpisodeRequest]) -> list[RolloutGroup]:
+    async def _sample_groups(self, requests: Sequence[EpisodeRequest], groups: list[RolloutGroup]) -> None:
+        """Add a group per request to `groups`. A result would cost time: asyncio.run makes its repr (Python 3.11)."""
         size = self.run.group_size
         episodes = [episode for request in requests for episode in repeat(request, size, request.seed)]
         running = (self.run_episode(self.environments[episode.env_name], episode) for episode in episodes)
         rows = iter(await asyncio.gather(*running))
-        return [_group(request, list(islice(rows, size))) for request in requests]
+        groups += [_group(request, list(islice(rows, size))) for request in requests]
 
 
 def single_agent_episodes(
