@@ -2,6 +2,7 @@
 
 import ctypes
 import faulthandler
+import math
 import os
 import signal
 import sys
@@ -25,7 +26,8 @@ Other programs rarely use it, and it counts only if the slot has a newer claim."
 _GRACE_S = 30.0
 """Seconds in which a process whose parent is gone may stop cleanly: flush, or write a checkpoint."""
 _LAST_WORDS_S = 5.0
-"""Seconds until a process that can't end itself after that time is ended with the stacks of its threads."""
+"""Seconds until a process that can't end itself after that time is ended with the stacks of its threads, and as many
+again until the kernel ends it."""
 _POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
@@ -75,6 +77,8 @@ def _set_on_signals(*events: threading.Event) -> dict[signal.Signals, Any]:
     def ask_to_stop(number: int, frame: object) -> None:
         if events[0].is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if _is_rank():
+            _end_by_kernel()
         for event in events:
             event.set()
 
@@ -117,6 +121,16 @@ def _wait_for_end_of_launcher() -> None:
     launcher = int(os.environ.get(LAUNCHER) or os.getppid())
     while os.getppid() == launcher:
         time.sleep(_POLL_S)
+    _end_by_kernel()
+
+
+def _end_by_kernel() -> None:
+    """Let the kernel end this rank some time after the grace period, unless it has ended.
+
+    A rank whose peers are gone may hang in the destructors of C++, after the interpreter and all its threads ended.
+    torchrun, while it lives, kills its ranks in the same way.
+    """
+    signal.alarm(math.ceil(_GRACE_S + 2 * _LAST_WORDS_S))
 
 
 def _ask_for_signal_when_parent_ends() -> None:

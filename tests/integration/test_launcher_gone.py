@@ -51,7 +51,7 @@ def test_no_rank_outlives_torchrun(tmp_path, source, kill):
     kill(launcher.pid, signal.SIGKILL)
     launcher.wait()
     _, alive = psutil.wait_procs(ranks, timeout=60)
-    assert alive == []
+    assert alive == [], (tmp_path / "log").read_text()
 
 
 def test_nothing_outlives_ludic_run(tmp_path):
@@ -65,4 +65,4 @@ def test_nothing_outlives_ludic_run(tmp_path):
     run.kill()
     run.wait()
     _, alive = psutil.wait_procs(children, timeout=60)
-    assert alive == []
+    assert alive == [], (tmp_path / "log").read_text()

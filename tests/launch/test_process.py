@@ -14,7 +14,7 @@ from ludic.launch.process import LAUNCHER, SUPERVISED, interruptible
 CHILD = """
 import sys, time
 from ludic.launch import process
-process._GRACE_S, process._POLL_S = 0.2, 0.05
+process._GRACE_S, process._LAST_WORDS_S, process._POLL_S = 0.2, 0.4, 0.05
 {patch}
 stop = process.stop_on_signals()
 print("ready", flush=True)
@@ -22,6 +22,9 @@ print("ready", flush=True)
 """
 WAIT = "stop.wait(); print('stopped', flush=True)"
 LOOP = "while True: pass"
+HANG_AFTER_PYTHON = (
+    "import ctypes; c = ctypes.CDLL(None); c.__cxa_atexit(ctypes.cast(c.pause, ctypes.c_void_p), None, None); " + WAIT
+)
 ONLY_POLL = "process._ask_for_signal_when_parent_ends = lambda: None"
 ONLY_SIGNAL = "process._POLL_S = 1e6"
 
@@ -61,6 +64,12 @@ def test_a_rank_stops_when_its_launcher_was_killed(patch):
 @pytest.mark.slow
 def test_a_rank_in_an_endless_loop_ends_too():
     assert outlived(CHILD.format(patch="", body=LOOP), RANK) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="calls glibc")
+def test_a_rank_that_hangs_after_its_interpreter_ended_is_ended_by_the_kernel():
+    assert outlived(CHILD.format(patch="", body=HANG_AFTER_PYTHON), RANK) == "stopped\n"
 
 
 def test_a_rank_whose_launcher_was_gone_before_it_looked_stops():
