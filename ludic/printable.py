@@ -1,4 +1,4 @@
-"""Spell out characters of a run's data that would control a terminal or disguise text."""
+"""Texts that a terminal may print, and texts that a file may hold."""
 
 import re
 
@@ -7,6 +7,11 @@ import re
 CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
 )
+
+
+def storable(text: str) -> str:
+    """Replace half characters, which "\\ud800" in JSON gives and UTF-8 can't hold, by question marks."""
+    return text.encode(errors="replace").decode()
 
 
 def printable(text: str) -> str:

@@ -17,6 +17,9 @@ Purpose = Literal["train", "eval"]
 ActionTarget = Literal["internal", "external", "env"]
 FinishReason = Literal["stop", "length"]
 
+LARGEST_REWARD = float(np.finfo(np.float32).max)
+"""Largest absolute value of a reward, which is stored as float32 at its token."""
+
 ExtraValue = str | int | float | bool | Sequence[str] | Sequence[int] | Sequence[float] | Sequence[bool] | None
 """Value of a run's own column in a row; None is the same as leaving the column out."""
 

@@ -19,8 +19,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from ludic.agents.own_classes import build_own, check_own, find_own, unknown
 from ludic.errors import ConfigError
+from ludic.own_classes import build_own, check_own, find_own, unknown
 from ludic.records import Message
 from ludic.user_files import NO_FILES, Files, python_file_of
 
@@ -129,7 +129,7 @@ class _Summary:
         last_turn = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=0)
         if num_kept > self.size and last_turn > self.first_kept:
             request = Message(role="user", content=SUMMARY_REQUEST)
-            answer = _text_without_thinking(await ask([*self._view(messages, pinned), request]))
+            answer = text_without_thinking(await ask([*self._view(messages, pinned), request]))
             self.summary = Message(role="user", content=SUMMARY_HEADING + answer)
             self.first_kept = last_turn
         return self._view(messages, pinned)
@@ -161,10 +161,11 @@ def _pinned(messages: Sequence[Message]) -> set[int]:
 def _without_thinking(message: Message) -> Message:
     if message.role != "assistant":
         return message
-    return replace(message, content=_text_without_thinking(message.content))
+    return replace(message, content=text_without_thinking(message.content))
 
 
-def _text_without_thinking(text: str) -> str:
+def text_without_thinking(text: str) -> str:
+    """Return what follows the last </think> of a completion; the whole text if it has none."""
     _, closing, answer = text.rpartition("</think>")
     return answer.lstrip("\n") if closing else text
 

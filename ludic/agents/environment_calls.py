@@ -4,13 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import SupportsFloat
 
-import numpy as np
-
 from ludic.agents.failures import fails_the_episode
 from ludic.environments.environment import Environment, Example, SpanReward, Transition
-from ludic.records import Message
-
-LARGEST_REWARD = float(np.finfo(np.float32).max)
+from ludic.printable import storable
+from ludic.records import LARGEST_REWARD, Message
 
 
 def reset(make_environment: Callable[[], Environment], example: Example) -> tuple[Environment, tuple[Message, ...]]:
@@ -52,7 +49,7 @@ def _checked(transition: Transition, action_length: int) -> Transition:
         reward_components={name: _finite(name, value) for name, value in transition.reward_components.items()},
         terminated=bool(transition.terminated),
         truncated=bool(transition.truncated),
-        info={name: _text(value) for name, value in transition.info.items()},
+        info={name: storable(str(value)) for name, value in transition.info.items()},
         extra={name: value for name, value in transition.extra.items() if value is not None},
     )
 
@@ -63,10 +60,6 @@ def _checked_span(span: SpanReward, action_length: int) -> SpanReward:
             f"a span is {span.start} to {span.end}, wanted a part of the action's {action_length} characters"
         )
     return replace(span, reward=_finite("the reward of a span", span.reward))
-
-
-def _text(value: object) -> str:
-    return str(value).encode(errors="replace").decode()
 
 
 def checked_messages(where: str, messages: Sequence[Message]) -> tuple[Message, ...]:

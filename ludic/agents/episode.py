@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from ludic.agents.environment_calls import LARGEST_REWARD
 from ludic.agents.requests import EpisodeRequest
 from ludic.agents.transcript import RowBuilder, Span, Transcript, TranscriptBuilder
 from ludic.engines.engine import Completion
 from ludic.environments.environment import Transition
 from ludic.records import (
+    LARGEST_REWARD,
     ActionTarget,
     AgentStep,
     EnvironmentStep,
@@ -52,7 +52,6 @@ class Episode:
         self._rows: list[_Row] = []
         self._pending: list[tuple[int, int]] = []
         """Row and index of the agent steps since the last step of the environment."""
-        self._num_environment_steps = 0
         self._components: dict[str, float] = {}
         self._extra: dict[str, ExtraValue] = {}
         self._reward = 0.0
@@ -64,6 +63,12 @@ class Episode:
     def num_calls(self) -> int:
         """Number of model calls."""
         return sum(len(row.agent_steps) for row in self._rows)
+
+    @property
+    def last_completion(self) -> Completion:
+        """The newest completion since the last step of the environment."""
+        segment, index = self._pending[-1]
+        return self._rows[segment].completions[index][1]
 
     def add_call(
         self,
@@ -120,7 +125,7 @@ class Episode:
         segment, _ = self._pending[-1]
         row = self._rows[segment]
         step = EnvironmentStep(
-            turn=self._num_environment_steps,
+            turn=sum(len(each.environment_steps) for each in self._rows),
             agent_steps=tuple(index for owner, index in self._pending if owner == segment),
             observation=observation,
             observation_hash=None if observation is None else hash_observation(observation),
@@ -139,7 +144,6 @@ class Episode:
         for name, value in transition.reward_components.items():
             self._components[name] = self._components.get(name, 0.0) + value
         self._extra.update(transition.extra)
-        self._num_environment_steps += 1
         self._pending.clear()
         self._terminated = transition.terminated
         self._truncation_reason = "env" if transition.truncated else None
@@ -147,17 +151,16 @@ class Episode:
     def add_failed_step(self, observation: str | None, action: str, error: str) -> None:
         """Note a step in which the environment failed; the episode has no reward then."""
         self.add_step(observation, action, Transition(observation=None, reward=0.0, terminated=False))
-        row = next(row for row in reversed(self._rows) if row.environment_steps)
-        row.environment_steps[-1] = replace(row.environment_steps[-1], reward=None)
+        steps = self._steps_with_the_last()
+        steps[-1] = replace(steps[-1], reward=None)
         self.error = error
 
     def truncate(self, reason: str) -> None:
         """End the episode by a limit of the protocol; its last step of the environment, if any, is marked."""
         self._truncation_reason = reason
-        steps = [row.environment_steps for row in self._rows if row.environment_steps]
-        last = max(steps, key=lambda of_row: of_row[-1].turn, default=None)
-        if last:
-            last[-1] = replace(last[-1], truncated=True, info={**last[-1].info, "truncation_reason": reason})
+        if steps := self._steps_with_the_last():
+            info = {**steps[-1].info, "truncation_reason": reason}
+            steps[-1] = replace(steps[-1], truncated=True, info=info)
 
     def rollouts(self) -> list[Rollout]:
         """Return the rows, in the order of their first calls; none if no call was made."""
@@ -170,6 +173,11 @@ class Episode:
         builder = RowBuilder()
         builder.add_context(prompt)
         return self._rollout(new_id(), builder.transcript(), _Row(messages=tuple(messages)))
+
+    def _steps_with_the_last(self) -> list[EnvironmentStep]:
+        """Return the row's steps that end with the episode's last step so far; empty before the first."""
+        steps = [row.environment_steps for row in self._rows if row.environment_steps]
+        return max(steps, key=lambda of_row: of_row[-1].turn, default=[])
 
     def _add_reward(self, segment: int, index: int, reward: float) -> None:
         self._reward += reward

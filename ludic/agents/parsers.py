@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ludic.agents.own_classes import build_own, check_own, find_own, unknown
 from ludic.errors import ConfigError
+from ludic.own_classes import build_own, check_own, find_own, unknown
 from ludic.parser_stages import own_code_of, parser_stages
 from ludic.user_files import NO_FILES, Files
 

@@ -21,6 +21,8 @@ def rewards_at_tokens(
     tokens: (length,) int32, the completion. action: what a parser found in it. If the parser has rewritten the action,
     so that it is no part of the completion's text, all rewards fall at the last token.
     """
+    if not spans:
+        return []
     start = decode(tokenizer, tokens).rfind(action)
     if start < 0:
         return [(len(tokens) - 1, span.reward) for span in spans]

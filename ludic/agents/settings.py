@@ -10,13 +10,14 @@ from ludic.agents.tools.formats import make_tool_format
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.run_config import RunConfig
-from ludic.user_files import NO_FILES, Files
+from ludic.user_files import NO_FILES, Files, python_file_of
 
 
 def check_agent(run: RunConfig, files: Files = NO_FILES) -> None:
-    """Raise ConfigError if a part of the agent can't be made. Runs users' parsers and contexts, and starts no tools."""
+    """Raise ConfigError if a part of the agent can't be made. Runs users' files, and starts no servers of tools."""
     _make_parts(run, files)
     check_tools(run.tools, files)
+    make_tools([name for name in run.tools if python_file_of(name)], files)
 
 
 def equip(agent: Agent, run: RunConfig, files: Files = NO_FILES) -> Agent:

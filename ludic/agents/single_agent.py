@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.agent import Agent
+from ludic.agents.contexts import text_without_thinking
 from ludic.agents.environment_calls import check_text, checked_messages, own_max_steps, reset, step
 from ludic.agents.episode import Episode
 from ludic.agents.failures import EpisodeFailedError, fails_the_episode
@@ -21,7 +22,7 @@ from ludic.agents.prompts import PromptBuilder
 from ludic.agents.requests import EpisodeRequest, derive_seed
 from ludic.agents.reward_spans import rewards_at_tokens
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.environments.environment import Environment, SpanReward, Transition
+from ludic.environments.environment import Environment, Transition
 from ludic.errors import LudicError
 from ludic.models.chat import decode
 from ludic.records import Message, Rollout, ToolCall
@@ -89,7 +90,8 @@ async def _play(player: "_Player", make_environment: Callable[[], Environment], 
                 transition = step(environment, action)
             except EpisodeFailedError as error:
                 return episode.add_failed_step(observation, action, str(error))
-            rewards = player.locate(action, transition.span_rewards)
+            tokens = episode.last_completion.tokens
+            rewards = rewards_at_tokens(player.tokenizer, tokens, action, transition.span_rewards)
         episode.add_step(observation, action, transition, rewards)
         if transition.terminated or transition.truncated:
             return None
@@ -125,30 +127,29 @@ class _Call:
         """
         is_complete = self.completion.finish_reason == "stop"
         text = tokenizer.decode(self.completion.tokens[: -1 if is_complete else None].tolist())
-        return text.rpartition("</think>")[2]
+        return text_without_thinking(text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decision:
-    """What a completion says."""
+    """What the agent does after a completion: act, call tools, or be told what was wrong."""
 
     action: str | None = None
     feedback: str | None = None
-    """What was wrong with it, if it has neither an action nor tool calls."""
+    """What was wrong with the completion; None if it has an action or tool calls."""
     tool_calls: tuple[ToolCall, ...] = ()
     reward: float = 0.0
-    """For the format."""
+    """Format reward of the completion."""
 
 
 class _Player:
     """The agent's side of an episode: the dialogue, its prompts and its calls of the engine."""
 
     def __init__(self, agent: Agent, request: EpisodeRequest, limits: EpisodeLimits, episode: Episode) -> None:
-        self._agent, self._episode = agent, episode
+        self._agent, self._episode, self.tokenizer = agent, episode, agent.tokenizer
         self.request, self.limits = request, limits
         self._context = agent.make_context()
         self._prompts = PromptBuilder(agent.tokenizer, agent.toolbox.schemas)
-        self._last: Completion | None = None
         self.messages = list(request.example.messages)
         """The dialogue so far."""
 
@@ -177,11 +178,6 @@ class _Player:
             self.messages.extend(map(_as_message, results))
         raise AssertionError("the last round has no tool calls")
 
-    def locate(self, action: str, spans: Sequence[SpanReward]) -> list[tuple[int, float]]:
-        """Return the tokens of the last completion at which rewards for parts of the action fall, and the rewards."""
-        assert self._last is not None
-        return rewards_at_tokens(self._agent.tokenizer, self._last.tokens, action, spans) if spans else []
-
     async def _view(self) -> Sequence[Message]:
         """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
         with fails_the_episode(unless=(LudicError, _NoRoomError)):
@@ -192,7 +188,7 @@ class _Player:
         if call.completion.finish_reason == "length" and not self.limits.accept_incomplete:
             return _Decision(feedback=INCOMPLETE_OBSERVATION)
         if self._agent.toolbox.schemas:
-            found = self._agent.tool_format.parse(call.marked_text(self._agent.tokenizer))
+            found = self._agent.tool_format.parse(call.marked_text(self.tokenizer))
             if found.feedback is not None:
                 return _Decision(feedback=found.feedback)
             if found.calls and num_left == 0:
@@ -236,8 +232,8 @@ class _Player:
             params = replace(params, max_tokens=room)
         seed = derive_seed(self.request.seed, num_calls) if num_calls else self.request.seed
         generation = GenerationRequest(prompt_tokens=prompt, params=params, seed=seed)
-        completion = self._last = await self._agent.engine.generate(generation)
-        answer = Message(role="assistant", content=decode(self._agent.tokenizer, completion.tokens))
+        completion = await self._agent.engine.generate(generation)
+        answer = Message(role="assistant", content=decode(self.tokenizer, completion.tokens))
         self._prompts.complete(messages, prompt, completion, answer)
         return _Call(view=(*messages, answer), prompt=prompt, completion=completion)
 

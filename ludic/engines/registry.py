@@ -6,17 +6,14 @@ requested engine and the known ones.
 """
 
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from types import MappingProxyType
 from typing import Protocol
 
 from ludic.engines.engine import Engine
-from ludic.errors import ConfigError
-from ludic.paths import local_path
-from ludic.user_code import load_named
-from ludic.user_files import python_file_of, read_user_file
+from ludic.own_classes import check_own, find_own, unknown
+from ludic.user_files import python_file_of
 
 BUILT_IN: Mapping[str, str] = MappingProxyType(
     {
@@ -51,18 +48,10 @@ class EngineFactory(Protocol):
 
 def check_engine(name: str) -> None:
     """Raise ConfigError if there is no such engine; imports and runs nothing."""
-    path = python_file_of(name)
-    if path is not None:
-        try:
-            read_user_file(local_path(path, f"the file of engine {name}"))
-        except OSError as error:
-            raise ConfigError(f"engine {name}: {error}") from error
+    if python_file_of(name) is not None:
+        check_own(name, "engine")
     elif name not in BUILT_IN:
-        close = get_close_matches(name, BUILT_IN, n=1)
-        hint = f"did you mean {close[0]!r}? There are" if close else "there are"
-        raise ConfigError(
-            f"engine {name!r} is unknown; {hint} {', '.join(BUILT_IN)}, and path/to/file.py:ClassName for your own"
-        )
+        raise unknown(name, "engine", list(BUILT_IN))
 
 
 def find_engine(name: str) -> EngineFactory:
@@ -71,12 +60,7 @@ def find_engine(name: str) -> EngineFactory:
     if name in BUILT_IN:
         module, _, class_name = BUILT_IN[name].partition(":")
         return getattr(import_module(module), class_name)
-    path, _, class_name = name.rpartition(":")
-    _, users_module = load_named(path, f"engine {name}", ConfigError)
-    found = getattr(users_module, class_name, None)
-    if not callable(found):
-        raise ConfigError(f"engine {name}: {path} has no class or function {class_name!r}")
-    return found
+    return find_own(name, "engine")
 
 
 def engine_maker(

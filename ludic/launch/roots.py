@@ -8,13 +8,12 @@ from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 
-from ludic.agents.settings import check_agent
 from ludic.batches.rules import names_in_root
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.code_consent import prepare_code, rules_of
 from ludic.models.first_model import identify_at, local_folder, remember_model
-from ludic.rollouts.sampler import make_environments
+from ludic.rollouts.sampling_code import check_sampling_code
 from ludic.sql.planner import Planner
 from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, RunConfig
@@ -68,8 +67,7 @@ def _check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
     Runs users' code. files: contents that replace those on disk. Raises ConfigError, QueryError.
     """
     Planner(replace(rules_of(config, train), files=files), config.extra_columns)
-    make_environments(config, files)
-    check_agent(config, files)
+    check_sampling_code(config, files)
 
 
 def open_or_start(url: str, run: RunConfig) -> Root:

@@ -15,7 +15,7 @@ from ludic.launch.guard import guarded
 from ludic.models.first_model import base_of_run, first_model
 from ludic.records import RolloutBatch
 from ludic.rollouts.config import WorkerConfig
-from ludic.rollouts.sampler import make_environments
+from ludic.rollouts.sampling_code import check_sampling_code
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root, latest_policy, publish_policy
 from ludic.store.code_files import sampling_uses
@@ -45,7 +45,7 @@ def work(
     Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
     """
     if code is not None and code.is_given:
-        prepare_code(root, sampling_uses(root.run), code, partial(make_environments, root.run))
+        prepare_code(root, sampling_uses(root.run), code, partial(check_sampling_code, root.run))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))
         make = _as_maker(engine, device, base, root.run.float32_head)

@@ -1,14 +1,28 @@
 """Code that a worker samples and scores with: find it, check consent, keep it in the root, and record it."""
 
+from ludic.agents.settings import check_agent
 from ludic.consent import CodeUse
-from ludic.environments.limits import TimeLimit
+from ludic.environments.limits import NO_LIMIT, TimeLimit
 from ludic.environments.registry import EnvironmentFactory
 from ludic.environments.sources import installed_source
 from ludic.installed import LUDIC, name_and_version
 from ludic.rollouts.sampler import make_environments
-from ludic.store import Root
+from ludic.store import Root, RunConfig
 from ludic.store.code_files import CodeRecord, describe_file, keep_files, sampling_uses, trusted_files
-from ludic.user_files import Files, file_of
+from ludic.user_files import NO_FILES, Files, file_of
+
+
+def check_sampling_code(
+    run: RunConfig, files: Files = NO_FILES, limit: TimeLimit = NO_LIMIT
+) -> dict[str, EnvironmentFactory]:
+    """Load all code that a worker runs, and return the environments by name. Starts no servers of tools.
+
+    files: users' files to run instead of those on disk. limit: for loading an environment and making its first
+    instance. Raises ConfigError, TimeLimitError.
+    """
+    environments = make_environments(run, files, limit)
+    check_agent(run, files)
+    return environments
 
 
 def open_code(root: Root, limit: TimeLimit) -> tuple[dict[str, EnvironmentFactory], Files, list[CodeRecord]]:
@@ -18,7 +32,7 @@ def open_code(root: Root, limit: TimeLimit) -> tuple[dict[str, EnvironmentFactor
     """
     uses = sampling_uses(root.run)
     files = trusted_files(root, uses)
-    environments = make_environments(root.run, files, limit)
+    environments = check_sampling_code(root.run, files, limit)
     keep_files(root, files)  # comes last: a file that can't be run is not kept, so that its fixed version is read
     return environments, files, [_describe(use, files) for use in uses]
 

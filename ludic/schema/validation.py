@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ludic.errors import InvalidBatchError
 from ludic.records import (
+    LARGEST_REWARD,
     ActionTarget,
     FinishReason,
     Purpose,
@@ -39,7 +40,6 @@ ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
 FINISH_REASONS = (*get_args(FinishReason), None)
 TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time_limit", None)
 
-_LARGEST_REWARD = float(np.finfo(np.float32).max)
 _ALWAYS_THERE = ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
 
 
@@ -224,7 +224,7 @@ def _bad_versions(rollout: Rollout) -> Iterator[tuple[str, str]]:
 def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[RowProblem]:
     yield from _bad_ids(tokens["prompt_tokens"])
     yield from _bad_ids(tokens["response_tokens"])
-    yield from _bad_numbers(tokens["token_rewards"], _LARGEST_REWARD)
+    yield from _bad_numbers(tokens["token_rewards"], LARGEST_REWARD)
     yield from _bad_numbers(tokens["response_logprobs"], LOGPROB_TOLERANCE)
 
 

@@ -242,7 +242,7 @@ def test_an_unknown_parser_is_answered_with_what_there_is(find, spec: str, messa
         ("{own}:Nothing", "Nothing has no method 'parse', which a parser needs"),
         ("{own}:Needs", "could not be built without arguments: TypeError: "),
         ("json:{own}:Nothing", "Nothing: wanted a dataclass, a TypedDict"),
-        ("json:{own}:number", "number: wanted a dataclass, a TypedDict"),
+        ("json:{own}:number", "has no class or function 'number'"),
     ],
 )
 def test_a_file_that_gives_no_parser_is_named(own: str, spec: str, message: str) -> None:

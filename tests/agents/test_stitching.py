@@ -19,7 +19,7 @@ from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.models.chat import decode, load_tokenizer
-from ludic.records import Rollout
+from ludic.records import Message, Rollout
 
 
 def add(a: int, b: int) -> int:
@@ -209,3 +209,20 @@ def test_an_agent_that_only_calls_tools_is_told_to_answer() -> None:
     assert [step.action_target for step in row.agent_steps] == ["internal", "internal", "env", "env"]
     assert row.agent_steps[2].parse_feedback == "You have called tools too often. Answer now, without tools."
     assert [step.agent_steps for step in row.environment_steps] == [(0, 1, 2), (3,)]
+
+
+def test_a_step_that_fails_is_marked_in_the_row_that_it_belongs_to() -> None:
+    """The second call sees something else; the third goes on with the first row."""
+
+    class Sidestep:
+        num_views = 0
+
+        async def view(self, messages: Sequence[Message], ask: object) -> Sequence[Message]:
+            self.num_views += 1
+            return [Message(role="user", content="else")] if self.num_views == 2 else [*messages[:3], *messages[5:]]
+
+    agent = scripted_agent(["one", "two", "three"], make_context=Sidestep)
+    first, second = run_episode(agent, Script([go_on("x"), go_on("y"), ValueError("broken")]))
+    assert [len(row.agent_steps) for row in (first, second)] == [2, 1]
+    assert [step.reward for step in first.environment_steps] == [0.25, None]
+    assert [step.reward for step in second.environment_steps] == [0.25]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 
 import pytest
 from tiny_models import committed_rows, publish
@@ -9,6 +10,8 @@ from tiny_models import committed_rows, publish
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError
 from ludic.launch.roots import create_run
+from ludic.launch.work import work as launch_work
+from ludic.rollouts.config import WorkerConfig
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig
 
@@ -57,16 +60,34 @@ def test_rows_of_several_steps_and_segments_are_stored_whole(
 
 
 def test_a_setting_that_names_nothing_makes_no_root(tmp_path: Path, run_config: Callable[..., RunConfig]) -> None:
+    untyped = tmp_path / "untyped.py"
+    untyped.write_text("def find(query):\n    return query\n")
     for options, message in (
         ({"parser": "tags:answer"}, "did you mean 'tag:NAME'"),
         ({"context": "windows:3"}, "did you mean 'window:N'"),
         ({"tools": ("calculater",)}, "did you mean calculator"),
         ({"tool_format": "hermess"}, "tool format 'hermess' is unknown"),
         ({"tools": ("nowhere.py:find",)}, "nowhere.py"),
+        ({"tools": (f"{untyped}:find",)}, "no schema could be made"),
     ):
         with pytest.raises(ConfigError, match=message):
             create_run(str(tmp_path / "run"), run_config(**options), TrainConfig(), CodeSettings())
         assert not (tmp_path / "run").exists()
+
+
+def test_a_parser_that_does_not_load_is_not_kept(
+    tmp_path: Path, run_config: Callable[..., RunConfig], work: Callable[..., int], folder: str
+) -> None:
+    file = tmp_path / "first_word.py"
+    file.write_text(PARSER)
+    root = create_run(str(tmp_path / "run"), run_config(parser=f"{file}:FirstWord"), TrainConfig(), CodeSettings())
+    publish(root, folder, groups_per_worker=10**6)
+    kept = sorted(root.fs.ls(root.at("code"), detail=False))
+    file.write_text("raise KeyError('words')")
+    with pytest.raises(ConfigError, match="KeyError: 'words'"):
+        launch_work(root, WorkerConfig(slot=0, num_groups=1), Event(), code=CodeSettings(update_code=True))
+    assert sorted(root.fs.ls(root.at("code"), detail=False)) == kept
+    assert work(root, num_groups=1) == 1
 
 
 def test_a_run_of_before_schema_1_2_keeps_one_step() -> None:

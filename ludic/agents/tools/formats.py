@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from ludic.agents.tools.arguments import refuse_constant
 from ludic.errors import ConfigError
+from ludic.printable import storable
 from ludic.records import ToolCall
 
 MAX_UNREADABLE = 3
@@ -185,7 +186,7 @@ def _call_of(entry: Any) -> _Call:
         raise _UnreadableError('the JSON of the call has no "name"')
     arguments = entry.get("arguments", entry.get("parameters", {}))
     # Some models write the arguments as JSON inside a string, as OpenAI's API does.
-    return _storable(name), _storable(arguments) if isinstance(arguments, str) else _json_text(arguments)
+    return storable(name), storable(arguments) if isinstance(arguments, str) else _json_text(arguments)
 
 
 def _read_json(text: str, start: int) -> tuple[Any, int]:
@@ -200,12 +201,7 @@ def _read_json(text: str, start: int) -> tuple[Any, int]:
 
 def _json_text(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
-    return text if text == _storable(text) else json.dumps(value)
-
-
-def _storable(text: str) -> str:
-    """Replace half characters, which "\\ud800" in JSON gives and UTF-8 can't hold."""
-    return text.encode(errors="replace").decode()
+    return text if text == storable(text) else json.dumps(value)
 
 
 def _skip_space(text: str, start: int) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 from ludic.agents.tools.arguments import check_arguments, make_validator, read_arguments
 from ludic.agents.tools.tool import Tool
 from ludic.errors import ConfigError, ToolError
+from ludic.printable import storable
 from ludic.records import ToolCall
 from ludic.user_code import describe, exit_is_an_error
 
@@ -85,7 +86,7 @@ class Toolbox:
 
     def _cut(self, text: str) -> str:
         """Return text that can be stored as UTF-8 and is not too long."""
-        text = text.encode(errors="replace").decode()
+        text = storable(text)
         left = len(text) - self.output_limit
         return text if left <= 0 else f"{text[: self.output_limit]}\n[cut: {left:,} more characters]"
 

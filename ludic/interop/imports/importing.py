@@ -29,7 +29,7 @@ from ludic.interop.imports.formats import Format
 from ludic.interop.imports.reading import open_file, read_records
 from ludic.interop.imports.record import Record, RefusedRecordError, as_texts
 from ludic.paths import is_url
-from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records import LARGEST_REWARD, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema.validation import find_problems
 from ludic.store import RolloutWriter, Root
 from ludic.store.files import Folder
@@ -46,7 +46,6 @@ SMALL = 200
 """Maximum characters of a field without a column that is kept as metadata."""
 
 _NAMESPACE = uuid.UUID("6d0f4a2e-9c1b-5e57-8a43-0f6c1f2b7d90")
-_LARGEST_REWARD = float(np.finfo(np.float32).max)
 
 # Larger than a worker's files, since the delay of an import does not matter.
 _GROUPS_A_FILE = 64
@@ -273,7 +272,7 @@ def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
     logprobs = np.zeros(length, np.float32) if row.response_logprobs is None else row.response_logprobs
     rewards = np.zeros(length, np.float32) if row.token_rewards is None else row.token_rewards
     if row.token_rewards is None and reward is not None:
-        if not abs(reward) <= _LARGEST_REWARD:
+        if not abs(reward) <= LARGEST_REWARD:
             raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
         rewards[-1:] = reward
     return {

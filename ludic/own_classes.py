@@ -1,4 +1,4 @@
-"""Find and build the user's classes that an agent's settings name: path/to/file.py:ClassName.
+"""Find and build the user's classes that settings name: path/to/file.py:ClassName of a parser, a context or an engine.
 
 kind: the setting that is at fault in a message, such as "parser". Every failure raises ConfigError.
 """
@@ -25,10 +25,10 @@ def find_own(name: str, kind: str, files: Files = NO_FILES) -> Any:
     """Run the file of path/to/file.py:ClassName, or its replacement in `files`, and return what has that name in it."""
     path, _, class_name = name.rpartition(":")
     _, module = load_named(path, f"{kind} {name}", ConfigError, files)
-    try:
-        return getattr(module, class_name)
-    except AttributeError as error:
-        raise ConfigError(f"{kind} {name}: {path} has no class or function {class_name!r}") from error
+    found = getattr(module, class_name, None)
+    if not callable(found):
+        raise ConfigError(f"{kind} {name}: {path} has no class or function {class_name!r}")
+    return found
 
 
 def build_own(name: str, kind: str, make: Callable[[], Any], method: str) -> Any:
