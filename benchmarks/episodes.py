@@ -23,8 +23,10 @@ from transformers import PreTrainedTokenizerFast
 
 from benchmarks.measure import print_table
 from ludic.agents.agent import Agent
+from ludic.agents.limits import EpisodeLimits
+from ludic.agents.play import run_episode
 from ludic.agents.requests import EpisodeRequest, repeat
-from ludic.agents.single_agent import EpisodeLimits, run_single_agent
+from ludic.agents.single_agent import single_agent
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
 from ludic.environments.environment import Example, Split, Transition
@@ -80,7 +82,7 @@ async def _run(engine: "SlowEngine", num_episodes: int) -> None:
     )
     limits = EpisodeLimits(max_steps=_NUM_STEPS)
     requests = repeat(request, num_episodes, 0)
-    await asyncio.gather(*(run_single_agent(agent, FiveSteps, each, limits) for each in requests))
+    await asyncio.gather(*(run_episode(single_agent, agent, FiveSteps, each, limits) for each in requests))
 
 
 class FiveSteps:

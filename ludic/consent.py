@@ -24,7 +24,7 @@ from ludic.user_files import Files, file_of
 
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
 
-Role = Literal["environment", "parser", "context", "tool", "advantage", "filter", "selection"]
+Role = Literal["environment", "parser", "context", "tool", "protocol", "sub-agent", "advantage", "filter", "selection"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,6 +57,17 @@ class RunConfig:
     """Tools that the model may call: calculator, python, path/to/file.py:function, or mcp:COMMAND for a server."""
     tool_format: str = "hermes"
     """How the model writes tool calls: hermes, which Qwen uses too, llama, mistral, json or json:TAG."""
+    protocol: str | None = None
+    """How an episode is played: single_agent, several_agents, or path/to/file.py:function. None is what fits the
+    environment."""
+    sub_agents: tuple[str, ...] = ()
+    """Agents to which the model may hand tasks with the tool delegate: helper, or path/to/file.py:function."""
+    max_depth: int = 1
+    """Maximum number of agents above one that works on a task; 1 lets no sub-agent hand on tasks itself."""
+    max_children: int = 8
+    """Maximum tasks that are handed on in an episode."""
+    max_child_tokens: int | None = None
+    """Maximum tokens that are sampled for all tasks of an episode that are handed on; None is no limit."""
     float32_head: bool = False
     """Compute logits in float32 when the model computes in bfloat16, in workers and trainer alike (MiniMax-M1)."""
     seed: int = 0

@@ -82,10 +82,12 @@ class ScriptedEngine:
     max_length: int = 100_000
     policy_version: int = 3
     delay_s: float = 0.0
+    num_asked: int = 0
     calls: list[tuple[GenerationRequest, Completion]] = field(default_factory=list)
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        said = self.script[len(self.calls)]
+        said = self.script[self.num_asked]
+        self.num_asked += 1
         text, reason = (said, "stop") if isinstance(said, str) else said
         await asyncio.sleep(self.delay_s)
         tokenizer = chat_tokenizer()

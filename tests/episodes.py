@@ -1,15 +1,17 @@
 """Run scripted episodes, and look at their rows as the store would."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ludic.agents import play
 from ludic.agents.agent import Agent
+from ludic.agents.limits import EpisodeLimits
+from ludic.agents.protocols import by_environment
 from ludic.agents.requests import EpisodeRequest
-from ludic.agents.single_agent import EpisodeLimits, run_single_agent
 from ludic.engines.engine import SamplingParams
-from ludic.environments.environment import Environment, Example, Transition
+from ludic.environments.environment import Example, Transition
 from ludic.records import Message, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema import validate
 
@@ -45,7 +47,9 @@ def end(reward: float = 1.0, **options: Any) -> Transition:
     return Transition(**{"observation": None, "reward": reward, "terminated": True} | options)
 
 
-def run_episode(agent: Agent, environment: Environment | Callable[[], Environment], **options: Any) -> list[Rollout]:
+def run_episode(
+    agent: Agent, environment: Any, protocol: play.Protocol = by_environment, **options: Any
+) -> list[Rollout]:
     """The rows of one episode, which may be stored. Options are max_tokens, and those of EpisodeLimits."""
     request = EpisodeRequest(
         env_name="script",
@@ -55,8 +59,8 @@ def run_episode(agent: Agent, environment: Environment | Callable[[], Environmen
         group_id="group",
         request_index=0,
     )
-    make = (lambda: environment) if isinstance(environment, Environment) else environment
-    rows = asyncio.run(run_single_agent(agent, make, request, EpisodeLimits(**options)))
+    make = (lambda: environment) if hasattr(environment, "reset") else environment
+    rows = asyncio.run(play.run_episode(protocol, agent, make, request, EpisodeLimits(**options)))
     group = RolloutGroup(key="script/start", rollouts=tuple(rows))
     validate(RolloutBatch(groups=(group,), metadata=RolloutMetadata(worker_id="w0-test")))
     return rows

@@ -3,13 +3,16 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ludic.agents.contexts import Context, make_context
 from ludic.agents.parsers import Parser, make_parser
 from ludic.agents.tools.formats import ToolFormat, make_tool_format
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Engine
+
+if TYPE_CHECKING:
+    from ludic.agents.delegation import SubAgent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +32,5 @@ class Agent:
     """Tools that the agent runs itself."""
     tool_format: ToolFormat = field(default_factory=partial(make_tool_format, "hermes"))
     """How the model writes tool calls."""
+    sub_agents: "tuple[SubAgent, ...]" = ()
+    """Agents to which it can hand tasks."""

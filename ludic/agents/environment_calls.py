@@ -1,23 +1,36 @@
 """Call an environment so that its mistakes fail one episode and never the worker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 from ludic.agents.failures import fails_the_episode
-from ludic.environments.environment import Environment, Example, SpanReward, Transition
+from ludic.environments.environment import (
+    Environment,
+    Example,
+    MultiAgentEnvironment,
+    SpanReward,
+    TaskScorer,
+    Transition,
+)
+from ludic.environments.single_turn_adapter import transition_of
 from ludic.printable import storable
 from ludic.records import LARGEST_REWARD, Message
 
 
-def reset(make_environment: Callable[[], Environment], example: Example) -> tuple[Environment, tuple[Message, ...]]:
-    """Make an environment and begin an episode; returns it and its first messages. Raises EpisodeFailedError."""
+def make(make_environment: Callable[[], Any]) -> Any:
+    """Make the environment of an episode. Raises EpisodeFailedError."""
     with fails_the_episode():
-        environment = make_environment()
-        return environment, checked_messages("reset", environment.reset(example))
+        return make_environment()
 
 
-def own_max_steps(environment: Environment) -> int | None:
+def reset(environment: Environment, example: Example) -> tuple[Message, ...]:
+    """Begin an episode and return its first messages. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        return checked_messages("reset", environment.reset(example))
+
+
+def own_max_steps(environment: Any) -> int | None:
     """Return the environment's own limit of steps, or None. Raises EpisodeFailedError for any other value."""
     with fails_the_episode():
         max_steps = getattr(environment, "max_steps", None)
@@ -32,13 +45,63 @@ def step(environment: Environment, action: str) -> Transition:
         return _checked(environment.step(action), len(action))
 
 
-def _checked(transition: Transition, action_length: int) -> Transition:
+def reset_agents(environment: MultiAgentEnvironment, example: Example) -> dict[str, tuple[Message, ...]]:
+    """Begin an episode and return the first messages of each agent. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        first = environment.reset(example)
+        if not first:
+            raise ValueError("reset returned no agent, wanted at least one")
+        for agent_id in first:
+            check_text("the id of an agent", agent_id)
+        return {
+            agent_id: checked_messages(f"reset for agent {agent_id!r}", messages)
+            for agent_id, messages in first.items()
+        }
+
+
+def next_agents(environment: MultiAgentEnvironment, playing: Collection[str]) -> tuple[str, ...]:
+    """Return who moves now. playing: agents for which the episode is not over. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        ids = tuple(environment.next_agents())
+        if not ids or len(set(ids)) < len(ids) or not set(ids) <= set(playing):
+            wanted = f"one or more of the agents that still play, {', '.join(map(repr, playing))}"
+            raise ValueError(f"next_agents returned {ids!r}, wanted {wanted}")
+        return ids
+
+
+def step_agents(
+    environment: MultiAgentEnvironment, actions: Mapping[str, str], agent_ids: Collection[str]
+) -> dict[str, Transition]:
+    """Apply actions and return the transitions in plain types. agent_ids: all agents. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        transitions = environment.step(actions)
+        if not set(actions) <= set(transitions) <= set(agent_ids):
+            wanted = f"one for each of {', '.join(map(repr, actions))}, and none for others than {', '.join(agent_ids)}"
+            raise ValueError(f"step returned transitions for {', '.join(map(repr, transitions))}; wanted {wanted}")
+        return {
+            agent_id: _checked(transition, len(actions.get(agent_id, "")), needs_observation=False)
+            for agent_id, transition in transitions.items()
+        }
+
+
+def can_score_tasks(environment: object) -> bool:
+    """Return whether an environment scores the tasks that are handed on; see TaskScorer."""
+    return isinstance(environment, TaskScorer)
+
+
+def score_task(environment: TaskScorer, agent_id: str, task: str, answer: str) -> Transition:
+    """Return the score of a task as the transition that ends it. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        return _checked(transition_of(environment.score_task(agent_id, task, answer)), len(answer))
+
+
+def _checked(transition: Transition, action_length: int, *, needs_observation: bool = True) -> Transition:
     """Convert bools and NumPy numbers to plain types. Raises ValueError if a number is not finite.
 
     So an environment's mistake fails one rollout; the store would refuse the whole batch.
     """
     is_over = bool(transition.terminated) or bool(transition.truncated)
-    if transition.observation is None and not is_over:
+    if transition.observation is None and needs_observation and not is_over:
         raise ValueError("step returned no observation, wanted one since the episode goes on")
     if transition.observation is not None:
         check_text("observation", transition.observation)

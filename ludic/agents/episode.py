@@ -1,4 +1,4 @@
-"""Record what happens in an episode of one agent, and return it as rows for the store.
+"""Record what one agent does in an episode, and return it as rows for the store.
 
 Each model call, each step of the environment and the end of the episode is noted once. Rows hold the token ids that
 the engine returned; a rewritten context begins a new row (see ludic.agents.transcript).
@@ -33,6 +33,7 @@ from ludic.records import (
 class _Row:
     """What was noted of one row, apart from its tokens."""
 
+    rollout_id: str = field(default_factory=new_id)
     agent_steps: list[AgentStep] = field(default_factory=list)
     environment_steps: list[EnvironmentStep] = field(default_factory=list)
     completions: list[tuple[Span, Completion]] = field(default_factory=list)
@@ -42,22 +43,44 @@ class _Row:
     """What the last call saw, and its completion."""
 
 
-class Episode:
-    """Records one episode of one agent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """The part that an agent has in an episode; columns of its rows."""
 
-    def __init__(self, request: EpisodeRequest, model: str, policy_version: int) -> None:
+    episode_id: str
+    agent_id: str = "agent"
+    parent_rollout_id: str | None = None
+    """The row in which another agent handed its task to this one."""
+    depth: int = 0
+    """Number of agents above this one."""
+
+
+class Episode:
+    """Records the part of one agent in an episode."""
+
+    def __init__(self, request: EpisodeRequest, part: Part, model: str, policy_version: int) -> None:
         """policy_version: of the weights in use, for a row in which nothing is sampled."""
-        self._request, self._model, self._policy_version = request, model, policy_version
+        self._request, self.part, self._model, self._policy_version = request, part, model, policy_version
         self._transcripts = TranscriptBuilder()
         self._rows: list[_Row] = []
         self._pending: list[tuple[int, int]] = []
         """Row and index of the agent steps since the last step of the environment."""
         self._components: dict[str, float] = {}
         self._extra: dict[str, ExtraValue] = {}
-        self._reward = 0.0
         self._terminated = False
         self._truncation_reason: str | None = None
+        self.reward = 0.0
         self.error: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether an end was noted."""
+        return self._terminated or self._truncation_reason is not None or self.error is not None
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps of the environment."""
+        return sum(len(row.environment_steps) for row in self._rows)
 
     @property
     def num_calls(self) -> int:
@@ -69,6 +92,11 @@ class Episode:
         """The newest completion since the last step of the environment."""
         segment, index = self._pending[-1]
         return self._rows[segment].completions[index][1]
+
+    @property
+    def last_rollout_id(self) -> str:
+        """Id of the row of the newest completion since the last step of the environment."""
+        return self._rows[self._pending[-1][0]].rollout_id
 
     def add_call(
         self,
@@ -82,7 +110,7 @@ class Episode:
         tool_calls: Sequence[ToolCall] = (),
         reward: float = 0.0,
     ) -> None:
-        """Note a model call.
+        """Note a model call, before its tools are run.
 
         messages: what the call saw, and its completion as the last message. prompt: (length,) int32. action: what was
         passed on; None after a parse failure and for internal calls. feedback: what the agent is told of a parse
@@ -110,6 +138,12 @@ class Episode:
         )
         self._add_reward(span.segment_index, span.end - 1, reward)
 
+    def set_results(self, tool_calls: Sequence[ToolCall]) -> None:
+        """Note the results of the newest call's tools."""
+        segment, index = self._pending[-1]
+        steps = self._rows[segment].agent_steps
+        steps[index] = replace(steps[index], tool_calls=tuple(tool_calls))
+
     def add_step(
         self,
         observation: str | None,
@@ -125,7 +159,7 @@ class Episode:
         segment, _ = self._pending[-1]
         row = self._rows[segment]
         step = EnvironmentStep(
-            turn=sum(len(each.environment_steps) for each in self._rows),
+            turn=self.num_steps,
             agent_steps=tuple(index for owner, index in self._pending if owner == segment),
             observation=observation,
             observation_hash=None if observation is None else hash_observation(observation),
@@ -148,7 +182,7 @@ class Episode:
         self._terminated = transition.terminated
         self._truncation_reason = "env" if transition.truncated else None
 
-    def add_failed_step(self, observation: str | None, action: str, error: str) -> None:
+    def add_failed_step(self, observation: str | None, action: str | None, error: str) -> None:
         """Note a step in which the environment failed; the episode has no reward then."""
         self.add_step(observation, action, Transition(observation=None, reward=0.0, terminated=False))
         steps = self._steps_with_the_last()
@@ -164,15 +198,14 @@ class Episode:
 
     def rollouts(self) -> list[Rollout]:
         """Return the rows, in the order of their first calls; none if no call was made."""
-        episode_id = new_id()
         pairs = zip(self._transcripts.transcripts(), self._rows, strict=True)
-        return [self._rollout(episode_id, transcript, row) for transcript, row in pairs]
+        return [self._rollout(transcript, row) for transcript, row in pairs]
 
     def failed_rollout(self, messages: Sequence[Message], prompt: np.ndarray) -> Rollout:
         """Return the row of an episode that failed before its first call. prompt: (length,) int32, of the messages."""
         builder = RowBuilder()
         builder.add_context(prompt)
-        return self._rollout(new_id(), builder.transcript(), _Row(messages=tuple(messages)))
+        return self._rollout(builder.transcript(), _Row(messages=tuple(messages)))
 
     def _steps_with_the_last(self) -> list[EnvironmentStep]:
         """Return the row's steps that end with the episode's last step so far; empty before the first."""
@@ -180,18 +213,19 @@ class Episode:
         return max(steps, key=lambda of_row: of_row[-1].turn, default=[])
 
     def _add_reward(self, segment: int, index: int, reward: float) -> None:
-        self._reward += reward
+        self.reward += reward
         if reward:
             self._rows[segment].rewards.append((index, reward))
 
-    def _rollout(self, episode_id: str, transcript: Transcript, row: _Row) -> Rollout:
+    def _rollout(self, transcript: Transcript, row: _Row) -> Rollout:
         token_rewards = np.zeros(len(transcript.response_tokens))
         for index, reward in row.rewards:
             token_rewards[index] += reward
         reasons = [completion.finish_reason for _, completion in row.completions]
         is_truncated = self.error is None and self._truncation_reason is not None
         return Rollout(
-            **self._identity(episode_id),
+            **self._identity(),
+            rollout_id=row.rollout_id,
             **_versions(row, self._policy_version),
             prompt_tokens=transcript.prompt_tokens,
             response_tokens=transcript.response_tokens,
@@ -202,7 +236,7 @@ class Episode:
             # Several rewards at one token may add up to more than a float32 holds.
             token_rewards=np.clip(token_rewards, -LARGEST_REWARD, LARGEST_REWARD).astype(np.float32),
             num_turns=len(row.agent_steps),
-            episode_reward=None if self.error is not None else self._reward,
+            episode_reward=None if self.error is not None else self.reward,
             reward_components={} if self.error is not None else self._components,
             terminated=self._terminated,
             truncated=is_truncated,
@@ -217,12 +251,14 @@ class Episode:
             extra=self._extra,
         )
 
-    def _identity(self, episode_id: str) -> dict[str, Any]:
-        """Return the columns that follow from the request."""
-        request, params = self._request, self._request.params
+    def _identity(self) -> dict[str, Any]:
+        """Return the columns that follow from the request and the agent's part."""
+        request, params, part = self._request, self._request.params, self.part
         return {
-            "rollout_id": new_id(),
-            "episode_id": episode_id,
+            "episode_id": part.episode_id,
+            "agent_id": part.agent_id,
+            "parent_rollout_id": part.parent_rollout_id,
+            "depth": part.depth,
             "group_id": request.group_id,
             "group_index": request.group_index,
             "group_size": request.group_size,

@@ -12,11 +12,25 @@ class EpisodeFailedError(Exception):
 
 @contextmanager
 def fails_the_episode(unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Raise EpisodeFailedError for an error in the block, and for an exit. unless: errors that pass as they are."""
+    """Raise EpisodeFailedError for an error in the block, and for an exit.
+
+    unless: errors that pass as they are, besides EpisodeFailedError and LimitReachedError.
+    """
     try:
         with exit_is_an_error():
             yield
+    except (EpisodeFailedError, LimitReachedError):
+        raise
     except unless:
         raise
     except Exception as error:
         raise EpisodeFailedError(f"{type(error).__name__}: {error}") from error
+
+
+class LimitReachedError(Exception):
+    """A limit ends the episode."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        """reason: truncation reason of the rows."""
+        super().__init__(message)
+        self.reason = reason

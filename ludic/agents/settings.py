@@ -5,10 +5,14 @@ from typing import Any
 
 from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
+from ludic.agents.delegation import DELEGATE, make_sub_agents
+from ludic.agents.limits import EpisodeLimits
 from ludic.agents.parsers import make_parser
+from ludic.agents.protocols import make_protocol
 from ludic.agents.tools.formats import make_tool_format
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.errors import ConfigError
 from ludic.run_config import RunConfig
 from ludic.user_files import NO_FILES, Files, python_file_of
 
@@ -16,6 +20,7 @@ from ludic.user_files import NO_FILES, Files, python_file_of
 def check_agent(run: RunConfig, files: Files = NO_FILES) -> None:
     """Raise ConfigError if a part of the agent can't be made. Runs users' files, and starts no servers of tools."""
     _make_parts(run, files)
+    make_protocol(run.protocol, files)
     check_tools(run.tools, files)
     make_tools([name for name in run.tools if python_file_of(name)], files)
 
@@ -25,7 +30,23 @@ def equip(agent: Agent, run: RunConfig, files: Files = NO_FILES) -> Agent:
 
     files: users' files to run instead of those on disk. Raises ConfigError if a part can't be made.
     """
-    return replace(agent, **_make_parts(run, files), toolbox=Toolbox(make_tools(run.tools, files)))
+    toolbox = Toolbox(make_tools(run.tools, files))
+    if run.sub_agents and DELEGATE in toolbox:
+        raise ConfigError(f"a tool is named {DELEGATE!r}, as is the tool of sub_agents; rename it")
+    return replace(agent, **_make_parts(run, files), toolbox=toolbox)
+
+
+def limits_of(run: RunConfig, timeout_s: float | None = None) -> EpisodeLimits:
+    """Return the limits of a run's episodes. timeout_s: of an episode; None is no limit."""
+    return EpisodeLimits(
+        max_steps=run.max_steps,
+        max_seq_len=run.max_sequence_tokens,
+        accept_incomplete=run.accept_incomplete,
+        timeout_s=timeout_s,
+        max_depth=run.max_depth,
+        max_children=run.max_children,
+        max_child_tokens=run.max_child_tokens,
+    )
 
 
 def _make_parts(run: RunConfig, files: Files) -> dict[str, Any]:
@@ -33,4 +54,5 @@ def _make_parts(run: RunConfig, files: Files) -> dict[str, Any]:
         "parser": make_parser(run.parser, format_reward=run.format_reward, files=files),
         "make_context": make_context(run.context, files=files),
         "tool_format": make_tool_format(run.tool_format),
+        "sub_agents": make_sub_agents(run.sub_agents, files),
     }

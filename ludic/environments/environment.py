@@ -1,10 +1,10 @@
 """Protocols of environments. Environments know nothing of tools, tokens, models or training.
 
-To add your own, write a class in a file that implements `SingleTurnEnvironment` (a question and a score) or
-`Environment` (several steps), and name it `path/to/file.py:ClassName`.
+To add your own, write a class in a file that implements `SingleTurnEnvironment` (a question and a score),
+`Environment` (several steps) or `MultiAgentEnvironment` (several agents), and name it `path/to/file.py:ClassName`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -96,4 +96,41 @@ class Environment(Protocol):
 
     def step(self, action: str) -> Transition:
         """Apply the agent's final text as an action, and return the result."""
+        ...
+
+
+@runtime_checkable
+class MultiAgentEnvironment(Protocol):
+    """Environment with several agents, who move in turn or at the same time; an instance holds one episode's state.
+
+    An attribute `max_steps`, an int, is the largest number of steps of each agent unless the run sets its own.
+    """
+
+    def example(self, index: int, split: Split) -> Example:
+        """Return an example; see SingleTurnEnvironment. Its messages are stored with an episode that fails early."""
+        ...
+
+    def reset(self, example: Example) -> Mapping[str, tuple[Message, ...]]:
+        """Begin an episode and return the first observation of each agent by its id, such as "x" and "o"."""
+        ...
+
+    def next_agents(self) -> Sequence[str]:
+        """Return the ids of the agents who move now, at least one; several move at the same time."""
+        ...
+
+    def step(self, actions: Mapping[str, str]) -> Mapping[str, Transition]:
+        """Apply the actions of these agents, and return what comes of them for each agent concerned.
+
+        An observation of an agent that did not move is shown at its next turn, and a reward counts for its last move.
+        The episode is over when it is over for all agents.
+        """
+        ...
+
+
+@runtime_checkable
+class TaskScorer(Protocol):
+    """Environment that scores the tasks that its agent hands to others; else they get the reward of the episode."""
+
+    def score_task(self, agent_id: str, task: str, answer: str) -> Score:
+        """Return the score of an answer to a task; both texts come from the model. agent_id: who answered."""
         ...

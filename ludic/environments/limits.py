@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ludic.environments.environment import Environment, Example, Split, Transition
+from ludic.environments.environment import Environment, Example, MultiAgentEnvironment, Split, TaskScorer
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.errors import Interruption, TimeLimitError
-from ludic.records import Message
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +70,11 @@ class LimitedEnvironments:
     """
 
     def __init__(
-        self, name: str, make: Callable[[], Environment], limit: TimeLimit, stop: threading.Event | None = None
+        self,
+        name: str,
+        make: Callable[[], Environment | MultiAgentEnvironment],
+        limit: TimeLimit,
+        stop: threading.Event | None = None,
     ) -> None:
         """stop: if it is set, one timeout is enough."""
         self._name, self._make, self._limit, self._stop = name, make, limit, stop
@@ -79,7 +82,7 @@ class LimitedEnvironments:
         """Timeouts in a row, by method."""
         self._has_logged = False
 
-    def __call__(self) -> Environment:
+    def __call__(self) -> "LimitedEnvironment":
         return LimitedEnvironment(self.call("its constructor", "", self._make), self.call)
 
     def restart(self) -> None:
@@ -107,23 +110,32 @@ class LimitedEnvironments:
 
 
 class LimitedEnvironment:
-    """Environment whose calls have a time limit."""
+    """Environment of any protocol whose calls have a time limit."""
 
-    def __init__(self, environment: Environment, call: Callable[[str, str, Callable[[], Any]], Any]) -> None:
+    def __init__(self, environment: Any, call: Callable[[str, str, Callable[[], Any]], Any]) -> None:
         self._environment, self._call = environment, call
         self._example_id = ""
         self.max_steps: int | None = getattr(environment, "max_steps", None)
+        # Only what the environment has, by which protocols tell what it is.
+        if isinstance(environment, MultiAgentEnvironment):
+            self.next_agents = partial(self._limited, "next_agents")
+        if isinstance(environment, TaskScorer):
+            self.score_task = partial(self._limited, "score_task")
 
     def example(self, index: int, split: Split) -> Example:
         return self._call("example", f" of index {index}, {split}", partial(self._environment.example, index, split))
 
-    def reset(self, example: Example) -> tuple[Message, ...]:
+    def reset(self, example: Example) -> Any:
         self._example_id = example.example_id
         return self._call("reset", f" on example {example.example_id!r}", partial(self._environment.reset, example))
 
-    def step(self, action: str) -> Transition:
-        called = "score" if isinstance(self._environment, SingleTurn) else "step"
-        return self._call(called, f" on example {self._example_id!r}", partial(self._environment.step, action))
+    def step(self, action: Any) -> Any:
+        return self._limited("step", action)
+
+    def _limited(self, method: str, *args: Any) -> Any:
+        called = "score" if method == "step" and isinstance(self._environment, SingleTurn) else method
+        call = partial(getattr(self._environment, method), *args)
+        return self._call(called, f" on example {self._example_id!r}", call)
 
 
 @contextmanager

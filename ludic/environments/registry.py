@@ -13,7 +13,7 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from ludic.environments.addition import Addition
-from ludic.environments.environment import Environment, SingleTurnEnvironment
+from ludic.environments.environment import Environment, MultiAgentEnvironment, SingleTurnEnvironment
 from ludic.environments.guess_number import GuessNumber
 from ludic.environments.moar_cats import MoarCats
 from ludic.environments.number_comparison import NumberComparison
@@ -21,14 +21,15 @@ from ludic.environments.opposites import Opposites
 from ludic.environments.reasoning_gym import ReasoningGym, generator_names
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.tic_tac_toe import TicTacToe, TicTacToeSelfPlay
 from ludic.errors import ConfigError, LudicError
 from ludic.user_code import describe, load_named, only_exceptions
 from ludic.user_files import NO_FILES, Files
 
-EnvironmentFactory = Callable[[], Environment]
+EnvironmentFactory = Callable[[], Environment | MultiAgentEnvironment]
 """Function that returns a new Environment for each episode."""
 
-BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment]] = MappingProxyType(
+BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment | MultiAgentEnvironment]] = MappingProxyType(
     {
         "addition": Addition,
         "guess_number": GuessNumber,
@@ -36,6 +37,8 @@ BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment]] = Map
         "number_comparison": NumberComparison,
         "opposites": Opposites,
         "sequential_digits": SequentialDigits,
+        "tic_tac_toe": TicTacToe,
+        "tic_tac_toe_self_play": TicTacToeSelfPlay,
     }
 )
 REASONING_GYM = "reasoning_gym/"
@@ -60,7 +63,7 @@ def make_environment(
     build = _with_options(name, _find(name, files), dict(options or {}), seed)
     environment = _build_first(name, build)
     # A class with the methods of both protocols is used as Environment, the more general one.
-    if isinstance(environment, Environment):
+    if isinstance(environment, Environment | MultiAgentEnvironment):
         return build
     if isinstance(environment, SingleTurnEnvironment):
         return partial(SingleTurn, environment)

@@ -1,6 +1,6 @@
 """Adapt a SingleTurnEnvironment to the Environment protocol; episodes end at their first step."""
 
-from ludic.environments.environment import Example, SingleTurnEnvironment, Split, Transition
+from ludic.environments.environment import Example, Score, SingleTurnEnvironment, Split, TaskScorer, Transition
 from ludic.records import Message
 
 
@@ -12,6 +12,8 @@ class SingleTurn:
     def __init__(self, environment: SingleTurnEnvironment) -> None:
         self.environment = environment
         self._example: Example | None = None
+        if isinstance(environment, TaskScorer):
+            self.score_task = environment.score_task
 
     def example(self, index: int, split: Split) -> Example:
         return self.environment.example(index, split)
@@ -32,12 +34,17 @@ class SingleTurn:
             )
         score = self.environment.score(self._example, action)
         self._example = None
-        return Transition(
-            observation=None,
-            reward=score.reward,
-            span_rewards=score.span_rewards,
-            reward_components=score.components,
-            terminated=True,
-            info=score.info,
-            extra=score.extra,
-        )
+        return transition_of(score)
+
+
+def transition_of(score: Score) -> Transition:
+    """Return a score as the transition that ends an episode."""
+    return Transition(
+        observation=None,
+        reward=score.reward,
+        span_rewards=score.span_rewards,
+        reward_components=score.components,
+        terminated=True,
+        info=score.info,
+        extra=score.extra,
+    )

@@ -10,9 +10,10 @@ from functools import partial
 from itertools import islice
 
 from ludic.agents.agent import Agent
+from ludic.agents.play import run_episode
+from ludic.agents.protocols import make_protocol
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
-from ludic.agents.settings import equip
-from ludic.agents.single_agent import EpisodeLimits, run_single_agent
+from ludic.agents.settings import equip, limits_of
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Split
 from ludic.environments.limits import NO_LIMIT, TimeLimit
@@ -40,7 +41,7 @@ class GroupSampler:
 
         Raises ConfigError if an environment or one of these can't be made.
         """
-        return cls(run=run, run_episode=single_agent_episodes(run, agent), environments=make_environments(run))
+        return cls(run=run, run_episode=episodes_of_run(run, agent), environments=make_environments(run))
 
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
         """Sample one group per number, with all episodes at the same time.
@@ -90,21 +91,16 @@ class GroupSampler:
         groups += [_group(request, list(islice(rows, size))) for request in requests]
 
 
-def single_agent_episodes(
+def episodes_of_run(
     run: RunConfig, agent: Agent, *, timeout_s: float | None = None, files: Files = NO_FILES
 ) -> RunEpisode:
-    """Return a function that runs episodes of one agent, with the run's parser, context and tools.
+    """Return a function that runs episodes by the run's protocol, with its parser, context, tools and sub-agents.
 
     timeout_s: of an episode; None is no limit. files: users' files to run instead of those on disk. Raises ConfigError
     if one of them can't be made.
     """
-    limits = EpisodeLimits(
-        max_steps=run.max_steps,
-        max_seq_len=run.max_sequence_tokens,
-        accept_incomplete=run.accept_incomplete,
-        timeout_s=timeout_s,
-    )
-    return partial(run_single_agent, equip(agent, run, files), limits=limits)
+    protocol, equipped = make_protocol(run.protocol, files), equip(agent, run, files)
+    return partial(run_episode, protocol, equipped, limits=limits_of(run, timeout_s))
 
 
 def make_environments(

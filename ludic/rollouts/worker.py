@@ -27,7 +27,7 @@ from ludic.models.chat import load_tokenizer
 from ludic.records import RolloutBatch
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.metrics import call_metrics
-from ludic.rollouts.sampler import GroupSampler, RunEpisode, single_agent_episodes
+from ludic.rollouts.sampler import GroupSampler, RunEpisode, episodes_of_run
 from ludic.rollouts.sampling_code import open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
@@ -63,7 +63,7 @@ def run_worker(
     schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)
     limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
     environments, files, code = open_code(root, limit)
-    episodes = partial(single_agent_episodes, root.run, timeout_s=config.episode_timeout_s, files=files)
+    episodes = partial(episodes_of_run, root.run, timeout_s=config.episode_timeout_s, files=files)
     with (
         held_slot(root, slot, worker_id, code=to_dicts(code)) as claim,
         tempfile.TemporaryDirectory(prefix="ludic-weights-") as cache,

@@ -38,7 +38,7 @@ LOGPROB_TOLERANCE = 1e-5
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
 FINISH_REASONS = (*get_args(FinishReason), None)
-TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time_limit", None)
+TRUNCATION_REASONS = ("max_steps", "env", "max_seq_len", "context_length", "time_limit", "budget", None)
 
 _ALWAYS_THERE = ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
 

@@ -94,8 +94,10 @@ def sampling_uses(run: "RunConfig") -> list[CodeUse]:
     ]
     tools = [CodeUse(role="tool", setting=name) for name in dict.fromkeys(run.tools)]
     parsers = [CodeUse(role="parser", setting=own) for own in map(own_code_of, parser_stages(run.parser)) if own]
-    contexts = [CodeUse(role="context", setting=run.context)] if file_of(run.context) else []
-    return [*environments, *tools, *parsers, *contexts]
+    others: list[tuple[Role, str]] = [("context", run.context), ("protocol", run.protocol or "")]
+    others += [("sub-agent", name) for name in run.sub_agents]
+    named = [CodeUse(role=role, setting=setting) for role, setting in dict.fromkeys(others) if file_of(setting)]
+    return [*environments, *tools, *parsers, *named]
 
 
 def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:

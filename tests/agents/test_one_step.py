@@ -9,8 +9,11 @@ import pytest
 from tiny_models import forward_logprobs
 
 from ludic.agents.agent import Agent
+from ludic.agents.limits import EpisodeLimits
+from ludic.agents.play import run_episode
+from ludic.agents.player import INCOMPLETE_OBSERVATION
 from ludic.agents.requests import EpisodeRequest, repeat
-from ludic.agents.single_agent import INCOMPLETE_OBSERVATION, EpisodeLimits, run_single_agent
+from ludic.agents.single_agent import single_agent
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, generate_all
 from ludic.environments.environment import Environment, Example, Transition
 from ludic.environments.registry import make_environment
@@ -76,7 +79,7 @@ def run_all(
 
     async def gather() -> list[list[Rollout]]:
         each = EpisodeLimits(**{"max_steps": 1} | limits)
-        return await asyncio.gather(*(run_single_agent(agent, make, request, each) for request in episodes))
+        return await asyncio.gather(*(run_episode(single_agent, agent, make, request, each) for request in episodes))
 
     return [row for rows in asyncio.run(gather()) for row in rows]
 

@@ -178,8 +178,9 @@ def test_each_call_has_a_seed_of_its_own_and_the_first_the_requests() -> None:
 
 def test_hundreds_of_episodes_run_at_the_same_time() -> None:
     async def run() -> float:
+        from ludic.agents.play import run_episode
         from ludic.agents.requests import EpisodeRequest, repeat
-        from ludic.agents.single_agent import run_single_agent
+        from ludic.agents.single_agent import single_agent
         from ludic.engines.engine import SamplingParams
 
         agent = scripted_agent(["a"] * 200, delay_s=0.05)
@@ -191,7 +192,7 @@ def test_hundreds_of_episodes_run_at_the_same_time() -> None:
             group_id="group",
             request_index=0,
         )
-        episodes = [run_single_agent(agent, lambda: Script([end()]), each) for each in repeat(request, 200, 0)]
+        episodes = [run_episode(single_agent, agent, lambda: Script([end()]), each) for each in repeat(request, 200, 0)]
         return len(await asyncio.gather(*episodes))
 
     assert asyncio.run(asyncio.wait_for(run(), 5)) == 200  # 10 s one after the other

@@ -118,7 +118,7 @@ def test_a_truncation_reason_that_nobody_knows_is_refused():
     ((column, reason),) = problems_of_second(truncated=True, truncation_reason="bored")
     assert (column, reason) == (
         "truncation_reason",
-        "is 'bored', wanted max_steps or env or max_seq_len or context_length or time_limit or null",
+        "is 'bored', wanted max_steps or env or max_seq_len or context_length or time_limit or budget or null",
     )
 
 

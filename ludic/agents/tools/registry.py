@@ -60,10 +60,15 @@ def _from_file(name: str, files: Files) -> Tool:
     path, _, attribute = name.rpartition(":")
     _, module = load_named(path, f"tool {name}", ConfigError, files)
     found = getattr(module, attribute, None)
-    if isinstance(found, Tool) and not isinstance(found, type):
-        return found
     if not callable(found):
         raise ConfigError(f"tool {name}: {attribute!r} is {type(found).__name__}; wanted a function or a Tool")
+    return as_tool(found)
+
+
+def as_tool(found: Callable[..., object] | Tool) -> Tool:
+    """Return a tool as it is, and a function as a tool. Raises ConfigError for a function without a schema."""
+    if isinstance(found, Tool) and not isinstance(found, type):
+        return found
     return function_tool(found)
 
 

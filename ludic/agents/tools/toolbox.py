@@ -28,10 +28,10 @@ class Toolbox:
     """Tools of one agent, with limits.
 
     tools: raises ConfigError if two have one name, or if a schema is no JSON schema. time_limit_s: seconds for each
-    call. output_limit: characters of a result or an error; the rest is cut, and the text says so.
+    call, None is no limit. output_limit: characters of a result or an error; the rest is cut, and the text says so.
     """
 
-    def __init__(self, tools: Iterable[Tool], *, time_limit_s: float = 30.0, output_limit: int = 10_000) -> None:
+    def __init__(self, tools: Iterable[Tool], *, time_limit_s: float | None = 30.0, output_limit: int = 10_000) -> None:
         self.time_limit_s = time_limit_s
         self.output_limit = output_limit
         self._tools: dict[str, Tool] = {}
@@ -40,6 +40,9 @@ class Toolbox:
                 raise ConfigError(f"two tools are named {tool.name!r}; rename one, since the model calls them by name")
             self._tools[tool.name] = tool
         self._validators = {name: make_validator(tool.schema) for name, tool in self._tools.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tools
 
     @property
     def schemas(self) -> list[dict[str, Any]]:
@@ -82,6 +85,7 @@ class Toolbox:
             return _outcome(task, tool)
         _abandon(task)
         await asyncio.wait({task}, timeout=GRACE_S)
+        assert self.time_limit_s is not None
         raise ToolError(f"{tool.name} took longer than {self.time_limit_s:g} s and was stopped")
 
     def _cut(self, text: str) -> str:

@@ -1,0 +1,46 @@
+"""Limits of an episode."""
+
+from dataclasses import dataclass
+
+from ludic.agents.failures import LimitReachedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeLimits:
+    """Limits of an episode."""
+
+    max_steps: int | None = None
+    """Maximum steps of each agent in the environment; None takes the environment's own, else MAX_STEPS."""
+    max_seq_len: int | None = None
+    """Maximum tokens of prompt and completion together; None is the engine's."""
+    max_tool_rounds: int = 16
+    """Maximum completions with tool calls before one step of the environment."""
+    accept_incomplete: bool = False
+    """Pass a completion that reached max_tokens on, instead of refusing it."""
+    timeout_s: float | None = None
+    """Maximum seconds of an episode; None is no limit."""
+    max_depth: int = 1
+    """Maximum number of agents above one that works on a task that was handed to it."""
+    max_children: int = 8
+    """Maximum tasks that are handed on in an episode."""
+    max_child_tokens: int | None = None
+    """Maximum tokens that are sampled for all of these tasks; None is no limit."""
+
+
+class TokenBudget:
+    """Tokens that several agents share, which may sample at the same time."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_left = num_tokens
+
+    def reserve(self, wanted: int) -> int:
+        """Return at most `wanted` tokens, at least one. Raises LimitReachedError if none is left."""
+        if self.num_left <= 0:
+            raise LimitReachedError("budget", "the tokens of the agents that work for others are used up")
+        granted = min(wanted, self.num_left)
+        self.num_left -= granted
+        return granted
+
+    def give_back(self, unused: int) -> None:
+        """Give back tokens that were reserved and not sampled."""
+        self.num_left += unused

@@ -1,0 +1,352 @@
+"""A player: one agent in one episode, with its dialogue, its prompts, its tools and its record.
+
+A protocol asks a player to act, and gives it what came of its action. A completion that can't be parsed, or that was
+cut off and is refused, is a step of its own: the environment is not stepped, and the agent is told what was wrong.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ludic.agents.agent import Agent
+from ludic.agents.contexts import text_without_thinking
+from ludic.agents.environment_calls import check_text, checked_messages
+from ludic.agents.episode import Episode, Part
+from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
+from ludic.agents.limits import EpisodeLimits, TokenBudget
+from ludic.agents.prompts import PromptBuilder
+from ludic.agents.requests import EpisodeRequest, derive_seed
+from ludic.agents.reward_spans import rewards_at_tokens
+from ludic.agents.tools.toolbox import Toolbox
+from ludic.engines.engine import Completion, GenerationRequest
+from ludic.environments.environment import Transition
+from ludic.errors import LudicError
+from ludic.models.chat import decode
+from ludic.records import ActionTarget, Message, Rollout, ToolCall
+
+INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
+"""Observation of the agent instead of the environment's answer, if its completion was cut off."""
+
+TOO_MANY_CALLS = "You have called tools too often. Answer now, without tools."
+"""Observation of an agent that calls tools again and again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """One model call."""
+
+    view: tuple[Message, ...]
+    """What the model saw, and its completion as the last message."""
+    prompt: np.ndarray
+    completion: Completion
+
+    @property
+    def text(self) -> str:
+        return self.view[-1].content
+
+    def marked_text(self, tokenizer: Any) -> str:
+        """Return the text after thinking, with special tokens, by which some model families mark tool calls.
+
+        The token that ended the completion is left out.
+        """
+        is_complete = self.completion.finish_reason == "stop"
+        text = tokenizer.decode(self.completion.tokens[: -1 if is_complete else None].tolist())
+        return text_without_thinking(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """What the agent does after a completion: act, call tools, or be told what was wrong."""
+
+    action: str | None = None
+    feedback: str | None = None
+    """What was wrong with the completion; None if it has an action or tool calls."""
+    tool_calls: tuple[ToolCall, ...] = ()
+    reward: float = 0.0
+    """Format reward of the completion."""
+
+
+@dataclass(slots=True)
+class _Step:
+    """A step that is not recorded yet, since more may come of it before the agent acts again."""
+
+    observation: str | None
+    action: str | None
+    token_rewards: Sequence[tuple[int, float]] = ()
+    transitions: list[Transition] = field(default_factory=list)
+
+
+class Player:
+    """One agent in one episode."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        request: EpisodeRequest,
+        limits: EpisodeLimits,
+        part: Part,
+        *,
+        budget: TokenBudget | None = None,
+    ) -> None:
+        """budget: tokens that this player shares with others; None is no limit."""
+        self.request, self.limits, self.part, self.tokenizer = request, limits, part, agent.tokenizer
+        self.max_steps: int | None = None
+        """Largest number of steps; None is no limit."""
+        self.messages: list[Message] = list(request.example.messages)
+        """The dialogue so far."""
+        self.external = Toolbox(())
+        """Tools that the protocol runs for the agent."""
+        self._agent, self._budget = agent, budget
+        self._episode = Episode(request, part, agent.model, agent.engine.policy_version)
+        self._context = agent.make_context()
+        self._prompts: PromptBuilder | None = None
+        self._step: _Step | None = None
+        self._early: list[Transition] = []
+        """What happened before the first action."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the episode is over for this agent."""
+        ends = (each.terminated or each.truncated for each in (self._step.transitions if self._step else self._early))
+        return any(ends) or self._episode.is_over
+
+    @property
+    def error(self) -> str | None:
+        """Why the episode failed; None if it did not."""
+        return self._episode.error
+
+    @property
+    def last_rollout_id(self) -> str:
+        """Id of the row that the newest completion is in."""
+        return self._episode.last_rollout_id
+
+    # --- What a protocol does with a player ------------------------------------------------------------------
+
+    async def act(self) -> str | None:
+        """Ask the agent, and run its tools, until it acts; returns its action.
+
+        None after a completion without an action: the agent was told what was wrong, and may act again. Raises
+        LimitReachedError if the agent has no step, no token or no room left, and EpisodeFailedError.
+        """
+        self._record_step()
+        if self.max_steps is not None and self._episode.num_steps >= self.max_steps:
+            raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
+        observation = self.messages[-1].content
+        decision = await self._decide_with_tools()
+        self._step = _Step(observation, decision.action, transitions=self._early)
+        self._early = []
+        if decision.action is None:
+            self._add(Transition(observation=decision.feedback, reward=0.0, terminated=False))
+        return decision.action
+
+    def take(self, transition: Transition) -> None:
+        """Take what came of the action."""
+        assert self._step is not None, "the agent has acted"
+        spans, action = transition.span_rewards, self._step.action or ""
+        self._step.token_rewards = rewards_at_tokens(
+            self.tokenizer, self._episode.last_completion.tokens, action, spans
+        )
+        self._add(transition)
+
+    def hear(self, transition: Transition) -> None:
+        """Take what happened while others acted; rewards count for the agent's last action, or else for its first."""
+        if self._step is None:
+            self._early.append(transition)
+        else:
+            self._add(transition)
+
+    def fail(self, error: str) -> None:
+        """End the episode with an error; a step that is not complete has no reward."""
+        if self._step is not None and not self._step.transitions:
+            self._episode.add_failed_step(self._step.observation, self._step.action, error)
+            self._step = None
+        self._record_step()
+        self._episode.error = error
+
+    def end(self, reason: str, explanation: str) -> None:
+        """End the episode by a limit; one in which nothing was sampled has failed."""
+        self._record_step()
+        if self._episode.num_calls:
+            self._episode.truncate(reason)
+        else:
+            self._episode.error = explanation
+
+    # --- Rows ------------------------------------------------------------------------------------------------
+
+    def rollouts(self) -> list[Rollout]:
+        """Return the rows, none if no call was made."""
+        self._record_step()
+        return self._episode.rollouts()
+
+    def share_reward_of(self, other: "Player") -> None:
+        """Count the reward of another agent for this one too; if that one failed, it has none."""
+        self._episode.reward += other._episode.reward
+        if self._episode.error is None and other.error is not None:
+            self._episode.error = f"the episode failed: {other.error}"
+
+    def failed_rollout(self) -> Rollout:
+        """Return the row of an episode that failed before its first call."""
+        return self._episode.failed_rollout(self.messages, self._prompt_builder.build(self.messages))
+
+    # --- Steps -----------------------------------------------------------------------------------------------
+
+    def _add(self, transition: Transition) -> None:
+        assert self._step is not None, "the agent has acted"
+        self._step.transitions.append(transition)
+
+    def _record_step(self) -> None:
+        """Record the step that the agent has made, and show the agent what came of it."""
+        merged = _merged(self._step.transitions if self._step else self._early)
+        if merged is None:
+            return
+        if self._step is None:
+            # The first action gets the reward.
+            self._early = [replace(merged, observation=None)]
+        else:
+            self._episode.add_step(self._step.observation, self._step.action, merged, self._step.token_rewards)
+            self._step = None
+        if merged.observation is not None and not (merged.terminated or merged.truncated):
+            self._show(merged.observation)
+
+    def _show(self, observation: str) -> None:
+        """Add an observation to the dialogue. Chat templates want turns to alternate, so it may add to the first."""
+        if not self._episode.num_calls and self.messages[-1].role == "user":
+            before = self.messages.pop().content
+            observation = f"{before}\n\n{observation}"
+        self.messages.append(Message(role="user", content=observation))
+
+    # --- Completions -----------------------------------------------------------------------------------------
+
+    async def _decide_with_tools(self) -> _Decision:
+        for num_left in range(self.limits.max_tool_rounds, -1, -1):
+            call = await self._call(await self._view())
+            decision = self._decide(call, num_left)
+            self._note(call, decision)
+            self.messages.append(call.view[-1])
+            if not decision.tool_calls:
+                return decision
+            results = await asyncio.gather(*map(self._run_tool, decision.tool_calls))
+            self._episode.set_results(results)
+            self.messages.extend(map(_as_message, results))
+        raise AssertionError("the last round has no tool calls")
+
+    async def _run_tool(self, call: ToolCall) -> ToolCall:
+        return await (self.external if call.name in self.external else self._agent.toolbox).run(call)
+
+    async def _view(self) -> Sequence[Message]:
+        """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
+        with fails_the_episode(unless=(LudicError,)):
+            return checked_messages("the context", await self._context.view(tuple(self.messages), self._ask))
+
+    def _decide(self, call: _Call, num_left: int) -> _Decision:
+        """Read a completion. num_left: rounds of tool calls that are allowed before the next step."""
+        if call.completion.finish_reason == "length" and not self.limits.accept_incomplete:
+            return _Decision(feedback=INCOMPLETE_OBSERVATION)
+        if self._agent.toolbox.schemas or self.external.schemas:
+            found = self._agent.tool_format.parse(call.marked_text(self.tokenizer))
+            if found.feedback is not None:
+                return _Decision(feedback=found.feedback)
+            if found.calls and num_left == 0:
+                return _Decision(feedback=TOO_MANY_CALLS)
+            if found.calls:
+                return _Decision(tool_calls=_numbered(found.calls, self._episode.num_calls))
+        try:
+            with fails_the_episode():
+                parsed = self._agent.parser.parse(call.text)
+                check_text(
+                    "the parser's action or feedback", parsed.feedback if parsed.action is None else parsed.action
+                )
+        except EpisodeFailedError:
+            self._note(call, _Decision())
+            raise
+        return _Decision(action=parsed.action, feedback=parsed.feedback, reward=parsed.reward)
+
+    def _note(self, call: _Call, decision: _Decision) -> None:
+        target: ActionTarget = "env"
+        if decision.tool_calls:
+            is_external = any(each.name in self.external for each in decision.tool_calls)
+            target = "external" if is_external else "internal"
+        self._episode.add_call(
+            call.view,
+            call.prompt,
+            call.completion,
+            target=target,
+            action=decision.action,
+            feedback=decision.feedback,
+            tool_calls=decision.tool_calls,
+            reward=decision.reward,
+        )
+
+    async def _ask(self, messages: Sequence[Message]) -> str:
+        """Make a call for the context, such as a summary; it is stored and trained on."""
+        call = await self._call(messages)
+        self._episode.add_call(call.view, call.prompt, call.completion, target="internal")
+        return call.text
+
+    @property
+    def _prompt_builder(self) -> PromptBuilder:
+        if self._prompts is None:
+            schemas = [*self._agent.toolbox.schemas, *self.external.schemas]
+            self._prompts = PromptBuilder(self.tokenizer, schemas)
+        return self._prompts
+
+    async def _call(self, messages: Sequence[Message]) -> _Call:
+        prompt = self._prompt_builder.build(messages)
+        num_calls = self._episode.num_calls
+        params, room = self.request.params, self._room(len(prompt), is_first=num_calls == 0)
+        granted = room if self._budget is None else self._budget.reserve(room)
+        if granted < params.max_tokens:
+            params = replace(params, max_tokens=granted)
+        seed = derive_seed(self.request.seed, num_calls) if num_calls else self.request.seed
+        generation = GenerationRequest(prompt_tokens=prompt, params=params, seed=seed)
+        completion = await self._agent.engine.generate(generation)
+        if self._budget is not None:
+            self._budget.give_back(granted - len(completion.tokens))
+        answer = Message(role="assistant", content=decode(self.tokenizer, completion.tokens))
+        self._prompt_builder.complete(messages, prompt, completion, answer)
+        return _Call(view=(*messages, answer), prompt=prompt, completion=completion)
+
+    def _room(self, prompt_length: int, *, is_first: bool) -> int:
+        """Return max_tokens of a call: later calls get what is left. Raises LimitReachedError if nothing is."""
+        limit, reason = self._agent.engine.max_length, "context_length"
+        if self.limits.max_seq_len is not None and self.limits.max_seq_len < limit:
+            limit, reason = self.limits.max_seq_len, "max_seq_len"
+        wanted = self.request.params.max_tokens
+        if prompt_length + (wanted if is_first else 1) > limit:
+            of = "the model's" if reason == "context_length" else "max_seq_len"
+            text = f"a prompt of {prompt_length} tokens and max_tokens {wanted} exceed {of} {limit}"
+            raise LimitReachedError(reason, text)
+        return min(wanted, limit - prompt_length)
+
+
+def _merged(transitions: Sequence[Transition]) -> Transition | None:
+    """Return what came of an action in all; None if nothing has."""
+    if len(transitions) <= 1:
+        return transitions[0] if transitions else None
+    observations = [each.observation for each in transitions if each.observation is not None]
+    components: dict[str, float] = {}
+    for each in transitions:
+        for name, value in each.reward_components.items():
+            components[name] = components.get(name, 0.0) + value
+    return Transition(
+        observation="\n\n".join(observations) if observations else None,
+        reward=sum(each.reward for each in transitions),
+        reward_components=components,
+        terminated=any(each.terminated for each in transitions),
+        truncated=any(each.truncated for each in transitions),
+        info={name: value for each in transitions for name, value in each.info.items()},
+        extra={name: value for each in transitions for name, value in each.extra.items()},
+    )
+
+
+def _numbered(calls: Sequence[ToolCall], num_calls: int) -> tuple[ToolCall, ...]:
+    """Give tool calls ids that are unique in the episode."""
+    return tuple(replace(call, id=f"call_{num_calls}_{index}") for index, call in enumerate(calls))
+
+
+def _as_message(call: ToolCall) -> Message:
+    content = call.result if call.error is None else f"Error: {call.error}"
+    return Message(role="tool", content=content or "", name=call.name)

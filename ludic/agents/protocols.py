@@ -1,0 +1,56 @@
+"""Protocols by name: `single_agent`, `several_agents`, or a function of your own in path/to/file.py:name.
+
+Without a name, the environment decides. Every failure raises ConfigError.
+"""
+
+import inspect
+from collections.abc import Mapping
+from functools import wraps
+from types import MappingProxyType
+
+from ludic.agents.failures import fails_the_episode
+from ludic.agents.play import Play, Protocol
+from ludic.agents.several_agents import several_agents
+from ludic.agents.single_agent import single_agent
+from ludic.environments.environment import MultiAgentEnvironment
+from ludic.errors import ConfigError, ModelError
+from ludic.own_classes import check_own, find_own, unknown
+from ludic.user_files import NO_FILES, Files, python_file_of
+
+BUILT_IN: Mapping[str, Protocol] = MappingProxyType({"single_agent": single_agent, "several_agents": several_agents})
+
+
+async def by_environment(play: Play) -> None:
+    """Play the protocol that fits the environment."""
+    has_several = isinstance(play.environment, MultiAgentEnvironment)
+    await (several_agents if has_several else single_agent)(play)
+
+
+def check_protocol(name: str | None) -> None:
+    """Raise ConfigError if there is no such protocol; runs no user's code."""
+    if name is not None and python_file_of(name) is not None:
+        check_own(name, "protocol")
+    elif name is not None and name not in BUILT_IN:
+        raise unknown(name, "protocol", list(BUILT_IN))
+
+
+def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
+    """Return a protocol; runs a user's file. An error of the user's function fails the episode, not the worker.
+
+    files: files to run instead of those on disk, by path as in the name.
+    """
+    check_protocol(name)
+    if name is None:
+        return by_environment
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    own = find_own(name, "protocol", files)
+    if not inspect.iscoroutinefunction(own):
+        raise ConfigError(f"protocol {name}: wanted a function that begins with `async def`")
+
+    @wraps(own)
+    async def guarded(play: Play) -> None:
+        with fails_the_episode(unless=(ModelError, ConfigError)):
+            await own(play)
+
+    return guarded

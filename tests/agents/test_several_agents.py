@@ -1,0 +1,200 @@
+"""Several agents in one environment: turns, moves at the same time, rewards by agent, and ends."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from chat_models import ScriptedEngine, chat_tokenizer, scripted_agent
+from episodes import EXAMPLE, end, go_on, run_episode
+
+from ludic.agents.agent import Agent
+from ludic.agents.parsers import make_parser
+from ludic.engines.engine import Completion, GenerationRequest
+from ludic.environments.environment import Example, MultiAgentEnvironment, Transition
+from ludic.environments.limits import NO_LIMIT, LimitedEnvironments
+from ludic.environments.registry import make_environment
+from ludic.records import Message, Rollout
+
+
+@dataclass
+class Game:
+    """Environment whose turns and transitions are given."""
+
+    turns: Sequence[Sequence[str]]
+    transitions: Sequence[Mapping[str, Transition] | Exception]
+    max_steps: int | None = None
+    actions: list[Mapping[str, str]] = field(default_factory=list)
+
+    def example(self, index: int, split: str) -> Example:
+        return EXAMPLE
+
+    def reset(self, example: Example) -> Mapping[str, tuple[Message, ...]]:
+        return {name: (Message(role="user", content=f"you are {name}"),) for name in ("a", "b")}
+
+    def next_agents(self) -> Sequence[str]:
+        return self.turns[len(self.actions)]
+
+    def step(self, actions: Mapping[str, str]) -> Mapping[str, Transition]:
+        self.actions.append(actions)
+        found = self.transitions[len(self.actions) - 1]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+def waits(reward: float = 0.0) -> Transition:
+    return go_on(None, reward)
+
+
+def of_agent(rows: Sequence[Rollout], agent_id: str) -> Rollout:
+    (row,) = (row for row in rows if row.agent_id == agent_id)
+    return row
+
+
+def steps_of(row: Rollout) -> list[tuple[Any, ...]]:
+    return [
+        (step.observation, step.action, step.next_observation, step.reward, step.terminated)
+        for step in row.environment_steps
+    ]
+
+
+def test_a_step_of_an_agent_lasts_until_its_next_turn() -> None:
+    game = Game(
+        [["a"], ["b"], ["a"]],
+        [
+            {"a": waits(0.5), "b": go_on("a says one", 0.0)},
+            {"b": waits(0.25), "a": go_on("b says two", -0.25)},
+            {"a": end(1.0), "b": end(-1.0)},
+        ],
+    )
+    rows = run_episode(scripted_agent(["one", "two", "three"]), game)
+    assert game.actions == [{"a": "one"}, {"b": "two"}, {"a": "three"}]
+    first, second = of_agent(rows, "a"), of_agent(rows, "b")
+    assert steps_of(first) == [
+        ("you are a", "one", "b says two", 0.25, False),
+        ("b says two", "three", None, 1.0, True),
+    ]
+    assert steps_of(second) == [("you are b\n\na says one", "two", None, -0.75, True)]
+    assert (first.episode_reward, second.episode_reward) == (1.25, -0.75)
+    assert first.episode_id == second.episode_id
+    assert [message.content for message in second.messages] == ["you are b\n\na says one", "two"]
+    # Rewards are at the last token of the action that they belong to.
+    ends = [step.end - 1 for step in first.agent_steps]
+    assert [first.token_rewards[end] for end in ends] == [0.25, 1.0]
+
+
+def test_agents_move_at_the_same_time_and_one_may_need_several_tries() -> None:
+    game = Game([["a", "b"], ["a", "b"]], [{"a": go_on("x"), "b": go_on("y")}, {"a": end(2.0), "b": end(3.0)}])
+    script = ["<move>1</move>", "no move", "<move>2</move>", "<move>3</move>", "<move>4</move>"]
+    agent = scripted_agent(script, parser=make_parser("tag:move"))
+    rows = run_episode(agent, game)
+    # Both were asked at the same time: b's first answer had no move, so b was asked again.
+    assert game.actions == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
+    second = of_agent(rows, "b")
+    assert [step.action for step in second.environment_steps] == [None, "2", "4"]
+    assert (of_agent(rows, "a").episode_reward, second.episode_reward) == (2.25, 3.25)
+    assert second.parse_error
+
+
+def test_agents_that_wait_get_seeds_of_their_own() -> None:
+    game = Game([["a", "b"]], [{"a": end(), "b": end()}])
+    engine = ScriptedEngine(["one", "two"])
+    run_episode(Agent(engine=engine, tokenizer=chat_tokenizer(), model="scripted"), game)
+    seeds = [request.seed for request, _ in engine.calls]
+    assert len(set(seeds)) == 2
+    assert seeds[0] == 5  # the request's
+
+
+def test_a_reward_before_the_first_action_counts_for_it() -> None:
+    game = Game([["a"], ["b"]], [{"a": end(), "b": go_on("hello", 0.5)}, {"b": end(1.0)}])
+    second = of_agent(run_episode(scripted_agent(["one", "two"]), game), "b")
+    assert steps_of(second) == [("you are b\n\nhello", "two", None, 1.5, True)]
+
+
+def test_an_agent_that_is_over_is_not_asked_again() -> None:
+    game = Game([["a", "b"], ["b"]], [{"a": end(-1.0), "b": go_on()}, {"b": end(1.0)}])
+    rows = run_episode(scripted_agent(["one", "two", "three"]), game)
+    assert (of_agent(rows, "a").episode_reward, of_agent(rows, "b").episode_reward) == (-1.0, 1.25)
+
+
+@pytest.mark.parametrize(
+    ("turns", "transition", "error"),
+    [
+        ([["c"]], {"a": end()}, "next_agents returned ('c',), wanted one or more of the agents that still play"),
+        ([[]], {"a": end()}, "next_agents returned ()"),
+        ([["a", "a"]], {"a": end()}, "next_agents returned ('a', 'a')"),
+        ([["a"]], {"b": end()}, "step returned transitions for 'b'; wanted one for each of 'a'"),
+        ([["a"]], {"a": end(), "c": end()}, "none for others than a, b"),
+        ([["a"]], KeyError("no"), "KeyError: 'no'"),
+        ([["a"]], {"a": end(float("nan"))}, "reward is nan"),
+    ],
+)
+def test_a_mistake_of_the_environment_fails_the_episode_of_all(
+    turns: Sequence[Sequence[str]], transition: Any, error: str
+) -> None:
+    (row, *others) = run_episode(scripted_agent(["one"]), Game(turns, [transition]))
+    assert error in (row.error or "")
+    assert row.episode_reward is None
+    assert not others  # b made no call, so it has no row
+
+
+def test_max_steps_ends_the_episode_of_all() -> None:
+    game = Game(
+        [["a"], ["b"], ["a"]],
+        [{"a": waits(), "b": go_on("x")}, {"b": waits(), "a": go_on("y")}, {}],
+        max_steps=1,
+    )
+    rows = run_episode(scripted_agent(["one", "two"]), game)
+    assert {(row.agent_id, row.truncation_reason, row.terminated) for row in rows} == {
+        ("a", "max_steps", False),
+        ("b", "max_steps", False),
+    }
+    assert all(row.environment_steps[-1].truncated for row in rows)
+
+
+class OneBlocks(ScriptedEngine):
+    """Never answers its second request."""
+
+    def __init__(self) -> None:
+        super().__init__(["one"])
+        self.num_waiting = 0
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        if self.num_asked == 0:
+            return await super().generate(request)
+        self.num_waiting += 1
+        try:
+            await asyncio.sleep(100)
+        finally:
+            self.num_waiting -= 1
+        raise AssertionError
+
+
+def test_the_time_limit_ends_the_episode_of_all_and_frees_the_engine() -> None:
+    game = Game([["a", "b"]], [{}])
+    engine = OneBlocks()
+    agent = Agent(engine=engine, tokenizer=chat_tokenizer(), model="scripted")
+    (row,) = run_episode(agent, game, timeout_s=0.2)
+    assert (row.agent_id, row.truncation_reason) == ("a", "time_limit")
+    assert engine.num_waiting == 0
+
+
+def test_one_agent_without_room_stops_the_others() -> None:
+    game = Game([["a", "b"]], [{}])
+    game.reset = lambda example: {  # type: ignore[method-assign]
+        "a": (Message(role="user", content="short"),),
+        "b": (Message(role="user", content="long " * 500),),
+    }
+    agent = scripted_agent(["one"], max_length=300, delay_s=0.05)
+    (row,) = run_episode(agent, game)
+    assert "exceed the model's 300" in (row.error or "")  # nobody has sampled anything
+
+
+def test_time_limits_of_calls_keep_the_protocol_of_the_environment() -> None:
+    limited = LimitedEnvironments("game", make_environment("tic_tac_toe_self_play"), NO_LIMIT)
+    assert isinstance(limited(), MultiAgentEnvironment)
+    assert not isinstance(
+        LimitedEnvironments("other", make_environment("guess_number"), NO_LIMIT)(), MultiAgentEnvironment
+    )
