@@ -1,6 +1,7 @@
 """A byte-level tokenizer with a chat template in the ChatML family, and an engine that says what a test wants."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -72,6 +73,11 @@ def chat_tokenizer() -> PreTrainedTokenizerFast:
         additional_special_tokens=specials[1:2],
         chat_template=CHAT_TEMPLATE,
     )
+
+
+def hermes_call(name: str, **arguments: object) -> str:
+    """A tool call as the model writes it."""
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 @dataclass

@@ -4,11 +4,13 @@ import re
 from pathlib import Path
 
 import pytest
-from chat_models import scripted_agent
+from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
 import ludic
+from ludic.agents.delegation import make_sub_agents
 from ludic.agents.parsers import make_parser
+from ludic.agents.protocols import make_protocol
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.registry import make_environment
@@ -76,9 +78,36 @@ def test_every_question_is_answered_here() -> None:
     assert len(QUESTIONS) == GUIDE.count("```sql") == 5
 
 
+def example(tmp_path: Path, name: str) -> str:
+    """path/to/file.py:name of the guide's code that defines this name."""
+    codes = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    (code,) = (code for code in codes if re.search(rf"(class|def) {name}\b", code))
+    file = tmp_path / "own.py"
+    file.write_text(code)
+    return f"{file}:{name}"
+
+
 def test_the_guides_environment_plays(tmp_path: Path) -> None:
-    file = tmp_path / "echo.py"
-    file.write_text(re.search(r"```python\n(from ludic.environments.*?)```", GUIDE, re.DOTALL)[1])
-    make = make_environment(f"{file}:Echo")
+    make = make_environment(example(tmp_path, "Echo"))
     (row,) = run_episode(scripted_agent(["meow", "woof", " meow"]), make)
     assert (row.num_turns, row.episode_reward, row.truncation_reason) == (3, 2.0, "max_steps")
+
+
+def test_the_guides_game_of_two_plays(tmp_path: Path) -> None:
+    make = make_environment(example(tmp_path, "RockPaperScissors"))
+    rows = run_episode(scripted_agent(["rock", "paper"]), make)
+    assert {row.agent_id: row.episode_reward for row in rows} == {"left": -1.0, "right": 1.0}
+
+
+def test_the_guides_sub_agent_solves(tmp_path: Path) -> None:
+    sub_agents = make_sub_agents([example(tmp_path, "solver")])
+    script = [hermes_call("delegate", task="1 + 1"), ADD, r"\boxed{2}", "it is 2"]
+    parent, child = run_episode(scripted_agent(script, sub_agents=sub_agents), Script([end()]), max_tokens=128)
+    assert parent.agent_steps[0].tool_calls[0].result == "2"
+    assert [step.action_target for step in child.agent_steps] == ["internal", "env"]
+
+
+def test_the_guides_protocol_revises(tmp_path: Path) -> None:
+    environment = Script([end()])
+    (row,) = run_episode(scripted_agent(["draft", "better"]), environment, make_protocol(example(tmp_path, "revise")))
+    assert (environment.actions, row.num_turns) == (["better"], 2)

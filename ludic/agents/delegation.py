@@ -19,7 +19,7 @@ from ludic.agents.tools.tool import Tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Transition
 from ludic.errors import ConfigError
-from ludic.own_classes import build_own, check_own, find_own, unknown
+from ludic.own_classes import build_own, find_own, unknown
 from ludic.records import Message
 from ludic.user_files import NO_FILES, Files, python_file_of
 
@@ -95,14 +95,6 @@ def helper() -> SubAgent:
 BUILT_IN: Mapping[str, Callable[[], SubAgent]] = {"helper": helper}
 
 
-def check_sub_agent(name: str) -> None:
-    """Raise ConfigError if there is no such sub-agent; runs no user's code."""
-    if python_file_of(name) is not None:
-        check_own(name, "sub-agent")
-    elif name not in BUILT_IN:
-        raise unknown(name, "sub-agent", list(BUILT_IN))
-
-
 def make_sub_agents(names: Sequence[str], files: Files = NO_FILES) -> tuple[SubAgent, ...]:
     """Return the sub-agents of all names; runs users' files. files: files to run instead of those on disk, by path.
 
@@ -117,9 +109,10 @@ def make_sub_agents(names: Sequence[str], files: Files = NO_FILES) -> tuple[SubA
 
 
 def _make(name: str, files: Files) -> SubAgent:
-    check_sub_agent(name)
     if name in BUILT_IN:
         return BUILT_IN[name]()
+    if python_file_of(name) is None:
+        raise unknown(name, "sub-agent", list(BUILT_IN))
     made = build_own(name, "sub-agent", find_own(name, "sub-agent", files), "equip")
     if not isinstance(made, SubAgent):
         raise ConfigError(

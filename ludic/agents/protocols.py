@@ -14,7 +14,7 @@ from ludic.agents.several_agents import several_agents
 from ludic.agents.single_agent import single_agent
 from ludic.environments.environment import MultiAgentEnvironment
 from ludic.errors import ConfigError, ModelError
-from ludic.own_classes import check_own, find_own, unknown
+from ludic.own_classes import find_own, unknown
 from ludic.user_files import NO_FILES, Files, python_file_of
 
 BUILT_IN: Mapping[str, Protocol] = MappingProxyType({"single_agent": single_agent, "several_agents": several_agents})
@@ -26,24 +26,17 @@ async def by_environment(play: Play) -> None:
     await (several_agents if has_several else single_agent)(play)
 
 
-def check_protocol(name: str | None) -> None:
-    """Raise ConfigError if there is no such protocol; runs no user's code."""
-    if name is not None and python_file_of(name) is not None:
-        check_own(name, "protocol")
-    elif name is not None and name not in BUILT_IN:
-        raise unknown(name, "protocol", list(BUILT_IN))
-
-
 def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
     """Return a protocol; runs a user's file. An error of the user's function fails the episode, not the worker.
 
     files: files to run instead of those on disk, by path as in the name.
     """
-    check_protocol(name)
     if name is None:
         return by_environment
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if python_file_of(name) is None:
+        raise unknown(name, "protocol", list(BUILT_IN))
     own = find_own(name, "protocol", files)
     if not inspect.iscoroutinefunction(own):
         raise ConfigError(f"protocol {name}: wanted a function that begins with `async def`")

@@ -55,7 +55,7 @@ order by exact desc, id
 _USES = """
 select attempt_id, step, used, reason, advantage, weight, off_policy_steps, superseded, rollout_id
 from all_batches
-where rollout_id = $id or group_id = $id
+where list_contains($ids, rollout_id)
 order by superseded, attempt_id, step
 """
 _CODE = """
@@ -76,6 +76,10 @@ class Found(Shown):
     """Rows of the rollouts table, with their address: the rollout, or the rollouts of the group."""
     records: tuple[Rollout, ...]
     """The same rows as records."""
+    episode: list[dict[str, Any]]
+    """Rows of the rollout's episode, of all its agents; empty for a group."""
+    advantages: dict[str, float | None]
+    """Advantages in the first use of each row that is not superseded, by rollout_id."""
     uses: list[dict[str, Any]]
     """Rows of the ledger, superseded rows last."""
     code: list[dict[str, Any]]
@@ -151,10 +155,28 @@ def _look_up(
     if not addresses:  # deleted since the view of rollouts was made
         raise _unknown(root, part)
     rows, records = _read(root, addresses)
-    uses = ask(con, root, _USES, {"id": id_})
     kind: Kind = "rollout" if rows[0]["rollout_id"] == id_ else "group"
-    code = _code_of(con, root, rows[0], uses)
-    return Found(root=root, kind=kind, rows=rows, records=records, uses=uses, code=code)
+    episode = _episode_of(root, rows[0], addresses[0].file.version) if kind == "rollout" else []
+    all_uses = ask(con, root, _USES, {"ids": [row["rollout_id"] for row in episode or rows]})
+    shown = {row["rollout_id"] for row in rows}
+    uses = [use for use in all_uses if use["rollout_id"] in shown]
+    return Found(
+        root=root,
+        kind=kind,
+        rows=rows,
+        records=records,
+        episode=episode,
+        advantages={use["rollout_id"]: use["advantage"] for use in reversed(all_uses)},
+        uses=uses,
+        code=_code_of(con, root, rows[0], uses),
+    )
+
+
+def _episode_of(root: Root, row: dict[str, Any], version: int) -> list[dict[str, Any]]:
+    """Return the rows of the same episode, which are in the same group and so in the same file."""
+    addresses = find_rows(root, row["group_id"], version)
+    rows = _read(root, addresses)[0] if addresses else [row]
+    return [each for each in rows if each["episode_id"] == row["episode_id"]]
 
 
 def _code_of(
@@ -184,8 +206,8 @@ def _read(root: Root, addresses: list[Address]) -> tuple[list[dict[str, Any]], t
     ]
     records = [rollout for batch in from_table(table) for group in batch.groups for rollout in group.rollouts]
     return (
-        sorted(rows, key=lambda row: (row["group_index"], row["segment_index"])),
-        tuple(sorted(records, key=lambda rollout: (rollout.group_index, rollout.segment_index))),
+        sorted(rows, key=lambda row: (row["group_index"], row["depth"])),
+        tuple(sorted(records, key=lambda rollout: (rollout.group_index, rollout.depth))),
     )
 
 

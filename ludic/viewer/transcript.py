@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.schema import extra_names
+from ludic.viewer.episode_tree import episode_tree
 from ludic.viewer.output import cell, number, pairs, plain_table, plural, printable
 from ludic.viewer.tokens import (
     Color,
@@ -52,6 +53,9 @@ def print_found(console: Console, found: "Found", look: Look) -> None:
 def _print_rollout(console: Console, found: "Found", look: Look) -> None:
     row, uses = found.rows[0], found.uses
     console.print(pairs(_identity(row)))
+    if len(found.episode) > 1:
+        console.rule("episode", align="left", style="dim")
+        console.print(episode_tree(found.episode, row["rollout_id"], found.advantages))
     console.rule("conversation", align="left", style="dim")
     _print_conversation(console, row["messages"], look)
     use = uses[0] if uses else None
@@ -94,6 +98,7 @@ def _identity(row: dict[str, Any]) -> dict[str, str]:
     lines = {
         "rollout": row["rollout_id"],
         "group": f"{row['group_id']}, {row['group_index'] + 1} of {row['group_size']}",
+        "agent": row["agent_id"] if row["agent_id"] != "agent" else None,
         "delegated by": f"{row['parent_rollout_id']}, depth {row['depth']}" if row["parent_rollout_id"] else None,
         "segment": _segment(row),
         "example": f"{row['env_name']} {row['env_example_id']} ({row['purpose']})",
@@ -230,9 +235,14 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
     )
     _print_conversation(console, first["messages"][:1], look)
     use_of = {use["rollout_id"]: use for use in reversed(uses)}
-    table = plain_table("", "rollout (its end)", ">reward", ">advantage", ">tokens", "finish", "training")
+    titles = ("", "agent", "rollout (its end)", ">reward", ">advantage", ">tokens", "finish", "training")
+    is_told = {"agent": len({row["agent_id"] for row in rows}) > 1, ">advantage": bool(uses)}
+    kept = [title for title in titles if is_told.get(title, True)]
+    table = plain_table(*kept)
+    table.columns[kept.index("rollout (its end)")].no_wrap = True  # ids are copied
     for row in rows:
-        table.add_row(*_group_line(row, use_of.get(row["rollout_id"])))
+        line = dict(zip(titles, _group_line(row, use_of.get(row["rollout_id"])), strict=True))
+        table.add_row(*(line[title] for title in kept))
     console.print(table)
     scored = sorted((row for row in rows if row["episode_reward"] is not None), key=lambda row: row["episode_reward"])
     for title, row in (("best", scored[-1]), ("worst", scored[0])) if len(scored) > 1 else ():
@@ -247,6 +257,7 @@ def _group_line(row: dict[str, Any], use: dict[str, Any] | None) -> list[Text]:
     advantage = use["advantage"] if use else None
     values = [
         str(row["group_index"]),
+        "  " * row["depth"] + row["agent_id"],
         row["rollout_id"][-12:],
         number(row["episode_reward"], 4),
         "-" if advantage is None else f"{advantage:+.4g}",

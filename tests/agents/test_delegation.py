@@ -1,18 +1,17 @@
 """Tasks that an agent hands to other agents: rows, rewards, limits, and children that fail."""
 
 import asyncio
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_models import ScriptedEngine, chat_tokenizer
+from chat_models import ScriptedEngine, chat_tokenizer, hermes_call
 from episodes import EXAMPLE, Script, end, go_on, run_episode
 
 from ludic.agents.agent import Agent
-from ludic.agents.delegation import SubAgent, check_sub_agent, make_sub_agents
+from ludic.agents.delegation import SubAgent, make_sub_agents
 from ludic.agents.parsers import make_parser
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example, Score, Transition
@@ -45,9 +44,8 @@ class Answers(ScriptedEngine):
         return await super().generate(request)
 
 
-def delegate(task: str, agent: str | None = None) -> str:
-    arguments = {"task": task} | ({} if agent is None else {"agent": agent})
-    return f"<tool_call>{json.dumps({'name': 'delegate', 'arguments': arguments})}</tool_call>"
+def delegate(task: str, **arguments: str) -> str:
+    return hermes_call("delegate", task=task, **arguments)
 
 
 def agent_of(engine: ScriptedEngine, *sub_agents: SubAgent, **options: Any) -> Agent:
@@ -94,7 +92,7 @@ def test_several_tasks_of_one_completion_run_side_by_side() -> None:
 
 
 def test_the_model_chooses_among_sub_agents() -> None:
-    rules = {"begin": delegate("work", "other"), "work": "yes", "yes": "end"}
+    rules = {"begin": delegate("work", agent="other"), "work": "yes", "yes": "end"}
     rows = by_agent(run_episode(agent_of(Answers(rules), HELPER, OTHER), Script([end()])))
     assert set(rows) == {"agent", "other"}
     assert rows["other"][0].messages[0] == Message(role="system", content="Be brief.")
@@ -141,7 +139,7 @@ def test_a_sub_agent_has_its_own_parser_and_tools() -> None:
         """
         return 2 * number
 
-    call = '<tool_call>{"name": "double", "arguments": {"number": 21}}</tool_call>'
+    call = hermes_call("double", number=21)
     sub_agent = SubAgent(name="helper", description="Doubles.", parser="tag:answer", tools=[double])
     rules = {"begin": delegate("double 21"), "double 21": call, "42": "<answer>42</answer>"}
     rows = by_agent(run_episode(agent_of(Answers(rules), sub_agent), Script([end()])))
@@ -239,8 +237,9 @@ def test_the_time_limit_ends_parent_and_children() -> None:
     ],
 )
 def test_a_wrong_call_is_answered(arguments: dict[str, str], error: str) -> None:
-    call = f"<tool_call>{json.dumps({'name': 'delegate', 'arguments': arguments})}</tool_call>"
-    rows = run_episode(agent_of(Answers({"begin": call, "Error": "end"})), Script([end()]))
+    rows = run_episode(
+        agent_of(Answers({"begin": hermes_call("delegate", **arguments), "Error": "end"})), Script([end()])
+    )
     assert len(rows) == 1
     assert error in failing_calls(rows)[0]
 
@@ -296,8 +295,3 @@ def test_a_wrong_name_is_answered_with_what_there_is(own: str, names: list[str],
     with pytest.raises(ConfigError) as refused:
         make_sub_agents([name.format(own=own) for name in names])
     assert message in str(refused.value)
-
-
-def test_checking_a_sub_agent_runs_no_file(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text("raise KeyError('ran')")
-    check_sub_agent(f"{tmp_path}/fails.py:solver")

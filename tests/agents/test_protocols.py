@@ -6,7 +6,7 @@ import pytest
 from chat_models import scripted_agent
 from episodes import Script, end, go_on, run_episode
 
-from ludic.agents.protocols import check_protocol, make_protocol
+from ludic.agents.protocols import make_protocol
 from ludic.errors import ConfigError
 
 OWN = """\
@@ -99,8 +99,3 @@ def test_a_wrong_name_is_answered_with_what_there_is(own: str, name: str, messag
     with pytest.raises(ConfigError) as refused:
         make_protocol(name.format(own=own))
     assert message in str(refused.value)
-
-
-def test_checking_a_protocol_runs_no_file(tmp_path: Path) -> None:
-    (tmp_path / "fails.py").write_text("raise KeyError('ran')")
-    check_protocol(f"{tmp_path}/fails.py:play")

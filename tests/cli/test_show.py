@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from chat_models import hermes_call, scripted_agent
+from episodes import Script, end, run_episode
 from strategies import make_group
 
+from ludic.agents.delegation import SubAgent
 from ludic.maintenance.compact import compact
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
@@ -149,6 +152,23 @@ def test_tools_turns_and_errors_are_shown(ludic, started: Root) -> None:
     assert "no gradient step has considered it yet" in out
     # Nine tokens, of which the one between two turns was not sampled.
     assert [line.split()[-1] for line in out.splitlines() if line.split()[-1:] in (["yes"], ["no"])].count("no") == 1
+
+
+def test_an_episode_of_several_agents_is_shown_as_a_tree(ludic, started: Root) -> None:
+    calls = [hermes_call("delegate", task=task) for task in ("add", "mul")]
+    helper = SubAgent(name="helper", description="Helps.")
+    agent = scripted_agent(["\n".join(calls), "3", "8", "[red]both[/]"], sub_agents=(helper,))
+    rows = run_episode(agent, Script([end(0.5)]), max_tokens=128)
+    write_group(started, RolloutGroup(key="script", rollouts=tuple(rows)))
+    lines = [" ".join(line.split()) for line in ludic("show", started.url, rows[2].rollout_id).out.splitlines()]
+    tree = "\n".join(lines[lines.index(f"episode {rows[0].episode_id}") :])
+    first, second = (f"│ └── helper …{rows[1].rollout_id[-12:]}, reward 0.5", f"└── helper …{rows[2].rollout_id[-12:]}")
+    assert f"└── agent …{rows[0].rollout_id[-12:]}, reward 0.5, {rows[0].action_length} of " in tree
+    assert tree.index('delegate({"task": "add"}) -> 3') < tree.index(first)
+    assert tree.index(first) < tree.index('delegate({"task": "mul"}) -> 8') < tree.index(second)
+    assert f"delegated by {rows[0].rollout_id}, depth 1" in lines
+    out = ludic("show", started.url, rows[0].group_id).out
+    assert [line.split()[1] for line in out.splitlines() if line[:1] == "0"] == ["agent", "helper", "helper"]
 
 
 def test_what_compaction_moved_is_shown_from_where_it_is(ludic, started: Root) -> None:

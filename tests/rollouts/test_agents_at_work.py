@@ -1,5 +1,6 @@
 """A worker runs episodes of several steps with the parser and context of run.json, and stores all their rows."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event
@@ -69,6 +70,9 @@ def test_a_setting_that_names_nothing_makes_no_root(tmp_path: Path, run_config: 
         ({"tool_format": "hermess"}, "tool format 'hermess' is unknown"),
         ({"tools": ("nowhere.py:find",)}, "nowhere.py"),
         ({"tools": (f"{untyped}:find",)}, "no schema could be made"),
+        ({"protocol": "single_agnt"}, "did you mean 'single_agent'"),
+        ({"sub_agents": ("helpr",)}, "did you mean 'helper'"),
+        ({"sub_agents": (f"{untyped}:find",)}, "could not be built without arguments"),
     ):
         with pytest.raises(ConfigError, match=message):
             create_run(str(tmp_path / "run"), run_config(**options), TrainConfig(), CodeSettings())
@@ -88,6 +92,52 @@ def test_a_parser_that_does_not_load_is_not_kept(
         launch_work(root, WorkerConfig(slot=0, num_groups=1), Event(), code=CodeSettings(update_code=True))
     assert sorted(root.fs.ls(root.at("code"), detail=False)) == kept
     assert work(root, num_groups=1) == 1
+
+
+PROTOCOL = """\
+async def twice(play):
+    player = play.join()
+    await player.act()
+    await player.act()
+"""
+SUB_AGENT = """\
+from ludic.agents.delegation import SubAgent
+
+
+def solver():
+    return SubAgent(name="solver", description="Solves.")
+"""
+
+
+def test_a_protocol_and_sub_agents_of_ones_own_run_from_the_root(
+    tmp_path: Path, run_config: Callable[..., RunConfig], work: Callable[..., int], folder: str
+) -> None:
+    files = tmp_path / "twice.py", tmp_path / "solver.py"
+    for file, text in zip(files, (PROTOCOL, SUB_AGENT), strict=True):
+        file.write_text(text)
+    run = run_config(protocol=f"{files[0]}:twice", sub_agents=(f"{files[1]}:solver",), accept_incomplete=True)
+    root = create_run(str(tmp_path / "run"), run, TrainConfig(), CodeSettings())
+    for file in files:
+        file.unlink()
+    with_tools = shutil.copytree(folder, tmp_path / "with_tools")
+    with (with_tools / "chat_template.jinja").open("a") as template:
+        template.write("{% for tool in tools %}{{ tool.function.name }}{% endfor %}")
+    publish(root, str(with_tools), groups_per_worker=10**6)
+    work(root, num_groups=2)
+    assert {row["num_turns"] for row in committed_rows(root, "num_turns")} == {2}
+
+
+def test_several_agents_have_rows_of_their_own(
+    tmp_path: Path, run_config: Callable[..., RunConfig], work: Callable[..., int], folder: str
+) -> None:
+    run = run_config(env=("tic_tac_toe_self_play",), accept_incomplete=True)
+    root = create_run(str(tmp_path / "run"), run, TrainConfig(), CodeSettings())
+    publish(root, folder, groups_per_worker=10**6)
+    work(root, num_groups=3)
+    rows = committed_rows(root, "episode_id", "agent_id", "error", "episode_reward", "terminated")
+    assert {row["error"] for row in rows} == {None}
+    assert {row["agent_id"] for row in rows} <= {"x", "o"}
+    assert all(row["terminated"] for row in rows)
 
 
 def test_a_run_of_before_schema_1_2_keeps_one_step() -> None:
