@@ -1,12 +1,13 @@
 """Rows hold exactly what the engine sampled, whatever an episode does: turns, tools, refusals, rewritten contexts."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from chat_models import chat_tokenizer, scripted_agent
+from chat_models import chat_tokenizer, hermes_call, scripted_agent
 from episodes import EXAMPLE, Script, end, go_on, run_episode
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from tiny_models import forward_logprobs, make_model
 
 from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
+from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import make_parser
 from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
@@ -33,6 +35,7 @@ def add(a: int, b: int) -> int:
 
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call>'
+DELEGATE = hermes_call("delegate", task="work")
 TEXTS = st.sampled_from(
     ["a", "", "\n\n", "the answer is\n\n", "<think>\nhm\n</think>\n\nb", "🐈", CALL, f"{CALL}\n{CALL}", "<tool_call>{"]
 ) | st.text(max_size=8)
@@ -60,12 +63,35 @@ def check(rows: Sequence[Rollout], agent: Agent) -> None:
         assert mask.all() if row.action_mask is None else row.action_mask.tolist() == mask.tolist()
         assert not row.response_logprobs[~mask].any()
         assert [step.turn for step in row.agent_steps] == sorted(step.turn for step in row.agent_steps)
-    assert sorted(step.turn for row in rows for step in row.agent_steps) == list(range(len(sampled)))
-    assert sorted(step.turn for row in rows for step in row.environment_steps) == list(
-        range(sum(len(row.environment_steps) for row in rows))
-    )
     assert len({row.episode_id for row in rows}) == 1
-    assert [row.segment_index for row in rows] == list(range(len(rows)))
+    for rows_of_one in split_by_agent(rows):
+        for steps in ("agent_steps", "environment_steps"):
+            turns = [step.turn for row in rows_of_one for step in getattr(row, steps)]
+            assert sorted(turns) == list(range(len(turns)))
+        assert [row.segment_index for row in rows_of_one] == list(range(len(rows_of_one)))
+
+
+def split_by_agent(rows: Sequence[Rollout]) -> list[list[Rollout]]:
+    """The rows of each agent of an episode; each begins with segment 0."""
+    starts = [index for index, row in enumerate(rows) if row.segment_index == 0]
+    return [list(rows[start:end]) for start, end in zip(starts, [*starts[1:], len(rows)], strict=True)]
+
+
+def check_tree(rows: Sequence[Rollout], max_depth: int, max_children: int) -> None:
+    """Each child belongs to a call of the row that it names, one level above it."""
+    by_id = {row.rollout_id: row for row in rows}
+    children = [row for row in rows if row.segment_index == 0 and row.parent_rollout_id is not None]
+    assert len(children) <= max_children
+    assert all(row.depth <= max_depth for row in rows)
+    for parent_id, count in Counter(child.parent_rollout_id for child in children).items():
+        calls = [call for step in by_id[parent_id].agent_steps for call in step.tool_calls if call.name == "delegate"]
+        assert count <= len(calls)
+    assert all(by_id[child.parent_rollout_id].depth == child.depth - 1 for child in children)
+    for row in rows:
+        for step in row.agent_steps:
+            has_external = any(call.name == "delegate" for call in step.tool_calls)
+            assert (step.action_target == "external") == (has_external and row.depth < max_depth)
+            assert all((call.result is None) != (call.error is None) for call in step.tool_calls)
 
 
 @given(
@@ -89,6 +115,43 @@ def test_rows_are_what_was_sampled(turns, observations, context, parser, max_ste
     check(rows, agent)
     if context == "full":
         assert len(rows) == 1
+
+
+@given(
+    turns=st.lists(
+        st.tuples(TEXTS | st.sampled_from([DELEGATE, f"{DELEGATE}\n{DELEGATE}"]), st.sampled_from(["stop", "length"])),
+        min_size=12,
+        max_size=12,
+    ),
+    observations=OBSERVATIONS,
+    context=st.sampled_from(["full", "window:1", "summary:2"]),
+    parser=st.sampled_from(["whole", "regex:[a-z]"]),
+    max_depth=st.integers(0, 2),
+    max_children=st.integers(1, 6),
+    max_child_tokens=st.none() | st.integers(1, 200),
+)
+@settings(max_examples=60)
+def test_rows_of_delegated_tasks_are_what_was_sampled(
+    turns, observations, context, parser, max_depth, max_children, max_child_tokens
+) -> None:
+    agent = scripted_agent(
+        turns * 100,
+        make_context=make_context(context),
+        parser=make_parser(parser),
+        sub_agents=(SubAgent(name="helper", description="Helps.", context=context),),
+    )
+    rows = run_episode(
+        agent,
+        Script([go_on(text) for text in observations]),
+        max_steps=3,
+        max_tool_rounds=2,
+        max_depth=max_depth,
+        max_children=max_children,
+        max_child_tokens=max_child_tokens,
+        accept_incomplete=True,
+    )
+    check(rows, agent)
+    check_tree(rows, max_depth, max_children)
 
 
 def test_storage_grows_linearly_in_turns() -> None:
