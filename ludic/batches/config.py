@@ -46,6 +46,9 @@ class BatchConfig:
     """Root of another run whose batches to repeat, step by step, with its settings; None is off."""
     max_seq_len: int | None = None
     """Maximum tokens of a sequence; longer ones lose the end of their response. None does not cut."""
+    training_unit: Literal["episode", "turn"] = "episode"
+    """Train on each row as one sequence, or on each completion in it as a sequence of its own, whose prompt is all that
+    came before. Turns cost more tokens; a setting that looks at sequences, such as max_seq_len, then looks at turns."""
     max_tokens_per_micro_batch: int = 16384
     """Maximum tokens in one forward pass of a rank; a longer sequence gets its own pass."""
     rollout_timeout_s: float | None = 1800.0

@@ -20,7 +20,7 @@ from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
 from ludic.schema import rollouts_schema
-from ludic.sql.planner import ADDED, BatchRules, Planner
+from ludic.sql.planner import ADDED, BatchRules, LossUnit, Planner
 from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root
 from ludic.store.checkpoints import CheckpointInfo
@@ -116,7 +116,7 @@ class StoredRollouts:
 class OfflineSource:
     """Source of plans over epochs of stored rollouts. An epoch's last groups share a batch with the next epoch's."""
 
-    def __init__(self, root: Root, config: BatchConfig, *, pairs: bool = False) -> None:
+    def __init__(self, root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -> None:
         """Read the scalars of all sources.
 
         Raises ConsentError, QueryError, and ConfigError if there is nothing to train on.
@@ -124,7 +124,7 @@ class OfflineSource:
         sources = [Root.open(url) for url in config.sources] or [root]
         _warn_of_other_models(root, sources)
         self._root, self._epochs = root, config.epochs
-        self._rules = own_rules(root, config, pairs=pairs)
+        self._rules = own_rules(root, config, loss_unit=loss_unit)
         self._stored = StoredRollouts.read(sources, self._rules, own=root)
         self._num_groups = self._stored.count_groups(self._rules)
         self._choice = {"sources": list(self._stored.sources), "where": config.where}

@@ -15,7 +15,7 @@ from ludic.batches.config import BatchConfig
 from ludic.batches.rules import own_rules
 from ludic.batches.source import Plan, Quota
 from ludic.errors import StalledError, StoreError
-from ludic.sql.planner import Planner, Shortage
+from ludic.sql.planner import LossUnit, Planner, Shortage
 from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root, count_uses
 from ludic.store.checkpoints import CheckpointInfo
@@ -34,10 +34,10 @@ class OnlineSource:
     _reader: RolloutReader
     _quota: Quota
 
-    def __init__(self, root: Root, config: BatchConfig, stop: threading.Event, *, pairs: bool = False) -> None:
+    def __init__(self, root: Root, config: BatchConfig, stop: threading.Event, *, loss_unit: LossUnit = "row") -> None:
         """stop: ends the wait for a plan. Raises ConsentError, ConfigError, QueryError."""
         self._root, self._config, self._stop = root, config, stop
-        self._rules = own_rules(root, config, pairs=pairs)
+        self._rules = own_rules(root, config, loss_unit=loss_unit)
         self._planner = Planner(self._rules, root.run.extra_columns)
         self._num_ready_groups = 0
         self._failure: StoreError | None = None

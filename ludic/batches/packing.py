@@ -20,6 +20,9 @@ from ludic.errors import InvalidBatchError
 
 V = TypeVar("V")
 
+_PER_TOKEN = ("sampler_logprobs", "action_mask", "advantage")
+_PER_ROW = ("rollout_id", "weight", "temperature", "pair_id")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TrainingSequence:
@@ -73,7 +76,7 @@ class Sequences:
     pair_id: Sequence[str | None]
 
     def __post_init__(self) -> None:
-        for name in ("sampler_logprobs", "action_mask", "advantage"):
+        for name in _PER_TOKEN:
             self._check_lengths(name)
         for rollout_id, prompt, temperature in zip(self.rollout_id, self.prompt_tokens, self.temperature, strict=True):
             if len(prompt) == 0:
@@ -133,10 +136,27 @@ def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
     def cut(column: Sequence[Any]) -> list[Any]:
         return [v[:most] if isinstance(v, np.ndarray) else v for v, most in zip(column, room, strict=True)]
 
-    lists = ("response_tokens", "sampler_logprobs", "action_mask", "advantage")
-    return replace(
-        sequences, **{name: cut(getattr(sequences, name)) for name in lists}
-    ) if num_cut else sequences, num_cut
+    lists = {name: cut(getattr(sequences, name)) for name in ("response_tokens", *_PER_TOKEN)}
+    return replace(sequences, **lists) if num_cut else sequences, num_cut
+
+
+def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Sequences:
+    """Return parts of responses as sequences of their own; what came before a part is in its prompt.
+
+    rows, starts, ends: (parts,) int64, index of the sequence, and bounds of the part in its response.
+    """
+    bounds = list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
+
+    def cut(column: Sequence[Any]) -> list[Any]:
+        return [v[start:end] if isinstance(v := column[row], np.ndarray) else v for row, start, end in bounds]
+
+    lists = {name: cut(getattr(sequences, name)) for name in ("response_tokens", *_PER_TOKEN)}
+    others = {name: [getattr(sequences, name)[row] for row, *_ in bounds] for name in _PER_ROW}
+    prompts = [
+        np.concatenate([sequences.prompt_tokens[row], sequences.response_tokens[row][:start]])
+        for row, start, _ in bounds
+    ]
+    return Sequences(prompt_tokens=prompts, **lists, **others)
 
 
 def assign(

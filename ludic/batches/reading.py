@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.load_balancing import imbalance
-from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, pack_each
+from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, cut_out, pack_each
 from ludic.batches.source import Plan
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import token_arrays
@@ -61,15 +61,19 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
     Raises StoreError, SchemaError or InvalidBatchError if a rollout can't be read or trained on.
     """
     used = take_rows(plan.rows.select(_PLANNED), np.flatnonzero(plan.rows["used"].to_numpy()).tolist())
-    lengths = _sum_columns(used, "prompt_length", "response_length")
+    units = _turns(root, used) if config.training_unit == "turn" else _rows(used)
+    lengths = used["prompt_length"].to_numpy().astype(np.int64)[units.row] + units.end
     if config.max_seq_len is not None:
         lengths = np.minimum(lengths, config.max_seq_len)
-    shares = assign_pairs(
-        lengths, used["pair_id"].to_pylist(), num_ranks, config.max_tokens_per_micro_batch, _row_groups(used)
-    )
+    pair_ids = take_rows(used.select(["pair_id"]), units.row.tolist())["pair_id"].to_pylist()
+    shares = assign_pairs(lengths, pair_ids, num_ranks, config.max_tokens_per_micro_batch, _row_groups(used)[units.row])
     indexes = [sorted(chain.from_iterable(share)) for share in shares]
     reading_since = time.perf_counter()
-    sequences, num_truncated = read_sequences(root, take_rows(used, indexes[rank])), 0
+    rows = np.unique(units.row[indexes[rank]])
+    sequences, num_truncated = read_sequences(root, take_rows(used, rows.tolist())), 0
+    if config.training_unit == "turn":
+        of_rank = units.take(indexes[rank])
+        sequences = cut_out(sequences, np.searchsorted(rows, of_rank.row), of_rank.start, of_rank.end)
     packing_since = time.perf_counter()
     if config.max_seq_len is not None:
         sequences, num_truncated = cap(sequences, config.max_seq_len)
@@ -89,6 +93,42 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """U parts of rows to train on, each as a sequence of its own."""
+
+    row: np.ndarray
+    """(U,) int64, index of the row, ascending."""
+    start: np.ndarray
+    """(U,) int64: index of the part's first response token."""
+    end: np.ndarray
+    """(U,) int64: index after its last."""
+
+    def take(self, indexes: list[int]) -> "_Units":
+        return _Units(self.row[indexes], self.start[indexes], self.end[indexes])
+
+
+def _rows(used: pa.Table) -> _Units:
+    ends = used["response_length"].to_numpy().astype(np.int64)
+    return _Units(np.arange(len(ends)), np.zeros_like(ends), ends)
+
+
+def _turns(root: Root, used: pa.Table) -> _Units:
+    """Return each run of sampled tokens. Every rank reads all masks: all must know how many micro-batches there are."""
+    lengths = used["response_length"].to_pylist()
+    masks = _read_columns(root, used, ["action_mask"])["action_mask"]
+    turns = [_sampled_runs(np.ones(n, bool) if mask is None else mask) for mask, n in zip(masks, lengths, strict=True)]
+    rows = np.repeat(np.arange(len(turns)), [len(of_row) for of_row in turns])
+    bounds = np.concatenate([np.zeros((0, 2), np.int64), *turns])
+    return _Units(rows, bounds[:, 0], bounds[:, 1])
+
+
+def _sampled_runs(mask: np.ndarray) -> np.ndarray:
+    """Return (turns, 2) int64: start and end of each run of 1s. mask: (length,) bool."""
+    edges = np.flatnonzero(np.diff(mask.astype(np.int8), prepend=0, append=0))
+    return edges.reshape(-1, 2)
+
+
 def read_sequences(root: Root, rows: pa.Table) -> Sequences:
     """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
@@ -96,15 +136,7 @@ def read_sequences(root: Root, rows: pa.Table) -> Sequences:
     """
     if rows.num_rows == 0:
         return Sequences.of([])
-    # Read in the order of the files, so that whole row groups are not copied.
-    order = pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]).to_numpy()
-    try:
-        table = read_rollouts(root, take_rows(rows, order.tolist()), _COLUMNS, on_broken=partial(quarantine, root))
-    except SchemaError as error:
-        raise StoreError(f"{error}; it was planned for a step: start the trainer again to make a new plan") from error
-    positions = np.argsort(order).tolist()
-    columns = {name: _values(table[name]) for name in _COLUMNS}
-    columns = {name: [values[position] for position in positions] for name, values in columns.items()}
+    columns = _read_columns(root, rows, _COLUMNS)
     return Sequences(
         rollout_id=rows["rollout_id"].to_pylist(),
         sampler_logprobs=columns.pop("response_logprobs"),
@@ -113,6 +145,19 @@ def read_sequences(root: Root, rows: pa.Table) -> Sequences:
         pair_id=rows["pair_id"].to_pylist(),
         **columns,
     )
+
+
+def _read_columns(root: Root, rows: pa.Table, names: list[str]) -> dict[str, list[Any]]:
+    """Read columns of ledger rows, in their order. Raises StoreError if a file is missing or broken."""
+    # Read in the order of the files, so that whole row groups are not copied.
+    order = pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]).to_numpy()
+    try:
+        table = read_rollouts(root, take_rows(rows, order.tolist()), names, on_broken=partial(quarantine, root))
+    except SchemaError as error:
+        raise StoreError(f"{error}; it was planned for a step: start the trainer again to make a new plan") from error
+    positions = np.argsort(order).tolist()
+    columns = {name: _values(table[name]) for name in names}
+    return {name: [values[position] for position in positions] for name, values in columns.items()}
 
 
 def _advantages(rows: pa.Table) -> list[float | np.ndarray]:

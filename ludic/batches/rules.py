@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ludic.batches.config import BatchConfig
 from ludic.errors import ConfigError
-from ludic.sql.planner import BatchRules
+from ludic.sql.planner import BatchRules, LossUnit
 from ludic.sql.rule_code import rule_uses
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
@@ -14,11 +14,13 @@ _ENDLESS = 2**31 - 1
 _FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}
 
 
-def batch_rules(config: BatchConfig, groups_per_batch: int, seed: int = 0, *, pairs: bool = False) -> BatchRules:
+def batch_rules(
+    config: BatchConfig, groups_per_batch: int, seed: int = 0, *, loss_unit: LossUnit = "row"
+) -> BatchRules:
     """Return the planner's rules from the settings; max_off_policy_steps and max_age_s become filters.
 
-    Offline these two are ignored, since no newer rollouts would come. seed: of the run. pairs: whether the objective
-    compares pairs. Raises ConfigError if sql_params holds a name that is a setting itself.
+    Offline these two are ignored, since no newer rollouts would come. seed: of the run. loss_unit: what the loss
+    averages over. Raises ConfigError if sql_params holds a name that is a setting itself.
     """
     limits = {"max_off_policy_steps": config.max_off_policy_steps, "max_age_s": config.max_age_s}
     limits = {name: value for name, value in limits.items() if value is not None and not config.offline}
@@ -33,18 +35,18 @@ def batch_rules(config: BatchConfig, groups_per_batch: int, seed: int = 0, *, pa
         params={**config.sql_params, **limits},
         seed=seed,
         baseline_over=config.baseline_over,
-        pairs=pairs,
+        loss_unit=loss_unit,
         groups_per_batch=groups_per_batch,
         max_seq_len=config.max_seq_len,
     )
 
 
-def own_rules(root: Root, config: BatchConfig, *, pairs: bool = False) -> BatchRules:
+def own_rules(root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -> BatchRules:
     """Return the rules of a run's own trainer, with the users' files stored in the root.
 
     Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError.
     """
-    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed, pairs=pairs)
+    rules = batch_rules(config, root.run.groups_per_batch, root.run.seed, loss_unit=loss_unit)
     return replace(rules, files=trusted_files(root, rule_uses(rules, names_in_root(root))))
 
 

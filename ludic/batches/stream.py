@@ -24,7 +24,7 @@ from ludic.batches.rules import batch_rules
 from ludic.batches.source import Plan, Source
 from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all
 from ludic.errors import ConfigError
-from ludic.sql.planner import Planner
+from ludic.sql.planner import LossUnit, Planner
 from ludic.store import Attempt, Root, write_ledger
 
 _UNLIMITED = timedelta(days=365)
@@ -133,12 +133,13 @@ class BatchStream:
         seed: int | None = None,
         rank: int = 0,
         num_ranks: int = 1,
-        pairs: bool = False,
+        loss_unit: LossUnit = "row",
     ) -> None:
         """Read the scalars of all sources.
 
         config: settings that choose or pace online training are ignored. groups_per_batch, seed: None takes those of
-        the first source's run. pairs: use rows only in the pairs that the advantage makes, for dpo, ipo and orpo.
+        the first source's run. loss_unit: pair uses rows only in the pairs that the advantage makes, for dpo,
+        ipo and orpo; episode weights rows so that episodes count alike.
 
         Raises ConfigError if there is nothing to train on, MissingRootError, StoreError, QueryError.
         """
@@ -150,7 +151,7 @@ class BatchStream:
         self._config, self._root = replace(config or BatchConfig(), offline=True), roots[0]
         run = roots[0].run
         groups_per_batch, seed = groups_per_batch or run.groups_per_batch, run.seed if seed is None else seed
-        self._rules = batch_rules(self._config, groups_per_batch, seed, pairs=pairs)
+        self._rules = batch_rules(self._config, groups_per_batch, seed, loss_unit=loss_unit)
         self._stored = StoredRollouts.read(roots, self._rules, own=roots[0])
         self._num_groups = self._stored.count_groups(self._rules)
         self._rank, self._num_ranks = rank, num_ranks

@@ -36,7 +36,7 @@ def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, ch
 
 def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:
     """Return the rules that a trainer plans batches by, without users' files. Raises ConfigError."""
-    return batch_rules(train.batch, run.groups_per_batch, run.seed, pairs=train.loss.is_paired)
+    return batch_rules(train.batch, run.groups_per_batch, run.seed, loss_unit=train.loss.loss_unit)
 
 
 def gives_consent(root: Root, uses: Sequence[CodeUse]) -> bool:

@@ -105,14 +105,18 @@ order by reason
 """
 
 
+LossUnit = Literal["row", "pair", "episode"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchRules:
     """Rules that make a batch of pending rollouts."""
 
     advantage: str = "rloo"
     """A name in ludic/sql/advantages/, the path of a .sql file, or path/to/file.py:function."""
-    pairs: bool = False
-    """Use rows only in the pairs that the advantage makes."""
+    loss_unit: LossUnit = "row"
+    """What the loss averages over. pair: use rows only in the pairs that the advantage makes. episode: weights of rows
+    make each agent's part of an episode count once, by the sampled tokens of all its rows."""
     filters: tuple[str, ...] = ()
     """Names in ludic/sql/filters/, or paths of .sql files; a row is dropped by the first filter that hits."""
     where: str | None = None
@@ -307,7 +311,7 @@ class Planner:
         source = self._advantage.source
         if pc.count_distinct(table["rollout_id"]).as_py() < table.num_rows:
             raise QueryError(f"{source}: returns a rollout_id more than once, wanted one row per rollout")
-        if self._rules.pairs and "pair_id" not in table.column_names:
+        if self._rules.loss_unit == "pair" and "pair_id" not in table.column_names:
             raise QueryError(
                 f"{source}: returns no pair_id, which objectives of pairs (dpo, ipo, orpo) need; best_worst makes pairs"
             )
@@ -318,12 +322,12 @@ class Planner:
 
     def _write_ledger(self, values: Mapping[str, Any], attempt_id: int) -> pa.Table:
         params = {name: values[name] for name in ("step", "trainer_version")}
-        params |= {"attempt_id": attempt_id, "max_seq_len": self._rules.max_seq_len, "pairs": self._rules.pairs}
+        params |= {"attempt_id": attempt_id, "max_seq_len": self._rules.max_seq_len, "loss_unit": self._rules.loss_unit}
         with self._registered("estimated", self._estimate(values)):
             ledger = conform(run_query(self._con, self._ledger_sql, params), "batches")
         used = ledger.filter(ledger["used"])
         self._check_advantages(used)
-        if self._rules.pairs:
+        if self._rules.loss_unit == "pair":
             self._check_pairs(used)
         return ledger
 

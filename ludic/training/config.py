@@ -134,6 +134,19 @@ class TrainConfig:
             raise ConfigError(
                 f"warmup_steps is {self.optimizer.warmup_steps}, wanted less than num_steps ({self.num_steps})"
             )
+        if self.batch.training_unit == "turn":
+            self._check_turns()
+
+    def _check_turns(self) -> None:
+        """Raise ConfigError if a setting needs whole rows."""
+        whole = {
+            "keep_token_stats": self.keep_token_stats,
+            "reference_cache": self.loss.reference_cache,
+            f"objective {self.loss.objective}": self.loss.is_paired,
+            "loss_normalization episodes": self.loss.loss_unit == "episode",
+        }
+        for name in (name for name, is_set in whole.items() if is_set):
+            raise ConfigError(f"training_unit is turn, and {name} looks at whole rows; set training_unit to episode")
 
     @classmethod
     def of(cls, **settings: Any) -> Self:

@@ -54,10 +54,10 @@ class LossConfig:
     """Weight of the odds-ratio term, added to the likelihood of the chosen side (orpo)."""
     whiten_advantages: bool = False
     """Scale advantages to mean 0 and variance 1 over the sampled tokens of the batch (REINFORCE++)."""
-    loss_normalization: Literal["tokens", "sequences", "constant"] = "tokens"
-    """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), or divide each sequence's sum
-    by a constant (Dr. GRPO). For dpo, ipo and
-    orpo, sequences means pairs."""
+    loss_normalization: Literal["tokens", "sequences", "episodes", "constant"] = "tokens"
+    """Average the loss over the batch's tokens (DAPO), over its sequences' means (GRPO), over its episodes' means, or
+    divide each sequence's sum by a constant (Dr. GRPO). An agent's rows of an episode count as one with episodes. For
+    dpo, ipo and orpo, sequences means pairs."""
     constant_tokens: int | None = None
     """Tokens that replace each sequence's length if loss_normalization is constant; usually max_tokens."""
     entropy_weight: float | None = None
@@ -77,6 +77,13 @@ class LossConfig:
     kl_placement: Literal["loss", "reward", "return"] = "loss"
     """Add the KL to the loss, or subtract it from each token's advantage: the token's own KL (reward), or the sum from
     the token to the end (return)."""
+
+    @property
+    def loss_unit(self) -> Literal["row", "pair", "episode"]:
+        """What the loss averages over; see ludic.sql.planner.BatchRules."""
+        if self.is_paired:
+            return "pair"
+        return "episode" if self.loss_normalization == "episodes" else "row"
 
     @property
     def is_paired(self) -> bool:

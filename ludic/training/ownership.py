@@ -89,13 +89,13 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> Sourc
     opened: list[Source] = []
 
     def open_() -> None:
-        batch, pairs = config.batch, config.loss.is_paired
+        batch, loss_unit = config.batch, config.loss.loss_unit
         if batch.offline:
-            opened.append(OfflineSource(root, batch, pairs=pairs))
+            opened.append(OfflineSource(root, batch, loss_unit=loss_unit))
         elif batch.replay_batches is not None:
             opened.append(open_replay(root, config, batch.replay_batches))
         else:
-            opened.append(OnlineSource(root, batch, stop, pairs=pairs))
+            opened.append(OnlineSource(root, batch, stop, loss_unit=loss_unit))
 
     run_on_main(open_)
     return next(iter(opened), None)

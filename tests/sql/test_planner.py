@@ -334,7 +334,7 @@ def test_tokens_are_not_trained_on_without_a_finite_advantage(tmp_path, arrive, 
         plan(planner)
 
 
-DPO = {"advantage": "best_worst", "baseline_over": "kept", "pairs": True}
+DPO = {"advantage": "best_worst", "baseline_over": "kept", "loss_unit": "pair"}
 
 
 def test_rows_are_used_in_pairs_and_the_others_dropped_by_that_name(arrive):
@@ -372,7 +372,7 @@ def test_a_row_whose_other_side_a_filter_drops_is_in_no_pair(arrive):
 def test_pairs_can_not_be_made_by_an_advantage_that_knows_none():
     message = r"rloo\.sql: returns no pair_id, which objectives of pairs \(dpo, ipo, orpo\) need"
     with pytest.raises(QueryError, match=message):
-        Planner(BatchRules(groups_per_batch=1, pairs=True))
+        Planner(BatchRules(groups_per_batch=1, loss_unit="pair"))
 
 
 @pytest.mark.parametrize(
@@ -389,10 +389,25 @@ def test_pairs_can_not_be_made_by_an_advantage_that_knows_none():
 def test_pairs_are_one_chosen_and_one_rejected_row(tmp_path, arrive, advantage: str, reason: str):
     file = tmp_path / "mine.sql"
     file.write_text(advantage)
-    planner = Planner(BatchRules(groups_per_batch=1, advantage=str(file), pairs=True))
+    planner = Planner(BatchRules(groups_per_batch=1, advantage=str(file), loss_unit="pair"))
     planner.add(arrive([[1.0, 0.0]]))
     with pytest.raises(QueryError, match=rf"mine\.sql: .*{reason}"):
         plan(planner)
+
+
+def test_episodes_count_alike_however_many_rows_they_have(arrive):
+    """Of three episodes, the first has two rows, of 3 and 1 sampled tokens, and the last one that a filter drops."""
+    table = arrive([[1.0, 1.0, 0.0, 0.5]], truncated=[False, False, False, True]).to_pylist()
+    table[1]["episode_id"] = table[0]["episode_id"]
+    for row, length in zip(table, (3, 1, 10, 10), strict=True):
+        row["action_length"] = length
+    rows = pa.Table.from_pylist(table, schema=arrive([[0.0]]).schema)
+    planner = Planner(BatchRules(groups_per_batch=1, filters=("drop_truncated",), loss_unit="episode"))
+    planner.add(rows)
+    ledger = plan(planner)
+    # 3 rows of 2 episodes are used; a row has its part of the episode's tokens, times 3 / 2.
+    assert used(ledger, "weight") == pytest.approx([3 / 4 * 3 / 2, 1 / 4 * 3 / 2, 3 / 2])
+    assert dropped(ledger, "weight") == [0.0]
 
 
 def test_rules_are_checked_when_they_are_built():

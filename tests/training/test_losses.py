@@ -20,6 +20,7 @@ from ludic.training.objectives import PAIRED
         # sequences of one and of three tokens
         ({}, [1 / 4, 1 / 4, 1 / 4, 1 / 4]),
         ({"loss_normalization": "sequences"}, [1 / 2, 1 / 6, 1 / 6, 1 / 6]),
+        ({"loss_normalization": "episodes"}, [1 / 2, 1 / 6, 1 / 6, 1 / 6]),  # the rest is in the plan's weights
         ({"loss_normalization": "constant", "constant_tokens": 10}, [1 / 20, 1 / 20, 1 / 20, 1 / 20]),
     ],
 )

@@ -1,7 +1,8 @@
 -- ledger: the next batch as rows of the batches table, with all groups of which filters drop every row
 -- grain: one row per rollout_id, used rows in the order of the selection, then dropped rows in order of arrival
 -- reads: judged, chosen, estimated, rollouts
--- if rows are used in pairs ($pairs), a row without its other side is dropped as no_pair
+-- if the loss counts episodes ($loss_unit), weights add up to the number of rows, and each part of an episode has as much
+-- if rows are used in pairs ($loss_unit = 'pair'), a row without its other side is dropped as no_pair
 -- a sequence is cut if prompt and response are longer than $max_seq_len, as in ludic.batches.packing
 -- NULL: as in schemas/batches.v1.json
 with whole_pairs as (
@@ -18,7 +19,7 @@ planned as (
         judged.rollout_id,
         judged.group_id,
         chosen.queue_position,
-        coalesce(reason, case when $pairs and whole_pairs.pair_id is null then 'no_pair' end) as reason
+        coalesce(reason, case when $loss_unit = 'pair' and whole_pairs.pair_id is null then 'no_pair' end) as reason
     from judged
     left join chosen on chosen.group_id = judged.group_id
     left join estimated on estimated.rollout_id = judged.rollout_id
@@ -40,6 +41,13 @@ described as (
             as arrived
     from planned
     inner join rollouts on rollouts.rollout_id = planned.rollout_id
+),
+
+-- an agent's part of an episode may have several rows
+counts as (
+    select count(*) as num_rows, count(distinct (episode_id, agent_id)) as num_parts
+    from described
+    where used and action_length > 0
 )
 
 select
@@ -59,15 +67,22 @@ select
     response_length,
     episode_reward,
     coalesce(advantage, case when len(token_advantages) = 0 then 0 else list_avg(token_advantages) end) as advantage,
-    used::double as weight,
+    case
+        when $loss_unit = 'episode' and used and action_length > 0 then
+            action_length * num_rows / (num_parts * sum(action_length) filter (used) over part)
+        else used::double
+    end as weight,
     used,
     reason,
     case when used then token_advantages end as token_advantages,
     uses as num_uses,
     is_cut as seq_len_truncated,
     coalesce(truncation_reason, case when is_cut then 'max_seq_len' end) as truncation_reason,
-    case when $pairs and used then pair_id end as pair_id
+    case when $loss_unit = 'pair' and used then pair_id end as pair_id
 from described
+cross join counts
 left join estimated on estimated.rollout_id = described.rollout_id
-window in_order as (order by used desc, queue_position, arrived, file, row_group, "row")
+window
+    in_order as (order by used desc, queue_position, arrived, file, row_group, "row"),
+    part as (partition by group_id, episode_id, agent_id)
 order by batch_index

@@ -116,7 +116,7 @@ def token_shares(terms: TokenTerms, config: LossConfig, *, num_action_tokens: in
     match config.loss_normalization:
         case "tokens":  # DAPO (arXiv 2503.14476), eq. 8: equal weight per token
             return torch.full_like(terms.log_ratio, 1 / num_action_tokens)
-        case "sequences":  # GRPO (arXiv 2402.03300), eq. 3: equal weight per sequence
+        case "sequences" | "episodes":  # GRPO (arXiv 2402.03300), eq. 3; the plan's weights join an episode's rows
             return 1 / (terms.sequence_lengths * num_sequences)
         case "constant":  # Dr. GRPO (arXiv 2503.20783), section 3.2: a constant length
             assert config.constant_tokens is not None
