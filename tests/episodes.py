@@ -53,7 +53,7 @@ def run_episode(
     """The rows of one episode, which may be stored. Options are max_tokens, and those of EpisodeLimits."""
     request = EpisodeRequest(
         env_name="script",
-        example=EXAMPLE,
+        example=options.pop("example", EXAMPLE),
         params=SamplingParams(max_tokens=options.pop("max_tokens", 64)),
         seed=5,
         group_id="group",

@@ -14,6 +14,7 @@ from typing import Any
 
 from ludic.environments.addition import Addition
 from ludic.environments.environment import Environment, MultiAgentEnvironment, SingleTurnEnvironment
+from ludic.environments.errands import Errands
 from ludic.environments.guess_number import GuessNumber
 from ludic.environments.moar_cats import MoarCats
 from ludic.environments.number_comparison import NumberComparison
@@ -32,6 +33,7 @@ EnvironmentFactory = Callable[[], Environment | MultiAgentEnvironment]
 BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment | MultiAgentEnvironment]] = MappingProxyType(
     {
         "addition": Addition,
+        "errands": Errands,
         "guess_number": GuessNumber,
         "moar_cats": MoarCats,
         "number_comparison": NumberComparison,

@@ -12,7 +12,7 @@ from ludic.environments.environment import Environment, Example, Split
 from ludic.environments.registry import BUILT_IN, make_environment
 
 GYM = ("leg_counting", "chain_sum", "coin_flip", "acre", "spiral_matrix", "prime_factorization")
-SEVERAL_STEPS = {"guess_number", "tic_tac_toe", "tic_tac_toe_self_play"}
+SEVERAL_STEPS = {"errands", "guess_number", "tic_tac_toe", "tic_tac_toe_self_play"}
 """Games, whose examples share a prompt and have no answer to a question."""
 NAMES = (*sorted(BUILT_IN.keys() - SEVERAL_STEPS), *(f"reasoning_gym/{name}" for name in GYM))
 INDEXES = range(2000)
