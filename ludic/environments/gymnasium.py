@@ -30,9 +30,14 @@ def names() -> tuple[str, ...]:
         return ()
     import gymnasium
 
-    entries = {name: spec.entry_point for name, spec in gymnasium.registry.items()}
-    own = ("gymnasium.", "shimmy.")
-    return tuple(sorted(name for name, entry in entries.items() if not str(entry).startswith(own)))
+    modules = {name: _module_of(spec) for name, spec in gymnasium.registry.items()}
+    return tuple(sorted(name for name, module in modules.items() if module.partition(".")[0] != "gymnasium"))
+
+
+def _module_of(spec: Any) -> str:
+    """Return the module of a registered Env, which is named, or given as a class or a function."""
+    entry = spec.entry_point
+    return entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
 
 
 def is_known(name: str) -> bool:
@@ -49,6 +54,11 @@ def is_known(name: str) -> bool:
             raise ConfigError(
                 f"environment {PREFIX}{name}: module {module!r} can't be imported: {describe(error)}"
             ) from error
+        if environment_id not in gymnasium.registry:
+            raise ConfigError(
+                f"environment {PREFIX}{name}: module {module!r} does not register {environment_id!r}; "
+                f"registered are {', '.join(names()) or 'none but those of gymnasium'}"
+            )
     return environment_id in gymnasium.registry
 
 
@@ -56,8 +66,7 @@ def source(name: str) -> tuple[str | None, str | None]:
     """Return the source file of an Env, and the package that it belongs to."""
     import gymnasium
 
-    entry = gymnasium.registry[name.rpartition(":")[2]].entry_point
-    module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+    module = _module_of(gymnasium.registry[name.rpartition(":")[2]])
     return module_file(module), package_of(module)
 
 

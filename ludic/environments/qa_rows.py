@@ -110,7 +110,7 @@ class Source:
             return "jsonl"
         if path.suffix == ".parquet":
             return "parquet"
-        if path.is_dir():
+        if self.name and path.is_dir():
             return "folder"
         if _HUB_NAME.fullmatch(self.name) and not path.exists():
             return "hub"

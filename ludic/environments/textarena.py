@@ -24,16 +24,20 @@ from ludic.installed import name_and_version
 from ludic.records import Message
 
 PREFIX = "textarena/"
+_VARIANTS = ("-train", "-raw")
+
+
+def names() -> tuple[str, ...]:
+    """Return the games of one player, without their variants; none if the package is missing."""
+    single = _single_player_games() if is_installed("textarena") else ()
+    return tuple(sorted(name for name in single if not name.endswith(_VARIANTS)))
 
 
 @cache
-def names() -> tuple[str, ...]:
-    """Return the games of one player; none if the package is missing."""
-    if not is_installed("textarena"):
-        return ()
+def _single_player_games() -> frozenset[str]:
     modules = {name: spec.entry_point.partition(":")[0] for name, spec in _registry().items()}
     single = {module for module in set(modules.values()) if "SinglePlayerState(" in _source(module)}
-    return tuple(sorted(name for name, module in modules.items() if module in single))
+    return frozenset(name for name, module in modules.items() if module in single)
 
 
 def is_known(name: str) -> bool:
@@ -79,7 +83,7 @@ class TextArena:
 
         Raises ConfigError if the game has several players or can't be started.
         """
-        if name not in names():
+        if name not in _single_player_games():
             raise ConfigError(
                 f"{PREFIX}{name} is a game of several players; ludic plays textarena's games of one player"
             )
