@@ -12,7 +12,7 @@ import importlib.util
 import json
 import weakref
 from collections.abc import Mapping
-from importlib.metadata import distributions, packages_distributions
+from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
 from ludic.environments.environment import Example, Split, Transition
@@ -32,13 +32,9 @@ def names() -> tuple[str, ...]:
     """Return the modules of the installed packages that depend on verifiers."""
     if not is_installed("verifiers"):
         return ()
-    packages = {
-        each.metadata["Name"]
-        for each in distributions()
-        if any(need.startswith("verifiers") for need in each.requires or ())
-    }
-    modules = packages_distributions().items()
-    return tuple(sorted(module for module, owners in modules if packages.intersection(owners)))
+    dependents = [each for each in distributions() if any(need.startswith("verifiers") for need in each.requires or ())]
+    files = [file for each in dependents for file in each.files or ()]
+    return tuple(sorted({file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py"}))
 
 
 def is_known(name: str) -> bool:

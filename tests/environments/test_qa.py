@@ -245,7 +245,7 @@ def test_a_scorer_that_cannot_be_used_is_refused(jsonl, tmp_path, scorer, messag
         (b'{"question": "\\ud83d", "answer": "b"}', r"column 'question' has a character that UTF-8 can't hold"),
         (
             b'{"question": [{"role": "tool", "content": "b"}], "answer": 1}',
-            r"message 0 has the role 'tool', wanted one",
+            r"message 0 has the role 'tool', wanted",
         ),
         (b'{"question": [{"role": "user"}], "answer": 1}', r"message 0 has the content None, wanted a text"),
         (b'{"question": "a", "answer": ' + b"[" * 100_000, r"line 1 is not JSON"),

@@ -54,7 +54,8 @@ class SumTask(vf.Task[SumData, vf.State, vf.TaskConfig]):
 class Sums(vf.Taskset[SumTask, SumsConfig]):
     def load(self):
         for number in range(self.config.largest):
-            data = SumData(prompt=f"{number} + {number} = ?", system_prompt="Add.", answer=str(2 * number), name=f"n{number}")
+            question = f"{number} + {number} = ?"
+            data = SumData(prompt=question, system_prompt="Add.", answer=str(2 * number), name=f"n{number}")
             yield SumTask(data, self.config.task)
 """
 
@@ -296,7 +297,7 @@ def test_a_time_limit_ends_an_endless_loop(write):
     make = LimitedEnvironments("hints", make_environment(write(ENDLESS), {"num_tasks": 60}), TimeLimit(timeout_s=0.5))
     environment = make()
     environment.reset(environment.example(0, "train"))
-    with pytest.raises(TimeLimitError, match="did not return within 0.5 s"):
+    with pytest.raises(TimeLimitError, match=r"did not return within 0\.5 s"):
         environment.step("no")
 
 
