@@ -4,7 +4,6 @@ Every row is checked when it is read; an error names the source, the line or row
 was wanted. Questions and answers are kept as Arrow text, about as large in memory as in a JSONL file.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -78,15 +78,15 @@ class Rows:
         return len(self._questions)
 
     def __getitem__(self, number: int) -> Row:
-        messages = tuple(Message(role=role, content=text) for role, text in json.loads(self._questions[number].as_py()))
-        others = json.loads(self._others[number].as_py())
+        messages = _decoded(self._questions[number].as_py())
+        others = msgspec.json.decode(self._others[number].as_py())
         return Row(messages=messages, answer=self._answers[number].as_py(), others=others)
 
     def questions(self) -> Iterator[str]:
         """Yield each row's question as one text."""
         for batch in range(0, len(self), _ROWS_PER_READ):
             for text in self._questions[batch : batch + _ROWS_PER_READ].to_pylist():
-                yield _key(Message(role=role, content=content) for role, content in json.loads(text))
+                yield _key(_decoded(text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,8 +221,8 @@ def _jsonl_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line.decode())
-            except (ValueError, RecursionError) as error:  # also a UnicodeDecodeError
+                row = msgspec.json.decode(line)
+            except (msgspec.MsgspecError, ValueError, RecursionError) as error:  # also a UnicodeDecodeError
                 raise ConfigError(f"{where} is not JSON: {one_line(error)}") from error
             if not isinstance(row, dict):
                 raise ConfigError(f"{where} is {_show(row)}, wanted an object with the columns as keys")
@@ -266,8 +266,8 @@ def _texts(row: Mapping[str, Any], columns: Columns, where: str) -> tuple[str, s
     answer = _answer(_value(row, columns.answer, where), columns, f"{where}, column {columns.answer!r}")
     others = {name: _value(row, name, where) for name in columns.others}
     try:
-        return json.dumps(messages, ensure_ascii=False), answer, json.dumps(others)
-    except (TypeError, ValueError) as error:
+        return _encoded(messages), answer, _encoded(others)
+    except (msgspec.MsgspecError, TypeError, ValueError) as error:
         raise ConfigError(
             f"{where}: the columns {', '.join(columns.others)} hold {one_line(error)}; wanted what JSON can hold"
         ) from error
@@ -331,19 +331,22 @@ def _last_match(pattern: re.Pattern[str], text: str, where: str) -> str:
 def _checked_text(text: str, where: str) -> str:
     if not text.strip():
         raise ConfigError(f"{where} is empty, wanted a text")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{where} has a character that UTF-8 can't hold: {one_line(error)}") from error
     return text
 
 
-def _key(messages: Any) -> str:
+def _key(messages: Sequence[Message]) -> str:
     """Return messages as one text; a single message of the user is its own text."""
-    found = tuple(messages)
-    if len(found) == 1 and found[0].role == "user":
-        return found[0].content
-    return json.dumps([[each.role, each.content] for each in found], ensure_ascii=False)
+    if len(messages) == 1 and messages[0].role == "user":
+        return messages[0].content
+    return _encoded([[each.role, each.content] for each in messages])
+
+
+def _encoded(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def _decoded(messages: str) -> tuple[Message, ...]:
+    return tuple(Message(role=role, content=content) for role, content in msgspec.json.decode(messages))
 
 
 def _show(value: Any) -> str:

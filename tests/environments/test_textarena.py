@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from chat_models import scripted_agent
+from episodes import run_episode
 
 from ludic.environments import textarena
 from ludic.environments.environment import Environment
@@ -44,6 +46,14 @@ def test_a_game_is_played_to_its_end():
     assert steps[-1].observation is None
     assert steps[-1].info["reason"] == "Congratulations! You guessed the correct number."
     assert steps[-1].reward_components == {"invalid_move": 0}
+
+
+def test_an_agent_plays_and_its_row_holds_the_game():
+    make = make_environment("textarena/GuessTheNumber-v0")
+    (row,) = run_episode(scripted_agent(["0", "[0]"]), make, example=make().example(0, "train"))
+    assert (row.terminated, row.truncated, row.error) == (True, False, None)
+    assert [step.terminated for step in row.environment_steps] == [False, True]
+    assert row.reward_components == {"invalid_move": 1}
 
 
 def test_an_observation_holds_only_what_is_new():

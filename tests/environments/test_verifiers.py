@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from chat_models import scripted_agent
+from episodes import run_episode
 
 from ludic.environments import nested_loop
 from ludic.environments.environment import Environment
@@ -221,6 +223,17 @@ def test_an_environment_of_several_turns_is_played(write):
     assert last.reward == 1.25
     assert last.reward_components == {"is_found": 1, "patience": 0.25, "turns": 3, "finalized": 1}
     assert last.info == {"stop_condition": "user_closed"}
+
+
+def test_an_agent_plays_and_its_row_holds_the_rewards(write):
+    make = make_environment(write(HINTS), {"num_tasks": 60})
+    example = make().example(0, "train")
+    (row,) = run_episode(scripted_agent(["no", "enough"]), make, example=example)
+    assert (row.terminated, row.truncated, row.error) == (True, False, None)
+    assert row.episode_reward == 0.25
+    assert row.reward_components == {"is_found": 0, "patience": 0.25, "turns": 2, "finalized": 1}
+    (cut,) = run_episode(scripted_agent(["no", "no"]), make, example=example, max_steps=2)
+    assert cut.truncation_reason == "max_steps"
 
 
 def test_an_environment_may_open_the_conversation_itself(write):
