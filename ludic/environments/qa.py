@@ -63,6 +63,8 @@ class Questions:
         """
         self._seed = seed
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
+        if tolerance != 0 and scorer != "numeric":
+            raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {scorer} does not take; numeric does")
         self._scorer = make_scorer(scorer, _at_least_0("tolerance", tolerance), files)
         chosen = Columns(
             question=question,

@@ -138,7 +138,7 @@ def _tagged_answer(text: str) -> str | None:
 
 
 def _check_known(what: str, name: str, known: Iterable[str]) -> None:
-    names = sorted(known)
-    if name not in names:
-        close = get_close_matches(name, names, n=3) or names
+    wanted = sorted(known)
+    if name not in wanted:
+        close = get_close_matches(name, wanted, n=3) or wanted
         raise ConfigError(f"reasoning_gym: unknown {what} {name!r}; did you mean {', '.join(close)}?")

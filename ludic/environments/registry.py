@@ -91,6 +91,8 @@ def make_environment(
     Raises ConfigError if there is no such environment, or if it can't be loaded, refuses its options, or fits neither
     protocol.
     """
+    if not isinstance(options or {}, Mapping):  # a list of pairs would hide a scorer from the check of consent
+        raise ConfigError(f"environment {name}: its options are {options!r}, wanted a mapping of names to values")
     build = _with_options(name, _find(name, files), dict(options or {}), seed)
     environment = _build_first(name, build)
     # A class with the methods of both protocols is used as Environment, the more general one.

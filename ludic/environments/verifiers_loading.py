@@ -88,6 +88,11 @@ def _problems(env: Any) -> Iterator[str]:
         yield "needs a container"
     if env.config.taskset.task.judges:
         yield "has judges, which ask another model"
+    task_config = env.config.taskset.task
+    for plugged in (*task_config.rewards.values(), *task_config.metrics.values(), *task_config.stops.values()):
+        # Consent covers the options, and so not the text of a file that they name.
+        if plugged.fn and ".py" in plugged.fn:
+            yield f"has the function {plugged.fn} of a file; name it as module:function"
 
 
 def _task_problems(task: Any) -> Iterator[str]:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ludic.environments.environment import Environment
 from ludic.environments.registry import make_environment
@@ -93,6 +96,26 @@ def test_one_lap_serves_every_question_of_a_split_once(write):
     for questions, number in ((served["train"], num_train), (served["heldout"], num_heldout)):
         assert len(set(questions[:number])) == number
     assert 25 < num_heldout < 75  # a quarter of 200, within four standard deviations
+
+
+QUESTION_TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+
+
+@given(st.lists(QUESTION_TEXTS, min_size=1, max_size=30), st.floats(0, 1), st.integers(0, 9))
+def test_every_question_is_in_one_split_whatever_its_text(questions, share, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"qa/{write_jsonl(Path(folder) / 'rows.jsonl', [{'question': q, 'answer': 1} for q in questions])}"
+        one, other = (make(name, heldout_share=share, seed=seed) for _ in range(2))
+    served = {}
+    for split in ("train", "heldout"):
+        try:
+            examples = [one.example(index, split) for index in range(len(questions))]
+        except ConfigError:
+            examples = []  # small files may have no question in a split
+        assert examples == [other.example(index, split) for index in range(len(examples))]
+        served[split] = {example.data["question"] for example in examples}
+    assert not served["train"] & served["heldout"]
+    assert served["train"] | served["heldout"] == set(questions)
 
 
 def test_the_seed_changes_the_order_and_not_the_split(write):
@@ -267,7 +290,11 @@ def test_a_broken_row_is_named(tmp_path, text, message):
         ({"answer": "solution", "answer_pattern": "("}, r"answer_pattern '\(' is not a regular expression"),
         ({"answer": "solution", "columns": ["when"]}, r"line 1 has no column 'when'"),
         ({"answer": "solution", "columns": "when"}, r"columns is 'when', wanted a list of names"),
-        ({"answer": "solution", "tolerance": -1}, "tolerance is -1, wanted a number of at least 0"),
+        ({"answer": "solution", "tolerance": 1}, "tolerance is 1, which the scorer exact does not take; numeric does"),
+        (
+            {"answer": "solution", "scorer": "numeric", "tolerance": -1},
+            "tolerance is -1, wanted a number of at least 0",
+        ),
         ({"answer": "solution", "heldout_share": 1.5}, "heldout_share is 1.5, wanted a number from 0 to 1"),
         ({"answer": "solution", "heldout_share": 0.5, "heldout": "b.jsonl"}, "give one of them"),
         ({"answer": "solution", "split": "test"}, r"split is 'test', which does not apply .* a file has no splits"),

@@ -168,6 +168,11 @@ def test_wrong_options_are_refused_before_the_first_episode(name, options, messa
         make_environment(name, options)
 
 
+def test_options_are_a_mapping():
+    with pytest.raises(ConfigError, match=r"its options are \[\['max_digits', 2\]\], wanted a mapping"):
+        make_environment("addition", [["max_digits", 2]])
+
+
 def test_the_list_of_names_has_the_built_in_ones_first():
     names = environment_names()
     assert names[:3] == ("addition", "guess_number", "moar_cats")

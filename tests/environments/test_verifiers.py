@@ -359,6 +359,7 @@ TWO_AGENTS = HINTS.replace(
         (TWO_AGENTS, {"num_tasks": 9}, "has several agents, player, judge"),
         (HINTS, {}, "the Taskset is infinite; the option num_tasks says how many tasks to take"),
         (SUMS, {"taskset": {"smallest": 3}}, "can't load it: ValidationError: .*smallest"),
+        (SUMS, {"taskset": {"task": {"rewards": {"x": {"fn": "x.py:f"}}}}}, "has the function x.py:f of a file"),
         (SUMS, {"turns": 3}, "can't load it: ValidationError: .*turns"),
         ("import no_such_package\n", {}, "can't load it: "),
         ("raise SystemExit(3)\n", {}, "can't load it: RuntimeError"),
