@@ -81,10 +81,10 @@ class Questions:
             else _join(here.read(chosen), _heldout_source(here, heldout, heldout_share).read(chosen))
         )
 
+        self._numbers_of("train")
+
     def example(self, index: int, split: Split) -> Example:
-        rows, numbers = self._rows[split]
-        if not numbers:
-            raise ConfigError(f"{rows.name} has {len(rows)} questions, none of them {_WHICH[split]}")
+        rows, numbers = self._numbers_of(split)
         row = rows[nth(numbers, index, self._seed)]
         return Example(
             example_id=_id(row),
@@ -94,6 +94,13 @@ class Questions:
 
     def score(self, example: Example, answer: str) -> Score:
         return self._scorer(example, answer)
+
+    def _numbers_of(self, split: Split) -> tuple[Rows, Sequence[int]]:
+        """Return a split's source and the numbers of its rows. Raises ConfigError if there are none."""
+        rows, numbers = self._rows[split]
+        if not numbers:
+            raise ConfigError(f"{rows.name} has {len(rows)} questions, none of them {_WHICH[split]}")
+        return rows, numbers
 
 
 _WHICH = {"train": "to train on; lower heldout_share", "heldout": "held out; raise heldout_share"}
