@@ -178,9 +178,3 @@ def test_registered_environments_are_listed_and_their_source_is_recorded(tmp_pat
     digest, package = installed_source("gymnasium/rooms_for_tests:Rooms-v0")
     assert len(digest) == 64
     assert package is None
-
-
-def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"gymnasium is not installed; pip install 'ludic-rl\[gymnasium\]'"):
-        make_environment("gymnasium/Rooms-v0")

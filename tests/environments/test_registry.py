@@ -168,6 +168,18 @@ def test_wrong_options_are_refused_before_the_first_episode(name, options, messa
         make_environment(name, options)
 
 
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("textarena/Sudoku-v0", "textarena"), ("gymnasium/a:B-v0", "gymnasium"), ("verifiers/gsm8k", "verifiers")],
+)
+def test_a_package_that_is_missing_is_named_with_the_extra_that_installs_it(name, package, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = rf"environment {name}: the package {package} is not installed; pip install 'ludic-rl\[{package}\]'"
+    with pytest.raises(ConfigError, match=message):
+        make_environment(name)
+    assert not [each for each in environment_names() if each.startswith(f"{package}/")]
+
+
 def test_options_are_a_mapping():
     with pytest.raises(ConfigError, match=r"its options are \[\['max_digits', 2\]\], wanted a mapping"):
         make_environment("addition", [["max_digits", 2]])

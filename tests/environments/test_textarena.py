@@ -6,7 +6,6 @@ import pytest
 from chat_models import scripted_agent
 from episodes import run_episode
 
-from ludic.environments import textarena
 from ludic.environments.environment import Environment
 from ludic.environments.registry import environment_names, make_environment
 from ludic.environments.sources import installed_source
@@ -140,10 +139,3 @@ def test_games_of_one_player_are_listed_and_their_source_is_recorded():
     digest, package = installed_source("textarena/Sudoku-v0")
     assert len(digest) == 64
     assert package.startswith("textarena 0.")
-
-
-def test_without_the_package_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"textarena is not installed; pip install 'ludic-rl\[textarena\]'"):
-        make_environment("textarena/Sudoku-v0")
-    assert textarena.names() == ()
