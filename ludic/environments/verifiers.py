@@ -84,6 +84,7 @@ class Verifiers:
         config = {**options, "taskset": {**(taskset or {}), "id": name}}
         self._loaded = load(json.dumps(config, sort_keys=True), num_tasks)
         self._episode: Episode | None = None
+        self.max_steps = self._loaded.max_turns
 
     def example(self, index: int, split: Split) -> Example:
         from ludic.environments.verifiers_episode import first_messages, plain

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 import verifiers.v1 as vf
+from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.session import hook_boundary
 from verifiers.v1.utils.decorators import discover_decorated
 
@@ -33,6 +34,8 @@ class Loaded:
     tasks: Sequence[Any]
     numbers: Mapping[Split, Sequence[int]]
     """Numbers of the tasks of each split."""
+    max_turns: int | None
+    """Maximum turns of the agent, by its configuration."""
 
 
 @lru_cache(maxsize=16)
@@ -56,7 +59,9 @@ def load(config_json: str, num_tasks: int | None) -> Loaded:
         raise ConfigError(f"the package verifiers can't load it: {describe(error)}") from error
     for task in tasks:
         _refuse(_task_problems(task), name)
-    return Loaded(env=env, tasks=tasks, numbers=partition(range(len(tasks)), lambda number: task_digest(tasks[number])))
+    (agent,) = agent_config_fields(env.config).values()
+    numbers = partition(range(len(tasks)), lambda number: task_digest(tasks[number]))
+    return Loaded(env=env, tasks=tasks, numbers=numbers, max_turns=agent.max_turns)
 
 
 def task_digest(task: Any) -> str:

@@ -245,6 +245,7 @@ def test_an_environment_may_open_the_conversation_itself(write):
 def test_a_stop_of_the_task_terminates_and_max_turns_truncates(write):
     options = {"num_tasks": 60, "player": {"max_turns": 3}}
     environment = make_environment(write(HINTS), options)()
+    assert environment.max_steps == 3
     example = environment.example(0, "train")
     environment.reset(example)
     stopped = environment.step("enough")
