@@ -24,7 +24,14 @@ from ludic.user_files import Files, file_of
 
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
 
-Role = Literal["environment", "parser", "context", "tool", "protocol", "sub-agent", "advantage", "filter", "selection"]
+QUESTIONS = "qa/"
+"""Prefix of environments that read questions from a file or a dataset; the option scorer may name a user's function."""
+_INSTALLED = "verifiers/"
+"""Prefix of environments that import any installed package."""
+
+Role = Literal[
+    "environment", "scorer", "parser", "context", "tool", "protocol", "sub-agent", "advantage", "filter", "selection"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +56,8 @@ class CodeUse:
 
     role: Role
     setting: str
-    """A name built into ludic, path/to/file.py:name, path/to/file.sql, package.module:Class of an environment, or
-    mcp:COMMAND of a tool."""
+    """A name built into ludic, path/to/file.py:name, path/to/file.sql, mcp:COMMAND of a tool, or of an environment
+    package.module:Class, PREFIX/NAME of an optional package, or qa/SOURCE."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options that an environment is built with."""
     named_by_root: bool = True
@@ -58,8 +65,14 @@ class CodeUse:
 
     @property
     def is_users(self) -> bool:
-        """True if the code is not part of ludic. The tool `python` counts, since it runs what the model writes."""
+        """True if the code is not part of ludic.
+
+        The tool `python` counts, since it runs what the model writes. So does qa/SOURCE, since it copies a file of this
+        machine into the root, question by question.
+        """
         if self.role == "tool" and self.setting == "python":
+            return True
+        if self.role == "environment" and self.setting.startswith((QUESTIONS, _INSTALLED)):
             return True
         return file_of(self.setting) is not None or (self.role in ("environment", "tool") and ":" in self.setting)
 

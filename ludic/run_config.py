@@ -17,7 +17,8 @@ class RunConfig:
     model: str
     """Folder or Hugging Face id of the first weights."""
     env: tuple[str, ...]
-    """Environments, used in turn: a built-in name, reasoning_gym/NAME, or path/to/file.py:ClassName."""
+    """Environments, used in turn: a built-in name, qa/FILE.jsonl for questions of a file, reasoning_gym/NAME,
+    textarena/NAME, gymnasium/NAME, verifiers/NAME, or path/to/file.py:ClassName; see docs/environments.md."""
     env_options: Mapping[str, Any] = field(default_factory=dict)
     """Keyword arguments of the environments, by environment name."""
     group_size: int = 8

@@ -24,20 +24,27 @@ from ludic.environments.environment import Example, Score, Split
 from ludic.environments.scorer_guard import is_harmless
 from ludic.environments.splits import draw
 from ludic.errors import ConfigError
+from ludic.installed import name_and_version
 from ludic.records import Message
 
 # acre mixes its kinds of question by shares of the dataset's size; 5 is the smallest size with all kinds.
 DATASET_SIZE = 5
 
 
-def generator_names() -> tuple[str, ...]:
+def names() -> tuple[str, ...]:
     """Return all registered generators but `composite`: a run mixes environments by naming several."""
     return tuple(sorted(_datasets().keys() - {"composite"}))
 
 
-def generator_file(name: str) -> str | None:
-    """Return the path of a generator's source file; None if the generator is unknown."""
-    return inspect.getsourcefile(_datasets()[name][0]) if name in _datasets() else None
+def is_known(name: str) -> bool:
+    """Return whether there is a generator of this name."""
+    return name in names()
+
+
+def source(name: str) -> tuple[str | None, str | None]:
+    """Return the path of a generator's source file, and reasoning-gym with its version."""
+    file = inspect.getsourcefile(_datasets()[name][0]) if name in _datasets() else None
+    return file, name_and_version("reasoning-gym")
 
 
 def _datasets() -> Mapping[str, tuple[type, type]]:
@@ -65,7 +72,7 @@ class ReasoningGym:
         """
         from reasoning_gym.utils import SYSTEM_PROMPTS
 
-        _check_known("generator", generator, generator_names())
+        _check_known("generator", generator, names())
         if system_prompt is not None:
             _check_known("system_prompt", system_prompt, SYSTEM_PROMPTS)
         self.generator = generator
@@ -131,7 +138,7 @@ def _tagged_answer(text: str) -> str | None:
 
 
 def _check_known(what: str, name: str, known: Iterable[str]) -> None:
-    names = sorted(known)
-    if name not in names:
-        close = get_close_matches(name, names, n=3) or names
+    wanted = sorted(known)
+    if name not in wanted:
+        close = get_close_matches(name, wanted, n=3) or wanted
         raise ConfigError(f"reasoning_gym: unknown {what} {name!r}; did you mean {', '.join(close)}?")

@@ -1,17 +1,20 @@
-"""Environments by name: built-in, `reasoning_gym/NAME`, or your own class in a file or module.
+"""Environments by name: built-in, those of other packages and of your data as PREFIX/NAME, or your own class.
 
-To add a built-in environment, write its file and its line in BUILT_IN. Every failure raises ConfigError, which says
-what was requested, what was found and what to change.
+To add a built-in environment, write its file and its line in BUILT_IN; to add those of a package, a line in FAMILIES.
+Every failure raises ConfigError, which says what was requested, what was found and what to change.
 """
 
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from ludic.consent import QUESTIONS
+from ludic.environments import gymnasium, reasoning_gym, textarena, verifiers
 from ludic.environments.addition import Addition
 from ludic.environments.environment import Environment, MultiAgentEnvironment, SingleTurnEnvironment
 from ludic.environments.errands import Errands
@@ -19,13 +22,13 @@ from ludic.environments.guess_number import GuessNumber
 from ludic.environments.moar_cats import MoarCats
 from ludic.environments.number_comparison import NumberComparison
 from ludic.environments.opposites import Opposites
-from ludic.environments.reasoning_gym import ReasoningGym, generator_names
+from ludic.environments.qa import Questions
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.environments.tic_tac_toe import TicTacToe, TicTacToeSelfPlay
 from ludic.errors import ConfigError, LudicError
 from ludic.user_code import describe, load_named, only_exceptions
-from ludic.user_files import NO_FILES, Files
+from ludic.user_files import NO_FILES, Files, python_file_of
 
 EnvironmentFactory = Callable[[], Environment | MultiAgentEnvironment]
 """Function that returns a new Environment for each episode."""
@@ -43,12 +46,41 @@ BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment | Multi
         "tic_tac_toe_self_play": TicTacToeSelfPlay,
     }
 )
-REASONING_GYM = "reasoning_gym/"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Environments of another package, named PREFIX/NAME."""
+
+    make: Callable[..., Any]
+    """Makes an environment from its NAME and options."""
+    names: Callable[[], tuple[str, ...]]
+    """Returns the NAMEs that a user may pick from; none if the package is missing."""
+    is_known: Callable[[str], bool]
+    """Returns whether there is such a NAME. Raises ConfigError if the package is missing."""
+    source: Callable[[str], tuple[str | None, str | None]]
+    """Returns the source file of a NAME, and the package with version that it belongs to; None for what has none."""
+
+
+def _family(module: ModuleType, make: Callable[..., Any]) -> Family:
+    """Return the family that a module with functions of the same names describes."""
+    return Family(make=make, names=module.names, is_known=module.is_known, source=module.source)
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "reasoning_gym/": _family(reasoning_gym, reasoning_gym.ReasoningGym),
+        "textarena/": _family(textarena, textarena.TextArena),
+        "gymnasium/": _family(gymnasium, gymnasium.Gymnasium),
+        "verifiers/": _family(verifiers, verifiers.Verifiers),
+    }
+)
+"""By prefix; qa/SOURCE is apart, since it may run a user's scorer."""
 
 
 def environment_names() -> tuple[str, ...]:
-    """Return every name that needs no file: built-in environments, then those of reasoning_gym."""
-    return (*sorted(BUILT_IN), *(REASONING_GYM + name for name in generator_names()))
+    """Return every name that needs no file: built-in environments, then those of the packages that are installed."""
+    return (*sorted(BUILT_IN), *(prefix + name for prefix, family in FAMILIES.items() for name in family.names()))
 
 
 def make_environment(
@@ -56,12 +88,16 @@ def make_environment(
 ) -> EnvironmentFactory:
     """Load an environment and return a factory of new instances, one per episode.
 
-    name: a built-in name, reasoning_gym/NAME, path/to/file.py:ClassName or package.module:ClassName; a class
-    may implement either protocol. options: keyword arguments. seed: passed to constructors that take a `seed`, unless
-    options hold one. files: files to run instead of those on disk, by path as in the name.
-    Raises ConfigError if there is no such environment, or if it can't be loaded, refuses its options, or fits
-    neither protocol.
+    name: a built-in name, PREFIX/NAME of FAMILIES, qa/SOURCE, path/to/file.py:ClassName or
+    package.module:ClassName; a class may implement either protocol. options: keyword arguments. seed: passed to
+    constructors that take a `seed`, unless options hold one. files: files to run instead of those on disk, by path as
+    in the name.
+
+    Raises ConfigError if there is no such environment, or if it can't be loaded, refuses its options, or fits neither
+    protocol.
     """
+    if not isinstance(options or {}, Mapping):  # a list of pairs would hide a scorer from the check of consent
+        raise ConfigError(f"environment {name}: its options are {options!r}, wanted a mapping of names to values")
     build = _with_options(name, _find(name, files), dict(options or {}), seed)
     environment = _build_first(name, build)
     # A class with the methods of both protocols is used as Environment, the more general one.
@@ -79,32 +115,46 @@ def _find(name: str, files: Files) -> Callable[..., Any]:
     """Return the class or function of a name; called with options, it returns an environment."""
     if name in BUILT_IN:
         return BUILT_IN[name]
-    if name.startswith(REASONING_GYM):
-        return _find_generator(name)
+    if python_file_of(name) is not None:  # also a file in a folder that is named like a prefix
+        return _find_class(name, files)
+    if name.startswith(QUESTIONS):
+        return partial(Questions, name.removeprefix(QUESTIONS), files)
+    prefix = prefix_of(name)
+    if prefix:
+        return _find_in_family(name, prefix)
     if ":" in name:
         return _find_class(name, files)
     raise _unknown(name)
 
 
-def _find_generator(name: str) -> Callable[..., Any]:
-    generator = name.removeprefix(REASONING_GYM)
-    if generator not in generator_names():
+def prefix_of(name: str) -> str:
+    """Return the prefix of a family that a name begins with, or an empty text."""
+    return next((prefix for prefix in FAMILIES if name.startswith(prefix)), "")
+
+
+def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
+    family, within = FAMILIES[prefix], name.removeprefix(prefix)
+    if not family.is_known(within):
         raise _unknown(name)
-    return partial(ReasoningGym, generator)
+    return partial(family.make, within)
 
 
 def _unknown(name: str) -> ConfigError:
     # Compare without prefixes, so that leg_countin finds reasoning_gym/leg_counting.
-    full_names = {full.removeprefix(REASONING_GYM): full for full in environment_names()}
-    close = get_close_matches(name.removeprefix(REASONING_GYM), full_names, n=3)
+    full_names = {full.removeprefix(prefix_of(full)): full for full in environment_names()}
+    prefix = prefix_of(name)
+    close = get_close_matches(name.removeprefix(prefix), full_names, n=3)
     if close:
         return ConfigError(
             f"environment {name!r} is unknown; did you mean {', '.join(full_names[match] for match in close)}? "
             "A class of your own is path/to/file.py:ClassName or package.module:ClassName"
         )
+    if prefix:
+        names = FAMILIES[prefix].names()
+        return ConfigError(f"environment {name!r} is unknown; {prefix}NAME takes {', '.join(names) or 'no name here'}")
     return ConfigError(
         f"environment {name!r} is unknown; there are path/to/file.py:ClassName, package.module:ClassName, "
-        f"{', '.join(sorted(BUILT_IN))}, and {REASONING_GYM}NAME with NAME one of {', '.join(generator_names())}"
+        f"{', '.join(sorted(BUILT_IN))}, {QUESTIONS}FILE, {', '.join(f'{each}NAME' for each in FAMILIES)}"
     )
 
 

@@ -27,6 +27,13 @@ def split_of(key: str) -> Split:
     return "heldout" if sha256(key.encode()).digest()[0] % HELDOUT_ONE_IN == 0 else "train"
 
 
+def is_heldout(key: str, share: float | None = None) -> bool:
+    """Return whether a key is held out. share: of all keys, from 0 to 1; None is the rule of `split_of`, a quarter."""
+    if share is None:
+        return split_of(key) == "heldout"
+    return int.from_bytes(sha256(key.encode()).digest()[:8]) < share * 2**64
+
+
 def partition(items: Iterable[T], key: Callable[[T], str]) -> Mapping[Split, tuple[T, ...]]:
     """Return the items of each split, in their order."""
     items = tuple(items)

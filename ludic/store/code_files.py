@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from ludic.consent import CodeUse, Role, give_consent, has_consent
+from ludic.consent import QUESTIONS, CodeUse, Role, give_consent, has_consent
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.parser_stages import own_code_of, parser_stages
 from ludic.paths import local_path
 from ludic.store.json_files import convert, decode_json, encode_json
 from ludic.store.names import owner_name
-from ludic.user_files import Files, UserFile, digest, file_of, files_of, read_user_file
+from ludic.user_files import Files, UserFile, digest, file_of, files_of, python_file_of, read_user_file
 
 if TYPE_CHECKING:
     from ludic.store.root import Root
@@ -92,12 +92,20 @@ def sampling_uses(run: "RunConfig") -> list[CodeUse]:
         CodeUse(role="environment", setting=name, options=run.env_options.get(name, {}))
         for name in dict.fromkeys(run.env)
     ]
+    scorers = [CodeUse(role="scorer", setting=name) for name in _own_scorers(run)]
     tools = [CodeUse(role="tool", setting=name) for name in dict.fromkeys(run.tools)]
     parsers = [CodeUse(role="parser", setting=own) for own in map(own_code_of, parser_stages(run.parser)) if own]
     others: list[tuple[Role, str]] = [("context", run.context), ("protocol", run.protocol or "")]
     others += [("sub-agent", name) for name in run.sub_agents]
     named = [CodeUse(role=role, setting=setting) for role, setting in dict.fromkeys(others) if file_of(setting)]
-    return [*environments, *tools, *parsers, *named]
+    return [*environments, *scorers, *tools, *parsers, *named]
+
+
+def _own_scorers(run: "RunConfig") -> list[str]:
+    """Return the users' functions that options of environments qa/SOURCE name, each once."""
+    options = [run.env_options.get(name) for name in run.env if name.startswith(QUESTIONS)]
+    scorers = [each.get("scorer") for each in options if isinstance(each, Mapping)]
+    return list(dict.fromkeys(name for name in scorers if isinstance(name, str) and python_file_of(name)))
 
 
 def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:

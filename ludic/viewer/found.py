@@ -61,8 +61,10 @@ order by superseded, attempt_id, step
 _CODE = """
 select attempt_id, slot, life, role, name, sha256, path, package
 from code
-where (worker_id = $worker_id and name = $env_name) or (role = 'advantage' and list_contains($attempts, attempt_id))
-order by attempt_id nulls first
+where
+    (worker_id = $worker_id and (name = $env_name or (role = 'scorer' and starts_with($env_name, 'qa/'))))
+    or (role = 'advantage' and list_contains($attempts, attempt_id))
+order by attempt_id nulls first, role
 """
 
 
@@ -83,7 +85,8 @@ class Found(Shown):
     uses: list[dict[str, Any]]
     """Rows of the ledger, superseded rows last."""
     code: list[dict[str, Any]]
-    """Rows of the view `code`: the environment that scored, then the advantages of the attempts that considered it."""
+    """Rows of the view `code`: the environment and users' scorers that scored it, then the advantages of the attempts
+    that considered it."""
 
     @property
     def record(self) -> Rollout:

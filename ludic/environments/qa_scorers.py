@@ -1,0 +1,162 @@
+"""Scorers of `qa/SOURCE`: exact, numeric, math (the package math-verify), or a user's function.
+
+An answer may be any text; a useless one scores 0. The run's parser cuts the final answer out of a completion
+(--parser boxed, tag:answer); `numeric` takes the last number of a text, and `math` looks for the answer itself.
+"""
+
+import logging
+import re
+from collections.abc import Callable
+from functools import lru_cache, partial
+from math import isfinite
+from typing import Any
+
+from ludic.environments.environment import Example, Score
+from ludic.environments.limits import TimeLimit
+from ludic.environments.optional import require
+from ludic.errors import ConfigError, TimeLimitError
+from ludic.user_code import load_named
+from ludic.user_files import Files, python_file_of
+
+Scorer = Callable[[Example, str], Score]
+"""Returns the score of an answer. example.data["answer"] is the right answer."""
+
+BUILT_IN = ("exact", "numeric", "math")
+MATH_TIMEOUT_S = 5.0
+"""Seconds for one comparison of math-verify; an answer that needs longer, such as 9**9**9**9, scores 0."""
+MATH_CHARACTERS = 4000
+"""Characters at the end of an answer in which math-verify looks for the result."""
+_BARE_CHARACTERS = 200
+
+_NUMBER = re.compile(
+    r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d{1,3})?|(?<![\w.])[-+]?\.\d+"
+)
+
+
+def make_scorer(name: str, tolerance: float, files: Files) -> Scorer:
+    """Return a scorer by its name, or the function of path/to/file.py:function.
+
+    tolerance: of `numeric`. files: users' files to run instead of those on disk. Raises ConfigError.
+    """
+    if python_file_of(name) is not None:
+        return _users_scorer(name, files)
+    if name == "exact":
+        return score_exact
+    if name == "numeric":
+        return partial(score_numeric, tolerance=tolerance)
+    if name == "math":
+        require("math_verify", "math", "scorer math")
+        _quiet_math_verify()
+        return score_math
+    raise ConfigError(f"scorer is {name!r}, wanted {', '.join(BUILT_IN)}, or path/to/file.py:function")
+
+
+def problem_of(scorer: str, answer: str) -> str | None:
+    """Return what is wrong with a right answer for this scorer; None if nothing is."""
+    if scorer == "numeric" and _whole_number(answer) is None:
+        return "the scorer numeric wants a number, which answer_pattern can cut out of a text"
+    return None
+
+
+def score_exact(example: Example, answer: str) -> Score:
+    """Reward 1 for the right answer, blanks around it aside; else 0."""
+    return _correct(answer.strip() == example.data["answer"].strip())
+
+
+def score_numeric(example: Example, answer: str, tolerance: float = 0.0) -> Score:
+    """Reward 1 if the last number of the answer is right.
+
+    tolerance: largest difference, as a share of the right number, or absolute if that is between -1 and 1.
+    """
+    right = _whole_number(example.data["answer"])
+    assert right is not None, "problem_of was not asked"
+    numbers = _NUMBER.findall(answer)
+    found = _to_float(numbers[-1]) if numbers else None
+    is_right = found is not None and abs(found - right) <= tolerance * max(1.0, abs(right))
+    return _correct(is_right or found == right)
+
+
+def score_math(example: Example, answer: str) -> Score:
+    """Reward 1 if math-verify finds the answer equal to the right one, such as 1/2 to 0.5; else 0.
+
+    Raises ValueError if math-verify can't read the right answer.
+    """
+    gold = _gold(example.data["answer"])
+    if not gold:
+        raise ValueError(f"math-verify can't read the right answer {example.data['answer'][:80]!r}")
+    limit = TimeLimit(timeout_s=MATH_TIMEOUT_S)
+    try:
+        return _correct(limit.call("math-verify", partial(_is_equal, gold, answer[-MATH_CHARACTERS:])))
+    except TimeLimitError:
+        return Score(
+            reward=0.0,
+            components={"correct": 0.0},
+            info={"scorer_error": f"math-verify did not end within {MATH_TIMEOUT_S:g} s"},
+        )
+
+
+@lru_cache(maxsize=256)
+def _gold(answer: str) -> tuple[Any, ...]:
+    has_latex = "$" in answer or "\\boxed" in answer
+    limit = TimeLimit(timeout_s=MATH_TIMEOUT_S)
+    return limit.call("math-verify", lambda: tuple(_parse(answer if has_latex else f"\\boxed{{{answer}}}")))
+
+
+def _is_equal(gold: tuple[Any, ...], answer: str) -> bool:
+    """Compare with the result that math-verify finds in the text, and with the text itself if it is short."""
+    from math_verify import verify
+
+    texts = [answer]
+    if len(answer) <= _BARE_CHARACTERS and "\\boxed" not in answer:
+        texts.append(f"\\boxed{{{answer.strip().strip('$')}}}")
+    # A time limit of math-verify's own would end the one of ludic, which uses the same signal.
+    return any(verify(list(gold), _parse(text), timeout_seconds=None) for text in texts)
+
+
+def _parse(text: str) -> list[Any]:
+    from math_verify import parse
+
+    return parse(text, parsing_timeout=None)
+
+
+def _quiet_math_verify() -> None:
+    """Drop the warning of math-verify that its time limits are off; ludic's are on."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("Timeout is disabled")
+
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).addFilter(is_other)
+
+
+def _users_scorer(name: str, files: Files) -> Scorer:
+    path, _, function_name = name.rpartition(":")
+    _, module = load_named(path, f"scorer {name}", ConfigError, files)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"scorer {name}: {path} has no function {function_name!r}")
+    return partial(_call_users, function, name)
+
+
+def _call_users(function: Callable[[Example, str], Any], name: str, example: Example, answer: str) -> Score:
+    found = function(example, answer)
+    if isinstance(found, Score):
+        return found
+    if isinstance(found, bool | int | float):
+        return Score(reward=float(found))
+    raise TypeError(f"scorer {name} returned {found!r}, wanted a number or a Score")
+
+
+def _correct(is_right: bool) -> Score:
+    return Score(reward=float(is_right), components={"correct": float(is_right)})
+
+
+def _whole_number(text: str) -> float | None:
+    """Return the number that a text is; None if it is anything else."""
+    stripped = text.strip().removeprefix("$").removesuffix("%").strip()
+    return _to_float(stripped) if _NUMBER.fullmatch(stripped) else None
+
+
+def _to_float(number: str) -> float | None:
+    value = float(number.replace(",", ""))
+    return value if isfinite(value) else None

@@ -1,0 +1,381 @@
+"""qa/SOURCE: questions of JSONL and Parquet files and of datasets on the disk, all made here."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ludic.environments.environment import Environment
+from ludic.environments.registry import make_environment
+from ludic.environments.sources import installed_source
+from ludic.environments.splits import is_heldout
+from ludic.errors import ConfigError
+
+SUMS = [
+    {"question": f"What is {number} plus {number}?", "answer": str(2 * number), "level": number % 3}
+    for number in range(200)
+]
+
+
+def write_jsonl(path: Path, rows: Sequence[Any]) -> str:
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def write_parquet(path: Path, rows: Sequence[Any]) -> str:
+    pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=7)
+    return str(path)
+
+
+def write_dataset(path: Path, rows: Sequence[Any]) -> str:
+    datasets = pytest.importorskip("datasets", reason="datasets is in the extra datasets")
+    datasets.Dataset.from_list(list(rows)).save_to_disk(path)
+    return str(path)
+
+
+WRITERS = {"rows.jsonl": write_jsonl, "rows.parquet": write_parquet, "folder": write_dataset}
+
+
+@pytest.fixture(params=WRITERS)
+def write(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Sequence[Any]], str]:
+    """Writes rows in a format, and returns the name of the environment."""
+    writer = WRITERS[request.param]
+    return lambda rows: f"qa/{writer(tmp_path / request.param, rows)}"
+
+
+@pytest.fixture
+def jsonl(tmp_path: Path) -> Callable[..., str]:
+    """Writes rows as JSONL, and returns the name of the environment."""
+    return lambda *rows: f"qa/{write_jsonl(tmp_path / 'rows.jsonl', rows)}"
+
+
+def make(name: str, **options: Any) -> Environment:
+    return make_environment(name, options, seed=options.get("seed", 3))()
+
+
+def reward(environment: Environment, answer: str, index: int = 0) -> float:
+    environment.reset(environment.example(index, "train"))
+    return environment.step(answer).reward
+
+
+def test_every_format_gives_the_same_examples(write, jsonl):
+    environment, other = make(write(SUMS)), make(jsonl(*SUMS))
+    for split in ("train", "heldout"):
+        assert [environment.example(i, split) for i in range(60)] == [other.example(i, split) for i in range(60)]
+
+
+def test_a_question_is_asked_and_its_answer_is_rewarded(write):
+    environment = make(write(SUMS[3:4]), heldout_share=0, system_prompt="Be brief.")
+    example = environment.example(0, "train")
+    assert [(message.role, message.content) for message in environment.reset(example)] == [
+        ("system", "Be brief."),
+        ("user", "What is 3 plus 3?"),
+    ]
+    right = environment.step(" 6\n")
+    assert (right.reward, right.terminated, right.reward_components) == (1, True, {"correct": 1})
+    assert reward(environment, "It is 6") == 0
+
+
+def test_one_lap_serves_every_question_of_a_split_once(write):
+    environment = make(write(SUMS))
+    served = {
+        split: [environment.example(i, split).data["question"] for i in range(200)] for split in ("train", "heldout")
+    }
+    num_train, num_heldout = (len(set(questions)) for questions in served.values())
+    assert num_train + num_heldout == 200
+    assert not set(served["train"]) & set(served["heldout"])
+    for questions, number in ((served["train"], num_train), (served["heldout"], num_heldout)):
+        assert len(set(questions[:number])) == number
+    assert 25 < num_heldout < 75  # a quarter of 200, within four standard deviations
+
+
+QUESTION_TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
+
+
+@given(st.lists(QUESTION_TEXTS, min_size=1, max_size=30), st.floats(0, 0.9), st.integers(0, 9))
+@settings(deadline=None, max_examples=50)
+def test_every_question_is_in_one_split_whatever_its_text(questions, share, seed):
+    assume(not all(is_heldout(question, share) for question in questions))
+    with tempfile.TemporaryDirectory() as folder:
+        name = f"qa/{write_jsonl(Path(folder) / 'rows.jsonl', [{'question': q, 'answer': 1} for q in questions])}"
+        one, other = (make(name, heldout_share=share, seed=seed) for _ in range(2))
+    served = {}
+    for split in ("train", "heldout"):
+        try:
+            examples = [one.example(index, split) for index in range(len(questions))]
+        except ConfigError:
+            examples = []  # a small file may have no held-out question
+        assert examples == [other.example(index, split) for index in range(len(examples))]
+        served[split] = {example.data["question"] for example in examples}
+    assert not served["train"] & served["heldout"]
+    assert served["train"] | served["heldout"] == set(questions)
+
+
+def test_the_seed_changes_the_order_and_not_the_split(write):
+    name = write(SUMS)
+    one, other = make(name, seed=1), make(name, seed=2)
+    ids = [[environment.example(i, "heldout").example_id for i in range(25)] for environment in (one, other)]
+    assert ids[0] != ids[1]
+    everything = [{environment.example(i, "heldout").example_id for i in range(200)} for environment in (one, other)]
+    assert everything[0] == everything[1]
+
+
+@pytest.mark.parametrize(("share", "low", "high"), [(0.1, 5, 37), (0.5, 72, 128)])
+def test_the_share_of_heldout_questions_is_an_option(jsonl, share, low, high):
+    environment = make(jsonl(*SUMS), heldout_share=share)
+    assert low < len({environment.example(i, "heldout").example_id for i in range(400)}) < high
+
+
+def test_a_file_of_its_own_holds_the_heldout_questions(tmp_path, caplog):
+    train = write_jsonl(tmp_path / "train.jsonl", SUMS[:30])
+    test = write_jsonl(tmp_path / "test.jsonl", SUMS[25:40])
+    environment = make(f"qa/{train}", heldout=test)
+    trained = {environment.example(i, "train").data["question"] for i in range(60)}
+    held_out = {environment.example(i, "heldout").data["question"] for i in range(60)}
+    assert trained == {row["question"] for row in SUMS[:25]}
+    assert held_out == {row["question"] for row in SUMS[25:40]}
+    assert "5 of 30 questions are not trained on" in caplog.text
+
+
+def test_a_dataset_brings_its_splits(tmp_path):
+    datasets = pytest.importorskip("datasets", reason="datasets is in the extra datasets")
+    splits = {"train": SUMS[:20], "test": SUMS[20:30]}
+    datasets.DatasetDict({name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}).save_to_disk(
+        tmp_path / "both"
+    )
+    environment = make(f"qa/{tmp_path}/both", heldout="test")
+    assert {environment.example(i, "heldout").data["question"] for i in range(20)} == {
+        row["question"] for row in splits["test"]
+    }
+    only_test = make(f"qa/{tmp_path}/both", split="test", heldout_share=0)
+    assert len({only_test.example(i, "train").example_id for i in range(20)}) == 10
+    with pytest.raises(ConfigError, match=r"both has no split 'dev'; it has train, test"):
+        make(f"qa/{tmp_path}/both", split="dev")
+
+
+def test_chats_nested_columns_and_a_pattern_are_read(write):
+    rows = [
+        {
+            "prompt": [{"role": "system", "content": "Count."}, {"role": "user", "content": f"{number} legs?"}],
+            "reward_model": {"ground_truth": f"Half of it is {number}.\n#### {number}"},
+        }
+        for number in (4, 6)
+    ]
+    environment = make(
+        write(rows),
+        question="prompt",
+        answer="reward_model.ground_truth",
+        answer_pattern="#### (.+)",
+        heldout_share=0,
+    )
+    examples = [environment.example(i, "train") for i in range(2)]
+    assert sorted(example.data["answer"] for example in examples) == ["4", "6"]
+    assert [message.role for message in examples[0].messages] == ["system", "user"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "given", "is_right"),
+    [
+        ("1234.5", "It costs $1,234.5 in all.", True),
+        ("1234.5", "1234.5 and then 7", False),
+        ("-3", "x = -3", True),
+        ("3", "10-3", True),
+        ("0.5", ".5", True),
+        ("12", "12.", True),
+        ("12", "twelve", False),
+        ("12", "", False),
+        ("1e3", "1000", True),
+        ("5", "7" * 20_000, False),
+        ("100", "101", True),
+        ("100", "102.1", False),
+        ("0.5", "0.515", True),
+        ("0.5", "0.525", False),
+    ],
+)
+def test_numbers_are_compared_with_a_tolerance(jsonl, answer, given, is_right):
+    # Two percent of the right number, or 0.02 if that is below 1: 100 takes 98 to 102, 0.5 takes 0.48 to 0.52.
+    environment = make(jsonl({"question": "?", "answer": answer}), scorer="numeric", tolerance=0.02, heldout_share=0)
+    assert reward(environment, given) == float(is_right)
+
+
+USERS_SCORER = """
+from ludic.environments.environment import Score
+from words import ENDING
+
+def length(example, answer):
+    return Score(reward=len(answer) - example.data["level"], components={"ending": float(answer.endswith(ENDING))})
+
+def is_right(example, answer):
+    return answer == example.data["answer"]
+
+def broken(example, answer):
+    return "very good"
+"""
+
+
+def test_a_users_scorer_gets_the_example_and_the_columns_it_asks_for(jsonl, tmp_path):
+    (tmp_path / "words.py").write_text("ENDING = '.'\n")
+    (tmp_path / "mine.py").write_text(USERS_SCORER)
+    name = jsonl(SUMS[1])
+    environment = make(name, scorer=f"{tmp_path}/mine.py:length", columns=["level"], heldout_share=0)
+    environment.reset(environment.example(0, "train"))
+    transition = environment.step("four.")
+    assert (transition.reward, transition.reward_components) == (5 - 1, {"ending": 1})
+    assert reward(make(name, scorer=f"{tmp_path}/mine.py:is_right", heldout_share=0), "2") == 1
+    with pytest.raises(TypeError, match=r"mine\.py:broken returned 'very good', wanted a number or a Score"):
+        reward(make(name, scorer=f"{tmp_path}/mine.py:broken", heldout_share=0), "2")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "message"),
+    [
+        ("nice", "scorer is 'nice', wanted exact, numeric, math, or path/to/file.py:function"),
+        ("gone.py:score", r"scorer gone\.py:score: there is no file .*gone\.py"),
+        ("{folder}/mine.py:lenght", r"mine\.py has no function 'lenght'"),
+        ("{folder}/wrong.py:score", r"wrong\.py, line 1, failed: ZeroDivisionError"),
+    ],
+)
+def test_a_scorer_that_cannot_be_used_is_refused(jsonl, tmp_path, scorer, message):
+    (tmp_path / "words.py").write_text("ENDING = '.'\n")
+    (tmp_path / "mine.py").write_text(USERS_SCORER)
+    (tmp_path / "wrong.py").write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match=message):
+        make(jsonl(SUMS[0]), scorer=scorer.format(folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", r"rows\.jsonl has no rows, wanted at least one question"),
+        (b'\n{"question": "a", "answer": ', r"rows\.jsonl, line 2 is not JSON: Input data was truncated"),
+        (b'{"question": "\xff", "answer": "b"}', r"rows\.jsonl, line 1 is not JSON: "),
+        (b"[1, 2]\n", r"rows\.jsonl, line 1 is \[1, 2\], wanted an object with the columns as keys"),
+        (
+            b'{"questoin": "a", "answer": "b"}',
+            r"line 1 has no column 'question'; did you mean 'questoin'\? It has 'questoin', 'answer'",
+        ),
+        (b'{"question": 7, "answer": "b"}', r"line 1, column 'question' is 7, wanted a text, or a list of messages"),
+        (b'{"question": " ", "answer": "b"}', r"line 1, column 'question' is empty"),
+        (b'{"question": "a", "answer": null}', r"line 1, column 'answer' is None, wanted a text or a number"),
+        (b'{"question": "a", "answer": true}', r"line 1, column 'answer' is True, wanted a text or a number"),
+        (b'{"question": "\\ud83d", "answer": "b"}', r"line 1 is not JSON: "),
+        (
+            b'{"question": [{"role": "tool", "content": "b"}], "answer": 1}',
+            r"message 0 has the role 'tool', wanted",
+        ),
+        (b'{"question": [{"role": "user"}], "answer": 1}', r"message 0 has the content None, wanted a text"),
+        (b'{"question": "a", "answer": ' + b"[" * 100_000, r"line 1 is not JSON"),
+    ],
+)
+def test_a_broken_row_is_named(tmp_path, text, message):
+    (tmp_path / "rows.jsonl").write_bytes(text)
+    with pytest.raises(ConfigError, match=message):
+        make(f"qa/{tmp_path}/rows.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"answer": "soluton"}, r"line 1 has no column 'soluton'; It has|line 1 has no column 'soluton'; .*'solution'"),
+        ({"answer": "solution.text"}, "line 1 has no column 'solution.text'"),
+        ({"answer": "solution", "scorer": "numeric"}, r"line 2, column 'solution' is 'two'; the scorer numeric wants"),
+        ({"answer": "solution", "answer_pattern": r"\d+"}, r"line 2, .* is 'two', in which answer_pattern finds no"),
+        ({"answer": "solution", "answer_pattern": "("}, r"answer_pattern '\(' is not a regular expression"),
+        ({"answer": "solution", "columns": ["when"]}, r"line 1 has no column 'when'"),
+        ({"answer": "solution", "columns": "when"}, r"columns is 'when', wanted a list of names"),
+        ({"answer": "solution", "tolerance": 1}, "tolerance is 1, which the scorer exact does not take; numeric does"),
+        (
+            {"answer": "solution", "scorer": "numeric", "tolerance": -1},
+            "tolerance is -1, wanted a number of at least 0",
+        ),
+        ({"answer": "solution", "heldout_share": 1.5}, "heldout_share is 1.5, wanted a number from 0 to 1"),
+        ({"answer": "solution", "heldout_share": 0.5, "heldout": "b.jsonl"}, "give one of them"),
+        ({"answer": "solution", "split": "test"}, r"split is 'test', which does not apply .* a file has no splits"),
+        ({"answer": "solution", "revision": "main"}, r"revision is 'main', which does not apply"),
+        ({"answer": "solution", "sha256": "0" * 64}, r"has sha256 [0-9a-f]{64}, wanted 0{64}: it is another file"),
+        ({"answer": "solution", "anwser": "x"}, r"unexpected keyword argument 'anwser'; it takes \(\*, seed: int = 0"),
+        ({"files": {}}, "unexpected keyword argument 'files'"),
+    ],
+)
+def test_wrong_options_are_refused(jsonl, options, message):
+    name = jsonl({"question": "a", "solution": "1"}, {"question": "b", "solution": "two"})
+    with pytest.raises(ConfigError, match=message):
+        make(name, **options)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "../nowhere/rows", "", "a b/c", "/nowhere"])
+def test_what_is_no_source_is_refused(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("question,answer\n")
+    with pytest.raises(ConfigError, match=r"is no source of questions; wanted a file \*\.jsonl or \*\.parquet"):
+        make(f"qa/{name}")
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"gone\.jsonl can't be read: No such file"):
+        make(f"qa/{tmp_path}/gone.jsonl")
+    with pytest.raises(ConfigError, match=r"gone\.parquet can't be read: .*No such file"):
+        make(f"qa/{tmp_path}/gone.parquet")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1" + b"\0" * 100)
+    with pytest.raises(ConfigError, match=r"rows\.parquet is not a Parquet file that can be read"):
+        make(f"qa/{tmp_path}/rows.parquet")
+    with pytest.raises(ConfigError, match=r"is s3://bucket/rows\.jsonl, a URL; wanted a path on this machine"):
+        make("qa/s3://bucket/rows.jsonl")
+
+
+def test_a_folder_that_is_no_dataset_is_refused(tmp_path):
+    pytest.importorskip("datasets", reason="datasets is in the extra datasets")
+    with pytest.raises(ConfigError, match=r"can't be loaded as a folder of Dataset\.save_to_disk: FileNotFoundError"):
+        make(f"qa/{tmp_path}")
+
+
+def test_a_dataset_that_is_neither_here_nor_on_the_hub_is_explained(tmp_path):
+    pytest.importorskip("datasets", reason="datasets is in the extra datasets")
+    code = "from ludic.environments.registry import make_environment\nmake_environment('qa/nobody/no-such-set')"
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert "'nobody/no-such-set' can't be loaded as a dataset on the Hugging Face Hub" in done.stderr
+    assert "there is no such file or folder here either" in done.stderr
+
+
+def test_a_split_without_questions_is_explained(jsonl):
+    environment = make(jsonl(SUMS[0]), heldout_share=0)
+    with pytest.raises(ConfigError, match=r"rows\.jsonl has 1 questions, none of them held out; raise heldout_share"):
+        environment.example(0, "heldout")
+    with pytest.raises(ConfigError, match=r"rows\.jsonl has 1 questions, none of them to train on; lower"):
+        make(jsonl(SUMS[0]), heldout_share=1)
+
+
+def test_the_data_are_recorded_by_their_digest(write):
+    name = write(SUMS[:5])
+    before = installed_source(name)
+    assert before == installed_source(name)
+    make(name, sha256=before[0])
+    path = Path(name.removeprefix("qa/"))
+    file = path if path.is_file() else next(path.glob("*.arrow"))
+    file.write_bytes(file.read_bytes() + b"\n")
+    assert installed_source(name)[0] != before[0]
+    with pytest.raises(ConfigError, match=f"wanted {before[0]}: it is another file, or was changed"):
+        make(name, sha256=before[0])
+
+
+def test_two_answers_to_one_question_are_two_examples_of_one_split(jsonl):
+    environment = make(jsonl(*({"question": "an even number?", "answer": n} for n in (2, 4))), heldout_share=0)
+    assert len({environment.example(i, "train").example_id for i in range(2)}) == 2
+
+
+def test_without_the_package_a_dataset_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"the package datasets is not installed; pip install 'ludic-rl\[datasets\]'"):
+        make(f"qa/{tmp_path}")
