@@ -58,6 +58,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         "top_k": _COUNT,
         "max_tokens": _TOKENS,
         "max_steps": Bounds(1, 10**6),
+        "curriculum": _COUNT,
         "max_depth": Bounds(0, 100),
         "max_children": Bounds(0, 10**6),
         "max_child_tokens": _TOKENS,

@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 from ludic.extra_columns import check_extra_columns
+
+SWEPT = ("temperature", "top_p", "top_k", "max_tokens")
+"""Settings that `sweep` may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,11 @@ class RunConfig:
     """Sample from this number of the most likely tokens; None samples from all."""
     max_tokens: int = 256
     """Maximum tokens in one completion."""
+    sweep: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling settings that the episodes of a group take in turn, such as {"temperature": [0.7, 1.0, 1.3]}; also
+    top_p, top_k and max_tokens. Several settings are combined."""
+    curriculum: int | None = None
+    """Groups after which the next environment of env joins those before it, easy ones first; None begins with all."""
     accept_incomplete: bool = False
     """Pass a completion that hit max_tokens to the environment; without this flag it is refused as a parse failure."""
     max_steps: int | None = None
@@ -84,6 +92,19 @@ class RunConfig:
         if self.temperature == 0:
             raise ConfigError(f"temperature is {self.temperature}; training needs a number above 0")
         check_extra_columns(self.extra_columns)
+        self._check_sweep()
+
+    def _check_sweep(self) -> None:
+        for name, values in self.sweep.items():
+            if name not in SWEPT:
+                raise ConfigError(f"sweep has {name!r}, wanted {', '.join(SWEPT)}")
+            if not isinstance(values, list | tuple) or not values:
+                raise ConfigError(f"sweep has {name} = {values!r}, wanted a list of values, such as [0.7, 1.0]")
+            for value in values:
+                try:
+                    replace(self, sweep={}, **{name: value})
+                except ConfigError as error:
+                    raise ConfigError(f"sweep: {error}") from error
 
     @property
     def groups_per_version(self) -> int:

@@ -1,7 +1,10 @@
 """Requests: the inputs of an episode. One request is one episode."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle, product
+from typing import Any
 
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example
@@ -38,6 +41,20 @@ def repeat(request: EpisodeRequest, n: int, seed: int) -> tuple[EpisodeRequest, 
             seed=derive_seed(seed, index),
         )
         for index in range(n)
+    )
+
+
+def sweep(requests: Sequence[EpisodeRequest], settings: Mapping[str, Sequence[Any]]) -> tuple[EpisodeRequest, ...]:
+    """Return the requests with sampling settings in turn: each combination of the values of all settings.
+
+    settings: fields of SamplingParams. Seeds stay as they are. Raises ConfigError for a value out of range.
+    """
+    if not settings:
+        return tuple(requests)
+    combinations = cycle([dict(zip(settings, values, strict=True)) for values in product(*settings.values())])
+    return tuple(
+        replace(request, params=replace(request.params, **values))
+        for request, values in zip(requests, combinations, strict=False)
     )
 
 

@@ -12,7 +12,7 @@ from itertools import islice
 from ludic.agents.agent import Agent
 from ludic.agents.play import run_episode
 from ludic.agents.protocols import make_protocol
-from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
+from ludic.agents.requests import EpisodeRequest, derive_seed, repeat, sweep
 from ludic.agents.settings import equip, limits_of
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Split
@@ -54,8 +54,11 @@ class GroupSampler:
         return RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id=worker_id))
 
     def env_of(self, group_number: int) -> str:
-        """Return the environment of a group: they take turns; one that is named twice gets twice as many groups."""
-        return self.run.env[group_number % len(self.run.env)]
+        """Return the environment of a group: they take turns; one that is named twice gets twice as many groups.
+
+        With a curriculum the first one begins alone, and after each `curriculum` groups another one joins.
+        """
+        return self.run.env[group_number % self._num_envs(group_number)]
 
     def request(self, group_number: int, split: Split = "train") -> EpisodeRequest:
         """Return the request that a group's episodes share; its seed is the group's."""
@@ -78,14 +81,27 @@ class GroupSampler:
 
     def _example_index(self, group_number: int) -> int:
         """Return the number of earlier groups of the same environment, in the order of the whole run."""
-        turn, env_index = divmod(group_number, len(self.run.env))
-        env_name = self.run.env[env_index]
-        return turn * self.run.env.count(env_name) + self.run.env[:env_index].count(env_name)
+        name, index, start = self.env_of(group_number), 0, 0
+        # Stages of a curriculum, in each of which the same environments take turns.
+        for num_envs in range(self._num_envs(0), self._num_envs(group_number) + 1):
+            is_last = num_envs == self._num_envs(group_number)
+            end = group_number if is_last or self.run.curriculum is None else self.run.curriculum * num_envs
+            envs = self.run.env[:num_envs]
+            index += _num_turns(envs, name, end) - _num_turns(envs, name, start)
+            start = end
+        return index
+
+    def _num_envs(self, group_number: int) -> int:
+        """Return how many environments take turns at a group."""
+        length = self.run.curriculum
+        return len(self.run.env) if length is None else min(1 + group_number // length, len(self.run.env))
 
     async def _sample_groups(self, requests: Sequence[EpisodeRequest], groups: list[RolloutGroup]) -> None:
         """Add a group per request to `groups`. A result would cost time: asyncio.run makes its repr (Python 3.11)."""
         size = self.run.group_size
-        episodes = [episode for request in requests for episode in repeat(request, size, request.seed)]
+        episodes = [
+            episode for request in requests for episode in sweep(repeat(request, size, request.seed), self.run.sweep)
+        ]
         running = (self.run_episode(self.environments[episode.env_name], episode) for episode in episodes)
         rows = iter(await asyncio.gather(*running))
         groups += [_group(request, list(islice(rows, size))) for request in requests]
@@ -119,6 +135,12 @@ def make_environments(
         )
 
     return {name: make(name) for name in dict.fromkeys(run.env)}
+
+
+def _num_turns(envs: Sequence[str], name: str, end: int) -> int:
+    """Return how many of the groups from 0 to `end` an environment would get if these took turns."""
+    turns, rest = divmod(end, len(envs))
+    return turns * envs.count(name) + envs[:rest].count(name)
 
 
 def _group(request: EpisodeRequest, episodes: Sequence[Sequence[Rollout]]) -> RolloutGroup:

@@ -69,6 +69,48 @@ def test_an_environment_named_twice_gets_twice_as_many_groups_and_still_one_exam
     assert examples == [addition.example(index, "train").example_id for index in range(4)]
 
 
+def test_a_curriculum_lets_environments_join_and_leaves_out_no_example(make_sampler: MakeSampler) -> None:
+    envs = ("addition", "opposites", "number_comparison")
+    sampler = make_sampler(env=envs, curriculum=3)
+    names = [sampler.env_of(number) for number in range(13)]
+    assert names[:3] == ["addition"] * 3
+    assert names[3:6] == ["opposites", "addition", "opposites"]  # numbers go on: 3 % 2 is 1
+    assert names[6:] == [envs[number % 3] for number in range(6, 13)]
+    for name in envs:
+        indexes = [sampler._example_index(number) for number in range(13) if names[number] == name]
+        assert indexes == list(range(len(indexes)))
+
+
+def test_a_sweep_gives_the_episodes_of_a_group_settings_in_turn(make_sampler: MakeSampler) -> None:
+    sampler = make_sampler(group_size=5, sweep={"temperature": [0.5, 1.5], "top_k": [3, None]})
+    (group,) = sample(sampler, 0)
+    assert [(rollout.temperature, rollout.top_k) for rollout in group.rollouts] == [
+        (0.5, 3),
+        (0.5, None),
+        (1.5, 3),
+        (1.5, None),
+        (0.5, 3),
+    ]
+    plain = sample(make_sampler(group_size=5), 0)[0]
+    assert [rollout.seed for rollout in group.rollouts] == [rollout.seed for rollout in plain.rollouts]
+
+
+@pytest.mark.parametrize(
+    ("sweep", "message"),
+    [
+        ({"temprature": [1.0]}, "sweep has 'temprature', wanted temperature, top_p, top_k, max_tokens"),
+        ({"temperature": 1.0}, r"sweep has temperature = 1.0, wanted a list of values"),
+        ({"temperature": []}, "wanted a list of values"),
+        ({"temperature": [1.0, 0]}, "sweep: temperature is 0; training needs a number above 0"),
+        ({"top_p": [2.0]}, "sweep: top_p is 2.0, wanted at most 1"),
+        ({"max_tokens": ["long"]}, "sweep: max_tokens is 'long', wanted int"),
+    ],
+)
+def test_a_wrong_sweep_is_refused(run_config: Callable[..., RunConfig], sweep: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_config(sweep=sweep)
+
+
 @dataclass
 class Counting:
     """An engine that counts what it is asked for."""
