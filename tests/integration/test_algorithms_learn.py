@@ -38,6 +38,7 @@ OWN_SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "dr_grpo": {"constant_tokens": MAX_TOKENS},
     # three times cats, or once love cats
     "pass_at_k": {"sql_params": {"success": 0.5}},
+    "fold_grpo": {"sql_params": {"context_limit": 64}},
     "kimi_k1_5": {"sql_params": {"success": 0.5}},
     "dapo_overlong": {"sql_params": {"max_length": 3 * MAX_TOKENS // 2, "margin": MAX_TOKENS}},
     # the loss is least where a pair's gain is 1 / (2 x 0.02) = 25 nats; 5 nats, the preset's, end the learning early
