@@ -50,10 +50,10 @@ def end(reward: float = 1.0, **options: Any) -> Transition:
 def run_episode(
     agent: Agent, environment: Any, protocol: play.Protocol = by_environment, **options: Any
 ) -> list[Rollout]:
-    """The rows of one episode, which may be stored. Options are max_tokens, and those of EpisodeLimits."""
+    """The rows of one episode, which may be stored. Options are example, max_tokens, and those of EpisodeLimits."""
     request = EpisodeRequest(
         env_name="script",
-        example=EXAMPLE,
+        example=options.pop("example", EXAMPLE),
         params=SamplingParams(max_tokens=options.pop("max_tokens", 64)),
         seed=5,
         group_id="group",

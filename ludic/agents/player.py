@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.agent import Agent
-from ludic.agents.contexts import text_without_thinking
-from ludic.agents.environment_calls import check_text, checked_messages
+from ludic.agents.contexts import Context, text_without_thinking
+from ludic.agents.environment_calls import check_text, checked_messages, finite
 from ludic.agents.episode import Episode, Part
 from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
 from ludic.agents.limits import EpisodeLimits, TokenBudget
@@ -23,12 +23,14 @@ from ludic.agents.reward_spans import rewards_at_tokens
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Transition
-from ludic.errors import LudicError
 from ludic.models.chat import decode
 from ludic.records import ActionTarget, Message, Rollout, ToolCall
 
 INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
 """Observation of the agent instead of the environment's answer, if its completion was cut off."""
+
+_NO_PROMPT = np.zeros(1, np.int32)
+"""Prompt of a failed episode whose messages can't be rendered; each row has at least one token."""
 
 TOO_MANY_CALLS = "You have called tools too often. Answer now, without tools."
 """Observation of an agent that calls tools again and again."""
@@ -101,11 +103,13 @@ class Player:
         """Tools that the protocol runs for the agent."""
         self._agent, self._budget = agent, budget
         self._episode = Episode(request, part, agent.model, agent.engine.policy_version)
-        self._context = agent.make_context()
+        self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
         self._step: _Step | None = None
         self._early: list[Transition] = []
         """What happened before the first action."""
+        self._error_of_ask: Exception | None = None
+        """What a call for the context raised."""
 
     @property
     def is_over(self) -> bool:
@@ -188,8 +192,12 @@ class Player:
             self._episode.error = f"the episode failed: {other.error}"
 
     def failed_rollout(self) -> Rollout:
-        """Return the row of an episode that failed before its first call."""
-        return self._episode.failed_rollout(self.messages, self._prompt_builder.build(self.messages))
+        """Return the row of an episode that failed before its first call, without messages if they have no prompt."""
+        try:
+            messages = checked_messages("the example", self.messages)
+            return self._episode.failed_rollout(messages, self._prompt_builder.build(messages))
+        except Exception:  # of the messages or the chat template; the episode has failed already, and this row says why
+            return self._episode.failed_rollout((), _NO_PROMPT)
 
     # --- Steps -----------------------------------------------------------------------------------------------
 
@@ -238,8 +246,14 @@ class Player:
 
     async def _view(self) -> Sequence[Message]:
         """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
-        with fails_the_episode(unless=(LudicError,)):
-            return checked_messages("the context", await self._context.view(tuple(self.messages), self._ask))
+        try:
+            with fails_the_episode():
+                self._context = self._context or self._agent.make_context()
+                return checked_messages("the context", await self._context.view(tuple(self.messages), self._ask))
+        except EpisodeFailedError as failure:
+            if self._error_of_ask is not None and failure.__cause__ is self._error_of_ask:
+                raise self._error_of_ask from None
+            raise
 
     def _decide(self, call: _Call, num_left: int) -> _Decision:
         """Read a completion. num_left: rounds of tool calls that are allowed before the next step."""
@@ -259,10 +273,11 @@ class Player:
                 check_text(
                     "the parser's action or feedback", parsed.feedback if parsed.action is None else parsed.action
                 )
+                reward = finite("the parser's reward", parsed.reward)
         except EpisodeFailedError:
             self._note(call, _Decision())
             raise
-        return _Decision(action=parsed.action, feedback=parsed.feedback, reward=parsed.reward)
+        return _Decision(action=parsed.action, feedback=parsed.feedback, reward=reward)
 
     def _note(self, call: _Call, decision: _Decision) -> None:
         target: ActionTarget = "env"
@@ -282,7 +297,13 @@ class Player:
 
     async def _ask(self, messages: Sequence[Message]) -> str:
         """Make a call for the context, such as a summary; it is stored and trained on."""
-        call = await self._call(messages)
+        with fails_the_episode():
+            messages = checked_messages("the context's question", messages)
+        try:
+            call = await self._call(messages)
+        except Exception as error:
+            self._error_of_ask = error
+            raise
         self._episode.add_call(call.view, call.prompt, call.completion, target="internal")
         return call.text
 
