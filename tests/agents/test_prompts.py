@@ -49,6 +49,14 @@ def test_a_prompt_extends_the_sampled_tokens_and_reads_as_the_template_says(text
     assert chat_tokenizer().decode(prompt.tolist()) == wanted.replace("ANSWER", answer)
 
 
+def test_a_message_that_holds_the_marker_is_shown_in_full() -> None:
+    builder = PromptBuilder(chat_tokenizer())
+    said = "You said LUDIC COMPLETION, and the secret is 42"
+    dialogue = [*after(builder, QUESTION, completion("4"), "4"), Message(role="user", content=said)]
+    text = chat_tokenizer().decode(builder.build(dialogue).tolist())
+    assert f"4{END}\n<|im_start|>user\n{said}{END}" in text
+
+
 def test_a_completion_that_was_cut_off_gets_the_end_that_it_lacks() -> None:
     builder = PromptBuilder(chat_tokenizer())
     dialogue = after(builder, QUESTION, completion("4 is", is_cut_off=True), "4 is")
