@@ -11,6 +11,7 @@ from itertools import islice
 
 import numpy as np
 
+from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.agents.play import run_episode
 from ludic.agents.protocols import make_protocol
@@ -54,7 +55,7 @@ class GroupSampler:
         """
         requests = [self.request(number, split) for number in group_numbers]
         groups: list[RolloutGroup] = []
-        asyncio.run(self._sample_groups(requests, groups))
+        event_loop.run(self._sample_groups(requests, groups))
         return RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id=worker_id))
 
     def env_of(self, group_number: int) -> str:
