@@ -23,6 +23,7 @@ from ludic.agents.reward_spans import rewards_at_tokens
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Transition
+from ludic.errors import ModelError
 from ludic.models.chat import decode
 from ludic.records import ActionTarget, Message, Rollout, ToolCall
 
@@ -315,8 +316,10 @@ class Player:
         return self._prompts
 
     async def _call(self, messages: Sequence[Message]) -> _Call:
-        prompt = self._prompt_builder.build(messages)
         num_calls = self._episode.num_calls
+        # A template that refuses the first prompt does not fit the run; one that refuses a later one, the episode.
+        with fails_the_episode(unless=() if num_calls else (ModelError,)):
+            prompt = self._prompt_builder.build(messages)
         params, room = self.request.params, self._room(len(prompt), is_first=num_calls == 0)
         granted = room if self._budget is None else self._budget.reserve(room)
         if granted < params.max_tokens:

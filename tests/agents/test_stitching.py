@@ -2,6 +2,8 @@
 
 import asyncio
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,8 @@ from ludic.agents.parsers import make_parser
 from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.transformers_engine import TransformersEngine
+from ludic.environments.environment import Example
+from ludic.errors import ModelError
 from ludic.models.chat import decode, load_tokenizer
 from ludic.records import Message, Rollout
 
@@ -102,11 +106,56 @@ def test_storage_grows_linearly_in_turns() -> None:
 
 
 def test_a_rewritten_context_is_a_new_row_with_its_parent() -> None:
-    agent = scripted_agent(["one", "two", "three"], make_context=make_context("window:1"))
-    rows = run_episode(agent, Script([go_on("x"), go_on("y"), end()]))
+    # The window begins with "one", then with "two", then with "twofold", which has most in common with "two".
+    agent = scripted_agent(["one", "two", "twofold", "four"], make_context=make_context("window:2"))
+    rows = run_episode(agent, Script([go_on("x"), go_on("y"), go_on("z"), end()]))
     assert [row.parent_segment_index for row in rows] == [None, 0, 1]
-    assert {row.episode_reward for row in rows} == {1.5}
-    assert sum(row.token_rewards.sum() for row in rows) == 1.5
+    assert {row.episode_reward for row in rows} == {1.75}
+    assert sum(row.token_rewards.sum() for row in rows) == 1.75
+
+
+# As those of Mistral and Gemma.
+ALTERNATING = """\
+{%- for message in messages %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\n' if add_generation_prompt }}"""
+
+
+def alternating(script: list[str], **options: object) -> Agent:
+    agent = scripted_agent(script, **options)
+    tokenizer = deepcopy(agent.tokenizer)
+    tokenizer.chat_template = ALTERNATING
+    return replace(agent, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("context", ["window:1", "window:2", "window:3", "summary:1", "summary:2", "summary:3"])
+def test_a_template_that_wants_turns_to_alternate_takes_each_view(context: str) -> None:
+    # Summaries are answers too, so there are more answers than steps.
+    agent = alternating(list("abcdefghij"), make_context=make_context(context))
+    rows = run_episode(agent, Script([go_on("x"), go_on("y"), go_on("z"), end()]))
+    assert {row.error for row in rows} == {None}
+    assert rows[0].episode_reward == 1.75
+
+
+def test_a_later_prompt_that_the_template_refuses_fails_the_episode() -> None:
+    class Twice:
+        async def view(self, messages: Sequence[Message], ask: object) -> Sequence[Message]:
+            return messages if len(messages) == 1 else [messages[0], messages[-1]]
+
+    (row,) = run_episode(alternating(["a", "b"], make_context=Twice), Script([go_on("x"), end()]))
+    assert row.error is not None
+    assert row.error.startswith("ModelError: ")
+    assert "refuses a conversation of user, user: Conversation roles must alternate" in row.error
+    assert (row.num_turns, row.episode_reward) == (1, None)
+
+
+def test_a_first_prompt_that_the_template_refuses_stops_the_worker() -> None:
+    start = Example(example_id="s", messages=(Message(role="system", content="s"), Message(role="user", content="u")))
+    with pytest.raises(ModelError, match="refuses a conversation of system, user"):
+        run_episode(alternating(["a"]), Script([end()]), example=start)
 
 
 def test_a_summary_is_sampled_stored_and_shown_to_the_model() -> None:
