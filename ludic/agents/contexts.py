@@ -175,9 +175,23 @@ def _without_thinking(message: Message) -> Message:
 
 
 def text_without_thinking(text: str) -> str:
-    """Return what follows the last </think> of a completion; the whole text if it has none."""
+    """Return what follows the last </think> of a completion; the whole text if it has none.
+
+    Qwen3's chat template takes the last one too, so that a view and what the template makes of it are the same.
+    """
     _, closing, answer = text.rpartition("</think>")
     return answer.lstrip("\n") if closing else text
+
+
+def text_after_thinking(text: str, *, is_thinking: bool) -> str:
+    """Return what a completion says after its thinking: nothing if the thinking does not end.
+
+    Unlike text_without_thinking it ends the thinking at the first </think>: later ones may stand in a tool's arguments.
+    is_thinking: whether the prompt has begun the thinking. Else a text that does not begin with <think> has none.
+    """
+    if not (is_thinking or text.lstrip().startswith("<think>")):
+        return text
+    return text.partition("</think>")[2]
 
 
 _PLAIN: Mapping[str, Callable[[], Context]] = MappingProxyType({"full": _Full, "no_thinking": _NoThinking})

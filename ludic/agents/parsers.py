@@ -280,17 +280,23 @@ _SCANNER = json.JSONDecoder(parse_constant=_refuse)
 
 
 _OBJECT_START = re.compile(r"\{\s*[\"}]")  # most braces in code and LaTeX begin no object
+MAX_SCANNED = 1_000_000
+"""Characters of broken JSON that are read in search of an object; each brace in it is tried again."""
 
 
 def _last_object(text: str) -> str | None:
-    """Return the last JSON object in a text that is not part of another; None if there is none."""
-    found, start = None, _OBJECT_START.search(text)
-    while start is not None:
+    """Return the last JSON object in a text that is not part of another; None if there is none.
+
+    The search ends early after MAX_SCANNED characters of broken JSON.
+    """
+    found, start, num_left = None, _OBJECT_START.search(text), MAX_SCANNED
+    while start is not None and num_left > 0:
         try:
             _, end = _SCANNER.raw_decode(text, start.start())
             found = text[start.start() : end]
-        except ValueError:
+        except ValueError as error:
             end = start.start() + 1
+            num_left -= getattr(error, "pos", len(text)) - start.start()  # that of a constant does not say where it is
         except RecursionError:  # thousands of open braces; each would take as long again
             return found
         start = _OBJECT_START.search(text, end)

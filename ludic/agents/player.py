@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.agent import Agent
-from ludic.agents.contexts import Context, text_without_thinking
+from ludic.agents.contexts import Context, text_after_thinking
 from ludic.agents.environment_calls import check_text, checked_messages, finite
 from ludic.agents.episode import Episode, Part
 from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
@@ -57,7 +57,9 @@ class _Call:
         """
         is_complete = self.completion.finish_reason == "stop"
         text = tokenizer.decode(self.completion.tokens[: -1 if is_complete else None].tolist())
-        return text_without_thinking(text)
+        # Some chat templates begin the thinking at the end of the prompt. Its last tokens are enough to see that.
+        before = tokenizer.decode(self.prompt[-16:].tolist())
+        return text_after_thinking(text, is_thinking=before.rstrip().endswith("<think>"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,10 +239,17 @@ class Player:
             self.messages.append(call.view[-1])
             if not decision.tool_calls:
                 return decision
-            results = await asyncio.gather(*map(self._run_tool, decision.tool_calls))
+            results = await self._run_tools(decision.tool_calls)
             self._episode.set_results(results)
             self.messages.extend(map(_as_message, results))
         raise AssertionError("the last round has no tool calls")
+
+    async def _run_tools(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        """Run the tools side by side. A blocking tool has a thread for each call, so their number is limited."""
+        limit = self.limits.max_tool_calls
+        results = await asyncio.gather(*map(self._run_tool, calls[:limit]))
+        error = f"not run: only the first {limit} calls of an answer are run"
+        return [*results, *(replace(call, error=error) for call in calls[limit:])]
 
     async def _run_tool(self, call: ToolCall) -> ToolCall:
         return await (self.external if call.name in self.external else self._agent.toolbox).run(call)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ludic.agents import parsers
 from ludic.agents.parsers import Parsed, check_parser, make_parser
 from ludic.errors import ConfigError
 
@@ -124,6 +125,25 @@ def test_feedback_says_what_was_found_and_what_was_wanted(spec: str, text: str, 
     assert parsed.feedback is not None
     assert parsed.feedback.startswith(f"Your reply could not be read: {found}")
     assert wanted in parsed.feedback
+
+
+def test_json_that_is_never_closed_is_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_read = 0
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, text: str, start: int = 0) -> tuple:
+            nonlocal num_read
+            try:
+                return super().raw_decode(text, start)
+            except json.JSONDecodeError as error:
+                num_read += error.pos - start
+                raise
+
+    monkeypatch.setattr(parsers, "_SCANNER", Counting())
+    broken = '{"a":' * 500 + "x"
+    assert make_parser("json").parse(broken * 20).action is None
+    assert num_read < parsers.MAX_SCANNED + len(broken)  # all of it: 12 million
+    assert make_parser("json").parse(broken + '{"b": 1}').action == '{"b":1}'
 
 
 SPECS = ("whole", "tag:a", "boxed", "json", "regex:a(b)?", "think", "think|tag:a", "boxed|json")

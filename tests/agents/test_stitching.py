@@ -247,10 +247,51 @@ def test_hundreds_of_episodes_run_at_the_same_time() -> None:
     assert asyncio.run(asyncio.wait_for(run(), 5)) == 200  # 10 s one after the other
 
 
-def test_a_call_that_is_only_thought_of_is_not_run() -> None:
-    agent = scripted_agent([f"<think>{CALL}</think>\n\n3"], toolbox=Toolbox([function_tool(add)]))
+def targets(said: str, template: str | None = None) -> list[str]:
+    """What a completion is for, and those that follow it."""
+    agent = scripted_agent([said, "3"], toolbox=Toolbox([function_tool(add)]))
+    if template is not None:
+        agent = replace(agent, tokenizer=deepcopy(agent.tokenizer))
+        agent.tokenizer.chat_template = template
     (row,) = run_episode(agent, Script([end()]))
-    assert [step.action_target for step in row.agent_steps] == ["env"]
+    return [step.action_target for step in row.agent_steps]
+
+
+def test_a_call_that_is_only_thought_of_is_not_run() -> None:
+    assert targets(f"<think>{CALL}</think>\n\n3") == ["env"]
+    assert targets(f"<think>\nmaybe {CALL} no") == ["env"]
+
+
+def test_a_call_is_only_thought_of_if_the_prompt_begins_the_thinking() -> None:
+    opening = "<|im_start|>assistant\n"
+    template = chat_tokenizer().chat_template.replace(opening + "{% endif", opening + "<think>\n{% endif")
+    assert targets(f"maybe {CALL} no", template) == ["env"]
+    assert targets(f"maybe {CALL} no</think>\n3", template) == ["env"]
+    assert targets(f"so</think>{CALL}", template) == ["internal", "env"]
+
+
+@pytest.mark.parametrize("before", ["", "<think>a</think>"])
+def test_an_argument_may_hold_the_end_of_thinking(before: str) -> None:
+    def repeat_text(text: str) -> str:
+        """Repeat.
+
+        Args:
+            text: What.
+        """
+        return text
+
+    call = '<tool_call>{"name": "repeat_text", "arguments": {"text": "</think>"}}</tool_call>'
+    agent = scripted_agent([before + call, "3"], toolbox=Toolbox([function_tool(repeat_text)]))
+    (row,) = run_episode(agent, Script([end()]))
+    assert [call.result for call in row.agent_steps[0].tool_calls] == ["</think>"]
+
+
+def test_only_the_first_calls_of_a_completion_are_run() -> None:
+    agent = scripted_agent([CALL * 5, "3"], toolbox=Toolbox([function_tool(add)]))
+    (row,) = run_episode(agent, Script([end()]), max_tool_calls=2)
+    found = [call.result or call.error for call in row.agent_steps[0].tool_calls]
+    assert found == ["3", "3"] + ["not run: only the first 2 calls of an answer are run"] * 3
+    assert [message.content for message in row.messages if message.role == "tool"][2].startswith("Error: not run: ")
 
 
 def test_an_agent_that_only_calls_tools_is_told_to_answer() -> None:
