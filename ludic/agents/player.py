@@ -69,6 +69,8 @@ class _Decision:
     action: str | None = None
     feedback: str | None = None
     """What was wrong with the completion; None if it has an action or tool calls."""
+    start: int | None = None
+    """Index of the action in the completion's text; None if it is not known."""
     tool_calls: tuple[ToolCall, ...] = ()
     reward: float = 0.0
     """Format reward of the completion."""
@@ -80,6 +82,8 @@ class _Step:
 
     observation: str | None
     action: str | None
+    start: int | None
+    """Index of the action in the completion's text; None if it is not known."""
     token_rewards: Sequence[tuple[int, float]] = ()
     transitions: list[Transition] = field(default_factory=list)
 
@@ -143,7 +147,7 @@ class Player:
             raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
         observation = self.messages[-1].content
         decision = await self._decide_with_tools()
-        self._step = _Step(observation, decision.action, transitions=self._early)
+        self._step = _Step(observation, decision.action, decision.start, transitions=self._early)
         self._early = []
         if decision.action is None:
             self._add(Transition(observation=decision.feedback, reward=0.0, terminated=False))
@@ -152,9 +156,9 @@ class Player:
     def take(self, transition: Transition) -> None:
         """Take what came of the action."""
         assert self._step is not None, "the agent has acted"
-        spans, action = transition.span_rewards, self._step.action or ""
+        action, spans = self._step.action or "", transition.span_rewards
         self._step.token_rewards = rewards_at_tokens(
-            self.tokenizer, self._episode.last_completion.tokens, action, spans
+            self.tokenizer, self._episode.last_completion.tokens, action, spans, start=self._step.start
         )
         self._add(transition)
 
@@ -287,7 +291,7 @@ class Player:
         except EpisodeFailedError:
             self._note(call, _Decision())
             raise
-        return _Decision(action=parsed.action, feedback=parsed.feedback, reward=reward)
+        return _Decision(action=parsed.action, feedback=parsed.feedback, start=parsed.start, reward=reward)
 
     def _note(self, call: _Call, decision: _Decision) -> None:
         target: ActionTarget = "env"

@@ -89,7 +89,11 @@ def own(tmp_path: Path) -> str:
     ],
 )
 def test_an_action_is_found(spec: str, text: str, action: str) -> None:
-    assert make_parser(spec).parse(text) == Parsed(action=action)
+    parsed = make_parser(spec).parse(text)
+    assert parsed == Parsed(action=action, start=parsed.start)
+    # JSON is rewritten; the others say where the action is.
+    assert (parsed.start is None) == (spec == "json")
+    assert parsed.start is None or text.startswith(action, parsed.start)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +207,7 @@ def test_json_is_the_same_text_alone_in_a_block_and_at_the_end(value: dict, befo
 
 def test_the_format_reward_is_given_once_for_a_completion_that_every_stage_accepts() -> None:
     parser = make_parser("think|tag:a", format_reward=0.5)
-    assert parser.parse("x</think><a>4</a>") == Parsed(action="4", reward=0.5)
+    assert parser.parse("x</think><a>4</a>") == Parsed(action="4", reward=0.5, start=len("x</think><a>"))
     assert parser.parse("x</think>4").reward == 0.0
 
 
