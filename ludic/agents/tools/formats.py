@@ -37,8 +37,6 @@ class ParsedCalls:
 
     calls: tuple[ToolCall, ...]
     """Calls in the order of the text, without results; ids count from 0 in each text."""
-    text: str
-    """The text outside the calls, without spaces at its ends; markup that could not be read stays in it."""
     feedback: str | None = None
     """Message to the model about markup that could not be read; None if all could."""
 
@@ -70,23 +68,17 @@ class _Markup:
 
     def parse(self, text: str) -> ParsedCalls:
         found: list[_Call] = []
-        outside: list[str] = []
         problems: list[str] = []
         position = 0
         while len(problems) < MAX_UNREADABLE and (match := self.start.search(text, position)):
             try:
-                calls, end = self.read(text, match.end())
+                calls, position = self.read(text, match.end())
             except _UnreadableError as error:
                 problems.append(str(error))
-                calls, end = [], match.end()
-            outside.append(text[position : match.start() if calls else end])
+                calls, position = [], match.end()
             found += calls
-            position = end
-        outside.append(text[position:])
         calls_with_ids = (ToolCall(id=f"call_{i}", name=name, arguments=a) for i, (name, a) in enumerate(found))
-        return ParsedCalls(
-            calls=tuple(calls_with_ids), text="".join(outside).strip(), feedback=_feedback(problems, self.example)
-        )
+        return ParsedCalls(calls=tuple(calls_with_ids), feedback=_feedback(problems, self.example))
 
 
 def make_tool_format(name: str) -> ToolFormat:

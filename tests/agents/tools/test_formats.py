@@ -60,12 +60,9 @@ a_call = st.tuples(
 
 @pytest.mark.parametrize(("name", "write"), WRITERS)
 @given(calls=st.lists(a_call, min_size=1, max_size=4))
-def test_calls_as_a_family_writes_them_are_found_with_nothing_left(
-    name: str, write: Callable[[Calls], str], calls: Calls
-) -> None:
+def test_calls_as_a_family_writes_them_are_found(name: str, write: Callable[[Calls], str], calls: Calls) -> None:
     parsed = parse(name, write(calls))
     assert found(parsed) == [(called, arguments) for called, arguments in calls]
-    assert parsed.text == ""
     assert parsed.feedback is None
     assert len({call.id for call in parsed.calls}) == len(calls)
 
@@ -87,13 +84,12 @@ def test_no_text_raises_and_all_that_is_found_can_be_stored(name: str, text: str
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.text(alphabet="abc ,.\n{}[]"))
-def test_text_without_markup_stays_as_it_is(name: str, text: str) -> None:
-    assert parse(name, text) == ParsedCalls(calls=(), text=text.strip())
+def test_text_without_markup_has_no_calls(name: str, text: str) -> None:
+    assert parse(name, text) == ParsedCalls(calls=())
 
 
-def test_hermes_keeps_the_words_around_a_call() -> None:
+def test_a_call_may_stand_between_words() -> None:
     parsed = parse("hermes", 'I look.\n<tool_call>{"name": "find", "arguments": {"q": "猫"}}</tool_call>\nThen I see.')
-    assert parsed.text == "I look.\n\nThen I see."
     (call,) = parsed.calls
     assert (call.id, call.name, call.arguments) == ("call_0", "find", '{"q": "猫"}')
     assert call.result is None
@@ -103,7 +99,6 @@ def test_hermes_keeps_the_words_around_a_call() -> None:
 def test_code_may_hold_the_closing_tag_and_line_breaks() -> None:
     parsed = parse("hermes", '<tool_call>{"name": "python", "arguments": {"code": "a\n</tool_call>"}}</tool_call>')
     assert found(parsed) == [("python", {"code": "a\n</tool_call>"})]
-    assert parsed.text == ""
 
 
 def test_a_closing_tag_that_the_end_of_the_text_cut_off_is_not_missed() -> None:
@@ -134,10 +129,9 @@ def test_arguments_in_a_string_are_taken_out_of_it() -> None:
         ("json:act", "<act>42</act>", "a call is a JSON object, not 42"),
     ],
 )
-def test_markup_that_cant_be_read_gives_feedback_and_stays_in_the_text(name: str, text: str, feedback: str) -> None:
+def test_markup_that_cant_be_read_gives_feedback(name: str, text: str, feedback: str) -> None:
     parsed = parse(name, text)
     assert parsed.calls == ()
-    assert parsed.text == text
     assert feedback in (parsed.feedback or "")
     assert "Write each call as " in (parsed.feedback or "")
 
@@ -145,7 +139,6 @@ def test_markup_that_cant_be_read_gives_feedback_and_stays_in_the_text(name: str
 def test_sound_calls_beside_a_broken_one_are_found() -> None:
     parsed = parse("hermes", '<tool_call>{"name": </tool_call><tool_call>{"name": "go", "arguments": {}}</tool_call>')
     assert found(parsed) == [("go", {})]
-    assert parsed.text == '<tool_call>{"name": </tool_call>'
     assert "Expecting value" in (parsed.feedback or "")
 
 
@@ -159,13 +152,12 @@ def test_sound_calls_beside_a_broken_one_are_found() -> None:
     ],
 )
 def test_an_answer_in_json_is_no_call(name: str, text: str) -> None:
-    assert parse(name, text) == ParsedCalls(calls=(), text=text)
+    assert parse(name, text) == ParsedCalls(calls=())
 
 
 def test_llama_may_speak_before_its_call_and_name_the_type_first() -> None:
     parsed = parse("llama", 'Sure. {"type": "function", "name": "go", "parameters": {"n": 1}}')
     assert found(parsed) == [("go", {"n": 1})]
-    assert parsed.text == "Sure."
 
 
 @pytest.mark.parametrize("name", NAMES)
