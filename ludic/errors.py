@@ -82,5 +82,8 @@ class Interruption(BaseException):
 
 
 def one_line(error: Exception) -> str:
-    """Return an error's message on one line, for use in another message."""
-    return " ".join(str(error).split())
+    """Return an error's message on one line, for use in another message; never raises."""
+    try:
+        return " ".join(str(error).split())
+    except Exception as failure:  # of a user's __str__
+        return f"its message could not be read, {type(failure).__name__} was raised"

@@ -50,7 +50,7 @@ def end(reward: float = 1.0, **options: Any) -> Transition:
 def run_episode(
     agent: Agent, environment: Any, protocol: play.Protocol = by_environment, **options: Any
 ) -> list[Rollout]:
-    """The rows of one episode, which may be stored. Options are max_tokens, example, and those of EpisodeLimits."""
+    """The rows of one episode, which may be stored. Options are example, max_tokens, and those of EpisodeLimits."""
     request = EpisodeRequest(
         env_name="script",
         example=options.pop("example", EXAMPLE),

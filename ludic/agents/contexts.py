@@ -4,13 +4,17 @@ A context is named by a setting:
 
     full                    the whole dialogue
     no_thinking             the dialogue without the thinking of assistant turns before the last user message
-    window:N                system messages, the first user message, and the last N of the others
-    summary:N               the same, with a summary by the model instead of older messages, whenever more than N
+    window:N                system messages, the first user message, and the last N of the others, from an assistant
+                            turn on: it is longer if the N begin with another message
+    summary:N               the dialogue with a summary by the model instead of older messages, whenever more than N
                             messages are not in a summary
     path/to/file.py:CLASS   a class of your own, built without arguments for each episode
 
 A view that begins with the last view extends the episode's row of tokens; any other view starts a new row. Settings
 that name no context raise ConfigError.
+
+Turns of user and assistant alternate in each view if they do in the dialogue: many chat templates, such as those of
+Mistral and Gemma, refuse others.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -96,8 +100,8 @@ class _Window:
         pinned = _pinned(messages)
         others = [i for i in range(len(messages)) if i not in pinned]
         start = max(len(others) - self.size, 0)
-        # Results of tools are shown with their call, even if that makes the window longer.
-        while start > 0 and _is_tool_result(messages[others[start]]):
+        # Results of tools are shown with their call, and no user message follows the first.
+        while start > 0 and messages[others[start]].role != "assistant":
             start -= 1
         return [messages[i] for i in sorted({*pinned, *others[start:]})]
 
@@ -106,9 +110,9 @@ SUMMARY_REQUEST = (
     "Summarise this dialogue for yourself. Older messages will be replaced with your summary, so include what you need "
     "to go on: what was done, what was found, what was decided, and what remains to do. Write only the summary."
 )
-"""User message that asks for a summary."""
+"""What the model is told to make it summarise."""
 SUMMARY_HEADING = "Summary of the dialogue so far:\n"
-"""Beginning of the user message that holds a summary."""
+"""What precedes a summary in the first user message."""
 
 
 @dataclass(slots=True)
@@ -119,7 +123,7 @@ class _Summary:
     """
 
     size: int
-    summary: Message | None = None
+    summary: str | None = None
     first_kept: int = 0
     """Index in the dialogue of the first message that is not in the summary."""
 
@@ -128,9 +132,8 @@ class _Summary:
         num_kept = sum(i not in pinned for i in range(self.first_kept, len(messages)))
         last_turn = max((i for i, message in enumerate(messages) if message.role == "assistant"), default=0)
         if num_kept > self.size and last_turn > self.first_kept:
-            request = Message(role="user", content=SUMMARY_REQUEST)
-            answer = text_without_thinking(await ask([*self._view(messages, pinned), request]))
-            self.summary = Message(role="user", content=SUMMARY_HEADING + answer)
+            answer = await ask(_with_user_text(self._view(messages, pinned), SUMMARY_REQUEST))
+            self.summary = text_without_thinking(answer)
             self.first_kept = last_turn
         return self._view(messages, pinned)
 
@@ -138,7 +141,14 @@ class _Summary:
         if self.summary is None:
             return messages
         before = [messages[i] for i in sorted(pinned) if i < self.first_kept]
-        return [*before, self.summary, *messages[self.first_kept :]]
+        return [*_with_user_text(before, SUMMARY_HEADING + self.summary), *messages[self.first_kept :]]
+
+
+def _with_user_text(messages: Sequence[Message], text: str) -> list[Message]:
+    """Add a text of the user: to the last message if it is the user's, so that turns alternate."""
+    if messages and messages[-1].role == "user":
+        return [*messages[:-1], replace(messages[-1], content=f"{messages[-1].content}\n\n{text}")]
+    return [*messages, Message(role="user", content=text)]
 
 
 def _is_tool_result(message: Message) -> bool:
@@ -165,9 +175,23 @@ def _without_thinking(message: Message) -> Message:
 
 
 def text_without_thinking(text: str) -> str:
-    """Return what follows the last </think> of a completion; the whole text if it has none."""
+    """Return what follows the last </think> of a completion; the whole text if it has none.
+
+    Qwen3's chat template takes the last one too, so that a view and what the template makes of it are the same.
+    """
     _, closing, answer = text.rpartition("</think>")
     return answer.lstrip("\n") if closing else text
+
+
+def text_after_thinking(text: str, *, is_thinking: bool) -> str:
+    """Return what a completion says after its thinking: nothing if the thinking does not end.
+
+    Unlike text_without_thinking it ends the thinking at the first </think>: later ones may stand in a tool's arguments.
+    is_thinking: whether the prompt has begun the thinking. Else a text that does not begin with <think> has none.
+    """
+    if not (is_thinking or text.lstrip().startswith("<think>")):
+        return text
+    return text.partition("</think>")[2]
 
 
 _PLAIN: Mapping[str, Callable[[], Context]] = MappingProxyType({"full": _Full, "no_thinking": _NoThinking})

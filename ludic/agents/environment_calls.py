@@ -1,6 +1,6 @@
 """Call an environment so that its mistakes fail one episode and never the worker."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, SupportsFloat
 
@@ -51,8 +51,7 @@ def reset_agents(environment: MultiAgentEnvironment, example: Example) -> dict[s
         first = environment.reset(example)
         if not first:
             raise ValueError("reset returned no agent, wanted at least one")
-        for agent_id in first:
-            check_text("the id of an agent", agent_id)
+        _check_texts("the id of an agent", first)
         return {
             agent_id: checked_messages(f"reset for agent {agent_id!r}", messages)
             for agent_id, messages in first.items()
@@ -105,11 +104,13 @@ def _checked(transition: Transition, action_length: int, *, needs_observation: b
         raise ValueError("step returned no observation, wanted one since the episode goes on")
     if transition.observation is not None:
         check_text("observation", transition.observation)
+    _check_texts("a name in reward_components", transition.reward_components)
+    _check_texts("a name in info", transition.info)
     return replace(
         transition,
-        reward=_finite("reward", transition.reward),
+        reward=finite("reward", transition.reward),
         span_rewards=tuple(_checked_span(span, action_length) for span in transition.span_rewards),
-        reward_components={name: _finite(name, value) for name, value in transition.reward_components.items()},
+        reward_components={name: finite(name, value) for name, value in transition.reward_components.items()},
         terminated=bool(transition.terminated),
         truncated=bool(transition.truncated),
         info={name: storable(str(value)) for name, value in transition.info.items()},
@@ -122,11 +123,12 @@ def _checked_span(span: SpanReward, action_length: int) -> SpanReward:
         raise ValueError(
             f"a span is {span.start} to {span.end}, wanted a part of the action's {action_length} characters"
         )
-    return replace(span, reward=_finite("the reward of a span", span.reward))
+    return replace(span, reward=finite("the reward of a span", span.reward))
 
 
-def checked_messages(where: str, messages: Sequence[Message]) -> tuple[Message, ...]:
+def checked_messages(where: str, messages: Iterable[Message]) -> tuple[Message, ...]:
     """Return messages that can be rendered and stored. Raises TypeError or ValueError, naming `where`."""
+    messages = tuple(messages or ())
     if not messages:
         raise ValueError(f"{where} returned no message, wanted at least one")
     for message in messages:
@@ -134,7 +136,8 @@ def checked_messages(where: str, messages: Sequence[Message]) -> tuple[Message, 
             raise TypeError(f"{where} returned {message!r}, wanted a ludic.records.Message")
         check_text(f"the role of a message of {where}", message.role)
         check_text(f"a message of {where}", message.content)
-    return tuple(messages)
+        check_text(f"the name in a message of {where}", message.name or "")
+    return messages
 
 
 def check_text(name: str, text: object) -> None:
@@ -147,7 +150,15 @@ def check_text(name: str, text: object) -> None:
         raise ValueError(f"{name} holds half a surrogate pair, wanted text that UTF-8 can hold") from None
 
 
-def _finite(name: str, value: SupportsFloat) -> float:
+def _check_texts(name: str, texts: Iterable[object]) -> None:
+    for text in texts:
+        check_text(name, text)
+
+
+def finite(name: str, value: SupportsFloat) -> float:
+    """Return a number as a float. Raises TypeError or ValueError unless a float32 can hold it."""
+    if isinstance(value, str):
+        raise TypeError(f"{name} is {value!r}, wanted a number")
     number = float(value)
     # NaN fails this comparison.
     if not abs(number) <= LARGEST_REWARD:

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ludic.user_code import exit_is_an_error
+from ludic.printable import storable
+from ludic.user_code import describe, exit_is_an_error
 
 
 class EpisodeFailedError(Exception):
@@ -12,7 +13,7 @@ class EpisodeFailedError(Exception):
 
 @contextmanager
 def fails_the_episode(unless: tuple[type[Exception], ...] = ()) -> Iterator[None]:
-    """Raise EpisodeFailedError for an error in the block, and for an exit.
+    """Raise EpisodeFailedError for an error in the block, and for an exit; its text is one line that UTF-8 can hold.
 
     unless: errors that pass as they are, besides EpisodeFailedError and LimitReachedError.
     """
@@ -24,7 +25,7 @@ def fails_the_episode(unless: tuple[type[Exception], ...] = ()) -> Iterator[None
     except unless:
         raise
     except Exception as error:
-        raise EpisodeFailedError(f"{type(error).__name__}: {error}") from error
+        raise EpisodeFailedError(storable(describe(error))) from error
 
 
 class LimitReachedError(Exception):

@@ -15,6 +15,8 @@ class EpisodeLimits:
     """Maximum tokens of prompt and completion together; None is the engine's."""
     max_tool_rounds: int = 16
     """Maximum completions with tool calls before one step of the environment."""
+    max_tool_calls: int = 16
+    """Maximum tool calls of one completion that are run; the others get an error."""
     accept_incomplete: bool = False
     """Pass a completion that reached max_tokens on, instead of refusing it."""
     timeout_s: float | None = None

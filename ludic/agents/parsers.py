@@ -46,6 +46,8 @@ class Parsed:
     """Message to the model after a failure; None after success."""
     reward: float = 0.0
     """Format reward of the completion."""
+    start: int | None = None
+    """Index of the action in the text that was parsed; None if it is not known, or if the action was rewritten."""
 
     def __post_init__(self) -> None:
         if (self.action is None) == (self.feedback is None):
@@ -116,13 +118,15 @@ class _Pipe:
 
     def parse(self, text: str) -> Parsed:
         parsed, reward = Parsed(action=text), 0.0
+        start: int | None = 0
         for stage in self.stages:
             assert parsed.action is not None
             parsed = stage.parse(parsed.action)
             reward += parsed.reward
             if parsed.action is None:
                 return replace(parsed, reward=reward)
-        return replace(parsed, reward=reward + self.format_reward)
+            start = None if start is None or parsed.start is None else start + parsed.start
+        return replace(parsed, reward=reward + self.format_reward, start=start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +149,15 @@ def _failure(found: str, wanted: str) -> Parsed:
     return Parsed(action=None, feedback=f"Your reply could not be read: {found}. {wanted}.")
 
 
+def _part(text: str, start: int, end: int | None = None) -> Parsed:
+    """Return a part of the text as the action, without the spaces around it."""
+    part = text[start:end]
+    return Parsed(action=part.strip(), start=start + len(part) - len(part.lstrip()))
+
+
 class _Whole:
     def parse(self, text: str) -> Parsed:
-        return Parsed(action=text)
+        return Parsed(action=text, start=0)
 
 
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
@@ -162,8 +172,8 @@ class _Tag:
         before, last_closing, _ = text.rpartition(closing)
         start = before.rfind(opening)
         if last_closing and start >= 0:
-            content = text[start + len(opening) :].partition(closing)[0]
-            return Parsed(action=content.strip())
+            start += len(opening)
+            return _part(text, start, text.index(closing, start))
         if opening in text:
             found = f"{opening} has no {closing} after it"
         else:
@@ -179,7 +189,8 @@ class _Boxed:
     def parse(self, text: str) -> Parsed:
         contents, num_open = _boxed(text)
         if contents:
-            return Parsed(action=contents[max(contents)].strip())
+            last = max(contents)
+            return _part(text, last, last + len(contents[last]))
         found = r"a \boxed{ is not closed" if num_open else r"it has no \boxed{...}"
         return _failure(found, r"Write your final answer as \boxed{...}")
 
@@ -211,8 +222,9 @@ class _Regex:
         matches = deque(self.pattern.finditer(text), maxlen=1)
         if not matches:
             return _failure("the expected pattern is not in it", f"Write text that matches {self.pattern.pattern}")
-        groups = matches[0].groups()
-        return Parsed(action=groups[0] if groups and groups[0] is not None else matches[0][0])
+        match = matches[0]
+        group = 1 if match.groups() and match[1] is not None else 0
+        return Parsed(action=match[group], start=match.start(group))
 
 
 def _regex(pattern: str) -> _Regex:
@@ -234,7 +246,7 @@ class _Think:
         elif not answer.strip():
             found = f"nothing follows {closing}"
         if found is None:
-            return Parsed(action=answer.strip())
+            return _part(text, len(thinking) + len(closing))
         return _failure(found, f"Think once, in {opening}...{closing} at the start, then write your answer")
 
 
@@ -280,17 +292,23 @@ _SCANNER = json.JSONDecoder(parse_constant=_refuse)
 
 
 _OBJECT_START = re.compile(r"\{\s*[\"}]")  # most braces in code and LaTeX begin no object
+MAX_SCANNED = 1_000_000
+"""Characters of broken JSON that are read in search of an object; each brace in it is tried again."""
 
 
 def _last_object(text: str) -> str | None:
-    """Return the last JSON object in a text that is not part of another; None if there is none."""
-    found, start = None, _OBJECT_START.search(text)
-    while start is not None:
+    """Return the last JSON object in a text that is not part of another; None if there is none.
+
+    The search ends early after MAX_SCANNED characters of broken JSON.
+    """
+    found, start, num_left = None, _OBJECT_START.search(text), MAX_SCANNED
+    while start is not None and num_left > 0:
         try:
             _, end = _SCANNER.raw_decode(text, start.start())
             found = text[start.start() : end]
-        except ValueError:
+        except ValueError as error:
             end = start.start() + 1
+            num_left -= getattr(error, "pos", len(text)) - start.start()  # that of a constant does not say where it is
         except RecursionError:  # thousands of open braces; each would take as long again
             return found
         start = _OBJECT_START.search(text, end)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from ludic.agents.agent import Agent
-from ludic.agents.contexts import text_without_thinking
-from ludic.agents.environment_calls import check_text, checked_messages
+from ludic.agents.contexts import Context, text_after_thinking
+from ludic.agents.environment_calls import check_text, checked_messages, finite
 from ludic.agents.episode import Episode, Part
 from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
 from ludic.agents.limits import EpisodeLimits, TokenBudget
@@ -23,12 +23,15 @@ from ludic.agents.reward_spans import rewards_at_tokens
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Transition
-from ludic.errors import LudicError
+from ludic.errors import ModelError
 from ludic.models.chat import decode
 from ludic.records import ActionTarget, Message, Rollout, ToolCall
 
 INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
 """Observation of the agent instead of the environment's answer, if its completion was cut off."""
+
+_NO_PROMPT = np.zeros(1, np.int32)
+"""Prompt of a failed episode whose messages can't be rendered; each row has at least one token."""
 
 TOO_MANY_CALLS = "You have called tools too often. Answer now, without tools."
 """Observation of an agent that calls tools again and again."""
@@ -54,7 +57,9 @@ class _Call:
         """
         is_complete = self.completion.finish_reason == "stop"
         text = tokenizer.decode(self.completion.tokens[: -1 if is_complete else None].tolist())
-        return text_without_thinking(text)
+        # Some chat templates begin the thinking at the end of the prompt. Its last tokens are enough to see that.
+        before = tokenizer.decode(self.prompt[-16:].tolist())
+        return text_after_thinking(text, is_thinking=before.rstrip().endswith("<think>"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,8 @@ class _Decision:
     action: str | None = None
     feedback: str | None = None
     """What was wrong with the completion; None if it has an action or tool calls."""
+    start: int | None = None
+    """Index of the action in the completion's text; None if it is not known."""
     tool_calls: tuple[ToolCall, ...] = ()
     reward: float = 0.0
     """Format reward of the completion."""
@@ -75,6 +82,8 @@ class _Step:
 
     observation: str | None
     action: str | None
+    start: int | None
+    """Index of the action in the completion's text; None if it is not known."""
     token_rewards: Sequence[tuple[int, float]] = ()
     transitions: list[Transition] = field(default_factory=list)
 
@@ -101,11 +110,13 @@ class Player:
         """Tools that the protocol runs for the agent."""
         self._agent, self._budget = agent, budget
         self._episode = Episode(request, part, agent.model, agent.engine.policy_version)
-        self._context = agent.make_context()
+        self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
         self._step: _Step | None = None
         self._early: list[Transition] = []
         """What happened before the first action."""
+        self._error_of_ask: Exception | None = None
+        """What a call for the context raised."""
 
     @property
     def is_over(self) -> bool:
@@ -136,7 +147,7 @@ class Player:
             raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
         observation = self.messages[-1].content
         decision = await self._decide_with_tools()
-        self._step = _Step(observation, decision.action, transitions=self._early)
+        self._step = _Step(observation, decision.action, decision.start, transitions=self._early)
         self._early = []
         if decision.action is None:
             self._add(Transition(observation=decision.feedback, reward=0.0, terminated=False))
@@ -145,9 +156,9 @@ class Player:
     def take(self, transition: Transition) -> None:
         """Take what came of the action."""
         assert self._step is not None, "the agent has acted"
-        spans, action = transition.span_rewards, self._step.action or ""
+        action, spans = self._step.action or "", transition.span_rewards
         self._step.token_rewards = rewards_at_tokens(
-            self.tokenizer, self._episode.last_completion.tokens, action, spans
+            self.tokenizer, self._episode.last_completion.tokens, action, spans, start=self._step.start
         )
         self._add(transition)
 
@@ -188,8 +199,12 @@ class Player:
             self._episode.error = f"the episode failed: {other.error}"
 
     def failed_rollout(self) -> Rollout:
-        """Return the row of an episode that failed before its first call."""
-        return self._episode.failed_rollout(self.messages, self._prompt_builder.build(self.messages))
+        """Return the row of an episode that failed before its first call, without messages if they have no prompt."""
+        try:
+            messages = checked_messages("the example", self.messages)
+            return self._episode.failed_rollout(messages, self._prompt_builder.build(messages))
+        except Exception:  # of the messages or the chat template; the episode has failed already, and this row says why
+            return self._episode.failed_rollout((), _NO_PROMPT)
 
     # --- Steps -----------------------------------------------------------------------------------------------
 
@@ -228,18 +243,31 @@ class Player:
             self.messages.append(call.view[-1])
             if not decision.tool_calls:
                 return decision
-            results = await asyncio.gather(*map(self._run_tool, decision.tool_calls))
+            results = await self._run_tools(decision.tool_calls)
             self._episode.set_results(results)
             self.messages.extend(map(_as_message, results))
         raise AssertionError("the last round has no tool calls")
+
+    async def _run_tools(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
+        """Run the tools side by side. A blocking tool has a thread for each call, so their number is limited."""
+        limit = self.limits.max_tool_calls
+        results = await asyncio.gather(*map(self._run_tool, calls[:limit]))
+        error = f"not run: only the first {limit} calls of an answer are run"
+        return [*results, *(replace(call, error=error) for call in calls[limit:])]
 
     async def _run_tool(self, call: ToolCall) -> ToolCall:
         return await (self.external if call.name in self.external else self._agent.toolbox).run(call)
 
     async def _view(self) -> Sequence[Message]:
         """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
-        with fails_the_episode(unless=(LudicError,)):
-            return checked_messages("the context", await self._context.view(tuple(self.messages), self._ask))
+        try:
+            with fails_the_episode():
+                self._context = self._context or self._agent.make_context()
+                return checked_messages("the context", await self._context.view(tuple(self.messages), self._ask))
+        except EpisodeFailedError as failure:
+            if self._error_of_ask is not None and failure.__cause__ is self._error_of_ask:
+                raise self._error_of_ask from None
+            raise
 
     def _decide(self, call: _Call, num_left: int) -> _Decision:
         """Read a completion. num_left: rounds of tool calls that are allowed before the next step."""
@@ -259,10 +287,11 @@ class Player:
                 check_text(
                     "the parser's action or feedback", parsed.feedback if parsed.action is None else parsed.action
                 )
+                reward = finite("the parser's reward", parsed.reward)
         except EpisodeFailedError:
             self._note(call, _Decision())
             raise
-        return _Decision(action=parsed.action, feedback=parsed.feedback, reward=parsed.reward)
+        return _Decision(action=parsed.action, feedback=parsed.feedback, start=parsed.start, reward=reward)
 
     def _note(self, call: _Call, decision: _Decision) -> None:
         target: ActionTarget = "env"
@@ -282,7 +311,13 @@ class Player:
 
     async def _ask(self, messages: Sequence[Message]) -> str:
         """Make a call for the context, such as a summary; it is stored and trained on."""
-        call = await self._call(messages)
+        with fails_the_episode():
+            messages = checked_messages("the context's question", messages)
+        try:
+            call = await self._call(messages)
+        except Exception as error:
+            self._error_of_ask = error
+            raise
         self._episode.add_call(call.view, call.prompt, call.completion, target="internal")
         return call.text
 
@@ -294,8 +329,10 @@ class Player:
         return self._prompts
 
     async def _call(self, messages: Sequence[Message]) -> _Call:
-        prompt = self._prompt_builder.build(messages)
         num_calls = self._episode.num_calls
+        # A template that refuses the first prompt does not fit the run; one that refuses a later one, the episode.
+        with fails_the_episode(unless=() if num_calls else (ModelError,)):
+            prompt = self._prompt_builder.build(messages)
         params, room = self.request.params, self._room(len(prompt), is_first=num_calls == 0)
         granted = room if self._budget is None else self._budget.reserve(room)
         if granted < params.max_tokens:

@@ -7,6 +7,7 @@ changed or left out, the prompt is rendered as a whole.
 """
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,8 +18,6 @@ from ludic.records import Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_MARKER = "LUDIC COMPLETION"
 
 
 class PromptBuilder:
@@ -54,11 +53,18 @@ class PromptBuilder:
     def _render_added(self, messages: Sequence[Message]) -> np.ndarray | None:
         """Return the tokens that follow the last completion; None if the template leaves out the completion."""
         *before, answer = self._seen
-        marked = [*before, Message(role=answer.role, content=_MARKER), *messages[len(self._seen) :]]
-        _, marker, added = render_text(self._tokenizer, marked, tools=self._tools).rpartition(_MARKER)
-        if not marker:
+        after = messages[len(self._seen) :]
+        marker = _marker(before, after, self._tools)
+        marked = [*before, Message(role=answer.role, content=marker), *after]
+        _, found, added = render_text(self._tokenizer, marked, tools=self._tools).rpartition(marker)
+        if not found:
             return None
         # The template ends a completion with the stop token, which was sampled if the completion was not cut off.
         before_stop, stop, after_stop = added.partition(self._stop_text) if self._stop_text else (added, "", "")
         added = after_stop if stop and not before_stop.strip() else added
         return np.asarray(self._tokenizer(added, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+def _marker(*texts: object) -> str:
+    """Return a marker that is not in the texts: it holds their digest, which they can't."""
+    return f"LUDIC COMPLETION {blake2b(repr(texts).encode(errors='replace'), digest_size=16).hexdigest()}"

@@ -84,8 +84,8 @@ class Engine(Protocol):
 
         May be called from any thread and event loop. Cancelling the task frees the request's slot in the batch. Raises
         ConfigError if the model does not know a token of the prompt, or if prompt and max_tokens together exceed
-        max_length; ModelError if the weights give NaN or are half loaded. No error affects other requests unless it
-        comes from the weights.
+        max_length; ModelError if the weights give NaN or are half loaded. Such a refusal of a request affects no other.
+        An error of the model's own step, such as a device without memory left, fails all requests in the batch.
         """
         ...
 

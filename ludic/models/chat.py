@@ -2,11 +2,16 @@
 
 Reads a tokenizer folder and no other files. Raises ModelError if a tokenizer can't be loaded or has no usable chat
 template.
+
+Only the chat template writes special tokens. In a message they are texts of others, such as "<|im_end|>" in the result
+of a tool, which would end the turn and could forge the next one; a space is put behind their first character.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from jinja2 import TemplateError
@@ -38,13 +43,16 @@ def render_prompt(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     add_generation_prompt: bool = True,
+    keep_special_of: Sequence[str] = (),
 ) -> np.ndarray:
     """Return (prompt_length,) int32: tokens of the conversation, by default up to the start of the assistant's turn.
 
-    tools: schemas of tools for the chat template, such as Toolbox.schemas. Raises ModelError if the tokenizer has no
-    chat template, or one that refuses the conversation or does not show tools.
+    tools: schemas of tools for the chat template, such as Toolbox.schemas. keep_special_of: roles in whose messages
+    the names of special tokens stand for these. Raises ModelError if the tokenizer has no chat template, or one that
+    refuses the conversation or does not show tools.
     """
-    encoding = _apply_template(tokenizer, messages, tools, add_generation_prompt=add_generation_prompt)
+    options = {"add_generation_prompt": add_generation_prompt}
+    encoding = _apply_template(tokenizer, messages, tools, keep_special_of, **options)
     return np.asarray(encoding["input_ids"], dtype=np.int32)
 
 
@@ -52,13 +60,14 @@ def render_text(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
 ) -> str:
     """Return the text whose tokens `render_prompt` returns."""
-    return _apply_template(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
+    return _apply_template(tokenizer, messages, tools, (), add_generation_prompt=True, tokenize=False)
 
 
 def _apply_template(
     tokenizer: "PreTrainedTokenizerBase",
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]],
+    keep_special_of: Sequence[str],
     **options: bool,
 ) -> Any:
     if not tokenizer.chat_template:
@@ -72,7 +81,9 @@ def _apply_template(
             f"{tokenizer.name_or_path}: the chat template does not show tools, so the model would never see them; take "
             "a model whose template shows them, or leave out the tools"
         )
-    conversation = [_as_template_input(message) for message in messages]
+    special = _special_tokens(tokenizer)
+    rendered = map(_as_template_input, messages)
+    conversation = [each if each["role"] in keep_special_of else _broken_up(each, special) for each in rendered]
     schemas = [dict(tool) for tool in tools] or None
     try:
         return tokenizer.apply_chat_template(conversation, tools=schemas, return_dict=True, **options)
@@ -86,6 +97,31 @@ def _apply_template(
 def decode(tokenizer: "PreTrainedTokenizerBase", tokens: np.ndarray) -> str:
     """Return the text of (length,) token ids, without special tokens."""
     return tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=True)
+
+
+_patterns: WeakKeyDictionary[Any, re.Pattern[str]] = WeakKeyDictionary()
+"""Special tokens of each tokenizer; to list them takes longer than to search a message for them."""
+
+
+def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
+    if tokenizer not in _patterns:
+        added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        # One of a single character can't be broken up.
+        names = (name for name in added | set(tokenizer.all_special_tokens) if len(name) > 1)
+        listed = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+        _patterns[tokenizer] = re.compile(listed or "(?!)")
+    return _patterns[tokenizer]
+
+
+def _broken_up(value: Any, special: re.Pattern[str]) -> Any:
+    """Return a message for a template in which no text holds the name of a special token."""
+    if isinstance(value, dict):
+        return {_broken_up(key, special): _broken_up(each, special) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_broken_up(each, special) for each in value]
+    while isinstance(value, str) and special.search(value):  # again, since a name may hold another
+        value = special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", value)
+    return value
 
 
 def _as_template_input(message: Message) -> dict[str, Any]:

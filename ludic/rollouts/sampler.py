@@ -5,10 +5,13 @@ An episode may have any number of rows, of one agent or of several; the rows of 
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 
+import numpy as np
+
+from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.agents.play import run_episode
 from ludic.agents.protocols import make_protocol
@@ -18,7 +21,9 @@ from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Split
 from ludic.environments.limits import NO_LIMIT, TimeLimit
 from ludic.environments.registry import EnvironmentFactory, make_environment
+from ludic.printable import storable
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
+from ludic.schema.type_checks import find_misfits
 from ludic.store import RunConfig
 from ludic.user_files import NO_FILES, Files
 
@@ -50,7 +55,7 @@ class GroupSampler:
         """
         requests = [self.request(number, split) for number in group_numbers]
         groups: list[RolloutGroup] = []
-        asyncio.run(self._sample_groups(requests, groups))
+        event_loop.run(self._sample_groups(requests, groups))
         return RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id=worker_id))
 
     def env_of(self, group_number: int) -> str:
@@ -103,7 +108,7 @@ class GroupSampler:
             episode for request in requests for episode in sweep(repeat(request, size, request.seed), self.run.sweep)
         ]
         running = (self.run_episode(self.environments[episode.env_name], episode) for episode in episodes)
-        rows = iter(await asyncio.gather(*running))
+        rows = iter(_without_misfits(await asyncio.gather(*running), self.run.extra_columns))
         groups += [_group(request, list(islice(rows, size))) for request in requests]
 
 
@@ -141,6 +146,38 @@ def _num_turns(envs: Sequence[str], name: str, end: int) -> int:
     """Return how many of the groups from 0 to `end` an environment would get if these took turns."""
     turns, rest = divmod(end, len(envs))
     return turns * envs.count(name) + envs[:rest].count(name)
+
+
+def _without_misfits(
+    episodes: Sequence[Sequence[Rollout]], extra_columns: Mapping[str, str]
+) -> Sequence[Sequence[Rollout]]:
+    """Fail the episodes with values that do not fit the schema; the store would refuse the batch of all."""
+    rows = [row for of_episode in episodes for row in of_episode]
+    errors = {rows[row].episode_id: f"{column} {found}" for row, column, found in find_misfits(rows, extra_columns)}
+    if not errors:
+        return episodes
+    return [
+        [_failed(row, errors[row.episode_id]) if row.episode_id in errors else row for row in of_episode]
+        for of_episode in episodes
+    ]
+
+
+def _failed(row: Rollout, error: str) -> Rollout:
+    """Return a row with an error, with its tokens, and without what a user's code gave."""
+    return replace(
+        row,
+        error=storable(error),
+        episode_reward=None,
+        reward_components={},
+        token_rewards=np.zeros(row.response_length, np.float32),
+        terminated=False,
+        truncated=False,
+        truncation_reason=None,
+        agent_steps=(),
+        environment_steps=(),
+        messages=(),
+        extra={},
+    )
 
 
 def _group(request: EpisodeRequest, episodes: Sequence[Sequence[Rollout]]) -> RolloutGroup:

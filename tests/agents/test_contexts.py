@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ludic.agents.contexts import SUMMARY_HEADING, SUMMARY_REQUEST, Context, check_context, make_context
+from ludic.agents.contexts import SUMMARY_REQUEST, Context, check_context, make_context
 from ludic.errors import ConfigError
 from ludic.records import Message, ToolCall
+
+SUMMARISED = "U1\n\nSummary of the dialogue so far:\n"
+"""The first user message, before a summary."""
 
 ROLES = {"S": "system", "U": "user", "A": "assistant", "T": "tool"}
 
@@ -76,7 +79,10 @@ def test_thinking_stays_where_there_is_no_user() -> None:
         (2, "S U1", "S U1"),
         (2, "S U1 A1 U2", "S U1 A1 U2"),
         (2, "S U1 A1 U2 A2 U3", "S U1 A2 U3"),
-        (1, "S U1 A1 U2 A2 U3", "S U1 U3"),
+        # A window that would begin with a user's message begins with the turn before: turns alternate.
+        (1, "S U1 A1 U2 A2 U3", "S U1 A2 U3"),
+        (3, "S U1 A1 U2 A2 U3", "S U1 A1 U2 A2 U3"),
+        (3, "U1 A1 U2 A2 U3 A3 U4", "U1 A2 U3 A3 U4"),
         (9, "S U1 A1 U2 A2 U3", "S U1 A1 U2 A2 U3"),
         (2, "U1 A1 U2 A2 U3", "U1 A2 U3"),
         (2, "S1 U1 A1 S2 U2 A2 U3", "S1 U1 S2 A2 U3"),
@@ -102,26 +108,26 @@ def test_a_summary_replaces_older_messages_but_not_the_last_turn() -> None:
     texts = ["S", "U1", "A1", "U2", "A2"]
     assert seen(context, dialogue(*texts), ask) == texts  # A1, U2 and A2 are three
     texts += ["T2"]
-    assert seen(context, dialogue(*texts), ask) == ["S", "U1", SUMMARY_HEADING + "first", "A2", "T2"]
+    assert seen(context, dialogue(*texts), ask) == ["S", SUMMARISED + "first", "A2", "T2"]
     assert ask.views == [["S", "U1", "A1", "U2", "A2", "T2", SUMMARY_REQUEST]]
 
     texts += ["A3"]
-    first = ["S", "U1", SUMMARY_HEADING + "first", "A2", "T2", "A3"]
+    first = ["S", SUMMARISED + "first", "A2", "T2", "A3"]
     assert seen(context, dialogue(*texts), ask) == first
     texts += ["U3"]
-    assert seen(context, dialogue(*texts), ask) == ["S", "U1", SUMMARY_HEADING + "second", "A3", "U3"]
-    assert ask.views[1] == [*first, "U3", SUMMARY_REQUEST]
+    assert seen(context, dialogue(*texts), ask) == ["S", SUMMARISED + "second", "A3", "U3"]
+    assert ask.views[1] == [*first, f"U3\n\n{SUMMARY_REQUEST}"]
 
 
-def test_a_summary_is_a_users_message() -> None:
-    found = view(make_context("summary:1")(), dialogue("U1", "A1", "U2", "A2", "U3"), Asked("short"))
-    assert found[1] == Message(role="user", content="Summary of the dialogue so far:\nshort")
+def test_a_summary_without_a_first_question_is_a_users_message() -> None:
+    found = view(make_context("summary:1")(), dialogue("S", "A1", "T1", "A2", "T2"), Asked("short"))
+    assert [message.role for message in found] == ["system", "user", "assistant", "tool"]
 
 
 def test_no_summary_is_asked_for_that_would_replace_nothing() -> None:
     context, ask = make_context("summary:1")(), Asked("short")
     messages = dialogue("S", "U1", "A1", "T1", "A2", "T2a", "T2b")
-    expected = ["S", "U1", SUMMARY_HEADING + "short", "A2", "T2a", "T2b"]
+    expected = ["S", SUMMARISED + "short", "A2", "T2a", "T2b"]
     assert seen(context, messages, ask) == expected
     assert seen(context, messages, ask) == expected  # the same dialogue again asks nothing
     assert len(ask.views) == 1
@@ -132,14 +138,14 @@ def test_a_failed_summary_leaves_the_context_as_it_was() -> None:
     context, messages = make_context("summary:1")(), dialogue("U1", "A1", "U2", "A2")
     with pytest.raises(IndexError):
         view(context, messages, Asked())
-    assert seen(context, messages, Asked("short")) == ["U1", SUMMARY_HEADING + "short", "A2"]
+    assert seen(context, messages, Asked("short")) == [SUMMARISED + "short", "A2"]
 
 
 def test_each_episode_has_a_summary_of_its_own() -> None:
     make, messages = make_context("summary:1"), dialogue("U1", "A1", "U2", "A2")
     one, other = make(), make()
-    assert seen(one, messages, Asked("one"))[1] == SUMMARY_HEADING + "one"
-    assert seen(other, messages, Asked("other"))[1] == SUMMARY_HEADING + "other"
+    assert seen(one, messages, Asked("one"))[0] == SUMMARISED + "one"
+    assert seen(other, messages, Asked("other"))[0] == SUMMARISED + "other"
 
 
 def test_a_context_of_ones_own_is_made_for_each_episode(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ludic.agents import parsers
 from ludic.agents.parsers import Parsed, check_parser, make_parser
 from ludic.errors import ConfigError
 
@@ -88,7 +89,11 @@ def own(tmp_path: Path) -> str:
     ],
 )
 def test_an_action_is_found(spec: str, text: str, action: str) -> None:
-    assert make_parser(spec).parse(text) == Parsed(action=action)
+    parsed = make_parser(spec).parse(text)
+    assert parsed == Parsed(action=action, start=parsed.start)
+    # JSON is rewritten; the others say where the action is.
+    assert (parsed.start is None) == (spec == "json")
+    assert parsed.start is None or text.startswith(action, parsed.start)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +129,25 @@ def test_feedback_says_what_was_found_and_what_was_wanted(spec: str, text: str, 
     assert parsed.feedback is not None
     assert parsed.feedback.startswith(f"Your reply could not be read: {found}")
     assert wanted in parsed.feedback
+
+
+def test_json_that_is_never_closed_is_not_read_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_read = 0
+
+    class Counting(json.JSONDecoder):
+        def raw_decode(self, text: str, start: int = 0) -> tuple:
+            nonlocal num_read
+            try:
+                return super().raw_decode(text, start)
+            except json.JSONDecodeError as error:
+                num_read += error.pos - start
+                raise
+
+    monkeypatch.setattr(parsers, "_SCANNER", Counting())
+    broken = '{"a":' * 500 + "x"
+    assert make_parser("json").parse(broken * 20).action is None
+    assert num_read < parsers.MAX_SCANNED + len(broken)  # all of it: 12 million
+    assert make_parser("json").parse(broken + '{"b": 1}').action == '{"b":1}'
 
 
 SPECS = ("whole", "tag:a", "boxed", "json", "regex:a(b)?", "think", "think|tag:a", "boxed|json")
@@ -183,7 +207,7 @@ def test_json_is_the_same_text_alone_in_a_block_and_at_the_end(value: dict, befo
 
 def test_the_format_reward_is_given_once_for_a_completion_that_every_stage_accepts() -> None:
     parser = make_parser("think|tag:a", format_reward=0.5)
-    assert parser.parse("x</think><a>4</a>") == Parsed(action="4", reward=0.5)
+    assert parser.parse("x</think><a>4</a>") == Parsed(action="4", reward=0.5, start=len("x</think><a>"))
     assert parser.parse("x</think>4").reward == 0.0
 
 

@@ -1,10 +1,12 @@
 """Rewards for parts of an action fall at the tokens that end them."""
 
+from typing import Any
+
 import pytest
 from chat_models import chat_tokenizer, scripted_agent
 from episodes import Script, end, run_episode
 
-from ludic.agents.parsers import make_parser
+from ludic.agents.parsers import Parsed, make_parser
 from ludic.environments.environment import Score, SpanReward
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.models.chat import decode
@@ -32,6 +34,46 @@ def test_each_reward_falls_at_the_token_that_ends_its_part(parser: str) -> None:
         before, through = (decode(chat_tokenizer(), row.response_tokens[:end]) for end in (index, index + 1))
         assert part in through
         assert part not in before
+
+
+@pytest.mark.parametrize(
+    ("parser", "said", "before"),
+    [
+        ("tag:answer", "<answer> 1</answer> because 1 is right", "<answer> "),
+        ("think|tag:answer", "<think>\n1 + 0 = 1\n</think>\n\n<answer>1</answer>, yes, 1", "<answer>"),
+        ("boxed", r"1 is 1, so \boxed{ 1 }, since 1", r"boxed{ "),
+        ("regex:x=(\\d)", "1 x=1 1", "x="),
+        ("think", "<think>1</think> 1", "</think> "),
+    ],
+)
+def test_an_action_that_is_there_more_than_once_has_its_reward_where_it_was_read(
+    parser: str, said: str, before: str
+) -> None:
+    agent = scripted_agent([said], parser=make_parser(parser))
+    (row,) = run_episode(agent, Script([end(0.0, span_rewards=(SpanReward(start=0, end=1, reward=1.0),))]))
+    (index,) = row.token_rewards.nonzero()[0].tolist()
+    end_of_answer = said.rindex(before) + len(before) + 1
+    through, without = (decode(chat_tokenizer(), row.response_tokens[:stop]) for stop in (index + 1, index))
+    assert len(without) < end_of_answer <= len(through)
+
+
+@pytest.mark.parametrize("start", [None, 1, -1, "here"])
+def test_without_a_right_start_the_reward_of_an_action_that_is_there_twice_is_at_the_end(start: Any) -> None:
+    class First:
+        def parse(self, text: str) -> Parsed:
+            return Parsed(action=text[0], start=start)
+
+    for said, is_at_end in (("1 because 1", True), ("1 because", False)):
+        agent = scripted_agent([said], parser=First())
+        (row,) = run_episode(agent, Script([end(0.0, span_rewards=(SpanReward(start=0, end=1, reward=1.0),))]))
+        assert row.token_rewards.nonzero()[0].tolist() == [row.response_length - 1 if is_at_end else 0]
+
+
+def test_a_character_of_several_tokens_has_its_reward_at_the_last_of_them() -> None:
+    spans = (SpanReward(start=0, end=1, reward=1.0), SpanReward(start=1, end=2, reward=2.0))
+    (row,) = run_episode(scripted_agent(["😀b"]), Script([end(0.0, span_rewards=spans)]))
+    # Four bytes, a letter, and the end.
+    assert row.token_rewards.tolist() == [0, 0, 0, 1, 2, 0]
 
 
 def test_a_rewritten_action_has_its_rewards_at_the_end() -> None:

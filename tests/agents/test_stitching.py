@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,8 @@ from ludic.agents.parsers import make_parser
 from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.transformers_engine import TransformersEngine
+from ludic.environments.environment import Example
+from ludic.errors import ModelError
 from ludic.models.chat import decode, load_tokenizer
 from ludic.records import Message, Rollout
 
@@ -165,11 +169,56 @@ def test_storage_grows_linearly_in_turns() -> None:
 
 
 def test_a_rewritten_context_is_a_new_row_with_its_parent() -> None:
-    agent = scripted_agent(["one", "two", "three"], make_context=make_context("window:1"))
-    rows = run_episode(agent, Script([go_on("x"), go_on("y"), end()]))
+    # The window begins with "one", then with "two", then with "twofold", which has most in common with "two".
+    agent = scripted_agent(["one", "two", "twofold", "four"], make_context=make_context("window:2"))
+    rows = run_episode(agent, Script([go_on("x"), go_on("y"), go_on("z"), end()]))
     assert [row.parent_segment_index for row in rows] == [None, 0, 1]
-    assert {row.episode_reward for row in rows} == {1.5}
-    assert sum(row.token_rewards.sum() for row in rows) == 1.5
+    assert {row.episode_reward for row in rows} == {1.75}
+    assert sum(row.token_rewards.sum() for row in rows) == 1.75
+
+
+# As those of Mistral and Gemma.
+ALTERNATING = """\
+{%- for message in messages %}
+{%- if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}
+{{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{{- '<|im_start|>assistant\n' if add_generation_prompt }}"""
+
+
+def alternating(script: list[str], **options: object) -> Agent:
+    agent = scripted_agent(script, **options)
+    tokenizer = deepcopy(agent.tokenizer)
+    tokenizer.chat_template = ALTERNATING
+    return replace(agent, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("context", ["window:1", "window:2", "window:3", "summary:1", "summary:2", "summary:3"])
+def test_a_template_that_wants_turns_to_alternate_takes_each_view(context: str) -> None:
+    # Summaries are answers too, so there are more answers than steps.
+    agent = alternating(list("abcdefghij"), make_context=make_context(context))
+    rows = run_episode(agent, Script([go_on("x"), go_on("y"), go_on("z"), end()]))
+    assert {row.error for row in rows} == {None}
+    assert rows[0].episode_reward == 1.75
+
+
+def test_a_later_prompt_that_the_template_refuses_fails_the_episode() -> None:
+    class Twice:
+        async def view(self, messages: Sequence[Message], ask: object) -> Sequence[Message]:
+            return messages if len(messages) == 1 else [messages[0], messages[-1]]
+
+    (row,) = run_episode(alternating(["a", "b"], make_context=Twice), Script([go_on("x"), end()]))
+    assert row.error is not None
+    assert row.error.startswith("ModelError: ")
+    assert "refuses a conversation of user, user: Conversation roles must alternate" in row.error
+    assert (row.num_turns, row.episode_reward) == (1, None)
+
+
+def test_a_first_prompt_that_the_template_refuses_stops_the_worker() -> None:
+    start = Example(example_id="s", messages=(Message(role="system", content="s"), Message(role="user", content="u")))
+    with pytest.raises(ModelError, match="refuses a conversation of system, user"):
+        run_episode(alternating(["a"]), Script([end()]), example=start)
 
 
 def test_a_summary_is_sampled_stored_and_shown_to_the_model() -> None:
@@ -261,10 +310,51 @@ def test_hundreds_of_episodes_run_at_the_same_time() -> None:
     assert asyncio.run(asyncio.wait_for(run(), 5)) == 200  # 10 s one after the other
 
 
-def test_a_call_that_is_only_thought_of_is_not_run() -> None:
-    agent = scripted_agent([f"<think>{CALL}</think>\n\n3"], toolbox=Toolbox([function_tool(add)]))
+def targets(said: str, template: str | None = None) -> list[str]:
+    """What a completion is for, and those that follow it."""
+    agent = scripted_agent([said, "3"], toolbox=Toolbox([function_tool(add)]))
+    if template is not None:
+        agent = replace(agent, tokenizer=deepcopy(agent.tokenizer))
+        agent.tokenizer.chat_template = template
     (row,) = run_episode(agent, Script([end()]))
-    assert [step.action_target for step in row.agent_steps] == ["env"]
+    return [step.action_target for step in row.agent_steps]
+
+
+def test_a_call_that_is_only_thought_of_is_not_run() -> None:
+    assert targets(f"<think>{CALL}</think>\n\n3") == ["env"]
+    assert targets(f"<think>\nmaybe {CALL} no") == ["env"]
+
+
+def test_a_call_is_only_thought_of_if_the_prompt_begins_the_thinking() -> None:
+    opening = "<|im_start|>assistant\n"
+    template = chat_tokenizer().chat_template.replace(opening + "{% endif", opening + "<think>\n{% endif")
+    assert targets(f"maybe {CALL} no", template) == ["env"]
+    assert targets(f"maybe {CALL} no</think>\n3", template) == ["env"]
+    assert targets(f"so</think>{CALL}", template) == ["internal", "env"]
+
+
+@pytest.mark.parametrize("before", ["", "<think>a</think>"])
+def test_an_argument_may_hold_the_end_of_thinking(before: str) -> None:
+    def repeat_text(text: str) -> str:
+        """Repeat.
+
+        Args:
+            text: What.
+        """
+        return text
+
+    call = '<tool_call>{"name": "repeat_text", "arguments": {"text": "</think>"}}</tool_call>'
+    agent = scripted_agent([before + call, "3"], toolbox=Toolbox([function_tool(repeat_text)]))
+    (row,) = run_episode(agent, Script([end()]))
+    assert [call.result for call in row.agent_steps[0].tool_calls] == ["</think>"]
+
+
+def test_only_the_first_calls_of_a_completion_are_run() -> None:
+    agent = scripted_agent([CALL * 5, "3"], toolbox=Toolbox([function_tool(add)]))
+    (row,) = run_episode(agent, Script([end()]), max_tool_calls=2)
+    found = [call.result or call.error for call in row.agent_steps[0].tool_calls]
+    assert found == ["3", "3"] + ["not run: only the first 2 calls of an answer are run"] * 3
+    assert [message.content for message in row.messages if message.role == "tool"][2].startswith("Error: not run: ")
 
 
 def test_an_agent_that_only_calls_tools_is_told_to_answer() -> None:

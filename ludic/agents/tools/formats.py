@@ -2,12 +2,11 @@
 
     hermes     <tool_call>{"name": ..., "arguments": {...}}</tool_call>                Hermes, Qwen 2.5 and 3
     llama      {"name": ..., "parameters": {...}}, also after <|python_tag|>            Llama 3.1 and later
-    mistral    [TOOL_CALLS][{"name": ..., "arguments": {...}}], [TOOL_CALLS]name[ARGS]{...}
     json       ```json {"name": ..., "arguments": {...}} ```
     json:TAG   <TAG>{"name": ..., "arguments": {...}}</TAG>
 
-Pure text; raises nothing for any text. [TOOL_CALLS], [ARGS] and <|python_tag|> are special tokens of their tokenizers:
-decode a completion with its special tokens before it is parsed as llama or mistral.
+Pure text; raises nothing for any text. <|python_tag|> is a special token: decode a completion with its special tokens
+before it is parsed as llama.
 """
 
 import json
@@ -26,9 +25,6 @@ MAX_UNREADABLE = 3
 """Unreadable calls after which the rest of a text is not searched: a loop of the model may write thousands of them."""
 
 _WRITTEN = '{"name": "TOOL", "arguments": {...}}'
-_SHORTEST_ID = "call_{}".format
-_MISTRAL_ID = "call{:05d}".format
-"""Mistral's chat templates refuse ids that are not nine letters or digits."""
 
 # strict=False: models write line breaks inside strings, mostly in code.
 _DECODER = json.JSONDecoder(strict=False, parse_constant=refuse_constant)
@@ -41,8 +37,6 @@ class ParsedCalls:
 
     calls: tuple[ToolCall, ...]
     """Calls in the order of the text, without results; ids count from 0 in each text."""
-    text: str
-    """The text outside the calls, without spaces at its ends; markup that could not be read stays in it."""
     feedback: str | None = None
     """Message to the model about markup that could not be read; None if all could."""
 
@@ -71,31 +65,24 @@ class _Markup:
     start: re.Pattern[str]
     read: _Read
     example: str
-    make_id: Callable[[int], str] = _SHORTEST_ID
 
     def parse(self, text: str) -> ParsedCalls:
         found: list[_Call] = []
-        outside: list[str] = []
         problems: list[str] = []
         position = 0
         while len(problems) < MAX_UNREADABLE and (match := self.start.search(text, position)):
             try:
-                calls, end = self.read(text, match.end())
+                calls, position = self.read(text, match.end())
             except _UnreadableError as error:
                 problems.append(str(error))
-                calls, end = [], match.end()
-            outside.append(text[position : match.start() if calls else end])
+                calls, position = [], match.end()
             found += calls
-            position = end
-        outside.append(text[position:])
-        calls_with_ids = (ToolCall(id=self.make_id(i), name=name, arguments=a) for i, (name, a) in enumerate(found))
-        return ParsedCalls(
-            calls=tuple(calls_with_ids), text="".join(outside).strip(), feedback=_feedback(problems, self.example)
-        )
+        calls_with_ids = (ToolCall(id=f"call_{i}", name=name, arguments=a) for i, (name, a) in enumerate(found))
+        return ParsedCalls(calls=tuple(calls_with_ids), feedback=_feedback(problems, self.example))
 
 
 def make_tool_format(name: str) -> ToolFormat:
-    """Return a format by name: hermes, llama, mistral, json, or json:TAG. Raises ConfigError for any other name."""
+    """Return a format by name: hermes, llama, json, or json:TAG. Raises ConfigError for any other name."""
     if name in _FORMATS:
         return _FORMATS[name]
     kind, _, tag = name.partition(":")
@@ -136,30 +123,13 @@ def _read_llama(text: str, start: int) -> tuple[list[_Call], int]:
     return calls, separator.end() if separator else end
 
 
-def _read_mistral(text: str, start: int) -> tuple[list[_Call], int]:
-    """Read a JSON list of calls, or calls of the form name[ARGS]{...} (after mistral-common's tokenizer v11)."""
-    start = _skip_space(text, start)
-    if text[start : start + 1] in ("[", "{"):
-        value, end = _read_json(text, start)
-        return _calls_of(value, strict=True), end
-    calls: list[_Call] = []
-    while match := _MISTRAL_NAME.match(text, start):
-        arguments, start = _read_json(text, match.end())
-        calls.append((match["name"], _json_text(arguments)))
-    if not calls:
-        raise _UnreadableError(f"after [TOOL_CALLS] comes {_near(text, start)}")
-    return calls, start
-
-
 _PYTHON_TAG = "<|python_tag|>"
 _SEPARATOR = re.compile(r"\s*;\s*")
-_MISTRAL_NAME = re.compile(r"\s*(?P<name>[\w./-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
 # Looks ahead, so that the tag or the brace is read again. Llama begins with any key of a call.
 _LLAMA_START = re.compile(rf'(?={re.escape(_PYTHON_TAG)}|\{{\s*"(?:name|parameters|arguments|type)"\s*:)')
 _FORMATS: Mapping[str, ToolFormat] = {
     "hermes": _tag_format("tool_call"),
     "llama": _Markup(_LLAMA_START, _read_llama, '{"name": "TOOL", "parameters": {...}}'),
-    "mistral": _Markup(re.compile(r"\[TOOL_CALLS\]"), _read_mistral, f"[TOOL_CALLS][{_WRITTEN}]", _MISTRAL_ID),
     "json": _Markup(re.compile(r"```json\b"), partial(_read_until, "```", False), f"```json\n{_WRITTEN}\n```"),
 }
 

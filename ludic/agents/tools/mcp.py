@@ -2,25 +2,32 @@
 
 A server is connected once for each process and serves all of its episodes, so a server with a state shares it between
 episodes. A program runs as the same user, with HOME, PATH and a few more environment variables, and no others;
-`env TOKEN=... program` gives it one.
+`env TOKEN=$TOKEN program` gives it one of this process. Errors name the program or the host, since the rest of a
+command line or an address may hold secrets.
 """
 
 import asyncio
 import importlib.util
+import os
+import re
 import shlex
 import shutil
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 from ludic.errors import ConfigError, ToolError
 from ludic.user_code import describe
 
 CONNECT_LIMIT_S = 60.0
 """Seconds for a server to start and to list its tools."""
+CLOSE_LIMIT_S = 10.0
+"""Seconds for a program that did not answer to be ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,23 +58,32 @@ class McpServer:
         self._sessions = [_start(target)]
         self.close = weakref.finalize(self, lambda sessions: sessions[0].stop(), self._sessions)
         try:
-            listed = self._sessions[0].ready.result(CONNECT_LIMIT_S)
+            listed = self._sessions[0].ready.result(CONNECT_LIMIT_S + CLOSE_LIMIT_S)
         except Exception as error:
             self.close()
             raise ConfigError(_unreachable(target, error)) from error
         self.tools = [McpTool(self, tool.name, _schema_of(tool)) for tool in listed]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool and return the text of its result. Raises ToolError if the result is an error."""
+        """Call a tool and return the text of its result. Raises ToolError if the result is an error.
+
+        The model reads the error, so of others than the server's it has the class only.
+        """
+        from mcp import MCPError
+
         session = self._session()
         try:
             # Without the shield, the end of one call's time would end the connection for all that wait for it.
             await asyncio.shield(asyncio.wrap_future(session.ready))
         except Exception as error:
-            raise ToolError(_unreachable(self.target, error)) from error
-        result = await asyncio.wrap_future(
-            asyncio.run_coroutine_threadsafe(session.call(name, arguments), session.loop)
-        )
+            raise ToolError(f"{_name(self.target)} could not be reached: {type(_first(error)).__name__}") from error
+        call = asyncio.run_coroutine_threadsafe(session.call(name, arguments), session.loop)
+        try:
+            result = await asyncio.wrap_future(call)
+        except MCPError:
+            raise
+        except Exception as error:
+            raise ToolError(f"{_name(self.target)} failed: {type(_first(error)).__name__}") from error
         if result.is_error:
             raise ToolError(_text_of(result))
         return _text_of(result)
@@ -84,7 +100,7 @@ class _Session:
     """The connection, as the thread runs it; holds no reference to its McpServer, so that the latter can be freed."""
 
     def __init__(self, target: str) -> None:
-        self.target = target
+        self.server = _client_target(target)
         self.ready: Future[list[Any]] = Future()
         self.loop = asyncio.new_event_loop()
         self.stopping = asyncio.Event()
@@ -106,8 +122,9 @@ class _Session:
         """Connect, list the tools, and wait; a connection must end in the task that began it."""
         from mcp import Client
 
-        async with Client(_client_target(self.target)) as self.client:
+        async with asyncio.timeout(CONNECT_LIMIT_S) as limit, Client(self.server) as self.client:
             self.ready.set_result(await self._list_tools())
+            limit.reschedule(None)
             await self.stopping.wait()
 
     async def _list_tools(self) -> list[Any]:
@@ -144,17 +161,18 @@ def _start(target: str) -> _Session:
 def check_server(target: str) -> None:
     """Raise ConfigError for a target that can't be a server; nothing is started or contacted."""
     if importlib.util.find_spec("mcp") is None:
-        raise ConfigError(f"MCP server {target}: the package mcp is not installed; pip install 'ludic-rl[agents]'")
+        raise ConfigError("MCP server: the package mcp is not installed; pip install 'ludic-rl[agents]'")
+    try:
+        command = [] if _is_address(target) else shlex.split(target)
+        name = _name(target)
+    except ValueError as error:
+        raise ConfigError(f"MCP server: its address or command line can't be read: {error}") from error
     if _is_address(target):
         return
-    try:
-        command = shlex.split(target)
-    except ValueError as error:
-        raise ConfigError(f"MCP server {target}: the command line can't be split: {error}") from error
     if not command:
         raise ConfigError("MCP server: no command is given; wanted mcp:COMMAND ARGUMENTS or mcp:https://ADDRESS")
     if shutil.which(command[0]) is None:
-        raise ConfigError(f"MCP server {target}: there is no program {command[0]!r}; give its path, or install it")
+        raise ConfigError(f"{name}: there is no program {command[0]!r}; give its path, or install it")
 
 
 def _is_address(target: str) -> bool:
@@ -166,8 +184,26 @@ def _client_target(target: str) -> Any:
 
     if _is_address(target):
         return target
-    command, *arguments = shlex.split(target)
+    command, *arguments = map(_with_value, shlex.split(target))
     return StdioServerParameters(command=command, args=arguments)
+
+
+def _with_value(word: str) -> str:
+    """Return NAME=$VARIABLE with the value from the environment, any other word as it is."""
+    match = re.fullmatch(r"(\w+=)\$(\w+)", word)
+    if match is None:
+        return word
+    if match[2] not in os.environ:
+        raise ConfigError(f"MCP server: {word} names a variable that is not set; set {match[2]} where the worker runs")
+    return match[1] + os.environ[match[2]]
+
+
+def _name(target: str) -> str:
+    """Name the program or the host. Raises ValueError if there is none to read."""
+    if _is_address(target):
+        return f"MCP server {urlsplit(target).hostname}"
+    words = (Path(word).name for word in shlex.split(target) if "=" not in word)
+    return f"MCP server {next((word for word in words if word != 'env'), '')}".rstrip()
 
 
 def _schema_of(tool: Any) -> dict[str, Any]:
@@ -181,7 +217,8 @@ def _text_of(result: Any) -> str:
 
 
 def _unreachable(target: str, error: BaseException) -> str:
-    return f"MCP server {target}: it could not be reached: {describe(_first(error))}"
+    name = _name(target)
+    return f"{name}: it could not be reached: {describe(_first(error)).replace(target, name)}"
 
 
 def _first(error: BaseException) -> Exception:

@@ -111,7 +111,7 @@ def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase") -> Row:
         prompt_tokens = _encode(tokenizer, texts.prompt)
     else:
         messages = _to_messages("the prompt", texts.prompt)
-        prompt_tokens = render_prompt(tokenizer, messages)
+        prompt_tokens = _render(tokenizer, messages)
     return Row(
         prompt_tokens=prompt_tokens,
         response_tokens=_encode(tokenizer, texts.completion),
@@ -126,7 +126,7 @@ def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokeniz
     steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
     ends: dict[int, int] = {}
     for turn, index in enumerate(_sampled(conversation, messages)):
-        prompt = render_prompt(tokenizer, messages[:index])
+        prompt = _render(tokenizer, messages[:index])
         span = builder.add_call(prompt, _completion(tokenizer, messages[: index + 1], prompt))
         steps[span.segment_index].append(agent_step(turn, messages[index], span.start, span.end))
         ends[span.segment_index] = index + 1
@@ -160,13 +160,22 @@ def _sampled(conversation: Conversation, messages: Sequence[Message]) -> Sequenc
 
 def _completion(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], prompt: np.ndarray) -> np.ndarray:
     """Return the tokens that the last message adds to its prompt, (length,) int32, up to the end token."""
-    whole = render_prompt(tokenizer, messages, add_generation_prompt=False)
+    whole = _render(tokenizer, messages, add_generation_prompt=False)
     if not np.array_equal(whole[: len(prompt)], prompt):
         # The template renders a past answer differently from a new one, so encode the answer's text alone.
         return _encode(tokenizer, messages[-1].content)
     completion = whole[len(prompt) :]
     ends = np.flatnonzero(completion == tokenizer.eos_token_id)
     return completion[: ends[0] + 1] if len(ends) else completion
+
+
+def _render(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool = True
+) -> np.ndarray:
+    """Return the tokens of a conversation; those of a recorded answer may be special, as a mark of a tool call is."""
+    return render_prompt(
+        tokenizer, messages, add_generation_prompt=add_generation_prompt, keep_special_of=("assistant",)
+    )
 
 
 def _encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> np.ndarray:

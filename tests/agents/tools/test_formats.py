@@ -31,14 +31,6 @@ def in_llama(calls: Calls) -> str:
     return "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls)
 
 
-def in_mistral(calls: Calls) -> str:
-    return "[TOOL_CALLS] " + json.dumps([{"name": n, "arguments": a} for n, a in calls], ensure_ascii=False)
-
-
-def in_new_mistral(calls: Calls) -> str:
-    return "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls)
-
-
 def in_json(calls: Calls) -> str:
     return "\n".join(f"```json\n{json.dumps({'name': n, 'arguments': a}, indent=2)}\n```" for n, a in calls)
 
@@ -51,12 +43,10 @@ WRITERS = [
     ("hermes", in_hermes),
     ("llama", in_llama),
     ("llama", lambda calls: "<|python_tag|>" + in_llama(calls)),
-    ("mistral", in_mistral),
-    ("mistral", in_new_mistral),
     ("json", in_json),
     ("json:act", in_tags),
 ]
-NAMES = ["hermes", "llama", "mistral", "json", "json:act"]
+NAMES = ["hermes", "llama", "json", "json:act"]
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -70,18 +60,15 @@ a_call = st.tuples(
 
 @pytest.mark.parametrize(("name", "write"), WRITERS)
 @given(calls=st.lists(a_call, min_size=1, max_size=4))
-def test_calls_as_a_family_writes_them_are_found_with_nothing_left(
-    name: str, write: Callable[[Calls], str], calls: Calls
-) -> None:
+def test_calls_as_a_family_writes_them_are_found(name: str, write: Callable[[Calls], str], calls: Calls) -> None:
     parsed = parse(name, write(calls))
     assert found(parsed) == [(called, arguments) for called, arguments in calls]
-    assert parsed.text == ""
     assert parsed.feedback is None
     assert len({call.id for call in parsed.calls}) == len(calls)
 
 
 PIECES = [
-    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "```json", "```"),
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "```json", "```"),
     *('{"name": "a", "arguments": {"b": "c"}}', '{"name": "a", "parameters": {}}', '{"name": ', "[", "]", "{", "}"),
     *("<act>", "</act>", "a", '"', "\\", "\n", " ", ";", "\ud800", r'"\ud800"', "NaN", "[" * 2000, '{"name":' * 500),
 ]
@@ -97,13 +84,12 @@ def test_no_text_raises_and_all_that_is_found_can_be_stored(name: str, text: str
 
 @pytest.mark.parametrize("name", NAMES)
 @given(text=st.text(alphabet="abc ,.\n{}[]"))
-def test_text_without_markup_stays_as_it_is(name: str, text: str) -> None:
-    assert parse(name, text) == ParsedCalls(calls=(), text=text.strip())
+def test_text_without_markup_has_no_calls(name: str, text: str) -> None:
+    assert parse(name, text) == ParsedCalls(calls=())
 
 
-def test_hermes_keeps_the_words_around_a_call() -> None:
+def test_a_call_may_stand_between_words() -> None:
     parsed = parse("hermes", 'I look.\n<tool_call>{"name": "find", "arguments": {"q": "猫"}}</tool_call>\nThen I see.')
-    assert parsed.text == "I look.\n\nThen I see."
     (call,) = parsed.calls
     assert (call.id, call.name, call.arguments) == ("call_0", "find", '{"q": "猫"}')
     assert call.result is None
@@ -113,7 +99,6 @@ def test_hermes_keeps_the_words_around_a_call() -> None:
 def test_code_may_hold_the_closing_tag_and_line_breaks() -> None:
     parsed = parse("hermes", '<tool_call>{"name": "python", "arguments": {"code": "a\n</tool_call>"}}</tool_call>')
     assert found(parsed) == [("python", {"code": "a\n</tool_call>"})]
-    assert parsed.text == ""
 
 
 def test_a_closing_tag_that_the_end_of_the_text_cut_off_is_not_missed() -> None:
@@ -140,17 +125,13 @@ def test_arguments_in_a_string_are_taken_out_of_it() -> None:
         ("hermes", "<tool_call>" + '{"name":' * 5000, "JSON of the call"),
         ("llama", '{"name": "go", "parameters": {', "broken: Expecting property name"),
         ("llama", "<|python_tag|>go.call(1)", "broken: Expecting value at 'go.call(1)'"),
-        ("mistral", "[TOOL_CALLS]go{}", "after [TOOL_CALLS] comes 'go{}'"),
-        ("mistral", "[TOOL_CALLS]", "after [TOOL_CALLS] comes the end of the text"),
-        ("mistral", "[TOOL_CALLS]go[ARGS]{", "broken: Expecting property name"),
         ("json", '```json\n{"name": }\n```', "broken: Expecting value"),
         ("json:act", "<act>42</act>", "a call is a JSON object, not 42"),
     ],
 )
-def test_markup_that_cant_be_read_gives_feedback_and_stays_in_the_text(name: str, text: str, feedback: str) -> None:
+def test_markup_that_cant_be_read_gives_feedback(name: str, text: str, feedback: str) -> None:
     parsed = parse(name, text)
     assert parsed.calls == ()
-    assert parsed.text == text
     assert feedback in (parsed.feedback or "")
     assert "Write each call as " in (parsed.feedback or "")
 
@@ -158,7 +139,6 @@ def test_markup_that_cant_be_read_gives_feedback_and_stays_in_the_text(name: str
 def test_sound_calls_beside_a_broken_one_are_found() -> None:
     parsed = parse("hermes", '<tool_call>{"name": </tool_call><tool_call>{"name": "go", "arguments": {}}</tool_call>')
     assert found(parsed) == [("go", {})]
-    assert parsed.text == '<tool_call>{"name": </tool_call>'
     assert "Expecting value" in (parsed.feedback or "")
 
 
@@ -172,36 +152,23 @@ def test_sound_calls_beside_a_broken_one_are_found() -> None:
     ],
 )
 def test_an_answer_in_json_is_no_call(name: str, text: str) -> None:
-    assert parse(name, text) == ParsedCalls(calls=(), text=text)
+    assert parse(name, text) == ParsedCalls(calls=())
 
 
 def test_llama_may_speak_before_its_call_and_name_the_type_first() -> None:
     parsed = parse("llama", 'Sure. {"type": "function", "name": "go", "parameters": {"n": 1}}')
     assert found(parsed) == [("go", {"n": 1})]
-    assert parsed.text == "Sure."
-
-
-def test_ids_of_mistral_are_nine_letters_or_digits_as_its_templates_want() -> None:
-    ids = [call.id for call in parse("mistral", in_new_mistral([("a", {}), ("b", {})])).calls]
-    assert ids == ["call00000", "call00001"]
-    assert all(len(each) == 9 and each.isalnum() for each in ids)
-
-
-def test_mistral_may_give_ids_of_its_own() -> None:
-    parsed = parse("mistral", 'Well.[TOOL_CALLS]go[CALL_ID]x1Y2z3w4v[ARGS]{"n": 1}')
-    assert found(parsed) == [("go", {"n": 1})]
-    assert parsed.text == "Well."
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_long_hostile_text_is_read_in_a_moment(name: str) -> None:
     start = time.process_time()
-    for piece in ('{"name":', "<tool_call>{", "[TOOL_CALLS]", "```json", "<act>[", '{"a":{"name": 1}', " "):
+    for piece in ('{"name":', "<tool_call>{", "```json", "<act>[", '{"a":{"name": 1}', " "):
         parse(name, piece * (100_000 // len(piece)))
     assert time.process_time() - start < 10
 
 
-@pytest.mark.parametrize("name", ["hermess", "json:", "json:a b", "xml:act", ""])
+@pytest.mark.parametrize("name", ["hermess", "mistral", "json:", "json:a b", "xml:act", ""])
 def test_an_unknown_format_is_refused_with_those_that_exist(name: str) -> None:
-    with pytest.raises(ConfigError, match="is unknown; there are hermes, llama, mistral, json, and json:TAG"):
+    with pytest.raises(ConfigError, match="is unknown; there are hermes, llama, json, and json:TAG"):
         make_tool_format(name)

@@ -6,6 +6,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ludic.agents.tools import mcp
 from ludic.agents.tools.mcp import McpServer
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
@@ -102,6 +104,12 @@ def test_a_program_inherits_no_secrets_but_may_be_given_one(monkeypatch: pytest.
     monkeypatch.setenv("SECRET_TOKEN", "hush")
     assert call(Toolbox(make_tools([f"mcp:{COMMAND}"])), "secret").result == "none"
     assert call(Toolbox(make_tools([f"mcp:env SECRET_TOKEN=given {COMMAND}"])), "secret").result == "given"
+    assert call(Toolbox(make_tools([f"mcp:env SECRET_TOKEN=$SECRET_TOKEN {COMMAND}"])), "secret").result == "hush"
+
+
+def test_a_variable_that_is_not_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"SECRET_TOKEN=\$NOT_SET names a variable that is not set; set NOT_SET"):
+        make_tools([f"mcp:env SECRET_TOKEN=$NOT_SET {COMMAND}"])
 
 
 def test_a_server_whose_tools_are_in_use_no_more_ends(ends: Callable[[int], bool]) -> None:
@@ -136,14 +144,29 @@ def test_a_server_that_dies_fails_the_calls_on_their_way_and_is_started_again(en
 def test_a_server_that_does_not_come_back_is_an_error_of_each_call(tmp_path: Path) -> None:
     copy = tmp_path / "server.py"
     copy.write_text(Path(SERVER).read_text())
-    server = McpServer(shlex.join([sys.executable, str(copy)]))
+    server = McpServer(shlex.join(["env", "SECRET_TOKEN=hunter2", sys.executable, str(copy)]))
     toolbox = Toolbox(server.tools, time_limit_s=10.0)
     psutil.Process(int(call(toolbox, "pid").result or "")).kill()
     copy.unlink()
     errors = [call(toolbox, "pid").error or "" for _ in range(3)]
     assert all(errors)
-    assert "it could not be reached" in errors[-1]
+    assert errors[-1] == f"MCP server {Path(sys.executable).name} could not be reached: MCPError"
+    assert "hunter2" not in "".join(errors)
     server.close()
+
+
+def test_a_server_that_never_answers_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: Callable[[int], bool]
+) -> None:
+    before = threading.enumerate()
+    monkeypatch.setattr(mcp, "CONNECT_LIMIT_S", 1.0)
+    code = "import os, pathlib, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(300)"
+    with pytest.raises(ConfigError, match="it could not be reached: TimeoutError"):
+        make_tools(["mcp:" + shlex.join([sys.executable, "-c", code, str(tmp_path / "pid")])])
+    assert ends(int((tmp_path / "pid").read_text()))
+    for thread in set(threading.enumerate()) - set(before):
+        thread.join(20)
+        assert not thread.is_alive()
 
 
 def test_it_ends_with_the_process_that_started_it(tmp_path: Path, ends: Callable[[int], bool]) -> None:
@@ -160,8 +183,9 @@ print(asyncio.run({{tool.name: tool for tool in tools}}["pid"]({{}})))
 
 
 def test_a_server_that_cant_be_reached_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"MCP server http://127.0.0.1:\d+/mcp: it could not be reached"):
-        make_tools([f"mcp:http://127.0.0.1:{free_port()}/mcp"])
+    with pytest.raises(ConfigError, match=r"MCP server 127\.0\.0\.1: it could not be reached") as refused:
+        make_tools([f"mcp:http://127.0.0.1:{free_port()}/mcp?key=hunter2"])
+    assert "hunter2" not in str(refused.value)
     silent = shlex.join([sys.executable, "-c", "pass"])
     with pytest.raises(ConfigError, match="it could not be reached"):
         make_tools([f"mcp:{silent}"])

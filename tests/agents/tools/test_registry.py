@@ -135,7 +135,7 @@ def test_a_server_needs_the_package_mcp(monkeypatch: pytest.MonkeyPatch) -> None
     [
         ("mcp:", "no command is given; wanted mcp:COMMAND"),
         ("mcp:there-is-no-such-program --port 7", "there is no program 'there-is-no-such-program'"),
-        ("mcp:python 'unclosed", "the command line can't be split: No closing quotation"),
+        ("mcp:python 'unclosed", "its address or command line can't be read: No closing quotation"),
     ],
 )
 def test_a_server_that_cant_be_started_is_refused(name: str, error: str) -> None:

@@ -1,0 +1,30 @@
+"""Run episodes in an event loop that ends even if a tool ignores that it was cancelled."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from ludic.agents.tools.toolbox import GRACE_S
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine in an event loop of its own, as asyncio.run does; raises what it raises.
+
+    asyncio.run waits for all tasks, so one tool that ignores its cancellation would hang the worker. Here the tasks
+    that are left have GRACE_S seconds to end; those that don't never run again, since their event loop is closed.
+    """
+    with asyncio.Runner() as runner:
+        try:
+            runner.run(main)
+        finally:
+            runner.run(_end_tasks())
+
+
+async def _end_tasks() -> None:
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:
+        _, stubborn = await asyncio.wait(left, timeout=GRACE_S)
+        for task in stubborn:
+            asyncio.tasks._unregister_task(task)  # the hook by which Python lets others keep their own list of tasks

@@ -1,0 +1,139 @@
+"""Mistakes of a user's code fail the episode with an error that says which, and never the worker or the batch."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from chat_models import scripted_agent
+from episodes import EXAMPLE, Script, end, run_episode
+
+from ludic.agents.parsers import Parsed
+from ludic.environments.environment import Example, Transition
+from ludic.errors import ConfigError, ModelError
+from ludic.records import Message
+
+
+def test_messages_may_come_from_a_generator() -> None:
+    class Lazy(Script):
+        def reset(self, example: Example) -> Iterator[Message]:  # type: ignore[override]
+            return (message for message in example.messages)
+
+    class View:
+        async def view(self, messages: Any, ask: Any) -> Iterator[Message]:
+            return (message for message in messages)
+
+    (row,) = run_episode(scripted_agent(["a"], make_context=View), Lazy([end()]))
+    assert (row.error, [message.content for message in row.messages]) == (None, ["begin", "a"])
+
+
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("raised", "error"),
+    [
+        (ValueError("half \ud83d"), "ValueError: half ?"),
+        (ValueError("one\nline"), "ValueError: one line"),
+    ],
+)
+def test_the_text_of_an_error_can_be_stored(raised: Exception, error: str) -> None:
+    (row,) = run_episode(scripted_agent(["a"]), Script([raised]))
+    assert row.error == error
+
+
+def test_an_error_without_a_text_fails_the_episode() -> None:
+    (row,) = run_episode(scripted_agent(["a"]), Script([UnreadableError()]))
+    assert row.error == "UnreadableError: its message could not be read, RuntimeError was raised"
+
+
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), None, "0.5"])
+def test_a_parser_whose_reward_is_no_number_fails_the_episode(reward: Any) -> None:
+    class Own:
+        def parse(self, text: str) -> Parsed:
+            return Parsed(action=text, reward=reward)
+
+    (row,) = run_episode(scripted_agent(["a"], parser=Own()), Script([end()]))
+    assert row.error is not None
+    assert row.num_turns == 1
+
+
+@pytest.mark.parametrize(
+    ("transition", "error"),
+    [
+        (end(info={1: "a"}), "TypeError: a name in info is 1, wanted a str"),
+        (end(info={"\ud800": "a"}), "ValueError: a name in info holds half a surrogate pair"),
+        (end(reward_components={1: 0.5}), "TypeError: a name in reward_components is 1, wanted a str"),
+        (end("0.5"), "TypeError: reward is '0.5', wanted a number"),
+    ],
+)
+def test_what_the_store_would_refuse_fails_the_episode(transition: Transition, error: str) -> None:
+    (row,) = run_episode(scripted_agent(["a"]), Script([transition]))
+    assert row.error is not None
+    assert row.error.startswith(error)
+    assert (row.messages[0], row.episode_reward) == (EXAMPLE.messages[0], None)
+
+
+@pytest.mark.parametrize(
+    "messages", [(), (Message(role="user", content=5),), (Message(role="user", content="\ud800"),)]
+)  # type: ignore[arg-type]
+def test_an_episode_without_usable_messages_fails_with_one_token(messages: tuple[Message, ...]) -> None:
+    example = Example(example_id="bare", messages=messages)
+    (row,) = run_episode(scripted_agent(["a"]), Script([end()]), example=example)
+    assert row.error is not None
+    assert (row.messages, row.prompt_length) == ((), 1)
+
+
+def test_a_name_that_is_no_text_fails_the_episode() -> None:
+    named = Message(role="user", content="a", name=5)  # type: ignore[arg-type]
+    example = Example(example_id="named", messages=(named,))
+    (row,) = run_episode(scripted_agent(["a"]), Script([end()]), example=example)
+    assert row.error == "TypeError: the name in a message of reset is 5, wanted a str"
+
+
+def test_an_error_of_a_context_fails_the_episode_even_if_it_is_one_of_ludic() -> None:
+    class Refuses:
+        async def view(self, messages: Any, ask: Any) -> None:
+            raise ConfigError("my context says no")
+
+    (row,) = run_episode(scripted_agent(["a"], make_context=Refuses), Script([end()]))
+    assert row.error == "ConfigError: my context says no"
+
+
+def test_a_context_that_can_not_be_made_fails_the_episode() -> None:
+    class NoMore:
+        def __init__(self) -> None:
+            raise ValueError("no more")
+
+    (row,) = run_episode(scripted_agent(["a"], make_context=NoMore), Script([end()]))
+    assert (row.error, row.messages) == ("ValueError: no more", EXAMPLE.messages)
+
+
+@pytest.mark.parametrize("question", [(), ({"role": "user"},), (Message(role="user", content="\ud800"),)])
+def test_a_context_that_asks_nothing_sensible_fails_the_episode(question: tuple[Any, ...]) -> None:
+    class Asks:
+        async def view(self, messages: Any, ask: Any) -> Any:
+            await ask(question)
+            return messages
+
+    (row,) = run_episode(scripted_agent(["a", "b"], make_context=Asks), Script([end()]))
+    assert row.error is not None
+    assert "the context's question" in row.error
+
+
+def test_an_error_of_the_engine_in_a_question_is_not_one_of_the_episode() -> None:
+    class Unable:
+        policy_version, max_length = 0, 1000
+
+        async def generate(self, request: object) -> None:
+            raise ModelError("half loaded")
+
+    class Asks:
+        async def view(self, messages: Any, ask: Any) -> Any:
+            await ask(messages)
+
+    agent = scripted_agent([])
+    agent = type(agent)(engine=Unable(), tokenizer=agent.tokenizer, model="m", make_context=Asks)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="half loaded"):
+        run_episode(agent, Script([]))
