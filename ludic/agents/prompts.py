@@ -6,7 +6,8 @@ marker in the completion's place, and tokenised alone: tokens never merge across
 changed or left out, the prompt is rendered as a whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,13 +21,37 @@ if TYPE_CHECKING:
 
 _MARKER = "LUDIC COMPLETION"
 
+Render = Callable[[tuple[Message, ...]], np.ndarray]
+"""Returns (length,) int32: the prompt of a dialogue, rendered as a whole. The array must not be changed."""
+
+
+def make_render(tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]] = ()) -> Render:
+    """Return a function that renders whole prompts; the episodes of a group begin alike, so it keeps recent ones.
+
+    tools: schemas of tools for the chat template.
+    """
+
+    @lru_cache(maxsize=64)
+    def render(messages: tuple[Message, ...]) -> np.ndarray:
+        prompt = render_prompt(tokenizer, messages, tools=tools)
+        prompt.flags.writeable = False
+        return prompt
+
+    return render
+
 
 class PromptBuilder:
     """Builds the prompts of one agent in one episode."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """tools: schemas of tools for the chat template."""
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        tools: Sequence[Mapping[str, Any]] = (),
+        render: Render | None = None,
+    ) -> None:
+        """tools: schemas of tools for the chat template. render: of the same tokenizer and tools; None makes one."""
         self._tokenizer, self._tools = tokenizer, tools
+        self._render = render or make_render(tokenizer, tools)
         self._seen: tuple[Message, ...] = ()
         """Messages of the last call, with its completion; empty before the first."""
         self._tokens = np.zeros(0, np.int32)
@@ -40,7 +65,7 @@ class PromptBuilder:
             added = self._render_added(messages)
             if added is not None:
                 return np.concatenate([self._tokens, added], dtype=np.int32)
-        return render_prompt(self._tokenizer, messages, tools=self._tools)
+        return self._render(tuple(messages))
 
     def complete(
         self, messages: Sequence[Message], prompt: np.ndarray, completion: Completion, answer: Message

@@ -149,7 +149,7 @@ class _Player:
         self._agent, self._episode, self.tokenizer = agent, episode, agent.tokenizer
         self.request, self.limits = request, limits
         self._context = agent.make_context()
-        self._prompts = PromptBuilder(agent.tokenizer, agent.toolbox.schemas)
+        self._prompts = PromptBuilder(agent.tokenizer, agent.toolbox.schemas, agent.render)
         self.messages = list(request.example.messages)
         """The dialogue so far."""
 
