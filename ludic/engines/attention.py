@@ -5,7 +5,7 @@ transformers' sdpa repeats them for each query head, which takes several times a
 (benchmarks/continuous_batching.py). Prompts, and models that do more than a mask and a scale, run transformers' sdpa.
 """
 
-# Shapes: B = sequences, L = tokens of the longest, H = heads, K = key and value heads, D = head size.
+# Shapes: B = sequences, T = new tokens, L = tokens of the longest, H = heads, K = key and value heads, D = head size.
 
 import inspect
 import sys
@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 DECODING_ATTENTION = "ludic_decoding"
-"""attn_implementation of models that engines sample from."""
+"""attn_implementation of models that are sampled from on a CPU."""
 
 _BEYOND_A_MASK = ("position_bias", "softcap", "s_aux", "cache")
 """Arguments of attention functions that change the result, apart from mask, scale and dropout."""
@@ -45,27 +45,36 @@ def _can_switch(model: PreTrainedModel) -> bool:
 def decoding_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers; returns (B, L, H, D). query: (B, H, L, D). key, value: (B, K, L, D)."""
+    """Attention function for transformers; returns (B, T, H, D). query: (B, H, T, D). key, value: (B, K, L, D)."""
     num_sequences, num_heads, num_tokens, _ = query.shape
     is_plain = not options.get("dropout") and all(options.get(name) is None for name in _BEYOND_A_MASK)
     masks_all_heads = attention_mask is None or attention_mask.shape[1] == 1
     if num_tokens > 1 or key.shape[1] == num_heads or not (is_plain and masks_all_heads):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    groups = query.view(num_sequences, key.shape[1], -1, query.shape[-1])
+    groups = query.reshape(num_sequences, key.shape[1], -1, query.shape[-1])
     output = scaled_dot_product_attention(groups, key, value, attn_mask=attention_mask, scale=options.get("scaling"))
-    return output.view(num_sequences, 1, num_heads, -1), None
+    return output.reshape(num_sequences, 1, num_heads, -1), None
 
 
 def decoding_mask(
-    *, q_length: int, attention_mask: Tensor | None, mask_function: Callable[..., Tensor], **options: Any
+    *,
+    q_length: int,
+    kv_length: int,
+    attention_mask: Tensor | None,
+    mask_function: Callable[..., Tensor],
+    **options: Any,
 ) -> Tensor | None:
     """Mask function for transformers; returns (B, 1, q_length, L) bool, or None if nothing is masked.
 
-    attention_mask: (B, L), False for padding. A last token sees all others, so its mask is that of the padding.
+    attention_mask: (B, L), 0 for padding. A last token sees all tokens that the cache holds, so its mask is that of the
+    padding, unless the cache holds a window of kv_length tokens only.
     """
-    if q_length == 1 and attention_mask is not None and mask_function is causal_mask_function:
+    sees_all = q_length == 1 and mask_function is causal_mask_function
+    if sees_all and attention_mask is not None and attention_mask.shape[1] == kv_length:
         return attention_mask[:, None, None, :].bool()
-    return sdpa_mask(q_length=q_length, attention_mask=attention_mask, mask_function=mask_function, **options)
+    return sdpa_mask(
+        q_length=q_length, kv_length=kv_length, attention_mask=attention_mask, mask_function=mask_function, **options
+    )
 
 
 AttentionInterface.register(DECODING_ATTENTION, decoding_attention)

@@ -68,7 +68,8 @@ class TransformersEngine:
             dtype = torch.float32
         self._base = base
         self._model = _load_model(folder, dtype, base).to(self._device)
-        use_decoding_attention(self._model)
+        if self._device.type == "cpu":  # nobody has measured it elsewhere
+            use_decoding_attention(self._model)
         if float32_head:
             _make_logits_in_float32(self._model)
         self._half_loaded: str | None = None

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from chat_models import END, chat_tokenizer
 
-from ludic.agents.prompts import PromptBuilder
+from ludic.agents.prompts import PromptBuilder, make_render
 from ludic.engines.engine import Completion
 from ludic.models.chat import render_prompt, render_text
 from ludic.records import Message, WeightSpan
@@ -80,3 +80,14 @@ def test_tools_are_in_every_prompt() -> None:
     assert '"name": "add"' in chat_tokenizer().decode(first.tolist())
     dialogue = after(builder, QUESTION, completion("4"), "4")
     assert builder.build([*dialogue, Message(role="user", content="?")])[: len(first)].tolist() == first.tolist()
+
+
+def test_the_first_prompt_of_a_groups_episodes_is_rendered_once_and_cannot_be_changed() -> None:
+    render = make_render(chat_tokenizer())
+    builders = [PromptBuilder(chat_tokenizer(), render=render) for _ in range(2)]
+    first, second = (builder.build(QUESTION) for builder in builders)
+    assert first is second
+    assert first.tolist() == render_prompt(chat_tokenizer(), QUESTION).tolist()
+    assert builders[0].build(QUESTION[1:]).tolist() == render_prompt(chat_tokenizer(), QUESTION[1:]).tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 0
