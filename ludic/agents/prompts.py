@@ -54,29 +54,25 @@ class PromptBuilder:
         self._render = render or make_render(tokenizer, tools)
         self._seen: tuple[Message, ...] = ()
         """Messages of the last call, with its completion; empty before the first."""
-        self._tokens = np.zeros(0, np.int32)
-        """(length,) int32: the last call's prompt and completion."""
-        self._stop_text = ""
-        """Text of the token that ended the last completion; empty if the completion was cut off."""
+        self._last: tuple[np.ndarray, Completion] | None = None
+        """The last call's prompt, (length,) int32, and completion."""
 
     def build(self, messages: Sequence[Message]) -> np.ndarray:
         """Return (length,) int32: the prompt of a call that sees these messages."""
-        if self._seen and tuple(messages[: len(self._seen)]) == self._seen:
-            added = self._render_added(messages)
+        if self._last is not None and tuple(messages[: len(self._seen)]) == self._seen:
+            prompt, completion = self._last
+            added = self._render_added(messages, completion)
             if added is not None:
-                return np.concatenate([self._tokens, added], dtype=np.int32)
+                return np.concatenate([prompt, completion.tokens, added], dtype=np.int32)
         return self._render(tuple(messages))
 
     def complete(
         self, messages: Sequence[Message], prompt: np.ndarray, completion: Completion, answer: Message
     ) -> None:
         """Note a call: its messages, its prompt, and its completion, also as a message."""
-        self._seen = (*messages, answer)
-        self._tokens = np.concatenate([prompt, completion.tokens], dtype=np.int32)
-        has_stopped = completion.finish_reason == "stop"
-        self._stop_text = self._tokenizer.decode([int(completion.tokens[-1])]) if has_stopped else ""
+        self._seen, self._last = (*messages, answer), (prompt, completion)
 
-    def _render_added(self, messages: Sequence[Message]) -> np.ndarray | None:
+    def _render_added(self, messages: Sequence[Message], completion: Completion) -> np.ndarray | None:
         """Return the tokens that follow the last completion; None if the template leaves out the completion."""
         *before, answer = self._seen
         marked = [*before, Message(role=answer.role, content=_MARKER), *messages[len(self._seen) :]]
@@ -84,6 +80,8 @@ class PromptBuilder:
         if not marker:
             return None
         # The template ends a completion with the stop token, which was sampled if the completion was not cut off.
-        before_stop, stop, after_stop = added.partition(self._stop_text) if self._stop_text else (added, "", "")
+        has_stopped = completion.finish_reason == "stop"
+        stop_text = self._tokenizer.decode([int(completion.tokens[-1])]) if has_stopped else ""
+        before_stop, stop, after_stop = added.partition(stop_text) if stop_text else (added, "", "")
         added = after_stop if stop and not before_stop.strip() else added
         return np.asarray(self._tokenizer(added, add_special_tokens=False)["input_ids"], dtype=np.int32)
