@@ -1,8 +1,8 @@
 """Attention for decoding, where each sequence asks with one new token.
 
 Query heads that share a key and value head are the rows of one small matrix, so keys and values are read as they are.
-transformers' sdpa repeats them for each query head, which takes several times as long on a CPU
-(benchmarks/continuous_batching.py). Prompts, and models that do more than a mask and a scale, run transformers' sdpa.
+transformers' sdpa repeats them for each query head, which takes three times as long on a CPU (benchmarks/README.md).
+Prompts, and models that do more than a mask and a scale, run transformers' sdpa.
 """
 
 # Shapes: B = sequences, T = new tokens, L = tokens of the longest, H = heads, K = key and value heads, D = head size.
