@@ -32,7 +32,7 @@ def use_decoding_attention(model: PreTrainedModel) -> None:
 
 
 def _can_switch(model: PreTrainedModel) -> bool:
-    """Return whether a model calls what is registered, and does nothing else by its name.
+    """Return whether a model calls registered attention functions, and takes no decision by their names.
 
     transformers reads the source too. Models with an indexer, such as GLM-5, pass other arguments to unknown names.
     """
