@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ludic.agents.contexts import Context, make_context
 from ludic.agents.parsers import Parser, make_parser
+from ludic.agents.prompts import Render, make_render
 from ludic.agents.tools.formats import ToolFormat, make_tool_format
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Engine
@@ -34,3 +35,8 @@ class Agent:
     """How the model writes tool calls."""
     sub_agents: "tuple[SubAgent, ...]" = ()
     """Agents to which it can hand tasks."""
+    render: Render = field(init=False, repr=False, compare=False)
+    """Renders whole prompts; shared by all episodes."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "render", make_render(self.tokenizer, self.toolbox.schemas))

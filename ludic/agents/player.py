@@ -324,8 +324,10 @@ class Player:
     @property
     def _prompt_builder(self) -> PromptBuilder:
         if self._prompts is None:
+            # Without tools of the protocol, prompts are rendered once for the first calls of a group's episodes.
+            render = None if self.external.schemas else self._agent.render
             schemas = [*self._agent.toolbox.schemas, *self.external.schemas]
-            self._prompts = PromptBuilder(self.tokenizer, schemas)
+            self._prompts = PromptBuilder(self.tokenizer, schemas, render)
         return self._prompts
 
     async def _call(self, messages: Sequence[Message]) -> _Call:

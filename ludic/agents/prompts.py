@@ -6,7 +6,8 @@ marker in the completion's place, and tokenised alone: tokens never merge across
 changed or left out, the prompt is rendered as a whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
@@ -19,38 +20,58 @@ from ludic.records import Message
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+Render = Callable[[tuple[Message, ...]], np.ndarray]
+"""Returns (length,) int32: the prompt of a dialogue, rendered as a whole. The array must not be changed."""
+
+
+def make_render(tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]] = ()) -> Render:
+    """Return a function that renders whole prompts; the episodes of a group begin alike, so it keeps recent ones.
+
+    tools: schemas of tools for the chat template.
+    """
+
+    @lru_cache(maxsize=64)
+    def render(messages: tuple[Message, ...]) -> np.ndarray:
+        prompt = render_prompt(tokenizer, messages, tools=tools)
+        prompt.flags.writeable = False
+        return prompt
+
+    return render
+
 
 class PromptBuilder:
     """Builds the prompts of one agent in one episode."""
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]] = ()) -> None:
-        """tools: schemas of tools for the chat template."""
+    def __init__(
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        tools: Sequence[Mapping[str, Any]] = (),
+        render: Render | None = None,
+    ) -> None:
+        """tools: schemas of tools for the chat template. render: of the same tokenizer and tools; None makes one."""
         self._tokenizer, self._tools = tokenizer, tools
+        self._render = render or make_render(tokenizer, tools)
         self._seen: tuple[Message, ...] = ()
         """Messages of the last call, with its completion; empty before the first."""
-        self._tokens = np.zeros(0, np.int32)
-        """(length,) int32: the last call's prompt and completion."""
-        self._stop_text = ""
-        """Text of the token that ended the last completion; empty if the completion was cut off."""
+        self._last: tuple[np.ndarray, Completion] | None = None
+        """The last call's prompt, (length,) int32, and completion."""
 
     def build(self, messages: Sequence[Message]) -> np.ndarray:
         """Return (length,) int32: the prompt of a call that sees these messages."""
-        if self._seen and tuple(messages[: len(self._seen)]) == self._seen:
-            added = self._render_added(messages)
+        if self._last is not None and tuple(messages[: len(self._seen)]) == self._seen:
+            prompt, completion = self._last
+            added = self._render_added(messages, completion)
             if added is not None:
-                return np.concatenate([self._tokens, added], dtype=np.int32)
-        return render_prompt(self._tokenizer, messages, tools=self._tools)
+                return np.concatenate([prompt, completion.tokens, added], dtype=np.int32)
+        return self._render(tuple(messages))
 
     def complete(
         self, messages: Sequence[Message], prompt: np.ndarray, completion: Completion, answer: Message
     ) -> None:
         """Note a call: its messages, its prompt, and its completion, also as a message."""
-        self._seen = (*messages, answer)
-        self._tokens = np.concatenate([prompt, completion.tokens], dtype=np.int32)
-        has_stopped = completion.finish_reason == "stop"
-        self._stop_text = self._tokenizer.decode([int(completion.tokens[-1])]) if has_stopped else ""
+        self._seen, self._last = (*messages, answer), (prompt, completion)
 
-    def _render_added(self, messages: Sequence[Message]) -> np.ndarray | None:
+    def _render_added(self, messages: Sequence[Message], completion: Completion) -> np.ndarray | None:
         """Return the tokens that follow the last completion; None if the template leaves out the completion."""
         *before, answer = self._seen
         after = messages[len(self._seen) :]
@@ -60,7 +81,9 @@ class PromptBuilder:
         if not found:
             return None
         # The template ends a completion with the stop token, which was sampled if the completion was not cut off.
-        before_stop, stop, after_stop = added.partition(self._stop_text) if self._stop_text else (added, "", "")
+        has_stopped = completion.finish_reason == "stop"
+        stop_text = self._tokenizer.decode([int(completion.tokens[-1])]) if has_stopped else ""
+        before_stop, stop, after_stop = added.partition(stop_text) if stop_text else (added, "", "")
         added = after_stop if stop and not before_stop.strip() else added
         return np.asarray(self._tokenizer(added, add_special_tokens=False)["input_ids"], dtype=np.int32)
 

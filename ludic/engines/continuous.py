@@ -211,14 +211,14 @@ class ContinuousBatch:
         if self._sequences is not None:
             # A call cancelled while its prompt ran has no token yet; 0 is as good as any.
             tokens = [call.tokens[-1] if call.tokens else 0 for call in self._rows]
-            self._sequences.extend(self._tensor(tokens, torch.int64))
+            self._sequences.extend(self._tensor(tokens, np.int64))
         if joining:
             self._join(joining)
         if self._sequences is None:
             return
         assert self._params is not None
         uniforms = [0.0 if call.is_over else next(call.uniforms) for call in self._rows]
-        drawn = sample(self._sequences.logits, self._params, self._tensor(uniforms, torch.float64))
+        drawn = sample(self._sequences.logits, self._params, self._tensor(uniforms, np.float64))
         # One copy from the device; float64 holds tokens and float32 exactly.
         tokens, logprobs = torch.stack([column.double() for column in drawn]).tolist()
         for call, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
@@ -236,7 +236,7 @@ class ContinuousBatch:
             self._sequences = None
             return
         assert self._sequences is not None
-        self._sequences.select(self._tensor(live, torch.int64))
+        self._sequences.select(self._tensor(live, np.int64))
         self._params = make_rows([call.request.params for call in self._rows], self._model.device)
 
     def _join(self, joining: list[_Call]) -> None:
@@ -249,8 +249,9 @@ class ContinuousBatch:
         self._rows = self._rows + joining
         self._params = make_rows([call.request.params for call in self._rows], self._model.device)
 
-    def _tensor(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
-        return torch.tensor(values, dtype=dtype, device=self._model.device)
+    def _tensor(self, values: Sequence[float], dtype: type[np.generic]) -> Tensor:
+        # torch.tensor takes 20 µs for 64 numbers of a list, which is 1% of a step; through NumPy it is 4.
+        return torch.from_numpy(np.array(values, dtype)).to(self._model.device)
 
 
 def _uniforms(seed: int) -> Iterator[float]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 
+from ludic.engines.attention import use_decoding_attention
 from ludic.engines.continuous import ContinuousBatch
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.errors import ConfigError, ModelError, one_line
@@ -67,6 +68,8 @@ class TransformersEngine:
             dtype = torch.float32
         self._base = base
         self._model = _load_model(folder, dtype, base).to(self._device)
+        if self._device.type == "cpu":  # nobody has measured it elsewhere
+            use_decoding_attention(self._model)
         if float32_head:
             _make_logits_in_float32(self._model)
         self._half_loaded: str | None = None

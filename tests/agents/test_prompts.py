@@ -8,7 +8,7 @@ from chat_models import END, ScriptedEngine, chat_tokenizer, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
 from ludic.agents.contexts import make_context
-from ludic.agents.prompts import PromptBuilder
+from ludic.agents.prompts import PromptBuilder, make_render
 from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
@@ -135,3 +135,14 @@ def test_nobody_but_the_template_begins_a_turn(way: str) -> None:
         ids = request.prompt_tokens.tolist()
         turns = [chat_tokenizer().decode(ids[i + 1 : i + 8]) for i, token in enumerate(ids) if token == start]
         assert [turn.startswith("system") for turn in turns].count(True) == 1  # the tools
+
+
+def test_the_first_prompt_of_a_groups_episodes_is_rendered_once_and_cannot_be_changed() -> None:
+    render = make_render(chat_tokenizer())
+    builders = [PromptBuilder(chat_tokenizer(), render=render) for _ in range(2)]
+    first, second = (builder.build(QUESTION) for builder in builders)
+    assert first is second
+    assert first.tolist() == render_prompt(chat_tokenizer(), QUESTION).tolist()
+    assert builders[0].build(QUESTION[1:]).tolist() == render_prompt(chat_tokenizer(), QUESTION[1:]).tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        first[0] = 0
