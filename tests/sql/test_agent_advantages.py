@@ -367,6 +367,100 @@ def test_fold_grpo_spares_a_short_root_and_punishes_a_turn_that_was_not_parsed()
     assert found["c"] is None
 
 
+def test_fold_grpo_gives_a_group_of_equal_rewards_its_penalties_alone():
+    # no deviation to divide by: 1 + Q is 0, 0.8 or 1, and the mean is 1
+    a = row("a", "A", 1.0)
+    rows = [
+        with_turns(a, [0]),
+        with_turns(row("b", "B", 1.0), [0], parse_error=True),
+        with_turns(child("a-child", a, 0.0, reward_components={"scope": -0.2}), [0]),
+    ]
+    found = estimate("fold_grpo", rows, context_limit=1000)
+    assert found["a"] == [0, 0, 0]
+    assert found["b"] == [-1, -1, 0]
+    assert found["a-child"] == pytest.approx([-0.2, -0.2, 0])
+
+
+@pytest.mark.parametrize("reward", [1.1, -1.0, 1e38])
+def test_fold_grpo_clips_the_rewards_of_the_baseline_too(reward: float):
+    rows = [with_turns(row("a", "A", reward), [0]), with_turns(row("b", "B", reward), [0])]
+    assert estimate("fold_grpo", rows, context_limit=1000) == {"a": [0, 0, 0], "b": [0, 0, 0]}
+    # clipped to 0.5 and 0, or to 0.5 and 1
+    rows = [rows[0], with_turns(row("c", "C", 0.5), [0])]
+    side = HALF if reward > 0.5 else -HALF
+    found = estimate("fold_grpo", rows, context_limit=1000, epsilon=TINY)
+    assert found["a"] == pytest.approx([side] * 3)
+
+
+def test_fold_grpo_divides_rewards_that_differ_by_less_than_epsilon_by_1():
+    rows = [with_turns(row("a", "A", 1.0), [0], parse_error=True), with_turns(row("b", "B", 1.0 - 1e-7), [0])]
+    assert estimate("fold_grpo", rows, context_limit=1000)["a"] == pytest.approx([-1, -1, 0], abs=1e-6)
+
+
+BY_AGENT = {"grpo_by_agent": HALF, "child_credit": 1, "tree_grpo": 2 * HALF, "fold_grpo": HALF}
+"""Advantages that compare an agent with itself, and their value for a reward of 1 against one of 0."""
+
+
+def estimate_one(name: str, rows: Sequence[Rollout]) -> dict[str, float]:
+    """The advantage by rollout_id, of the first token if the advantage is by token."""
+    params = {"context_limit": 1000} if name == "fold_grpo" else {}
+    params |= {} if name == "child_credit" else {"epsilon": TINY}
+    found = estimate(name, rows, **params)
+    return {key: value[0] if isinstance(value, list) else value for key, value in found.items()}
+
+
+@pytest.mark.parametrize("name", BY_AGENT)
+def test_a_trajectory_whose_first_row_was_dropped_is_in_its_own_baseline(name: str):
+    rows = [row("a1", "A", 1.0, segment_index=1), row("a2", "A", 1.0, segment_index=2), row("b", "B", 0.0)]
+    one = BY_AGENT[name]
+    assert estimate_one(name, rows) == pytest.approx({"a1": one, "a2": one, "b": -one})
+
+
+@pytest.mark.parametrize("name", BY_AGENT.keys() - {"fold_grpo", "child_credit"})
+def test_a_sibling_whose_first_row_was_dropped_is_in_its_own_baseline(name: str):
+    a, one = row("a", "A", 1.0), BY_AGENT[name]
+    later = [child(f"{key}1", a, reward, segment_index=1) for key, reward in [("k", 1.0), ("m", 0.0)]]
+    found = estimate_one(name, [a, child("m0", a, 0.0), *later])
+    assert found == pytest.approx({"a": 0, "m0": -one, "k1": one, "m1": -one})
+
+
+@pytest.mark.parametrize("name", BY_AGENT)
+def test_a_batch_whose_filter_dropped_a_first_row_is_planned(arrive, name: str):
+    params = {"context_limit": 1000} if name == "fold_grpo" else {}
+    rules = BatchRules(
+        advantage=name, groups_per_batch=1, params=params, filters=("drop_parse_errors",), baseline_over="kept"
+    )
+    planner = Planner(rules)
+    columns = {"episode_id": ["A", "A", "B"], "segment_index": [0, 1, 0], "parse_error": [True, False, False]}
+    planner.add(arrive([[1.0, 1.0, 0.0]], **columns))
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    assert ledger is not None
+    high, low = ledger.filter(ledger["used"])["advantage"].to_pylist()
+    # the rows have unlike first completions, so that each is a tree of its own
+    one = HALF if name == "tree_grpo" else BY_AGENT[name]
+    assert (high, low) == pytest.approx((one, -one), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["child_credit", "fold_grpo"])
+def test_a_child_without_a_scored_root_has_its_own_advantage(name: str):
+    # children: 1 and 0; p failed, and the row of m's parent is not there
+    p, q, r = row("p", "P", None, error="the environment failed"), row("q", "Q", 1.0), row("r", "R", 0.0)
+    rows = [p, child("k", p, 1.0), child("m", row("gone", "M", 0.5), 0.0), q, r]
+    one = BY_AGENT[name]
+    assert estimate_one(name, rows) == pytest.approx({"p": None, "k": one, "m": -one, "q": one, "r": -one})
+
+
+@pytest.mark.parametrize("name", ["child_credit", "fold_grpo"])
+def test_a_batch_with_a_child_of_a_failed_root_is_planned(arrive, name: str):
+    params = {"context_limit": 1000} if name == "fold_grpo" else {}
+    planner = Planner(BatchRules(advantage=name, groups_per_batch=1, params=params))
+    columns = {"error": ["failed", None], "agent_id": ["main", "solver"], "rollout_id": ["p", "k"]}
+    planner.add(arrive([[None, 1.0]], parent_rollout_id=[None, "p"], depth=[0, 1], **columns))
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    assert ledger is not None
+    assert [(line["rollout_id"], line["used"]) for line in ledger.to_pylist()] == [("k", True), ("p", False)]
+
+
 @pytest.mark.parametrize(
     "name", ["gigpo", "grpo_by_agent", "child_credit", "turn_returns", "mt_grpo", "rae", "tree_grpo", "fold_grpo"]
 )
