@@ -8,11 +8,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chat_models import scripted_agent
+from episodes import Script, end, go_on, run_episode
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import make_group
 
-from ludic.records import AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
+from ludic.agents.contexts import make_context
+from ludic.agents.parsers import make_parser
+from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.toolbox import Toolbox
+from ludic.environments.environment import Example
+from ludic.records import (
+    AgentStep,
+    EnvironmentStep,
+    Message,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutMetadata,
+    ToolCall,
+)
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner, advantages
 from ludic.sql.connect import open_duckdb
@@ -43,8 +59,10 @@ def child(rollout_id: str, parent: Rollout, reward: float | None, agent_id: str 
 def with_turns(
     rollout: Rollout, rewards: Sequence[float], *, tools: Sequence[Sequence[ToolCall]] = (), parse_error: bool = False
 ) -> Rollout:
-    """Two sampled tokens a turn, and a third between turns from the environment."""
+    """Two sampled tokens a turn, the second with the reward, and a third between turns from the environment."""
     length, calls = 3 * len(rewards), tools or [()] * len(rewards)
+    token_rewards = np.zeros(length, np.float32)
+    token_rewards[1::3] = rewards
     agent_steps = [
         AgentStep(
             turn=i, action_target="env", start=3 * i, end=3 * i + 2, tool_calls=tuple(calls[i]), parse_error=parse_error
@@ -68,7 +86,7 @@ def with_turns(
         rollout,
         response_tokens=np.ones(length, np.int32),
         response_logprobs=np.zeros(length, np.float32),
-        token_rewards=np.zeros(length, np.float32),
+        token_rewards=token_rewards,
         action_mask=None,
         agent_steps=tuple(agent_steps),
         environment_steps=tuple(environment_steps),
@@ -397,7 +415,14 @@ def test_fold_grpo_divides_rewards_that_differ_by_less_than_epsilon_by_1():
     assert estimate("fold_grpo", rows, context_limit=1000)["a"] == pytest.approx([-1, -1, 0], abs=1e-6)
 
 
-BY_AGENT = {"grpo_by_agent": HALF, "child_credit": 1, "tree_grpo": 2 * HALF, "fold_grpo": HALF}
+BY_AGENT = {
+    "grpo_by_agent": HALF,
+    "child_credit": 1,
+    "tree_grpo": 2 * HALF,
+    "fold_grpo": HALF,
+    "gigpo": HALF,
+    "mt_grpo": HALF,
+}
 """Advantages that compare an agent with itself, and their value for a reward of 1 against one of 0."""
 
 
@@ -489,3 +514,114 @@ def test_a_turn_with_a_tool_call_has_the_advantage_of_the_step_that_it_leads_to(
     # outcomes 3, 1 and, without environment steps, the reward 2: mean 2, deviation 1
     found = estimate("mt_grpo", rows, epsilon=TINY)
     assert found == {"a": [1] * 6, "b": [-1] * 3, "c": []}
+
+
+def played(episode_id: str, script: Script, outputs: Sequence[str], **parts: Any) -> list[Rollout]:
+    """The rows of an episode that an agent with these outputs and parts plays, named by segment_index: A0, A1 ..."""
+    rows = run_episode(scripted_agent(list(outputs), **parts), script)
+    return [replace(row, rollout_id=f"{episode_id}{row.segment_index}", episode_id=episode_id) for row in rows]
+
+
+def by_completion(name: str, rows: Sequence[Rollout], **params: Any) -> dict[str, list[float]]:
+    """The advantage at the first token of each completion, by rollout_id."""
+    found = estimate(name, rows, **params)
+    return {row.rollout_id: [found[row.rollout_id][step.start] for step in row.agent_steps] for row in rows}
+
+
+def test_a_summary_has_the_return_of_the_step_after_it():
+    # the third completion is the summary, which ends the first row; the last step's reward is 4 or 0, of mean 2
+    rows = [
+        row
+        for episode_id, reward in [("A", 4.0), ("B", 0.0)]
+        for row in played(
+            episode_id,
+            Script([go_on("1", 1.0), go_on("2", 2.0), end(reward)]),
+            ["a", "b", "summary", "c"],
+            make_context=make_context("summary:2"),
+        )
+    ]
+    found = by_completion("turn_returns", rows, discount=0.0)
+    assert found == {"A0": [0, 0, 2], "A1": [2], "B0": [0, 0, -2], "B1": [-2]}
+
+
+async def look() -> str:
+    """Look."""
+    return "nothing"
+
+
+def test_a_tool_call_has_the_advantage_of_the_step_that_it_led_to_also_if_the_context_was_rewritten_since():
+    # two calls lead to the second step, of reward 1 or 0; the window moves at the second call and at the answer
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    rows = [
+        row
+        for episode_id, reward in [("A", 1.0), ("B", 0.0)]
+        for row in played(
+            episode_id,
+            Script([go_on("1", 0.0), go_on("2", reward), end(0.0)]),
+            ["a", call, call, "b", "c"],
+            make_context=make_context("window:2"),
+            toolbox=Toolbox([function_tool(look)]),
+        )
+    ]
+    # the first completion, the two calls and the answer, the last completion
+    found = by_completion("turn_returns", rows, discount=0.0)
+    assert flat(found) == {"A": [0, 0.5, 0.5, 0.5, 0], "B": [0, -0.5, -0.5, -0.5, 0]}
+    found = by_completion("mt_grpo", rows, epsilon=TINY)
+    side = [0, HALF, HALF, HALF, 0]
+    assert flat(found) == {"A": pytest.approx(side), "B": pytest.approx([-each for each in side])}
+    # the episode's advantage, and that of the step at each of the three observations
+    found = flat(by_completion("gigpo", rows, epsilon=TINY))
+    assert found["A"] == pytest.approx([2 * HALF] * 4 + [HALF])
+    assert found["B"] == pytest.approx([-2 * HALF] * 4 + [-HALF])
+
+
+def flat(found: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The completions of all rows of an episode, by episode_id."""
+    ids = sorted(found)
+    return {key[0]: [each for other in ids if other[0] == key[0] for each in found[other]] for key in ids}
+
+
+def test_rewards_for_the_format_are_part_of_a_steps_reward():
+    # the environment gives 1 to both, the parser 1 to the first
+    parser = make_parser("tag:a", format_reward=1.0)
+    rows = [
+        *played("A", Script([end(1.0)]), ["<a>x</a>"], parser=parser),
+        *played("B", Script([end(1.0)]), ["<a>y</a>"], parser=make_parser("tag:a")),
+    ]
+    assert [row.episode_reward for row in rows] == [2.0, 1.0]
+    assert by_completion("turn_returns", rows) == {"A0": [0.5], "B0": [-0.5]}
+    assert flat(by_completion("mt_grpo", rows, epsilon=TINY)) == {
+        "A": [pytest.approx(HALF)],
+        "B": [pytest.approx(-HALF)],
+    }
+    found = flat(by_completion("gigpo", rows, epsilon=TINY))
+    assert found == {"A": [pytest.approx(2 * HALF)], "B": [pytest.approx(-2 * HALF)]}
+
+
+class At(Script):
+    """A script that begins with an observation of its own."""
+
+    def __init__(self, state: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._state = state
+
+    def reset(self, example: Example) -> tuple[Message, ...]:
+        return (Message(role="user", content=self._state),)
+
+
+@pytest.mark.parametrize("context", ["full", "window:1"])
+def test_gigpo_takes_feedback_on_a_parse_failure_for_the_observation_before(context: str):
+    # both fail twice, each in a state of its own, whose steps all have the same return
+    rows = [
+        row
+        for episode_id, reward in [("A", 1.0), ("B", 0.0)]
+        for row in played(
+            episode_id,
+            At(f"You are at {episode_id}.", [end(reward)]),
+            ["what", "what", "<a>x</a>"],
+            parser=make_parser("tag:a"),
+            make_context=make_context(context),
+        )
+    ]
+    found = flat(by_completion("gigpo", rows, discount=1.0, epsilon=TINY))
+    assert found == {"A": pytest.approx([HALF] * 3), "B": pytest.approx([-HALF] * 3)}

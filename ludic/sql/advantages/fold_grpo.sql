@@ -8,8 +8,8 @@
 -- grain: one row per rollout_id, a list as long as response_tokens
 -- reads: rollouts, with agent_steps, reward_components
 -- tokens outside of turns have Q = 0
--- where all R of a group are equal, the paper divides by 0; here by 1, so that the outcome counts 0 and a penalty at most
--- 1, as in the authors' code
+-- where all R of a group are equal, the paper divides by 0; here by 1, so that the outcome counts 0 and a penalty at
+-- most 1, as in the authors' code
 -- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward; it counts once, by its
 -- first row that is there, since filters may have dropped the row of segment_index 0 (baseline_over kept)
 -- a child whose root failed, or whose parent's row is not there: R is its own, compared with children of its agent_id
