@@ -312,6 +312,35 @@ def test_rae_subtracts_the_average_of_the_roles_earlier_rewards():
     assert found == {"a": 0, "b": 1, "c": 0.5, "c-later": 0.5, "a-child": 4, "b-child": 0, "failed": None}
 
 
+def plan_one(planner: Planner, step: int) -> list[float]:
+    ledger = planner.plan(step=step, attempt_id=1, trainer_version=0)
+    assert ledger is not None
+    return ledger["advantage"].to_pylist()
+
+
+def test_rae_goes_on_over_the_batches_of_a_planner(arrive):
+    # decay 1/2: averages before 0, 1/2 and 3/4; an episode of a later request does not count yet
+    planner = Planner(BatchRules(advantage="rae", groups_per_batch=1, params={"decay": 0.5}))
+    for arrival, request_index in enumerate([5, 6, 7, 4]):
+        planner.add(arrive([[1.0]], arrival=arrival, request_index=[request_index]))
+    assert [plan_one(planner, step) for step in (1, 2, 3, 4)] == [[1.0], [0.5], [0.25], [1.0]]
+
+
+def test_an_advantage_sees_as_many_rows_of_earlier_batches_as_its_history_says(arrive, tmp_path):
+    sql = tmp_path / "counts.sql"
+    sql.write_text("-- history: 2\nselect rollout_id, (select count(*) from rollouts) as advantage from rollouts")
+    planner = Planner(BatchRules(advantage=str(sql), groups_per_batch=1))
+    for arrival in range(4):
+        planner.add(arrive([[1.0]], arrival=arrival))
+    assert [plan_one(planner, step) for step in (1, 2, 3, 4)] == [[1.0], [2.0], [3.0], [3.0]]
+
+
+def test_rae_does_not_count_a_group_that_is_used_again_twice(arrive):
+    planner = Planner(BatchRules(advantage="rae", groups_per_batch=1, max_uses=2, params={"decay": 0.5}))
+    planner.add(arrive([[1.0]]))
+    assert [plan_one(planner, step) for step in (1, 2)] == [[1.0], [1.0]]
+
+
 @pytest.mark.slow
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_rae_is_the_recursion(rewards: list[float], decay: float):
