@@ -53,14 +53,15 @@ select
     1000 as prompt_length,
     20 as response_length,
     [hash(i // 8, place) % 2, 5, 6, 7, 8, 9, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, 5, 6]::integer[] as response_tokens,
+    [0, 0, 0, 0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0, 0, 0, 0, 0, hash(i) % 3, 0, 0]::float[] as token_rewards,
     map {'scope': case when hash(i) % 5 = 0 then -0.2 else 0 end::double} as reward_components,
     [
         {'start': 0, 'end': 8, 'parse_error': false, 'tool_calls': [{'name': 'delegate', 'error': null::varchar}]},
         {'start': 10, 'end': 18, 'parse_error': hash(i) % 10 = 0, 'tool_calls': []}
     ] as agent_steps,
     [
-        {'agent_steps': [0], 'reward': 0.5::double, 'observation_hash': 'state-' || (hash(i) % 4)},
-        {'agent_steps': [1], 'reward': (hash(i) % 3)::double, 'observation_hash': 'state-' || (hash(i + 1) % 4)}
+        {'agent_steps': [0], 'observation_hash': 'state-' || (hash(i) % 4)},
+        {'agent_steps': [1], 'observation_hash': 'state-' || (hash(i + 1) % 4)}
     ] as environment_steps
 from numbers
 """

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
+from ludic.batches.history import recall_history
 from ludic.batches.rules import own_rules
 from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
 from ludic.errors import ConfigError
@@ -147,6 +148,9 @@ class OfflineSource:
         num_uses, dropped = recall_groups(self._root, [step for step in replayed if step[1] >= first_step])
         dropped |= {group_id for group_id, uses in num_uses.items() if uses >= self._rules.max_uses}
         self._planner = self._stored.planner(self._rules, num_uses=num_uses, without=dropped)
+        if resumed is not None:
+            checkpoint = resumed.attempt_id, resumed.step
+            recall_history(self._root, self._planner, checkpoint, baseline_over=self._rules.baseline_over)
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
         return self._stored.plan(

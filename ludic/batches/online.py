@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
+from ludic.batches.history import recall_history
 from ludic.batches.rules import own_rules
 from ludic.batches.source import Plan, Quota
 from ludic.errors import StalledError, StoreError
@@ -55,6 +56,9 @@ class OnlineSource:
     def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
         num_uses = count_uses(self._root, (resumed.attempt_id, resumed.step) if resumed else None)
         self._planner.recall_uses(num_uses)
+        if resumed is not None:
+            checkpoint = resumed.attempt_id, resumed.step
+            recall_history(self._root, self._planner, checkpoint, baseline_over=self._rules.baseline_over)
         cursor = Cursor.from_dict(dict(resumed.cursor)) if resumed else Cursor()
         if not cursor.knows_requests:
             recall_requests(self._root, cursor, num_uses)

@@ -4,7 +4,8 @@ An advantage is one SELECT over `rollouts` that returns rollout_id with advantag
 pair_id), or a Python function that returns these (ludic.sql.python_advantages). A filter is one predicate over a row of
 `rollouts`; a row is dropped if it is true. A selection is one SELECT over `groups` (ludic/sql/plan/groups.sql) that
 returns group_id, in the order in which groups are wanted. Parameters are $names; a header line
-`-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default. Reads ludic/sql/{advantages,filters,selections}/
+`-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default; in training, `-- history: N` adds the newest N
+scored rows of earlier batches to the `rollouts` of an advantage. Reads ludic/sql/{advantages,filters,selections}/
 and users' *.sql. Raises QueryError with the file, DuckDB's reason and the wanted form.
 """
 
@@ -29,6 +30,7 @@ from ludic.user_files import NO_FILES, Files, file_of, python_file_of, read_user
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
+_HISTORY = re.compile(r"^--\s*history:\s*(\d+)\s*$", re.MULTILINE)
 _ADVANTAGE_WANTED = (
     "wanted one SELECT over rollouts that returns rollout_id with advantage (double) or token_advantages (float list), "
     "and with an advantage of pairs pair_id (string)"
@@ -71,6 +73,8 @@ class SqlText:
     """Names after $ in the text."""
     defaults: Mapping[str, Any]
     """Default values of optional parameters."""
+    history: int = 0
+    """Number of rows of earlier batches that an advantage wants to see."""
     function: Callable[..., pa.Table] | None = None
     """Function of an advantage in Python, whose `text` is its file; None for SQL."""
 
@@ -300,6 +304,7 @@ def _load(kind: str, name_or_path: str, template: str, wanted: str, files: Files
 
 def _parse(name: str, source: str, text: str, template: str, wanted: str) -> SqlText:
     defaults = {param: _parse_default(source, param, value) for param, value in _DEFAULT.findall(text)}
+    history = int(found[1]) if (found := _HISTORY.search(text)) else 0
     text = _without_last_semicolon(text)
     try:
         statements = duckdb.extract_statements(template.format(text))
@@ -309,7 +314,7 @@ def _parse(name: str, source: str, text: str, template: str, wanted: str) -> Sql
         kinds = ", ".join(statement.type.name for statement in statements) or "nothing"
         raise QueryError(f"{source}: holds {kinds}; {wanted}")
     parameters = frozenset(statements[0].named_parameters)
-    return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults)
+    return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults, history=history)
 
 
 def _read(kind: str, name_or_path: str, files: Files) -> tuple[str, str]:

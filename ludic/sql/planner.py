@@ -66,6 +66,22 @@ _BASELINE_ROWS = {
     """,
 }
 
+# Rows of earlier batches; a group that is used again counts with its newest use.
+_HISTORY_ROWS = "select * exclude (trained_step) from main.history where group_id not in (select group_id from chosen)"
+_KEEP_HISTORY = """
+create or replace table history as
+with trained as (
+    select *, $step::bigint as trained_step from ({rows})
+    union all by name
+    select * from history where group_id not in (select group_id from chosen)
+)
+
+select * from trained
+where episode_reward is not null
+order by trained_step desc, request_index desc, rollout_id desc
+limit $num_rows
+"""
+
 # Replaces the table: deleted rows would slow every later plan, by a quarter after 800 steps.
 _FORGET_PLANNED = """
 create or replace table rollouts as
@@ -205,6 +221,7 @@ class Planner:
         seal(self._con)
         with self._registered("arrived", self._schema.empty_table()):
             self._con.execute("create table rollouts as select *, 0::integer as num_uses from arrived")
+        self._con.execute("create table history as select *, 0::bigint as trained_step from rollouts")
         self._con.execute("create table uses (group_id varchar, num_uses integer)")
         self._try_rules()
 
@@ -213,6 +230,16 @@ class Planner:
         uses = pa.table({"group_id": list(num_uses), "num_uses": pa.array(num_uses.values(), pa.int32())})
         with self._registered("recalled", uses.cast(pa.schema([("group_id", pa.string()), ("num_uses", pa.int32())]))):
             self._con.execute("create or replace table uses as from recalled")
+
+    @property
+    def history(self) -> int:
+        """Number of rows of earlier batches that the advantage sees."""
+        return self._advantage.history
+
+    def recall_history(self, rows: pa.Table) -> None:
+        """Set rows of batches before this planner began: `columns`, and trained_step, the step that used a row."""
+        with self._registered("recalled", rows):
+            self._con.execute("insert into history by name from recalled")
 
     def add(self, rows: pa.Table) -> None:
         """Add whole groups, which are then pending. Ignores columns other than `columns` and ADDED."""
@@ -251,6 +278,7 @@ class Planner:
             return None
         with self._registered("chosen", chosen.slice(0, self._rules.groups_per_batch)):
             ledger = self._write_ledger(values, attempt_id)
+            self._keep_history(step)
             self._con.execute(_FORGET_PLANNED, {"max_uses": self._rules.max_uses})
         return ledger
 
@@ -307,6 +335,8 @@ class Planner:
     def _estimate(self, values: Mapping[str, Any]) -> pa.Table:
         """Return rollout_id and _ADVANTAGE_COLUMNS for the rows of the baseline; missing columns are null."""
         over = _BASELINE_ROWS[self._rules.baseline_over]
+        if self.history:
+            over = f"{over} union all by name {_HISTORY_ROWS}"
         table = run_advantage(self._con, self._advantage, self._advantage.bind(values), over=over)
         source = self._advantage.source
         if pc.count_distinct(table["rollout_id"]).as_py() < table.num_rows:
@@ -330,6 +360,11 @@ class Planner:
         if self._rules.loss_unit == "pair":
             self._check_pairs(used)
         return ledger
+
+    def _keep_history(self, step: int) -> None:
+        if self.history:
+            sql = _KEEP_HISTORY.format(rows=_BASELINE_ROWS[self._rules.baseline_over])
+            self._con.execute(sql, {"step": step, "num_rows": self.history})
 
     def _check_advantages(self, used: pa.Table) -> None:
         """Raise QueryError unless each used row has a finite advantage, and one number per token if it has a list."""

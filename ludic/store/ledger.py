@@ -5,7 +5,7 @@ A step's file is written before its gradient step, and never changed.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -88,6 +88,26 @@ def _groups_of_step(root: Root, attempt_id: int, step: int) -> tuple[list[str], 
     rows = read_ledger(root, attempt_id, step)
     used = rows.filter(rows["used"])
     return used["group_id"].unique().to_pylist(), rows["group_id"].unique().to_pylist()
+
+
+def newest_rows(root: Root, checkpoint: CheckpointId, num_rows: int, *, of_groups: bool) -> Iterator[pa.Table]:
+    """Yield scored ledger rows of steps up to a checkpoint, newest step first, until there are num_rows of them.
+
+    A rollout is in the table of the newest step that used it. of_groups: whole groups that were used, not only their
+    used rows.
+    """
+    seen: set[str] = set()
+    for attempt_id, step in sorted(effective_steps(root, checkpoint), key=lambda planned: planned[1], reverse=True):
+        if len(seen) >= num_rows:
+            return
+        rows = read_ledger(root, attempt_id, step)
+        used = rows["used"]
+        if of_groups:
+            used = pc.is_in(rows["group_id"], rows["group_id"].filter(used).unique())
+        is_known = pc.is_in(rows["rollout_id"], pa.array(seen, pa.string()))
+        rows = rows.filter(pc.and_(used, pc.and_(pc.is_valid(rows["episode_reward"]), pc.invert(is_known))))
+        seen.update(rows["rollout_id"].to_pylist())
+        yield rows
 
 
 def consumed_groups(root: Root, checkpoint: CheckpointId) -> set[str]:

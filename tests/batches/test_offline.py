@@ -104,6 +104,15 @@ def test_a_killed_pass_goes_on_as_one_that_was_not(new_root, source, at_step):
     assert query(root, "select count(*) from batches where not used") == [(4,)]
 
 
+def test_an_average_over_batches_goes_on_after_a_kill(new_root, source):
+    settings = {"offline": True, "sources": (source.url,), "advantage": "rae", "epochs": 2}
+    whole, root = new_root("whole"), new_root("offline")
+    num_steps = train_here(whole, **settings)
+    train_until_killed(root, at_step=num_steps - 2, **settings)
+    assert train_here(root, **settings) == num_steps
+    assert ledger(root) == ledger(whole)
+
+
 def test_more_epochs_go_on_and_another_choice_begins_anew(new_root, source):
     root = new_root("offline")
     settings = {"offline": True, "sources": (source.url,)}

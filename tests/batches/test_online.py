@@ -17,6 +17,7 @@ from ludic.errors import ConfigError, StalledError
 from ludic.maintenance.compact import compact
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, latest_policy, read_attempt, start_attempt, write_ledger
+from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.recall import recall_sources
 from ludic.training.publisher import Publisher
 
@@ -69,6 +70,21 @@ def test_the_cursor_of_a_plan_is_what_the_ledger_holds(new_root, open_source):
     for step in (1, 2, 3):  # 2, 4 and 6 of 6 groups: inside the first file, inside the second, at the end
         plan = plan_and_record(root, source, step)
         assert Cursor.from_dict(plan.cursor).to_dict() == cursor_of_ledger(root)
+
+
+def test_an_average_over_batches_goes_on_after_a_restart(new_root, open_source):
+    root = new_root("run")
+    fill(root, num_files=2)
+    source, publisher = open_source(root, advantage="rae")
+    plans = [plan_and_record(root, source, step) for step in (1, 2, 3, 4)]
+    checkpoint = CheckpointInfo(attempt_id=1, step=2, policy_version=0, cursor=plans[1].cursor, config={}, num_ranks=1)
+    again = OnlineSource(root, train_config(advantage="rae").batch, threading.Event())
+    again.resume(checkpoint, publisher)
+    for plan in plans[2:]:
+        assert next_plan(again, plan.step).rows.equals(plan.rows)
+    # an average that began again at the third step would leave the first reward as it is
+    first = plans[2].rows.slice(0, 1).to_pylist()[0]
+    assert first["advantage"] != first["episode_reward"]
 
 
 def test_rollouts_that_got_too_old_are_dropped_with_that_reason(new_root, open_source):

@@ -8,11 +8,27 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from chat_models import scripted_agent
+from episodes import Script, end, go_on, run_episode
 from hypothesis import given
 from hypothesis import strategies as st
 from strategies import make_group
 
-from ludic.records import AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, ToolCall
+from ludic.agents.contexts import make_context
+from ludic.agents.parsers import make_parser
+from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.toolbox import Toolbox
+from ludic.environments.environment import Example
+from ludic.records import (
+    AgentStep,
+    EnvironmentStep,
+    Message,
+    Rollout,
+    RolloutBatch,
+    RolloutGroup,
+    RolloutMetadata,
+    ToolCall,
+)
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner, advantages
 from ludic.sql.connect import open_duckdb
@@ -43,8 +59,10 @@ def child(rollout_id: str, parent: Rollout, reward: float | None, agent_id: str 
 def with_turns(
     rollout: Rollout, rewards: Sequence[float], *, tools: Sequence[Sequence[ToolCall]] = (), parse_error: bool = False
 ) -> Rollout:
-    """Two sampled tokens a turn, and a third between turns from the environment."""
+    """Two sampled tokens a turn, the second with the reward, and a third between turns from the environment."""
     length, calls = 3 * len(rewards), tools or [()] * len(rewards)
+    token_rewards = np.zeros(length, np.float32)
+    token_rewards[1::3] = rewards
     agent_steps = [
         AgentStep(
             turn=i, action_target="env", start=3 * i, end=3 * i + 2, tool_calls=tuple(calls[i]), parse_error=parse_error
@@ -68,7 +86,7 @@ def with_turns(
         rollout,
         response_tokens=np.ones(length, np.int32),
         response_logprobs=np.zeros(length, np.float32),
-        token_rewards=np.zeros(length, np.float32),
+        token_rewards=token_rewards,
         action_mask=None,
         agent_steps=tuple(agent_steps),
         environment_steps=tuple(environment_steps),
@@ -294,6 +312,35 @@ def test_rae_subtracts_the_average_of_the_roles_earlier_rewards():
     assert found == {"a": 0, "b": 1, "c": 0.5, "c-later": 0.5, "a-child": 4, "b-child": 0, "failed": None}
 
 
+def plan_one(planner: Planner, step: int) -> list[float]:
+    ledger = planner.plan(step=step, attempt_id=1, trainer_version=0)
+    assert ledger is not None
+    return ledger["advantage"].to_pylist()
+
+
+def test_rae_goes_on_over_the_batches_of_a_planner(arrive):
+    # decay 1/2: averages before 0, 1/2 and 3/4; an episode of a later request does not count yet
+    planner = Planner(BatchRules(advantage="rae", groups_per_batch=1, params={"decay": 0.5}))
+    for arrival, request_index in enumerate([5, 6, 7, 4]):
+        planner.add(arrive([[1.0]], arrival=arrival, request_index=[request_index]))
+    assert [plan_one(planner, step) for step in (1, 2, 3, 4)] == [[1.0], [0.5], [0.25], [1.0]]
+
+
+def test_an_advantage_sees_as_many_rows_of_earlier_batches_as_its_history_says(arrive, tmp_path):
+    sql = tmp_path / "counts.sql"
+    sql.write_text("-- history: 2\nselect rollout_id, (select count(*) from rollouts) as advantage from rollouts")
+    planner = Planner(BatchRules(advantage=str(sql), groups_per_batch=1))
+    for arrival in range(4):
+        planner.add(arrive([[1.0]], arrival=arrival))
+    assert [plan_one(planner, step) for step in (1, 2, 3, 4)] == [[1.0], [2.0], [3.0], [3.0]]
+
+
+def test_rae_does_not_count_a_group_that_is_used_again_twice(arrive):
+    planner = Planner(BatchRules(advantage="rae", groups_per_batch=1, max_uses=2, params={"decay": 0.5}))
+    planner.add(arrive([[1.0]]))
+    assert [plan_one(planner, step) for step in (1, 2)] == [[1.0], [1.0]]
+
+
 @pytest.mark.slow
 @given(st.lists(st.floats(-3, 3), min_size=1, max_size=200), st.sampled_from([0.0, 0.5, 0.95, 1.0]))
 def test_rae_is_the_recursion(rewards: list[float], decay: float):
@@ -367,6 +414,107 @@ def test_fold_grpo_spares_a_short_root_and_punishes_a_turn_that_was_not_parsed()
     assert found["c"] is None
 
 
+def test_fold_grpo_gives_a_group_of_equal_rewards_its_penalties_alone():
+    # no deviation to divide by: 1 + Q is 0, 0.8 or 1, and the mean is 1
+    a = row("a", "A", 1.0)
+    rows = [
+        with_turns(a, [0]),
+        with_turns(row("b", "B", 1.0), [0], parse_error=True),
+        with_turns(child("a-child", a, 0.0, reward_components={"scope": -0.2}), [0]),
+    ]
+    found = estimate("fold_grpo", rows, context_limit=1000)
+    assert found["a"] == [0, 0, 0]
+    assert found["b"] == [-1, -1, 0]
+    assert found["a-child"] == pytest.approx([-0.2, -0.2, 0])
+
+
+@pytest.mark.parametrize("reward", [1.1, -1.0, 1e38])
+def test_fold_grpo_clips_the_rewards_of_the_baseline_too(reward: float):
+    rows = [with_turns(row("a", "A", reward), [0]), with_turns(row("b", "B", reward), [0])]
+    assert estimate("fold_grpo", rows, context_limit=1000) == {"a": [0, 0, 0], "b": [0, 0, 0]}
+    # clipped to 0.5 and 0, or to 0.5 and 1
+    rows = [rows[0], with_turns(row("c", "C", 0.5), [0])]
+    side = HALF if reward > 0.5 else -HALF
+    found = estimate("fold_grpo", rows, context_limit=1000, epsilon=TINY)
+    assert found["a"] == pytest.approx([side] * 3)
+
+
+def test_fold_grpo_divides_rewards_that_differ_by_less_than_epsilon_by_1():
+    rows = [with_turns(row("a", "A", 1.0), [0], parse_error=True), with_turns(row("b", "B", 1.0 - 1e-7), [0])]
+    assert estimate("fold_grpo", rows, context_limit=1000)["a"] == pytest.approx([-1, -1, 0], abs=1e-6)
+
+
+BY_AGENT = {
+    "grpo_by_agent": HALF,
+    "child_credit": 1,
+    "tree_grpo": 2 * HALF,
+    "fold_grpo": HALF,
+    "gigpo": HALF,
+    "mt_grpo": HALF,
+}
+"""Advantages that compare an agent with itself, and their value for a reward of 1 against one of 0."""
+
+
+def estimate_one(name: str, rows: Sequence[Rollout]) -> dict[str, float]:
+    """The advantage by rollout_id, of the first token if the advantage is by token."""
+    params = {"context_limit": 1000} if name == "fold_grpo" else {}
+    params |= {} if name == "child_credit" else {"epsilon": TINY}
+    found = estimate(name, rows, **params)
+    return {key: value[0] if isinstance(value, list) else value for key, value in found.items()}
+
+
+@pytest.mark.parametrize("name", BY_AGENT)
+def test_a_trajectory_whose_first_row_was_dropped_is_in_its_own_baseline(name: str):
+    rows = [row("a1", "A", 1.0, segment_index=1), row("a2", "A", 1.0, segment_index=2), row("b", "B", 0.0)]
+    one = BY_AGENT[name]
+    assert estimate_one(name, rows) == pytest.approx({"a1": one, "a2": one, "b": -one})
+
+
+@pytest.mark.parametrize("name", BY_AGENT.keys() - {"fold_grpo", "child_credit"})
+def test_a_sibling_whose_first_row_was_dropped_is_in_its_own_baseline(name: str):
+    a, one = row("a", "A", 1.0), BY_AGENT[name]
+    later = [child(f"{key}1", a, reward, segment_index=1) for key, reward in [("k", 1.0), ("m", 0.0)]]
+    found = estimate_one(name, [a, child("m0", a, 0.0), *later])
+    assert found == pytest.approx({"a": 0, "m0": -one, "k1": one, "m1": -one})
+
+
+@pytest.mark.parametrize("name", BY_AGENT)
+def test_a_batch_whose_filter_dropped_a_first_row_is_planned(arrive, name: str):
+    params = {"context_limit": 1000} if name == "fold_grpo" else {}
+    rules = BatchRules(
+        advantage=name, groups_per_batch=1, params=params, filters=("drop_parse_errors",), baseline_over="kept"
+    )
+    planner = Planner(rules)
+    columns = {"episode_id": ["A", "A", "B"], "segment_index": [0, 1, 0], "parse_error": [True, False, False]}
+    planner.add(arrive([[1.0, 1.0, 0.0]], **columns))
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    assert ledger is not None
+    high, low = ledger.filter(ledger["used"])["advantage"].to_pylist()
+    # the rows have unlike first completions, so that each is a tree of its own
+    one = HALF if name == "tree_grpo" else BY_AGENT[name]
+    assert (high, low) == pytest.approx((one, -one), abs=1e-3)
+
+
+@pytest.mark.parametrize("name", ["child_credit", "fold_grpo"])
+def test_a_child_without_a_scored_root_has_its_own_advantage(name: str):
+    # children: 1 and 0; p failed, and the row of m's parent is not there
+    p, q, r = row("p", "P", None, error="the environment failed"), row("q", "Q", 1.0), row("r", "R", 0.0)
+    rows = [p, child("k", p, 1.0), child("m", row("gone", "M", 0.5), 0.0), q, r]
+    one = BY_AGENT[name]
+    assert estimate_one(name, rows) == pytest.approx({"p": None, "k": one, "m": -one, "q": one, "r": -one})
+
+
+@pytest.mark.parametrize("name", ["child_credit", "fold_grpo"])
+def test_a_batch_with_a_child_of_a_failed_root_is_planned(arrive, name: str):
+    params = {"context_limit": 1000} if name == "fold_grpo" else {}
+    planner = Planner(BatchRules(advantage=name, groups_per_batch=1, params=params))
+    columns = {"error": ["failed", None], "agent_id": ["main", "solver"], "rollout_id": ["p", "k"]}
+    planner.add(arrive([[None, 1.0]], parent_rollout_id=[None, "p"], depth=[0, 1], **columns))
+    ledger = planner.plan(step=1, attempt_id=1, trainer_version=0)
+    assert ledger is not None
+    assert [(line["rollout_id"], line["used"]) for line in ledger.to_pylist()] == [("k", True), ("p", False)]
+
+
 @pytest.mark.parametrize(
     "name", ["gigpo", "grpo_by_agent", "child_credit", "turn_returns", "mt_grpo", "rae", "tree_grpo", "fold_grpo"]
 )
@@ -395,3 +543,114 @@ def test_a_turn_with_a_tool_call_has_the_advantage_of_the_step_that_it_leads_to(
     # outcomes 3, 1 and, without environment steps, the reward 2: mean 2, deviation 1
     found = estimate("mt_grpo", rows, epsilon=TINY)
     assert found == {"a": [1] * 6, "b": [-1] * 3, "c": []}
+
+
+def played(episode_id: str, script: Script, outputs: Sequence[str], **parts: Any) -> list[Rollout]:
+    """The rows of an episode that an agent with these outputs and parts plays, named by segment_index: A0, A1 ..."""
+    rows = run_episode(scripted_agent(list(outputs), **parts), script)
+    return [replace(row, rollout_id=f"{episode_id}{row.segment_index}", episode_id=episode_id) for row in rows]
+
+
+def by_completion(name: str, rows: Sequence[Rollout], **params: Any) -> dict[str, list[float]]:
+    """The advantage at the first token of each completion, by rollout_id."""
+    found = estimate(name, rows, **params)
+    return {row.rollout_id: [found[row.rollout_id][step.start] for step in row.agent_steps] for row in rows}
+
+
+def test_a_summary_has_the_return_of_the_step_after_it():
+    # the third completion is the summary, which ends the first row; the last step's reward is 4 or 0, of mean 2
+    rows = [
+        row
+        for episode_id, reward in [("A", 4.0), ("B", 0.0)]
+        for row in played(
+            episode_id,
+            Script([go_on("1", 1.0), go_on("2", 2.0), end(reward)]),
+            ["a", "b", "summary", "c"],
+            make_context=make_context("summary:2"),
+        )
+    ]
+    found = by_completion("turn_returns", rows, discount=0.0)
+    assert found == {"A0": [0, 0, 2], "A1": [2], "B0": [0, 0, -2], "B1": [-2]}
+
+
+async def look() -> str:
+    """Look."""
+    return "nothing"
+
+
+def test_a_tool_call_has_the_advantage_of_the_step_that_it_led_to_also_if_the_context_was_rewritten_since():
+    # two calls lead to the second step, of reward 1 or 0; the window moves at the second call and at the answer
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    rows = [
+        row
+        for episode_id, reward in [("A", 1.0), ("B", 0.0)]
+        for row in played(
+            episode_id,
+            Script([go_on("1", 0.0), go_on("2", reward), end(0.0)]),
+            ["a", call, call, "b", "c"],
+            make_context=make_context("window:2"),
+            toolbox=Toolbox([function_tool(look)]),
+        )
+    ]
+    # the first completion, the two calls and the answer, the last completion
+    found = by_completion("turn_returns", rows, discount=0.0)
+    assert flat(found) == {"A": [0, 0.5, 0.5, 0.5, 0], "B": [0, -0.5, -0.5, -0.5, 0]}
+    found = by_completion("mt_grpo", rows, epsilon=TINY)
+    side = [0, HALF, HALF, HALF, 0]
+    assert flat(found) == {"A": pytest.approx(side), "B": pytest.approx([-each for each in side])}
+    # the episode's advantage, and that of the step at each of the three observations
+    found = flat(by_completion("gigpo", rows, epsilon=TINY))
+    assert found["A"] == pytest.approx([2 * HALF] * 4 + [HALF])
+    assert found["B"] == pytest.approx([-2 * HALF] * 4 + [-HALF])
+
+
+def flat(found: dict[str, list[float]]) -> dict[str, list[float]]:
+    """The completions of all rows of an episode, by episode_id."""
+    ids = sorted(found)
+    return {key[0]: [each for other in ids if other[0] == key[0] for each in found[other]] for key in ids}
+
+
+def test_rewards_for_the_format_are_part_of_a_steps_reward():
+    # the environment gives 1 to both, the parser 1 to the first
+    parser = make_parser("tag:a", format_reward=1.0)
+    rows = [
+        *played("A", Script([end(1.0)]), ["<a>x</a>"], parser=parser),
+        *played("B", Script([end(1.0)]), ["<a>y</a>"], parser=make_parser("tag:a")),
+    ]
+    assert [row.episode_reward for row in rows] == [2.0, 1.0]
+    assert by_completion("turn_returns", rows) == {"A0": [0.5], "B0": [-0.5]}
+    assert flat(by_completion("mt_grpo", rows, epsilon=TINY)) == {
+        "A": [pytest.approx(HALF)],
+        "B": [pytest.approx(-HALF)],
+    }
+    found = flat(by_completion("gigpo", rows, epsilon=TINY))
+    assert found == {"A": [pytest.approx(2 * HALF)], "B": [pytest.approx(-2 * HALF)]}
+
+
+class At(Script):
+    """A script that begins with an observation of its own."""
+
+    def __init__(self, state: str, *args: Any) -> None:
+        super().__init__(*args)
+        self._state = state
+
+    def reset(self, example: Example) -> tuple[Message, ...]:
+        return (Message(role="user", content=self._state),)
+
+
+@pytest.mark.parametrize("context", ["full", "window:1"])
+def test_gigpo_takes_feedback_on_a_parse_failure_for_the_observation_before(context: str):
+    # both fail twice, each in a state of its own, whose steps all have the same return
+    rows = [
+        row
+        for episode_id, reward in [("A", 1.0), ("B", 0.0)]
+        for row in played(
+            episode_id,
+            At(f"You are at {episode_id}.", [end(reward)]),
+            ["what", "what", "<a>x</a>"],
+            parser=make_parser("tag:a"),
+            make_context=make_context(context),
+        )
+    ]
+    found = flat(by_completion("gigpo", rows, discount=1.0, epsilon=TINY))
+    assert found == {"A": pytest.approx([HALF] * 3), "B": pytest.approx([-HALF] * 3)}

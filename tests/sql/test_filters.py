@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from ludic.schema.validation import TRUNCATION_REASONS
 from ludic.sql import load_filter, run_query
 from ludic.sql.connect import open_duckdb
+from ludic.sql.library import read_packaged
 
 
 @pytest.fixture
@@ -39,6 +41,11 @@ def test_truncated_episodes_and_incomplete_completions_are_two_things(dropped):
     }
     assert dropped("drop_truncated", [[0.0] * 4], **flags) == [0, 1]
     assert dropped("drop_incomplete_completions", [[0.0] * 4], **flags) == [1, 2]
+
+
+def test_drop_truncated_names_every_limit():
+    text = read_packaged("filters", "drop_truncated")
+    assert [reason for reason in TRUNCATION_REASONS if reason and reason not in text] == []
 
 
 def test_drop_parse_errors(dropped):

@@ -204,8 +204,8 @@ def test_token_returns_are_the_backward_recursion(rewards: list[int], discount: 
 
 
 def with_turns(rollout: Rollout, rewards: Sequence[float]) -> Rollout:
-    """Two tokens a turn, and a third between turns that the environment said."""
-    rollout = with_length(rollout, 3 * len(rewards))
+    """Two tokens a turn, the second with the reward, and a third between turns that the environment said."""
+    rollout = with_length(rollout, 3 * len(rewards), [each for reward in rewards for each in (0, reward, 0)])
     agent_steps = [AgentStep(turn=i, action_target="env", start=3 * i, end=3 * i + 2) for i in range(len(rewards))]
     environment_steps = [
         EnvironmentStep(

@@ -3,17 +3,28 @@
 -- own: reward minus the mean reward of the other trajectories of the same agent in the group, siblings included;
 -- rloo (Ahmadian et al. 2024, arXiv 2402.14740, section 2.2) by agent
 -- grain: one row per rollout_id | reads: rollouts
--- a trajectory counts once, by its first row (segment_index 0); an agent with one scored trajectory in the group gets 0
--- NULL: for a rollout that was not scored, or whose root was not; inherit_weight 1 ignores a child's own reward
+-- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward; it counts once, by its
+-- first row that is there, since filters may have dropped the row of segment_index 0 (baseline_over kept)
+-- an agent with one scored trajectory in the group gets 0
+-- a child whose root failed, or whose parent's row is not there, has nothing to inherit and gets its own advantage
+-- NULL: for a rollout that was not scored; with inherit_weight 1 only if its root was not scored either
 -- $inherit_weight: 0 is the child's own advantage, 1 the root's
 -- $depth_discount: factor on the root's advantage for each delegation above the child
 -- default: inherit_weight = 0.5
 -- default: depth_discount = 1.0
-with recursive agents as (
-    -- sorted, so that sums are bit-identical for any number of threads
-    select group_id, agent_id, list(episode_reward order by episode_reward) as rewards
+with recursive firsts as (
+    select group_id, agent_id, episode_reward
     from rollouts
-    where episode_reward is not null and segment_index = 0
+    where episode_reward is not null
+    -- a hash, since 64 bits compare faster than text
+    window trajectory as (partition by hash(episode_id, agent_id, parent_rollout_id, episode_reward))
+    qualify segment_index = min(segment_index) over trajectory
+),
+
+-- sorted, so that sums are bit-identical for any number of threads
+agents as (
+    select group_id, agent_id, list(episode_reward order by episode_reward) as rewards
+    from firsts
     group by group_id, agent_id
 ),
 
@@ -39,11 +50,11 @@ owned as materialized (
 ),
 
 descent as (
-    select rollout_id, depth, own, own as root
+    select rollout_id, own as root
     from owned
     where parent_rollout_id is null
     union all
-    select owned.rollout_id, owned.depth, owned.own, descent.root
+    select owned.rollout_id, descent.root
     from owned
     inner join descent on descent.rollout_id = owned.parent_rollout_id
 )
@@ -51,8 +62,9 @@ descent as (
 select
     rollout_id,
     case
-        when depth = 0 then own
+        when depth = 0 or root is null then own
         when $inherit_weight = 1 then pow($depth_discount, depth) * root
         else (1 - $inherit_weight) * own + $inherit_weight * pow($depth_discount, depth) * root
     end as advantage
-from descent
+from owned
+left join descent using (rollout_id)

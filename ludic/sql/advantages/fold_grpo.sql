@@ -1,14 +1,20 @@
 -- fold_grpo: grpo over the root's reward plus penalties by turn: (clip(R + Q, 0, 1) - mean of R) / deviation of R
 -- paper: Sun et al. 2025 (Context-Folding, FoldGRPO), arXiv 2510.11967
--- R: reward, between 0 and 1, of the root agent, also for the children (branches) of its episode
+-- R: reward of the root agent, also for the children (branches) of its episode; the paper's is 0 or 1, others are
+-- clipped to [0, 1] also in mean and deviation
 -- Q: -1 for each turn of the root that calls no $branch_tool, in a row longer than half of $context_limit tokens;
 -- -1 for a turn that could not be parsed or with a tool call that failed; and for all turns of a child its reward
 -- component $scope_component, which the paper's judge sets to -0.2 if the child leaves its task; several are added
 -- grain: one row per rollout_id, a list as long as response_tokens
 -- reads: rollouts, with agent_steps, reward_components
--- a root agent counts once in its group, by its first row (segment_index 0); tokens outside of turns have Q = 0
--- NULL: for a rollout whose root was not scored
--- $epsilon is added to the standard deviation, see grpo
+-- tokens outside of turns have Q = 0
+-- where all R of a group are equal, the paper divides by 0; here by 1, so that the outcome counts 0 and a penalty at
+-- most 1, as in the authors' code
+-- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward; it counts once, by its
+-- first row that is there, since filters may have dropped the row of segment_index 0 (baseline_over kept)
+-- a child whose root failed, or whose parent's row is not there: R is its own, compared with children of its agent_id
+-- NULL: for a rollout that was not scored and has no scored root
+-- $epsilon is added to the standard deviation, see grpo; a deviation up to it is taken for 0
 -- default: branch_tool = "delegate"
 -- default: scope_component = "scope"
 -- default: epsilon = 1e-6
@@ -16,10 +22,12 @@ with recursive members as materialized (
     select
         rollout_id,
         group_id,
+        episode_id,
         agent_id,
         parent_rollout_id,
         segment_index,
-        episode_reward,
+        -- least and greatest would leave a NULL out
+        case when episode_reward is not null then least(greatest(episode_reward, 0), 1) end as reward,
         response_length,
         [step.start for step in agent_steps] as starts,
         [step.end for step in agent_steps] as ends,
@@ -42,48 +50,71 @@ with recursive members as materialized (
 ),
 
 descent as (
-    select rollout_id, group_id, agent_id as root_agent_id, episode_reward as reward
+    select rollout_id, agent_id as root_agent_id, reward
     from members
-    where parent_rollout_id is null
+    where parent_rollout_id is null and reward is not null
     union all
-    select members.rollout_id, descent.group_id, descent.root_agent_id, descent.reward
+    select members.rollout_id, descent.root_agent_id, descent.reward
     from members
     inner join descent on descent.rollout_id = members.parent_rollout_id
 ),
 
--- sorted, so that sums are bit-identical for any number of threads
-groups as (
-    select group_id, agent_id as root_agent_id, list(episode_reward order by episode_reward) as rewards
+firsts as (
+    select group_id, agent_id, parent_rollout_id is null as is_root, reward
     from members
-    where parent_rollout_id is null and segment_index = 0 and episode_reward is not null
-    group by group_id, agent_id
+    where reward is not null
+    -- a hash, since 64 bits compare faster than text
+    window trajectory as (partition by hash(episode_id, agent_id, parent_rollout_id, reward))
+    qualify segment_index = min(segment_index) over trajectory
+),
+
+-- sorted, so that sums are bit-identical for any number of threads
+agents as (
+    select group_id, agent_id, is_root, list(reward order by reward) as rewards
+    from firsts
+    group by group_id, agent_id, is_root
 ),
 
 -- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,
-        root_agent_id,
+        agent_id,
+        is_root,
         rewards[1] as lowest,
         list_avg([reward - rewards[1] for reward in rewards]) as mean,
-        coalesce(list_stddev_samp([reward - rewards[1] for reward in rewards]), 0) + $epsilon as scale
-    from groups
+        list_stddev_samp([reward - rewards[1] for reward in rewards]) as std,
+        case when std > $epsilon then std + $epsilon else 1 end as scale
+    from agents
+),
+
+compared as (
+    select
+        members.rollout_id,
+        group_id,
+        coalesce(root_agent_id, agent_id) as agent_id,
+        parent_rollout_id is null or root_agent_id is not null as is_root,
+        response_length,
+        coalesce(descent.reward, members.reward) as reward,
+        starts,
+        ends,
+        penalties
+    from members
+    left join descent on descent.rollout_id = members.rollout_id
 ),
 
 credits as (
     select
-        members.rollout_id,
+        rollout_id,
         response_length,
         starts,
         ends,
         reward,
-        ((least(greatest(reward, 0), 1) - lowest - mean) / scale)::float as base,
+        ((reward - lowest - mean) / scale)::float as base,
         [(least(greatest(reward + penalty, 0), 1) - lowest - mean) / scale for penalty in penalties]::float[]
             as credits
-    from members
-    left join descent on descent.rollout_id = members.rollout_id
-    left join baselines on
-        baselines.group_id = descent.group_id and baselines.root_agent_id = descent.root_agent_id
+    from compared
+    left join baselines using (group_id, agent_id, is_root)
 )
 
 select

@@ -2,13 +2,18 @@
 -- all steps of the same agent in the group that began at the same observation
 -- paper: Feng et al. 2025 (GiGPO), arXiv 2505.10978, eq. 3, 6, 7 and 8
 -- each advantage: value minus mean, divided by the standard deviation (divide_by_std false: by 1); the value of an
--- episode is its reward, of a step the discounted sum of the environment's rewards from this step on
+-- episode is its reward, of a step the discounted sum of the steps' rewards from this step on
 -- grain: one row per rollout_id, a list as long as response_tokens
--- reads: rollouts, with agent_steps, environment_steps
--- a token of agent step i belongs to the first environment step that i led to; other tokens, and those of a step that
--- shares its observation with no other step, get the episode's advantage
--- steps go on over an agent's rows of an episode, by segment_index; a trajectory counts once, by its first row;
--- children of one agent_id and one parent are told apart only if each has one row
+-- reads: rollouts, with agent_steps, environment_steps, token_rewards
+-- reward of a step: the token_rewards since the step before, which are the environment's and those for the format
+-- a token of agent step i belongs to the next environment step of the trajectory, also if the context was rewritten
+-- before it (tool calls, summaries); other tokens, and those of a step that shares its observation with
+-- no other step, get the episode's advantage
+-- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward, by segment_index; siblings
+-- that are alike in all four are told apart only if each has one row
+-- it counts once, by its first row that is there: filters may have dropped that of segment_index 0 (baseline_over kept)
+-- after a completion that could not be parsed, the state is the one before, and the observation, which is the feedback,
+-- is replaced by the one before
 -- NULL: for a rollout that was not scored
 -- a step without observation_hash (files before rollouts 1.2) shares its observation with no other
 -- $step_weight multiplies the step's advantage | $discount: factor on a reward per step between
@@ -21,55 +26,56 @@ with scored as materialized (
     select
         rollout_id,
         group_id,
-        episode_id,
         agent_id,
-        coalesce(parent_rollout_id, '') as parent_id,
         segment_index,
         episode_reward,
-        [coalesce(step.reward, 0) for step in environment_steps] as rewards,
-        -- 64 bits compare faster than text
+        -- hashes, since 64 bits compare faster than text
+        hash(episode_id, agent_id, parent_rollout_id, episode_reward) as trajectory,
+        [agent_steps[step.agent_steps[-1] + 1].end for step in environment_steps] as step_ends,
+        [
+            coalesce(list_sum(token_rewards[coalesce(step_ends[i - 1], 0) + 1:step_end]), 0)
+            for step_end, i in step_ends
+        ] as rewards,
         [
             case when step.observation_hash is not null then hash(step.observation_hash) end
             for step in environment_steps
-        ] as states
+        ] as observations,
+        [agent_steps[step.agent_steps[-1] + 1].parse_error for step in environment_steps] as failures
     from rollouts
     where episode_reward is not null
 ),
 
--- children of one agent_id and one parent, which no column tells apart
-siblings as (
-    select episode_id, agent_id, parent_id
+-- with later rows; the lists are NULL for siblings that are alike
+trajectories as (
+    select
+        trajectory,
+        min(segment_index) as first_index,
+        count(*) = len(list_distinct(list(segment_index))) as is_one,
+        case when is_one then flatten(list(rewards order by segment_index)) end as all_rewards,
+        case when is_one then flatten(list(observations order by segment_index)) end as all_observations,
+        case when is_one then flatten(list(failures order by segment_index)) end as all_failures,
+        case when is_one then list({segment_index: segment_index, num_steps: len(rewards)}) end as rows
     from scored
-    where segment_index = 0 and parent_id <> ''
-    group by episode_id, agent_id, parent_id
-    having count(*) > 1
+    where trajectory in (select trajectory from scored where segment_index > 0)
+    group by trajectory
 ),
 
--- each row of an agent's episode with each later row of it
-pairs as (
-    select earlier.rollout_id as earlier_id, later.rollout_id as later_id, later.segment_index, later.rewards
-    from scored as later
-    inner join scored as earlier using (episode_id, agent_id, parent_id)
-    anti join siblings using (episode_id, agent_id, parent_id)
-    where later.segment_index > 0 and earlier.segment_index < later.segment_index
-),
-
-afters as (
-    select earlier_id as rollout_id, flatten(list(rewards order by segment_index)) as rewards_after
-    from pairs
-    group by earlier_id
-),
-
-continued as (
+continued as materialized (
     select
         rollout_id,
         group_id,
         agent_id,
         episode_reward,
-        states,
-        list_concat(rewards, coalesce(rewards_after, [])) as rewards
+        step_ends,
+        coalesce(segment_index = first_index, true) as is_first,
+        coalesce(all_rewards, rewards) as rewards,
+        coalesce(all_observations, observations) as observations,
+        coalesce(all_failures, failures) as failures,
+        coalesce(list_sum([row.num_steps for row in rows if row.segment_index < scored.segment_index]), 0)::bigint
+            as num_before,
+        len(scored.rewards) as num_steps
     from scored
-    left join afters using (rollout_id)
+    left join trajectories using (trajectory)
 ),
 
 powers as (
@@ -77,23 +83,35 @@ powers as (
     from continued
 ),
 
+-- of the row's steps and the next one, to which its last tokens may belong
 returns as materialized (
     select
         rollout_id,
         group_id,
         agent_id,
         episode_reward,
-        states,
-        [
-            list_inner_product(rewards[step:], powers[:len(rewards) - step + 1])
-            for step in range(1, len(states) + 1)
-        ] as returns
+        step_ends,
+        num_steps,
+        range(num_before + 1, least(num_before + num_steps + 1, len(rewards)) + 1) as steps,
+        [list_inner_product(rewards[step:], powers[:len(rewards) - step + 1]) for step in steps] as returns,
+        case
+            when list_contains(failures, true)
+                -- of the first step since one that did not fail
+                then
+                    [
+                        observations[
+                            coalesce(step - list_position(list_reverse(failures[:step - 1]), false) + 1, 1)
+                        ]
+                        for step in steps
+                    ]
+            else [observations[step] for step in steps]
+        end as states
     from continued
     cross join powers
 ),
 
 moves as (
-    select group_id, agent_id, unnest(states) as state, unnest(returns) as return
+    select group_id, agent_id, unnest(states[:num_steps]) as state, unnest(returns[:num_steps]) as return
     from returns
 ),
 
@@ -126,8 +144,8 @@ shared as (
 
 agents as (
     select group_id, agent_id, list(episode_reward order by episode_reward) as rewards
-    from scored
-    where segment_index = 0
+    from continued
+    where is_first
     group by group_id, agent_id
 ),
 
@@ -144,6 +162,7 @@ baselines as (
 credits as (
     select
         rollout_id,
+        step_ends,
         (episode_reward - lowest - mean) / case when $divide_by_std then coalesce(std, 0) + $epsilon else 1 end as base,
         [list_position(known, state) for state in states] as places,
         [
@@ -162,11 +181,11 @@ steps as (
         rollouts.rollout_id,
         episode_reward,
         response_length,
+        step_ends,
         base::float as base,
         credits::float[] as credits,
         [step.start for step in agent_steps] as starts,
-        [step.end for step in agent_steps] as ends,
-        [step.agent_steps for step in environment_steps] as led_here
+        [step.end for step in agent_steps] as ends
     from rollouts
     left join credits on credits.rollout_id = rollouts.rollout_id
 )
@@ -180,7 +199,7 @@ select
                     list_resize(
                         list_resize([]::float[], start - coalesce(ends[i - 1], 0), base),
                         ends[i] - coalesce(ends[i - 1], 0),
-                        coalesce(credits[list_position([list_contains(led, i - 1) for led in led_here], true)], base)
+                        coalesce(credits[len([1 for step_end in step_ends if step_end < ends[i]]) + 1], base)
                     )
                     for start, i in starts
                 ]),

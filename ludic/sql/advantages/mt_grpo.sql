@@ -5,10 +5,13 @@
 -- each advantage: reward minus the mean, divided by the standard deviation, of all trajectories of the same agent in
 -- the group; of turn k over those in which k is not the last
 -- grain: one row per rollout_id, a list as long as response_tokens
--- reads: rollouts, with agent_steps, environment_steps
--- a token of agent step i belongs to the first environment step that i led to; other tokens get the outcome's advantage
--- turns go on over an agent's rows of an episode, by segment_index; a trajectory counts once, by its first row;
--- children of one agent_id and one parent are told apart only if each has one row
+-- reads: rollouts, with agent_steps, environment_steps, token_rewards
+-- reward of a step: the token_rewards since the step before, which are the environment's and those for the format
+-- a token of agent step i belongs to the next environment step of the trajectory, also if the context was rewritten
+-- before it (tool calls, summaries); other tokens get the outcome's advantage
+-- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward, by segment_index; siblings
+-- that are alike in all four are told apart only if each has one row
+-- it counts once, by its first row that is there: filters may have dropped that of segment_index 0 (baseline_over kept)
 -- NULL: for a rollout that was not scored
 -- $turn_weight multiplies the advantage of a turn | $epsilon is added to each standard deviation
 -- default: turn_weight = 1.0
@@ -17,73 +20,58 @@ with scored as materialized (
     select
         rollout_id,
         group_id,
-        episode_id,
         agent_id,
-        coalesce(parent_rollout_id, '') as parent_id,
         segment_index,
         episode_reward,
-        [coalesce(step.reward, 0) for step in environment_steps] as rewards
+        -- 64 bits compare faster than text
+        hash(episode_id, agent_id, parent_rollout_id, episode_reward) as trajectory,
+        [agent_steps[step.agent_steps[-1] + 1].end for step in environment_steps] as step_ends,
+        [
+            coalesce(list_sum(token_rewards[coalesce(step_ends[i - 1], 0) + 1:step_end]), 0)
+            for step_end, i in step_ends
+        ] as rewards
     from rollouts
     where episode_reward is not null
 ),
 
--- children of one agent_id and one parent, which no column tells apart
-siblings as (
-    select episode_id, agent_id, parent_id
-    from scored
-    where segment_index = 0 and parent_id <> ''
-    group by episode_id, agent_id, parent_id
-    having count(*) > 1
-),
-
--- each row of an agent's episode with each later row of it
-pairs as (
+-- with later rows; all_rewards and rows are NULL for siblings that are alike
+trajectories as (
     select
-        earlier.rollout_id as earlier_id,
-        later.rollout_id as later_id,
-        later.segment_index,
-        earlier.rewards as rewards_before,
-        later.rewards
-    from scored as later
-    inner join scored as earlier using (episode_id, agent_id, parent_id)
-    anti join siblings using (episode_id, agent_id, parent_id)
-    where later.segment_index > 0 and earlier.segment_index < later.segment_index
+        trajectory,
+        min(segment_index) as first_index,
+        count(*) = len(list_distinct(list(segment_index))) as is_one,
+        case when is_one then flatten(list(rewards order by segment_index)) end as all_rewards,
+        case when is_one then list({segment_index: segment_index, num_turns: len(rewards)}) end as rows
+    from scored
+    where trajectory in (select trajectory from scored where segment_index > 0)
+    group by trajectory
 ),
 
-befores as (
-    select later_id as rollout_id, sum(len(rewards_before))::bigint as num_before
-    from pairs
-    group by later_id
-),
-
-afters as (
-    select earlier_id as rollout_id, flatten(list(rewards order by segment_index)) as rewards_after
-    from pairs
-    group by earlier_id
-),
-
+-- turn_rewards: of the row's turns and the next one, to which its last tokens may belong, but not of the last turn
 continued as materialized (
     select
         rollout_id,
         group_id,
         agent_id,
-        segment_index,
-        coalesce(num_before, 0) as num_before,
-        list_concat(rewards, coalesce(rewards_after, [])) as all_rewards,
-        coalesce(all_rewards[-1], episode_reward) as outcome,
-        rewards[:least(len(rewards), len(all_rewards) - 1)] as turn_rewards
+        step_ends,
+        coalesce(segment_index = first_index, true) as is_first,
+        coalesce(all_rewards, rewards) as rewards_in_all,
+        coalesce(list_sum([row.num_turns for row in rows if row.segment_index < scored.segment_index]), 0)::bigint
+            as num_before,
+        coalesce(rewards_in_all[-1], episode_reward) as outcome,
+        rewards_in_all[num_before + 1:least(num_before + len(rewards) + 1, len(rewards_in_all) - 1)] as turn_rewards,
+        turn_rewards[:len(rewards)] as own_rewards
     from scored
-    left join befores using (rollout_id)
-    left join afters using (rollout_id)
+    left join trajectories using (trajectory)
 ),
 
 agents as (
     select
         group_id,
         agent_id,
-        list(outcome order by outcome) filter (segment_index = 0) as outcomes,
-        list({num_before: num_before, rewards: turn_rewards}) as rows,
-        max(num_before + len(turn_rewards)) as num_turns
+        list(outcome order by outcome) filter (is_first) as outcomes,
+        list({num_before: num_before, rewards: own_rewards}) as rows,
+        max(num_before + len(own_rewards)) as num_turns
     from continued
     group by group_id, agent_id
 ),
@@ -121,6 +109,7 @@ baselines as (
 credits as (
     select
         rollout_id,
+        step_ends,
         (outcome - lowest - mean) / (coalesce(std, 0) + $epsilon) as base,
         [
             base
@@ -138,11 +127,11 @@ steps as (
         rollouts.rollout_id,
         episode_reward,
         response_length,
+        step_ends,
         base::float as base,
         credits::float[] as credits,
         [step.start for step in agent_steps] as starts,
-        [step.end for step in agent_steps] as ends,
-        [step.agent_steps for step in environment_steps] as led_here
+        [step.end for step in agent_steps] as ends
     from rollouts
     left join credits on credits.rollout_id = rollouts.rollout_id
 )
@@ -156,7 +145,7 @@ select
                     list_resize(
                         list_resize([]::float[], start - coalesce(ends[i - 1], 0), base),
                         ends[i] - coalesce(ends[i - 1], 0),
-                        coalesce(credits[list_position([list_contains(led, i - 1) for led in led_here], true)], base)
+                        coalesce(credits[len([1 for step_end in step_ends if step_end < ends[i]]) + 1], base)
                     )
                     for start, i in starts
                 ]),

@@ -3,7 +3,9 @@
 -- the average starts at 0 and does not yet hold the episode's own reward: A = R - b, then b = decay b + (1 - decay) R
 -- grain: one row per rollout_id | reads: rollouts
 -- a role is an agent_id; an episode counts once for each agent, in the order of request_index; the average starts at 0
--- with the rows that are read: in training, with each batch
+-- with the rows that are read: in training, those of the batch and the newest of the batches before it, also after a
+-- restart; where an episode of an earlier batch has a higher request_index, it does not count yet
+-- history: 10000
 -- NULL: for a rollout that was not scored
 -- $decay: weight of the average so far
 -- default: decay = 0.95

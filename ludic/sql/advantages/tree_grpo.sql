@@ -3,22 +3,33 @@
 -- group; each leaf is a trajectory, with one advantage for all its tokens
 -- a tree: the trajectories of an agent in the group whose first completion has the same tokens
 -- grain: one row per rollout_id | reads: rollouts, with agent_steps, response_tokens
--- a trajectory counts once, by its first row (segment_index 0); a tree of one trajectory adds 0, where the authors'
--- code adds its reward; later rows of children of one agent_id and one parent belong to any of their trees
+-- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward; it counts once, by its
+-- first row that is there, since filters may have dropped the row of segment_index 0 (baseline_over kept)
+-- a tree of one trajectory adds 0, where the authors' code adds its reward
+-- later rows of children of one agent_id, parent and reward belong to any of their trees
 -- NULL: for a rollout that was not scored
 -- $epsilon is added to each standard deviation, see grpo
 -- default: epsilon = 1e-6
-with firsts as materialized (
+with scored as materialized (
     select
         rollout_id,
         group_id,
         episode_id,
         agent_id,
         coalesce(parent_rollout_id, '') as parent_id,
+        segment_index,
         episode_reward as reward,
         hash(response_tokens[agent_steps[1].start + 1:agent_steps[1].end]) as tree
     from rollouts
-    where episode_reward is not null and segment_index = 0
+    where episode_reward is not null
+),
+
+firsts as materialized (
+    select *
+    from scored
+    -- a hash, since 64 bits compare faster than text
+    window trajectory as (partition by hash(episode_id, agent_id, parent_id, reward))
+    qualify segment_index = min(segment_index) over trajectory
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads
@@ -60,17 +71,14 @@ leaves as (
     select rollout_id, group_id, agent_id, reward, tree
     from firsts
     union all
-    select later.rollout_id, later.group_id, later.agent_id, later.episode_reward, min(tree)
-    from rollouts as later
-    inner join firsts on
-        firsts.episode_id = later.episode_id
-        and firsts.agent_id = later.agent_id
-        and firsts.parent_id = coalesce(later.parent_rollout_id, '')
-    where later.segment_index > 0
-    group by later.rollout_id, later.group_id, later.agent_id, later.episode_reward
+    select later.rollout_id, later.group_id, later.agent_id, later.reward, min(firsts.tree)
+    from scored as later
+    inner join firsts using (episode_id, agent_id, parent_id, reward)
+    where later.segment_index > 0 and firsts.segment_index < later.segment_index
+    group by later.rollout_id, later.group_id, later.agent_id, later.reward
 ),
 
-scored as (
+estimated as (
     select
         rollout_id,
         (reward - trees.lowest - trees.mean) / (trees.std + $epsilon)
@@ -82,4 +90,4 @@ scored as (
 
 select rollout_id, advantage
 from rollouts
-left join scored using (rollout_id)
+left join estimated using (rollout_id)

@@ -1,11 +1,13 @@
--- turn_returns: for each token, the discounted sum of the environment's rewards from its turn on, minus the mean
+-- turn_returns: for each token, the discounted sum of the rewards of environment steps from its turn on, minus the mean
 -- return of that turn over all trajectories of the same agent in the group
 -- the return of policy gradients, Sutton and Barto 2018, eq. 3.8, with an environment step as the step
 -- grain: one row per rollout_id, a list as long as response_tokens
--- reads: rollouts, with agent_steps, environment_steps
--- a token of agent step i belongs to the first environment step that i led to; tokens outside of steps get 0
--- turns and returns go on over an agent's rows of an episode, by segment_index; children of one agent_id and one
--- parent are told apart only if each has one row
+-- reads: rollouts, with agent_steps, environment_steps, token_rewards
+-- reward of a step: the token_rewards since the step before, which are the environment's and those for the format
+-- a token of agent step i belongs to the next environment step of the trajectory, also if the context was rewritten
+-- before it (tool calls, summaries); other tokens get 0
+-- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward, by segment_index; siblings
+-- that are alike in all four are told apart only if each has one row
 -- NULL: for a rollout that was not scored
 -- $discount: factor on a reward per turn between; 1 gives undiscounted returns, 0 only each step's own reward
 -- default: discount = 1.0
@@ -13,48 +15,29 @@ with scored as materialized (
     select
         rollout_id,
         group_id,
-        episode_id,
         agent_id,
-        coalesce(parent_rollout_id, '') as parent_id,
         segment_index,
-        [coalesce(step.reward, 0) for step in environment_steps] as rewards
+        -- 64 bits compare faster than text
+        hash(episode_id, agent_id, parent_rollout_id, episode_reward) as trajectory,
+        [agent_steps[step.agent_steps[-1] + 1].end for step in environment_steps] as step_ends,
+        [
+            coalesce(list_sum(token_rewards[coalesce(step_ends[i - 1], 0) + 1:step_end]), 0)
+            for step_end, i in step_ends
+        ] as rewards
     from rollouts
     where episode_reward is not null
 ),
 
--- children of one agent_id and one parent, which no column tells apart
-siblings as (
-    select episode_id, agent_id, parent_id
-    from scored
-    where segment_index = 0 and parent_id <> ''
-    group by episode_id, agent_id, parent_id
-    having count(*) > 1
-),
-
--- each row of an agent's episode with each later row of it
-pairs as (
+-- of several rows
+trajectories as (
     select
-        earlier.rollout_id as earlier_id,
-        later.rollout_id as later_id,
-        later.segment_index,
-        earlier.rewards as rewards_before,
-        later.rewards
-    from scored as later
-    inner join scored as earlier using (episode_id, agent_id, parent_id)
-    anti join siblings using (episode_id, agent_id, parent_id)
-    where later.segment_index > 0 and earlier.segment_index < later.segment_index
-),
-
-befores as (
-    select later_id as rollout_id, sum(len(rewards_before))::bigint as num_before
-    from pairs
-    group by later_id
-),
-
-afters as (
-    select earlier_id as rollout_id, flatten(list(rewards order by segment_index)) as rewards_after
-    from pairs
-    group by earlier_id
+        trajectory,
+        flatten(list(rewards order by segment_index)) as all_rewards,
+        list({segment_index: segment_index, num_turns: len(rewards)}) as rows
+    from scored
+    where trajectory in (select trajectory from scored where segment_index > 0)
+    group by trajectory
+    having count(*) = len(list_distinct(list(segment_index)))
 ),
 
 continued as (
@@ -62,12 +45,13 @@ continued as (
         rollout_id,
         group_id,
         agent_id,
-        coalesce(num_before, 0) as num_before,
+        step_ends,
         len(rewards) as num_turns,
-        list_concat(rewards, coalesce(rewards_after, [])) as rewards
+        coalesce(all_rewards, rewards) as rewards,
+        coalesce(list_sum([row.num_turns for row in rows if row.segment_index < scored.segment_index]), 0)::bigint
+            as num_before
     from scored
-    left join befores using (rollout_id)
-    left join afters using (rollout_id)
+    left join trajectories using (trajectory)
 ),
 
 powers as (
@@ -75,15 +59,18 @@ powers as (
     from continued
 ),
 
+-- of the row's turns and the next one, to which its last tokens may belong
 returns as materialized (
     select
         rollout_id,
         group_id,
         agent_id,
+        step_ends,
         num_before,
+        num_turns,
         [
             list_inner_product(rewards[turn:], powers[:len(rewards) - turn + 1])
-            for turn in range(1, num_turns + 1)
+            for turn in range(num_before + 1, least(num_before + num_turns + 1, len(rewards)) + 1)
         ] as returns
     from continued
     cross join powers
@@ -93,8 +80,8 @@ agents as (
     select
         group_id,
         agent_id,
-        list({num_before: num_before, returns: returns}) as rows,
-        max(num_before + len(returns)) as num_turns
+        list({num_before: num_before, returns: returns[:num_turns]}) as rows,
+        max(num_before + num_turns) as num_turns
     from returns
     group by group_id, agent_id
 ),
@@ -114,7 +101,10 @@ baselines as (
 ),
 
 credits as (
-    select rollout_id, [return - means[num_before + turn] for return, turn in returns] as credits
+    select
+        rollout_id,
+        step_ends,
+        [return - means[num_before + turn] for return, turn in returns]::float[] as credits
     from returns
     inner join baselines using (group_id, agent_id)
 ),
@@ -124,10 +114,10 @@ steps as (
         rollouts.rollout_id,
         episode_reward,
         response_length,
-        credits::float[] as credits,
+        step_ends,
+        credits,
         [step.start for step in agent_steps] as starts,
-        [step.end for step in agent_steps] as ends,
-        [step.agent_steps for step in environment_steps] as led_here
+        [step.end for step in agent_steps] as ends
     from rollouts
     left join credits on credits.rollout_id = rollouts.rollout_id
 )
@@ -141,7 +131,7 @@ select
                     list_resize(
                         list_resize([]::float[], start - coalesce(ends[i - 1], 0), 0),
                         ends[i] - coalesce(ends[i - 1], 0),
-                        coalesce(credits[list_position([list_contains(led, i - 1) for led in led_here], true)], 0)
+                        coalesce(credits[len([1 for step_end in step_ends if step_end < ends[i]]) + 1], 0)
                     )
                     for start, i in starts
                 ]),
