@@ -70,7 +70,7 @@ def _family(module: ModuleType, make: Callable[..., Any]) -> Family:
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "reasoning_gym/": _family(reasoning_gym, reasoning_gym.ReasoningGym),
-        "textarena/": _family(textarena, textarena.TextArena),
+        "textarena/": _family(textarena, textarena.make_game),
         "gymnasium/": _family(gymnasium, gymnasium.Gymnasium),
         "verifiers/": _family(verifiers, verifiers.Verifiers),
     }

@@ -71,6 +71,30 @@ def test_invalid_moves_are_answered_and_then_end_the_game():
     assert second.reward_components == {"invalid_move": 1}
 
 
+def test_agents_play_a_game_of_two():
+    make = make_environment("textarena/TicTacToe-v0")
+    moves = ["[4]", "[0]", "[1]", "[2]", "[7]"]  # player 0 takes the middle column
+    rows = run_episode(scripted_agent(moves), make, example=make().example(0, "train"))
+    assert [(row.agent_id, row.episode_reward, row.terminated) for row in rows] == [
+        ("player_0", 1.0, True),
+        ("player_1", -1.0, True),
+    ]
+    first, second = rows
+    assert [step.action for step in first.environment_steps] == ["[4]", "[1]", "[7]"]
+    assert "You are Player 0" in first.messages[0].content
+    assert "Player 1 placed their symbol (X) in cell 0" in first.environment_steps[0].next_observation
+    assert "You are Player 1" in second.messages[0].content
+    assert "[Player 0] [4]" in second.messages[0].content
+    assert "[4]" not in first.messages[2].content.splitlines()[0]  # not told of its own move
+
+
+def test_a_wrong_number_of_players_is_refused():
+    with pytest.raises(ConfigError, match="TicTacToe-v0 can't be played by 5 players"):
+        make_environment("textarena/TicTacToe-v0", {"num_players": 5})
+    with pytest.raises(ConfigError, match="is a game of one player, and num_players is 2"):
+        make_environment("textarena/GuessTheNumber-v0", {"num_players": 2})
+
+
 @pytest.mark.parametrize("game", GAMES)
 def test_the_same_example_is_the_same_game(game):
     one, other = (make_environment(f"textarena/{game}", seed=7)() for _ in range(2))
@@ -118,8 +142,8 @@ def test_the_limit_of_steps_leaves_room_for_moves_that_are_refused():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("textarena/Chss", {}, "textarena/NAME takes 2048-v0, .* Sudoku-v0"),
-        ("textarena/TicTacToe-v0", {}, "is a game of several players; ludic plays textarena's games of one player"),
+        ("textarena/Chss", {}, "did you mean textarena/Chess-v0"),
+        ("textarena/Qqqqqq", {}, "textarena/NAME takes 2048-v0, .* Sudoku-v0"),
         ("textarena/GuesTheNumber-v0", {}, "did you mean textarena/GuessTheNumber-v0"),
         ("GuessTheNumber", {}, "did you mean textarena/GuessTheNumber-v0"),
         ("textarena/GuessTheNumber-v0", {"highest": 9}, "unexpected keyword argument 'highest'"),
@@ -131,10 +155,11 @@ def test_what_cannot_be_played_is_explained(name, options, message):
         make_environment(name, options)
 
 
-def test_games_of_one_player_are_listed_and_their_source_is_recorded():
+def test_games_are_listed_and_their_source_is_recorded():
     names = environment_names()
     assert "textarena/Sudoku-v0" in names
-    assert not {"textarena/TicTacToe-v0", "textarena/Sudoku-v0-train"} & set(names)
+    assert "textarena/TicTacToe-v0" in names
+    assert "textarena/Sudoku-v0-train" not in names
     assert make_environment("textarena/Sudoku-v0-train")().max_steps
     digest, package = installed_source("textarena/Sudoku-v0")
     assert len(digest) == 64
