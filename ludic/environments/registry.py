@@ -21,6 +21,7 @@ from ludic.environments.opposites import Opposites
 from ludic.environments.reasoning_gym import ReasoningGym, generator_names
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.word_problems import WordProblems
 from ludic.errors import ConfigError, LudicError
 from ludic.user_code import describe, load_named, only_exceptions
 from ludic.user_files import NO_FILES, Files
@@ -36,6 +37,7 @@ BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment]] = Map
         "number_comparison": NumberComparison,
         "opposites": Opposites,
         "sequential_digits": SequentialDigits,
+        "word_problems": WordProblems,
     }
 )
 REASONING_GYM = "reasoning_gym/"

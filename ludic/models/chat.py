@@ -49,10 +49,14 @@ def render_prompt(
 
 
 def render_text(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
 ) -> str:
     """Return the text whose tokens `render_prompt` returns."""
-    return _apply_template(tokenizer, messages, tools, add_generation_prompt=True, tokenize=False)
+    return _apply_template(tokenizer, messages, tools, add_generation_prompt=add_generation_prompt, tokenize=False)
 
 
 def _apply_template(

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from chat_models import END, chat_tokenizer
+from chat_models import chat_tokenizer
 
 from ludic.agents.prompts import PromptBuilder
 from ludic.engines.engine import Completion
 from ludic.models.chat import render_prompt, render_text
+from ludic.models.tiny_chat import END
 from ludic.records import Message, WeightSpan
 
 QUESTION = [Message(role="system", content="Be brief."), Message(role="user", content="2 + 2?")]
