@@ -63,8 +63,9 @@ def test_any_text_survives_encoding_and_decoding(tokenizer: Any, text: str) -> N
 
 def test_digits_are_tokens_of_their_own_and_what_is_in_every_text_takes_few(tokenizer: Any) -> None:
     assert tokenizer.tokenize("12 + 30?")[:2] == ["1", "2"]
-    schemas = render_text(tokenizer, [], tools=[SCHEMA], add_generation_prompt=False)
-    assert len(tokenizer(schemas)["input_ids"]) < 10 < len(schemas) / 10
+    with_tools, without = (render_text(tokenizer, CONVERSATION, tools=tools) for tools in ([SCHEMA], []))
+    added = len(tokenizer(with_tools)["input_ids"]) - len(tokenizer(without)["input_ids"])
+    assert 0 < added < (len(with_tools) - len(without)) / 8
 
 
 def test_a_completion_ends_at_the_end_of_the_turn(folder: str, tokenizer: Any) -> None:

@@ -176,9 +176,8 @@ class _Renderer:
     def call(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
         """Return the prompt of the call that said the last message, and its completion, each (length,) int32."""
         before = render_text(self._tokenizer, messages[:-1], tools=self._tools)
-        prompt = render_prompt(self._tokenizer, messages[:-1], tools=self._tools)
-        is_extended = before.startswith(self._text)
-        if is_extended and not np.array_equal(prompt[: len(self._tokens)], self._tokens):
+        prompt = _encode(self._tokenizer, before)
+        if before.startswith(self._text) and not np.array_equal(prompt[: len(self._tokens)], self._tokens):
             prompt = np.concatenate([self._tokens, _encode(self._tokenizer, before[len(self._text) :])])
         completion, text = self._completion(messages, prompt, before)
         self._text, self._tokens = before + text, np.concatenate([prompt, completion])
@@ -190,7 +189,7 @@ class _Renderer:
         if not after.startswith(before):
             # The template renders a past answer differently from a new one, so encode the answer's text alone.
             return _encode(self._tokenizer, messages[-1].content), messages[-1].content
-        whole = render_prompt(self._tokenizer, messages, tools=self._tools, add_generation_prompt=False)
+        whole = _encode(self._tokenizer, after)
         is_extended = np.array_equal(whole[: len(prompt)], prompt)
         tokens = whole[len(prompt) :] if is_extended else _encode(self._tokenizer, after[len(before) :])
         ends = np.flatnonzero(tokens == self._tokenizer.eos_token_id)
