@@ -85,6 +85,8 @@ def warm_start_config() -> TrainConfig:
         warmup_steps=10,
         max_tokens_per_micro_batch=4096,
         device="cpu",
+        # Threads of a step wait for each other: where others use the cores too, a second one makes it slower.
+        num_threads=1,
         checkpoint_every=None,
     )
 
