@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ludic.cli.demo import draw_curve, program, save
 from ludic.cli.flags.demo import Settings
-from ludic.launch.demo_agents import evaluate, improve, open_demo, warm_start
+from ludic.launch.demo_agents import improve, open_demo, warm_start
 from ludic.launch.process import interrupt_on_sigterm
 from ludic.sql import connect
 from ludic.store import Root
@@ -48,10 +49,8 @@ def main(settings: Settings) -> None:
     interrupt_on_sigterm()
     console.print(f"[bold]Warm start in {root.url}: import of demonstrations, supervised fine-tuning[/]")
     warm_start(root)
-    evaluate(root)
     console.print(f"[bold]RL in {root.url}: a worker and a trainer[/]")
     improve(root, settings.num_steps or 50)
-    evaluate(root)
     measured = [_Heldout(*row) for row in connect(root).execute(REWARDS).fetchall()]
     before, after = measured[0], measured[-1]
     _print_answers(console, root, before, after)
@@ -63,7 +62,7 @@ def _print_answers(console: Console, root: Root, before: _Heldout, after: _Heldo
     table = Table("problem (held out)", "before RL", "after RL", title="Answers at temperature 1", show_lines=True)
     old, new = (_answers(root, measured.version) for measured in (before, after))
     for problem in list(old)[:_SHOWN_PROBLEMS]:
-        table.add_row(*map(printable, (problem, old[problem], new[problem])))
+        table.add_row(*(Text(printable(text)) for text in (problem, old[problem], new[problem])))
     table.add_row(f"mean reward of {after.episodes}, 95% interval", f"[bold]{before}[/]", f"[bold]{after}[/]")
     console.print(table)
 
@@ -72,10 +71,7 @@ def _answers(root: Root, version: int) -> dict[str, str]:
     """Return the answers of a version, with their tool calls and results, by problem."""
     query = "select env_example_id, messages from evals where policy_version = ? order by request_index"
     rows = connect(root).execute(query, [version]).fetchall()
-    return {
-        problem: "\n".join(map(_as_line, messages[2 if messages[0]["role"] == "system" else 1 :]))
-        for problem, messages in rows
-    }
+    return {problem: "\n".join(map(_as_line, messages[1:])) for problem, messages in rows}
 
 
 def _as_line(message: dict[str, str]) -> str:

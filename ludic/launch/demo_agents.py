@@ -58,8 +58,8 @@ def _make_model(folder: str) -> None:
     make_tiny_chat_model(folder, conversations, tools=records[0]["tools"])
 
 
-def warm_start(root: Root, *, num_problems: int = NUM_PROBLEMS) -> None:
-    """Import demonstrations and train on them, good ones and bad ones; does nothing once a model was evaluated.
+def warm_start(root: Root, *, num_problems: int = NUM_PROBLEMS, num_heldout: int = NUM_HELDOUT) -> None:
+    """Import demonstrations, train on them, good ones and bad ones, and evaluate; does nothing once this is done.
 
     num_problems: of which there are demonstrations; fewer make a shorter warm start. Raises KeyboardInterrupt after
     Ctrl-C.
@@ -71,6 +71,7 @@ def warm_start(root: Root, *, num_problems: int = NUM_PROBLEMS) -> None:
     import_files(root, [f"{root.url}/{DEMONSTRATIONS}"], "jsonl", env=ENVIRONMENT)
     with interruptible() as stop:
         train_here(root, warm_start_config(), stop)
+    evaluate(root, num_heldout)
 
 
 def warm_start_config() -> TrainConfig:
@@ -92,8 +93,9 @@ def warm_start_config() -> TrainConfig:
 
 
 def improve(root: Root, num_steps: int) -> None:
-    """Train online for `num_steps` steps after those of the warm start."""
+    """Train online for `num_steps` steps after those of the warm start, and evaluate."""
     launch(root, rl_config(_last_warm_step(root) + num_steps), LaunchConfig())
+    evaluate(root)
 
 
 def _last_warm_step(root: Root) -> int:

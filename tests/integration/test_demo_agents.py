@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ludic
-from ludic.launch.demo_agents import NUM_EPOCHS, PER_PROBLEM, evaluate, evaluated_versions, open_demo, warm_start
+from ludic.launch.demo_agents import NUM_EPOCHS, PER_PROBLEM, evaluated_versions, open_demo, warm_start
 
 NUM_PROBLEMS, NUM_STEPS = 64, 2
 # 64 groups a pass, 16 groups a batch.
@@ -18,8 +18,7 @@ NUM_WARM_STEPS = NUM_PROBLEMS * NUM_EPOCHS // 16
 def test_the_agents_demo_warm_starts_once_and_then_improves_with_tools(tmp_path: Path) -> None:
     url = str(tmp_path / "run")
     root = open_demo(url)
-    warm_start(root, num_problems=NUM_PROBLEMS)
-    evaluate(root, num_heldout=16)
+    warm_start(root, num_problems=NUM_PROBLEMS, num_heldout=16)
     versions = evaluated_versions(root)
     assert len(versions) == 1
 
