@@ -1,4 +1,4 @@
-.PHONY: help demo test test-all unit integration faults readers soak check format bench notebooks clean
+.PHONY: help demo demo-agents test test-all unit integration faults readers soak check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,6 +12,9 @@ help:  ## list the targets
 
 demo: .venv/demo  ## teach a tiny model on this machine, in a minute
 	$(BIN)/ludic demo
+
+demo-agents: .venv/demo  ## teach a tiny model to call a tool: demonstrations, warm start, RL, in five minutes
+	$(BIN)/ludic demo --agents
 
 test: .venv/installed  ## run the quick tests, in some minutes
 	$(UNIT_TESTS) -m "not slow"

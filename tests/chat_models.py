@@ -1,4 +1,4 @@
-"""A byte-level tokenizer with a chat template in the ChatML family, and an engine that says what a test wants."""
+"""The byte-level tokenizer of `ludic.models.tiny_chat`, and an engine that says what a test wants."""
 
 import asyncio
 import json
@@ -7,45 +7,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from ludic.agents.agent import Agent
 from ludic.engines.engine import Completion, GenerationRequest
+from ludic.models.tiny_chat import train_tokenizer
 from ludic.records import FinishReason, WeightSpan
-
-END = "<|im_end|>"
-
-# As Qwen3's: tools in the system message, tool results as a user's, thinking only after the last question.
-CHAT_TEMPLATE = """\
-{%- if tools %}<|im_start|>system
-You may call tools:
-{%- for tool in tools %}
-{{ tool | tojson }}
-{%- endfor %}<|im_end|>{{ '\\n' }}
-{% endif %}
-{%- set last = namespace(user=-1) %}
-{%- for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}
-{%- for message in messages %}
-{%- if message.role == 'assistant' %}
-{%- set content = message.content %}
-{%- if loop.index0 < last.user and '</think>' in content %}
-{%- set content = content.split('</think>')[-1].lstrip('\\n') %}{% endif %}
-<|im_start|>assistant
-{{ content }}<|im_end|>{{ '\\n' }}
-{%- elif message.role == 'tool' %}
-<|im_start|>user
-<tool_response>
-{{ message.content }}
-</tool_response><|im_end|>{{ '\\n' }}
-{%- else %}
-<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>{{ '\\n' }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-<|im_start|>assistant
-{% endif %}"""
 
 # Repeated, so that line breaks and blanks are merged with the words around them, as in large vocabularies.
 _CORPUS = [
@@ -58,21 +25,7 @@ _CORPUS = [
 @cache
 def chat_tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE of 400 entries: any text can be encoded, and tokens merge across line breaks."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    specials = ["<|endoftext|>", "<|im_start|>", END]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
-    )
-    tokenizer.train_from_iterator(_CORPUS, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END,
-        pad_token="<|endoftext|>",
-        additional_special_tokens=specials[1:2],
-        chat_template=CHAT_TEMPLATE,
-    )
+    return train_tokenizer(_CORPUS, vocab_size=400)
 
 
 def hermes_call(name: str, **arguments: object) -> str:

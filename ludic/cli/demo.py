@@ -25,11 +25,16 @@ from ludic.viewer.output import sparkline
 
 
 def main(settings: Settings) -> None:
+    if settings.agents:
+        from ludic.cli.demo_agents import main as main_of_agents  # imports this module
+
+        main_of_agents(settings)
+        return
     console = Console()
-    root = open_demo(settings.root)
+    root = open_demo(settings.root or "runs/demo")
     interrupt_on_sigterm()
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
-    launch(root, demo_config(settings.num_steps), LaunchConfig())
+    launch(root, demo_config(settings.num_steps or 60), LaunchConfig())
     _print_answers(console, root)
     _print_curve(console, root)
     _print_query(console, root)
@@ -58,21 +63,25 @@ def _print_curve(console: Console, root: Root) -> None:
         f"\nReward by policy version, {rewards[0]:.3f} to {rewards[-1]:.3f} ({rewards[-1] / rewards[0]:,.0f}x):"
     )
     console.print(f"  [green]{sparkline(rewards, 72)}[/]")
-    picture = (Path(root.path) if root.is_local else Path.cwd()) / "reward.png"
-    draw_curve(versions, rewards, picture)
-    console.print(f"  {picture}")
+    figure = draw_curve(versions, rewards, "MoarCats: (cats + 10 love cats) / √(1 + words)")
+    console.print(f"  {save(figure, root)}")
 
 
-def draw_curve(versions: Sequence[int], rewards: Sequence[float], path: Path) -> None:
-    """Plot the mean reward of each policy version's rollouts as a PNG."""
+def draw_curve(versions: Sequence[int], rewards: Sequence[float], title: str) -> Figure:
+    """Plot the mean reward of each policy version's rollouts."""
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
-    axes.plot(versions, rewards, marker=".", color="tab:green")
-    axes.set(
-        xlabel="policy version", ylabel="mean episode reward", title="MoarCats: (cats + 10 love cats) / √(1 + words)"
-    )
+    axes.plot(versions, rewards, marker=".", color="tab:green", label="train")
+    axes.set(xlabel="policy version", ylabel="mean episode reward", title=title)
     axes.grid(alpha=0.3)
+    return figure
+
+
+def save(figure: Figure, root: Root) -> Path:
+    """Write a picture as reward.png into a local root, else into the working directory; return its path."""
+    path = (Path(root.path) if root.is_local else Path.cwd()) / "reward.png"
     figure.savefig(path, dpi=120)
+    return path
 
 
 def _print_query(console: Console, root: Root) -> None:

@@ -19,7 +19,7 @@ from ludic.launch.flags import to_flags
 from ludic.printable import printable
 
 COMMANDS = {
-    "demo": "Teach a tiny model on this machine, in a minute",
+    "demo": "Teach a tiny model on this machine, in a minute; with --agents, to call a tool",
     "run": "Start or resume a run: workers and trainer on this machine",
     "create": "Create a run without starting a process",
     "worker": "Sample rollouts for a run",

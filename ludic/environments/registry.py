@@ -26,6 +26,7 @@ from ludic.environments.qa import Questions
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.environments.tic_tac_toe import TicTacToe, TicTacToeSelfPlay
+from ludic.environments.word_problems import WordProblems
 from ludic.errors import ConfigError, LudicError
 from ludic.user_code import describe, load_named, only_exceptions
 from ludic.user_files import NO_FILES, Files, python_file_of
@@ -44,6 +45,7 @@ BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment | Multi
         "sequential_digits": SequentialDigits,
         "tic_tac_toe": TicTacToe,
         "tic_tac_toe_self_play": TicTacToeSelfPlay,
+        "word_problems": WordProblems,
     }
 )
 

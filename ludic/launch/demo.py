@@ -3,7 +3,9 @@
 Two workers and a trainer are separate processes that share only the root's folder of Parquet files.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 from ludic.agents.agent import Agent
 from ludic.engines.transformers_engine import TransformersEngine
@@ -11,7 +13,7 @@ from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import remember_model
 from ludic.models.tiny import make_tiny_model
-from ludic.records import Rollout
+from ludic.records import Rollout, RolloutGroup
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import Root, RunConfig
 from ludic.store.kept_model import MODEL, identify, keep_model
@@ -47,13 +49,18 @@ def open_demo(url: str) -> Root:
             accept_incomplete=True,
         ),
     )
+    keep_new_model(root, partial(make_tiny_model, words=[*WORDS, OTHER_WORDS]))
+    return root
+
+
+def keep_new_model(root: Root, make: Callable[[str], None]) -> None:
+    """Store a new model in the root, unless it has one. make: writes the model to a folder."""
     if root.exists(f"{MODEL}/config.json"):
         remember_model(root)
-        return root
+        return
     with root.scratch_folder() as folder:
-        make_tiny_model(str(folder), [*WORDS, OTHER_WORDS])
+        make(str(folder))
         keep_model(root, folder, identify(folder, root.run.model), with_weights=True)
-    return root
 
 
 def demo_config(num_steps: int) -> TrainConfig:
@@ -75,9 +82,18 @@ def demo_config(num_steps: int) -> TrainConfig:
 
 def heldout_answers(root: Root, folder: str, num_prompts: int = 32, temperature: float = 0.8) -> list[Rollout]:
     """Sample one answer to each of the first held-out prompts, which the run never trained on."""
+    groups = heldout_groups(root, folder, num_prompts, temperature=temperature)
+    return [rollout for group in groups for rollout in group.rollouts]
+
+
+def heldout_groups(
+    root: Root, folder: str, num_prompts: int, *, temperature: float, version: int = 0
+) -> tuple[RolloutGroup, ...]:
+    """Sample a group of one answer to each of the first held-out prompts. version: of the weights in the folder."""
     agent = Agent(
-        engine=TransformersEngine(folder, device="cpu"), tokenizer=load_tokenizer(folder), model=root.run.model
+        engine=TransformersEngine(folder, device="cpu", version=version),
+        tokenizer=load_tokenizer(folder),
+        model=root.run.model,
     )
     sampler = GroupSampler.of_run(replace(root.run, group_size=1, temperature=temperature), agent)
-    batch = sampler.sample(range(num_prompts), worker_id="demo", split="heldout")
-    return [rollout for group in batch.groups for rollout in group.rollouts]
+    return sampler.sample(range(num_prompts), worker_id="demo", split="heldout").groups

@@ -57,10 +57,16 @@ def render_prompt(
 
 
 def render_text(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] = ()
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Mapping[str, Any]] = (),
+    add_generation_prompt: bool = True,
+    keep_special_of: Sequence[str] = (),
 ) -> str:
     """Return the text whose tokens `render_prompt` returns."""
-    return _apply_template(tokenizer, messages, tools, (), add_generation_prompt=True, tokenize=False)
+    options = {"add_generation_prompt": add_generation_prompt, "tokenize": False}
+    return _apply_template(tokenizer, messages, tools, keep_special_of, **options)
 
 
 def _apply_template(

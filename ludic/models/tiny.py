@@ -41,22 +41,46 @@ def make_tiny_model(
 ) -> None:
     """Write model and tokenizer to `folder`; the same arguments give the same bytes of weights.
 
-    words: vocabulary of the model, as words or as whole texts; digits and common punctuation are added. The embedding
-    is padded to a multiple of 64 rows, and ids past the last word decode to nothing. Raises ConfigError if hidden_size
+    words: vocabulary of the model, as words or as whole texts; digits and common punctuation are added. For the others
+    see `write_model`.
+    """
+    write_model(
+        folder,
+        _word_tokenizer(words, max_position_embeddings),
+        seed=seed,
+        hidden_size=hidden_size,
+        num_layers=num_layers,
+    )
+
+
+def write_model(
+    folder: str,
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    seed: int,
+    hidden_size: int,
+    num_layers: int,
+    num_key_value_heads: int = 1,
+    initializer_range: float = 0.02,
+) -> None:
+    """Write a model of random weights for a tokenizer, and the tokenizer; the same arguments give the same weights.
+
+    Its context is the tokenizer's model_max_length. The embedding is padded to a multiple of 64 rows, and ids past the
+    last entry decode to nothing. initializer_range: standard deviation of matrices. Raises ConfigError if hidden_size
     is not a multiple of 64.
     """
     if hidden_size < HEAD_DIM or hidden_size % HEAD_DIM:
         raise ConfigError(f"hidden_size is {hidden_size}, wanted a multiple of {HEAD_DIM}, the size of a head")
-    tokenizer = _word_tokenizer(words, max_position_embeddings)
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 64) * 64,
         hidden_size=hidden_size,
         intermediate_size=2 * hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=hidden_size // HEAD_DIM,
-        num_key_value_heads=1,
+        num_key_value_heads=num_key_value_heads,
+        initializer_range=initializer_range,
         head_dim=HEAD_DIM,
-        max_position_embeddings=max_position_embeddings,
+        max_position_embeddings=tokenizer.model_max_length,
         tie_word_embeddings=True,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from chat_models import END, ScriptedEngine, chat_tokenizer, scripted_agent
+from chat_models import ScriptedEngine, chat_tokenizer, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
 from ludic.agents.contexts import make_context
@@ -13,6 +13,7 @@ from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.models.chat import render_prompt, render_text
+from ludic.models.tiny_chat import END
 from ludic.records import Message, WeightSpan
 
 QUESTION = [Message(role="system", content="Be brief."), Message(role="user", content="2 + 2?")]

@@ -1,5 +1,7 @@
 """Rewards of the built-in environments, worked out by hand."""
 
+import re
+
 import pytest
 
 from ludic.environments.addition import Addition
@@ -9,6 +11,7 @@ from ludic.environments.number_comparison import NumberComparison
 from ludic.environments.opposites import PAIRS, Opposites
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.splits import draw, nth, partition, split_of
+from ludic.environments.word_problems import STORIES, WordProblems
 from ludic.errors import ConfigError
 
 
@@ -112,7 +115,7 @@ def test_the_numbers_asked_about_are_those_that_are_scored():
 
 
 @pytest.mark.parametrize("digits", [0, 101, "3", None, 2.0])
-@pytest.mark.parametrize("environment", [Addition, NumberComparison])
+@pytest.mark.parametrize("environment", [Addition, NumberComparison, WordProblems])
 def test_max_digits_is_checked_when_the_environment_is_built(environment, digits):
     with pytest.raises(ConfigError, match=r"max_digits is .*wanted a whole number from 1 to 100"):
         environment(max_digits=digits)
@@ -145,6 +148,44 @@ def test_every_word_has_one_opposite_and_a_pair_is_in_one_split():
     assert len(set(words)) == len(words) == 128
     trained = {Opposites().example(index, "train").example_id for index in range(200)}
     assert all((one in trained) == (other in trained) for one, other in PAIRS)
+
+
+@pytest.mark.parametrize(
+    ("text", "reward", "format_"),
+    [
+        ("1357", 1, 1),
+        (" 1,357\n", 1, 1),
+        ("1358", 0, 1),
+        ("-1357", 0, 1),
+        ("1357 apples", 0, 0),
+        ("1357.0", 0, 0),
+        ("", 0, 0),
+        ("٣", 0, 0),  # a digit of another script
+    ],
+)
+def test_word_problems_want_the_number_alone(text, reward, format_):
+    score = WordProblems().score(asked(result=1357), text)
+    assert score.reward == reward
+    assert score.components == {"correct": reward, "format": format_}
+
+
+def test_the_numbers_of_a_word_problem_are_those_of_its_expression():
+    problems = [WordProblems(max_digits=4).example(index, "train") for index in range(300)]
+    for problem in problems:
+        story, expression = problem.messages[0].content, problem.data["expression"]
+        assert set(re.findall("[0-9]+", story)) == set(re.findall("[0-9]+", expression))
+        larger, smaller = int(expression.split()[0]), int(expression.split()[2])
+        assert 10 <= smaller < larger
+        worked_out = {"+": larger + smaller, "-": larger - smaller, "*": larger * smaller}
+        assert problem.data["result"] == worked_out[expression.split()[1]]
+    assert {problem.data["expression"].split()[1] for problem in problems} == {"+", "-", "*"}
+    assert {len(number) for p in problems for number in p.data["expression"].split()[::2]} == {2, 3, 4}
+
+
+def test_a_word_problem_ends_with_how_to_answer():
+    assert WordProblems().example(0, "train").messages[0].content.endswith(r"? Answer with \boxed{...}.")
+    assert WordProblems(ask="").example(0, "train").messages[0].content.endswith("?")
+    assert all(story.endswith("?") for story, _ in STORIES)
 
 
 def test_a_run_through_the_items_has_each_once_a_lap():

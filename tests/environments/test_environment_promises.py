@@ -50,7 +50,7 @@ def reward(environment: Environment, example: Example, answer: str) -> float:
 
 def right_answer(example: Example) -> str:
     match dict(example.data):
-        case {"sum": value} | {"larger": value} | {"sequence": value} | {"opposite": value}:
+        case {"result": value} | {"sum": value} | {"larger": value} | {"sequence": value} | {"opposite": value}:
             return str(value)
         case {"entry": entry}:
             return f"Let me think.\n<answer>{entry['answer']}</answer>"

@@ -7,10 +7,12 @@ from ludic.bounds import check_numbers
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    root: str = "runs/demo"
-    """Folder or URL of the run; a stopped demo is resumed."""
-    num_steps: int = 60
-    """Number of gradient steps."""
+    agents: bool = False
+    """Teach a model to call a tool instead: demonstrations, a warm start, then RL. Takes some minutes."""
+    root: str | None = None
+    """Folder or URL of the run; a stopped demo is resumed. None is runs/demo, or runs/demo-agents with --agents."""
+    num_steps: int | None = None
+    """Number of gradient steps of RL. None is 60, or 50 with --agents."""
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -14,7 +14,7 @@ import numpy as np
 
 from ludic.agents.transcript import Transcript, TranscriptBuilder
 from ludic.interop.imports.record import RefusedRecordError, refusal
-from ludic.models.chat import render_prompt
+from ludic.models.chat import render_text
 from ludic.records import AgentStep, FinishReason, Message, ToolCall
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ class Conversation:
     """List of messages of OpenAI's chat format."""
     sampled: Sequence[int] | None = None
     """Indexes of the model's messages; None takes those marked trainable, or without marks all of role assistant."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Schemas of the tools that the model was shown, as in OpenAI's chat format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +113,7 @@ def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase") -> Row:
         prompt_tokens = _encode(tokenizer, texts.prompt)
     else:
         messages = _to_messages("the prompt", texts.prompt)
-        prompt_tokens = _render(tokenizer, messages)
+        prompt_tokens = _encode(tokenizer, _render(tokenizer, messages))
     return Row(
         prompt_tokens=prompt_tokens,
         response_tokens=_encode(tokenizer, texts.completion),
@@ -122,12 +124,11 @@ def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase") -> Row:
 def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Row]:
     """Yield the rows of a conversation; each of the model's messages is a call with the messages before it."""
     messages = _to_messages("messages", conversation.messages)
-    builder = TranscriptBuilder()
+    builder, renderer = TranscriptBuilder(), _Renderer(tokenizer, conversation.tools)
     steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
     ends: dict[int, int] = {}
     for turn, index in enumerate(_sampled(conversation, messages)):
-        prompt = _render(tokenizer, messages[:index])
-        span = builder.add_call(prompt, _completion(tokenizer, messages[: index + 1], prompt))
+        span = builder.add_call(*renderer.call(messages[: index + 1]))
         steps[span.segment_index].append(agent_step(turn, messages[index], span.start, span.end))
         ends[span.segment_index] = index + 1
     if not steps:
@@ -158,23 +159,55 @@ def _sampled(conversation: Conversation, messages: Sequence[Message]) -> Sequenc
     return [index for index, message in enumerate(messages) if message.role == "assistant"]
 
 
-def _completion(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], prompt: np.ndarray) -> np.ndarray:
-    """Return the tokens that the last message adds to its prompt, (length,) int32, up to the end token."""
-    whole = _render(tokenizer, messages, add_generation_prompt=False)
-    if not np.array_equal(whole[: len(prompt)], prompt):
-        # The template renders a past answer differently from a new one, so encode the answer's text alone.
-        return _encode(tokenizer, messages[-1].content)
-    completion = whole[len(prompt) :]
-    ends = np.flatnonzero(completion == tokenizer.eos_token_id)
-    return completion[: ends[0] + 1] if len(ends) else completion
+class _Renderer:
+    """Renders the calls of one conversation to tokens.
+
+    Rendered as one text, tokens may merge across the border of a message. Where they would, the texts on both sides are
+    encoded alone, as they are when a model is sampled.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]]) -> None:
+        self._tokenizer, self._tools = tokenizer, tools
+        self._text = ""
+        """Text of the last call's prompt and completion."""
+        self._tokens = np.zeros(0, np.int32)
+        """(length,) int32: its tokens."""
+
+    def call(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the prompt of the call that said the last message, and its completion, each (length,) int32."""
+        before = _render(self._tokenizer, messages[:-1], self._tools)
+        prompt = _encode(self._tokenizer, before)
+        if before.startswith(self._text) and not np.array_equal(prompt[: len(self._tokens)], self._tokens):
+            prompt = np.concatenate([self._tokens, _encode(self._tokenizer, before[len(self._text) :])])
+        completion, text = self._completion(messages, prompt, before)
+        self._text, self._tokens = before + text, np.concatenate([prompt, completion])
+        return prompt, completion
+
+    def _completion(self, messages: Sequence[Message], prompt: np.ndarray, before: str) -> tuple[np.ndarray, str]:
+        """Return the tokens and the text that the last message adds to its prompt, up to the end token."""
+        after = _render(self._tokenizer, messages, self._tools, add_generation_prompt=False)
+        if not after.startswith(before):
+            # The template renders a past answer differently from a new one, so encode the answer's text alone.
+            return _encode(self._tokenizer, messages[-1].content), messages[-1].content
+        whole = _encode(self._tokenizer, after)
+        is_extended = np.array_equal(whole[: len(prompt)], prompt)
+        tokens = whole[len(prompt) :] if is_extended else _encode(self._tokenizer, after[len(before) :])
+        ends = np.flatnonzero(tokens == self._tokenizer.eos_token_id)
+        text, end, _ = after[len(before) :].partition(self._tokenizer.eos_token or "\0")
+        return (tokens[: ends[0] + 1] if len(ends) else tokens), text + end
 
 
 def _render(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], *, add_generation_prompt: bool = True
-) -> np.ndarray:
-    """Return the tokens of a conversation; those of a recorded answer may be special, as a mark of a tool call is."""
-    return render_prompt(
-        tokenizer, messages, add_generation_prompt=add_generation_prompt, keep_special_of=("assistant",)
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Return the text of a conversation; a recorded answer may hold special tokens, as marks of tool calls are."""
+    keep = ("assistant",)
+    return render_text(
+        tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, keep_special_of=keep
     )
 
 

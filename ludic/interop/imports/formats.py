@@ -55,7 +55,8 @@ def jsonl(record: Record) -> Episode:
     """JSON Lines under ludic's own names, one rollout a line: what `ludic export --format jsonl` writes.
 
     The simplest record to write by hand: {"prompt": "2 + 2 =", "completion": "4", "episode_reward": 1.0}. Takes tokens
-    (prompt_tokens, response_tokens) if the record has them, else a conversation (messages), else two texts.
+    (prompt_tokens, response_tokens) if the record has them, else a conversation (messages, and tools with the schemas
+    that the model was shown, as in OpenAI's chat format), else two texts.
     """
     record.used.update(_REDUNDANT)
     texts = ("env_name", "env_example_id", "agent_id", "model", "truncation_reason", "error")
@@ -109,7 +110,7 @@ def _jsonl_row(record: Record) -> Row | Conversation | Texts:
     if tokens["prompt_tokens"] is not None and tokens["response_tokens"] is not None:
         return Row(**tokens, messages=messages)
     if completion is None and messages:
-        return Conversation(messages=messages)
+        return Conversation(messages=messages, tools=_tools(record))
     return Texts(prompt=record.need("prompt", "completion")[0], completion=str(completion))
 
 
@@ -160,7 +161,7 @@ def art(record: Record) -> Episode:
     """
     record.used.update(("format_version", "trajectory_index", "group_json", "trajectory_json"))
     return Episode(
-        rows=[Conversation(messages=record["messages"])],
+        rows=[Conversation(messages=record["messages"], tools=_tools(record))],
         columns={
             "purpose": _purpose(record.text("split")),
             "policy_version": record.integer("step"),
@@ -170,6 +171,15 @@ def art(record: Record) -> Episode:
         group=record.get("group_index"),
         metadata=record.object("metadata"),
     )
+
+
+def _tools(record: Record) -> list[Mapping[str, Any]]:
+    """Return the schemas of a record's tools, a list or JSON text; empty if it has none."""
+    value = record.get("tools") or []
+    try:
+        return msgspec.convert(json.loads(value) if isinstance(value, str) else value, list[dict[str, Any]])
+    except (ValueError, msgspec.ValidationError):
+        raise refusal("tools", value, "a list of the tools' JSON schemas") from None
 
 
 def _purpose(text: str | None) -> Purpose:

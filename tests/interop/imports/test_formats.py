@@ -1,5 +1,6 @@
 """Files of peers, and the rows that they become."""
 
+import json
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -10,10 +11,14 @@ import peers
 import pytest
 
 import ludic
+from ludic.agents.prompts import PromptBuilder
 from ludic.errors import ConfigError
+from ludic.interop.imports.episodes import to_message
 from ludic.interop.imports.formats import load_format
 from ludic.interop.imports.importing import ImportReport, import_file
-from ludic.models.chat import load_tokenizer
+from ludic.launch.demonstrations import make_demonstrations
+from ludic.models.chat import load_tokenizer, render_text
+from ludic.models.tiny_chat import make_tiny_chat_model
 from ludic.records import Rollout
 from ludic.schema import arrow_schema, from_table
 from ludic.store import Root, RunConfig, list_files, read_columns
@@ -184,6 +189,49 @@ def test_art_conversations_become_transcripts_with_a_mask(
     assert short.metadata == {"seat": "2", "logprobs": "absent"}
     assert (long.policy_version, long.purpose, long.num_turns) == (7, "train", 2)
     assert report.not_kept == {"logs": 1}
+
+
+def test_conversations_with_tools_are_what_the_model_would_have_seen_and_said(tmp_path: Path):
+    """The template shows the schemas, and no token reaches across the border of a turn, as when a model is sampled."""
+    model = tmp_path / "model"
+    records = list(make_demonstrations(5, 2))
+    conversations = [[to_message(message) for message in record["messages"]] for record in records]
+    make_tiny_chat_model(str(model), conversations * 20, tools=records[0]["tools"], hidden_size=64, num_layers=1)
+    tokenizer = load_tokenizer(str(model))
+    whole = tokenizer("<|im_start|>assistant\n<think>")["input_ids"]
+    assert whole != [*tokenizer("<|im_start|>assistant\n")["input_ids"], *tokenizer("<think>")["input_ids"]]
+
+    root = Root.create(str(tmp_path / "run"), RunConfig(model=str(model), env=("word_problems",)))
+    (tmp_path / "demonstrations.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    ludic.open(root.url).import_(tmp_path / "demonstrations.jsonl", "jsonl")
+    rollouts = rollouts_of(root)
+    assert len(rollouts) == len(records)
+    for rollout, record, conversation in zip(rollouts, records, conversations, strict=True):
+        builder = PromptBuilder(tokenizer, record["tools"])
+        prompt = builder.build(conversation[:1])
+        assert rollout.prompt_tokens.tolist() == prompt.tolist()
+        tokens = np.concatenate([rollout.prompt_tokens, rollout.response_tokens])
+        assert tokenizer.decode(tokens.tolist()) + "\n" == render_text(
+            tokenizer, conversation, tools=record["tools"], add_generation_prompt=False
+        )
+        calls = 2 if len(conversation) == 4 else 1
+        assert len(rollout.agent_steps) == calls
+        for step in rollout.agent_steps:
+            said = tokenizer.decode(rollout.response_tokens[step.start : step.end].tolist())
+            assert said.endswith("<|im_end|>")
+            assert rollout.response_tokens[step.start : step.end].tolist() == tokenizer(said)["input_ids"]
+
+
+def test_tools_that_are_no_list_of_schemas_are_refused(bring_in: Import, tmp_path: Path):
+    path = tmp_path / "records.jsonl"
+    said = [{"role": "user", "content": "aa"}, {"role": "assistant", "content": "bb"}]
+    lines = [
+        {"messages": said, "episode_reward": 1.0, "tools": tools} for tools in ("[1]", "no JSON", {"name": "x"}, [])
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    report = bring_in(path, "jsonl")
+    assert [refusal.line for refusal in report.refused] == [1, 2, 3]
+    assert all("tools" in refusal.reason and "schemas" in refusal.reason for refusal in report.refused)
 
 
 def test_art_validation_trajectories_are_evals(root: Root, bring_in: Import, tmp_path: Path):

@@ -1,0 +1,48 @@
+"""`ludic demo --agents` with a short warm start and few steps: one root holds demonstrations, SFT, RL and evals."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ludic
+from ludic.launch.demo_agents import NUM_EPOCHS, PER_PROBLEM, evaluated_versions, open_demo, warm_start
+
+NUM_PROBLEMS, NUM_STEPS = 64, 2
+# 64 groups a pass, 16 groups a batch.
+NUM_WARM_STEPS = NUM_PROBLEMS * NUM_EPOCHS // 16
+
+
+@pytest.mark.slow
+def test_the_agents_demo_warm_starts_once_and_then_improves_with_tools(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    root = open_demo(url)
+    warm_start(root, num_problems=NUM_PROBLEMS, num_heldout=16)
+    versions = evaluated_versions(root)
+    assert len(versions) == 1
+
+    command = [sys.executable, "-m", "ludic", "demo", "--agents", "--root", url, "--num-steps", str(NUM_STEPS)]
+    demo = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert demo.returncode == 0, demo.stderr
+    assert "before RL" in demo.stdout
+    assert "after RL" in demo.stdout
+    assert (tmp_path / "run" / "reward.png").read_bytes().startswith(b"\x89PNG")
+
+    run = ludic.open(url)
+    # The command found the warm start, which is not repeated, and evaluated the last version.
+    assert run.sql("select count(*) as n from attempts")["n"].to_list() == [2]
+    assert evaluated_versions(root) == [*versions, max(run.sql("from policies")["version"])]
+    used = run.sql("""
+        select step, count(*) as rollouts, bool_and(rollouts.worker_id like 'import-%') as demonstrations
+        from batches join rollouts using (rollout_id) where used group by step order by step
+    """).rows()
+    warm = [(step, 16 * PER_PROBLEM, True) for step in range(1, NUM_WARM_STEPS + 1)]
+    assert used[:NUM_WARM_STEPS] == warm
+    # 16 groups of 8 episodes, which the workers sampled; the demonstrations were left out by the filter.
+    assert used[NUM_WARM_STEPS:] == [(NUM_WARM_STEPS + step, 128, False) for step in (1, 2)]
+    left_out = run.sql(f"select distinct reason from batches where step > {NUM_WARM_STEPS} and not used")  # noqa: S608
+    assert "drop_absent_logprobs" in left_out["reason"].to_list()
+    prompt = run.sql("select messages[1].content as said from evals where not messages[1].content like '%boxed%'")
+    assert prompt.is_empty()  # each episode began with a word problem
+    assert run.verify().findings == []
