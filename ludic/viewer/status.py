@@ -76,7 +76,9 @@ class RunStatus(Shown):
         """Yield the troubles of the run that its newest metrics show."""
         run, config = self.root.run, self.trainer.config if self.trainer else {}
         yield from find_sampling_troubles(self.newest_calls, run)
-        yield from find_training_troubles(self.steps, config)
+        # Steps of earlier trainers had other settings: sft, say, learns without advantages.
+        own_steps = [row for row in self.steps if self.trainer and row["attempt_id"] == self.trainer.attempt_id]
+        yield from find_training_troubles(own_steps, config)
         yield from find_shortage(self.steps, self.newest_calls, run, config)
 
 

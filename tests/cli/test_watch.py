@@ -314,3 +314,15 @@ def test_what_could_not_be_trained_on_is_shown(status: RunStatus) -> None:
     text = shown(replace(status, steps=steps))
     assert line(text, "unreadable") == "2 files quarantined"
     assert line(text, "cut") == "1 sequence cut to max_seq_len in the last step"
+
+
+def test_steps_of_an_earlier_trainer_are_not_judged_by_the_settings_of_the_newest(status: RunStatus) -> None:
+    """A warm start by sft has advantages of 0, and learns."""
+    still = [train_row(step) | {"advantage_mean": 0.0, "advantage_std": 0.0} for step in (1, 2, 3)]
+    warm_start = [row | {"attempt_id": 1} for row in still]
+    assert status.trainer is not None
+    newest = replace(status.trainer, attempt_id=2)
+    assert list(replace(status, steps=warm_start, trainer=newest).troubles()) == []
+    own = [row | {"attempt_id": 2} for row in still]
+    (trouble,) = replace(status, steps=own, trainer=newest).troubles()
+    assert "learned nothing" in trouble.text
