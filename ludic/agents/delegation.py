@@ -128,7 +128,7 @@ class Delegate:
 
     def __init__(self, sub_agents: tuple[SubAgent, ...], run: Callable[[str, SubAgent], Awaitable[str]]) -> None:
         """run: lets a sub-agent work on a task and returns its answer."""
-        self.schema = _schema(sub_agents)
+        self.schema = delegate_schema(sub_agents)
         self._sub_agents = {sub_agent.name: sub_agent for sub_agent in sub_agents}
         self._run = run
 
@@ -138,7 +138,8 @@ class Delegate:
 
 
 @cache
-def _schema(sub_agents: tuple[SubAgent, ...]) -> Mapping[str, Any]:
+def delegate_schema(sub_agents: tuple[SubAgent, ...]) -> Mapping[str, Any]:
+    """Return the schema of the tool, as chat templates take it."""
     agents = "; ".join(f"{sub_agent.name}: {sub_agent.description}" for sub_agent in sub_agents)
     agent = {"type": "string", "enum": [each.name for each in sub_agents], "description": agents}
     task = {"type": "string", "minLength": 1, "description": "All that the agent needs to know."}

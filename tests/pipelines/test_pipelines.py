@@ -133,3 +133,13 @@ def test_own_trainer_goes_on_after_the_last_batch_that_it_saved(tmp_path: Path, 
     assert num_groups > 1
     assert run_pipeline("own_trainer.py", root=collected, output=output).splitlines() == batches[0]
     assert run_pipeline("own_trainer.py", root=collected, output=output, epochs=2).splitlines() == batches[1]
+
+
+def test_delegation_warms_up_and_trains_once(tmp_path: Path):
+    root = tmp_path / "run"
+    steps = "select count(distinct step) from batches join rollouts using (rollout_id) where used and worker_id"
+    for _ in range(2):
+        printed = run_pipeline("delegation.py", root=root, num_steps=2, num_demonstrations=30)
+        assert "tasks_per_episode" in printed
+        assert ask(root, f"{steps} not like 'import-%'") == [(2,)]
+    assert ask(root, f"{steps} like 'import-%'") > [(0,)]
