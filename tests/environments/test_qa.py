@@ -210,7 +210,7 @@ def test_numbers_are_compared_with_a_tolerance(jsonl, answer, given, is_right):
 
 USERS_SCORER = """
 from ludic.environments.environment import Score
-from words import ENDING
+from qa_words import ENDING
 
 def length(example, answer):
     return Score(reward=len(answer) - example.data["level"], components={"ending": float(answer.endswith(ENDING))})
@@ -224,7 +224,7 @@ def broken(example, answer):
 
 
 def test_a_users_scorer_gets_the_example_and_the_columns_it_asks_for(jsonl, tmp_path):
-    (tmp_path / "words.py").write_text("ENDING = '.'\n")
+    (tmp_path / "qa_words.py").write_text("ENDING = '.'\n")
     (tmp_path / "mine.py").write_text(USERS_SCORER)
     name = jsonl(SUMS[1])
     environment = make(name, scorer=f"{tmp_path}/mine.py:length", columns=["level"], heldout_share=0)
@@ -246,7 +246,7 @@ def test_a_users_scorer_gets_the_example_and_the_columns_it_asks_for(jsonl, tmp_
     ],
 )
 def test_a_scorer_that_cannot_be_used_is_refused(jsonl, tmp_path, scorer, message):
-    (tmp_path / "words.py").write_text("ENDING = '.'\n")
+    (tmp_path / "qa_words.py").write_text("ENDING = '.'\n")
     (tmp_path / "mine.py").write_text(USERS_SCORER)
     (tmp_path / "wrong.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match=message):
