@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
+from rich.text import Text
 
 from ludic.cli.flags.demo import Settings
 from ludic.launch.config import LaunchConfig
@@ -50,7 +51,8 @@ def _print_answers(console: Console, root: Root) -> None:
         after = heldout_answers(root, fetch_policy(root, latest.version, Path(cache)))
     table = Table("prompt (held out)", "before", "after", title="Answers at temperature 0.8", show_lines=True)
     for old, new in list(zip(before, after, strict=True))[:3]:
-        table.add_row(old.messages[0].content, old.messages[-1].content, new.messages[-1].content)
+        texts = (old.messages[0].content, old.messages[-1].content, new.messages[-1].content)
+        table.add_row(*map(Text, texts))  # a model may write what looks like markup
     means = [fmean(rollout.episode_reward or 0.0 for rollout in rollouts) for rollouts in (before, after)]
     table.add_row(f"mean reward of {len(before)}", *(f"[bold]{mean:.3f}[/]" for mean in means))
     console.print(table)
@@ -99,15 +101,20 @@ def program() -> str:
     return "ludic" if shutil.which("ludic") == str(called.absolute()) else str(called)
 
 
+def print_next(console: Console, *commands: str) -> None:
+    """Print what to try next, as commands of ludic without its name."""
+    console.print("\nTry next:")
+    for command in commands:
+        console.print(f"  {program()} {command}", highlight=False, markup=False, soft_wrap=True)
+
+
 def _print_next(console: Console, root: Root) -> None:
     best = run_query(connect(root), "select rollout_id from rollouts order by episode_reward desc limit 1")
     (rollout_id,) = best.column("rollout_id").to_pylist()
     query = "select step, count(*), avg(episode_reward), avg(off_policy_steps) from batches group by all order by all"
-    ludic = program()
-    console.print("\nTry next:")
-    for command in (
-        f'{ludic} sql {root.url} "{query}"',
-        f"{ludic} show {root.url} {rollout_id}",
-        f'{ludic} sample {root.url} --prompt "write a story about cats in the garden" --n 4',
-    ):
-        console.print(f"  {command}", highlight=False, soft_wrap=True)
+    print_next(
+        console,
+        f'sql {root.url} "{query}"',
+        f"show {root.url} {rollout_id}",
+        f'sample {root.url} --prompt "write a story about cats in the garden" --n 4',
+    )

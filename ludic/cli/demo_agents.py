@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ludic.cli.demo import draw_curve, program, save
+from ludic.cli.demo import draw_curve, print_next, save
 from ludic.cli.flags.demo import Settings
 from ludic.launch.demo_agents import improve, open_demo, warm_start
 from ludic.launch.process import interrupt_on_sigterm
@@ -102,11 +102,9 @@ def _print_next(console: Console, root: Root, after: _Heldout) -> None:
     query = "select rollout_id from evals where policy_version = ? order by episode_reward desc limit 1"
     ((rollout_id,),) = connect(root).execute(query, [after.version]).fetchall()
     kinds = "select metadata['kind'] as kind, count(*), avg(episode_reward) from rollouts group by all order by all"
-    ludic = program()
-    console.print("\nTry next:")
-    for command in (
-        f"{ludic} show {root.url} {rollout_id}",
-        f'{ludic} sql {root.url} "{kinds}"',
-        f'{ludic} sql {root.url} "{" ".join(REWARDS.split())}"',
-    ):
-        console.print(f"  {command}", highlight=False, soft_wrap=True)
+    print_next(
+        console,
+        f"show {root.url} {rollout_id}",
+        f'sql {root.url} "{kinds}"',
+        f'sql {root.url} "{" ".join(REWARDS.split())}"',
+    )
