@@ -24,7 +24,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from ludic.errors import ConfigError
-from ludic.own_classes import build_own, check_own, find_own, unknown
+from ludic.own_classes import build_own, find_own, unknown
 from ludic.records import Message
 from ludic.user_files import NO_FILES, Files, python_file_of
 
@@ -44,14 +44,6 @@ class Context(Protocol):
         of the call before. An error fails the episode.
         """
         ...
-
-
-def check_context(spec: str) -> None:
-    """Raise ConfigError if there is no such context; runs no user's code."""
-    if python_file_of(spec) is not None:
-        check_own(spec, "context")
-    else:
-        _built_in(spec)
 
 
 def make_context(spec: str, *, files: Files = NO_FILES) -> Callable[[], Context]:

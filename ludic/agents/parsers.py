@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import msgspec
 
 from ludic.errors import ConfigError
-from ludic.own_classes import build_own, check_own, find_own, unknown
+from ludic.own_classes import build_own, find_own, unknown
 from ludic.parser_stages import own_code_of, parser_stages
 from ludic.user_files import NO_FILES, Files
 
@@ -65,16 +65,6 @@ class Parser(Protocol):
     def parse(self, text: str) -> Parsed:
         """Return the action in a completion's text, or feedback: the fault that was found, and the form to write."""
         ...
-
-
-def check_parser(spec: str) -> None:
-    """Raise ConfigError if there is no such parser; runs no user's code."""
-    for stage in parser_stages(spec):
-        own = own_code_of(stage)
-        if own is None:
-            _built_in(stage)
-        else:
-            check_own(own, "parser")
 
 
 def make_parser(spec: str, *, format_reward: float = 0.0, files: Files = NO_FILES) -> Parser:

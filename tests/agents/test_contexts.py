@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.agents.contexts import SUMMARY_REQUEST, Context, check_context, make_context
+from ludic.agents.contexts import SUMMARY_REQUEST, Context, make_context
 from ludic.errors import ConfigError
 from ludic.records import Message, ToolCall
 
@@ -158,7 +158,6 @@ def test_a_context_of_ones_own_is_made_for_each_episode(tmp_path: Path) -> None:
     assert [seen(one, messages), seen(one, messages), seen(other, messages)] == [["U2"], ["A1", "U2"], ["U2"]]
 
 
-@pytest.mark.parametrize("find", [check_context, make_context])
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -175,9 +174,9 @@ def test_a_context_of_ones_own_is_made_for_each_episode(tmp_path: Path) -> None:
         ("none.py:Own", "context none.py:Own: there is no file "),
     ],
 )
-def test_an_unknown_context_is_answered_with_what_there_is(find, spec: str, message: str) -> None:
+def test_an_unknown_context_is_answered_with_what_there_is(spec: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        find(spec)
+        make_context(spec)
     assert message in str(refused.value)
 
 
@@ -193,10 +192,7 @@ def test_an_unknown_context_is_answered_with_what_there_is(find, spec: str, mess
         ),
     ],
 )
-def test_a_file_that_gives_no_context_is_named_and_checking_runs_none(
-    tmp_path: Path, source: str, message: str
-) -> None:
+def test_a_file_that_gives_no_context_is_named(tmp_path: Path, source: str, message: str) -> None:
     (tmp_path / "own.py").write_text(source)
-    check_context(f"{tmp_path}/own.py:Own")
     with pytest.raises(ConfigError, match=message):
         make_context(f"{tmp_path}/own.py:Own")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludic.agents import parsers
-from ludic.agents.parsers import Parsed, check_parser, make_parser
+from ludic.agents.parsers import Parsed, make_parser
 from ludic.errors import ConfigError
 
 OWN = """
@@ -237,7 +237,6 @@ def test_a_result_is_an_action_or_feedback(values: dict) -> None:
         Parsed(**values)
 
 
-@pytest.mark.parametrize("find", [check_parser, make_parser])
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -253,9 +252,9 @@ def test_a_result_is_an_action_or_feedback(values: dict) -> None:
         ("s3://bucket/own.py:Own", "a URL; wanted a path on this machine"),
     ],
 )
-def test_an_unknown_parser_is_answered_with_what_there_is(find, spec: str, message: str) -> None:
+def test_an_unknown_parser_is_answered_with_what_there_is(spec: str, message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        find(spec)
+        make_parser(spec)
     assert message in str(refused.value)
 
 
@@ -270,7 +269,6 @@ def test_an_unknown_parser_is_answered_with_what_there_is(find, spec: str, messa
     ],
 )
 def test_a_file_that_gives_no_parser_is_named(own: str, spec: str, message: str) -> None:
-    check_parser(spec.format(own=own))
     with pytest.raises(ConfigError, match=message):
         make_parser(spec.format(own=own))
 
@@ -280,8 +278,7 @@ def test_a_format_reward_is_finite() -> None:
         make_parser("whole", format_reward=float("nan"))
 
 
-def test_checking_a_parser_runs_no_file(tmp_path: Path) -> None:
+def test_a_file_that_fails_is_named(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text("raise KeyError('ran')")
-    check_parser(f"think|{tmp_path}/fails.py:Own")
     with pytest.raises(ConfigError, match="line 1, failed: KeyError: 'ran'"):
         make_parser(f"think|{tmp_path}/fails.py:Own")
