@@ -65,7 +65,7 @@ class RunConfig:
     tools: tuple[str, ...] = ()
     """Tools that the model may call: calculator, python, path/to/file.py:function, or mcp:COMMAND for a server."""
     tool_format: str = "hermes"
-    """How the model writes tool calls: hermes, which Qwen uses too, llama, json or json:TAG."""
+    """How the model writes tool calls: hermes, which Qwen uses too, llama, mistral, json or json:TAG."""
     protocol: str | None = None
     """How an episode is played: single_agent, several_agents, or path/to/file.py:function. None is what fits the
     environment."""

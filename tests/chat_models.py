@@ -42,6 +42,7 @@ class ScriptedEngine:
     policy_version: int = 3
     delay_s: float = 0.0
     num_asked: int = 0
+    tokenizer: PreTrainedTokenizerFast = field(default_factory=chat_tokenizer, repr=False)
     calls: list[tuple[GenerationRequest, Completion]] = field(default_factory=list)
 
     async def generate(self, request: GenerationRequest) -> Completion:
@@ -49,7 +50,7 @@ class ScriptedEngine:
         self.num_asked += 1
         text, reason = (said, "stop") if isinstance(said, str) else said
         await asyncio.sleep(self.delay_s)
-        tokenizer = chat_tokenizer()
+        tokenizer = self.tokenizer
         ids = tokenizer(text or "." * (reason == "length"), add_special_tokens=False)["input_ids"]
         ids += [tokenizer.eos_token_id] * (reason == "stop")
         tokens = np.array(ids, np.int32)

@@ -239,6 +239,8 @@ class Player:
         for num_left in range(self.limits.max_tool_rounds, -1, -1):
             call = await self._call(await self._view())
             decision = self._decide(call, num_left)
+            if decision.tool_calls and self._agent.tool_format.calls_apart:
+                call = self._with_calls_apart(call, decision.tool_calls)
             self._note(call, decision)
             self.messages.append(call.view[-1])
             if not decision.tool_calls:
@@ -247,6 +249,13 @@ class Player:
             self._episode.set_results(results)
             self.messages.extend(map(_as_message, results))
         raise AssertionError("the last round has no tool calls")
+
+    def _with_calls_apart(self, call: _Call, tool_calls: tuple[ToolCall, ...]) -> _Call:
+        """Return a model call whose message holds the tool calls apart from the text, as some templates want them."""
+        *seen, _ = call.view
+        answer = Message(role="assistant", content="", tool_calls=tool_calls)
+        self._prompt_builder.complete(seen, call.prompt, call.completion, answer)
+        return replace(call, view=(*seen, answer))
 
     async def _run_tools(self, calls: Sequence[ToolCall]) -> list[ToolCall]:
         """Run the tools side by side. A blocking tool has a thread for each call, so their number is limited."""
@@ -382,8 +391,8 @@ def _merged(transitions: Sequence[Transition]) -> Transition | None:
 
 
 def _numbered(calls: Sequence[ToolCall], num_calls: int) -> tuple[ToolCall, ...]:
-    """Give tool calls ids that are unique in the episode."""
-    return tuple(replace(call, id=f"call_{num_calls}_{index}") for index, call in enumerate(calls))
+    """Give tool calls ids that are unique in the episode: nine letters and digits, as Mistral's templates want them."""
+    return tuple(replace(call, id=f"c{num_calls:05d}{index:03d}") for index, call in enumerate(calls))
 
 
 def _as_message(call: ToolCall) -> Message:

@@ -9,7 +9,8 @@ of a tool, which would end the turn and could forge the next one; a space is put
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -88,7 +89,7 @@ def _apply_template(
             "a model whose template shows them, or leave out the tools"
         )
     special = _special_tokens(tokenizer)
-    rendered = map(_as_template_input, messages)
+    rendered = _as_template_inputs(messages)
     conversation = [each if each["role"] in keep_special_of else _broken_up(each, special) for each in rendered]
     schemas = [dict(tool) for tool in tools] or None
     try:
@@ -128,6 +129,22 @@ def _broken_up(value: Any, special: re.Pattern[str]) -> Any:
     while isinstance(value, str) and special.search(value):  # again, since a name may hold another
         value = special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", value)
     return value
+
+
+def _as_template_inputs(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Return messages for a template. Results of tools have ids, since some templates want them.
+
+    It is the call's id if the calls are apart from the text; else results are counted. Mistral's templates want nine
+    letters and digits.
+    """
+    rendered: list[dict[str, Any]] = []
+    call_ids: Iterator[str] = iter(())
+    for message in messages:
+        if message.role == "assistant":
+            call_ids = chain([call.id for call in message.tool_calls], map("call{:05d}".format, count()))
+        of_call = {"tool_call_id": next(call_ids, "call00000")} if message.role == "tool" else {}
+        rendered.append(_as_template_input(message) | of_call)
+    return rendered
 
 
 def _as_template_input(message: Message) -> dict[str, Any]:

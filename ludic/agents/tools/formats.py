@@ -2,11 +2,12 @@
 
     hermes     <tool_call>{"name": ..., "arguments": {...}}</tool_call>                Hermes, Qwen 2.5 and 3
     llama      {"name": ..., "parameters": {...}}, also after <|python_tag|>            Llama 3.1 and later
+    mistral    [TOOL_CALLS][{"name": ..., "arguments": {...}}], [TOOL_CALLS]name[ARGS]{...}
     json       ```json {"name": ..., "arguments": {...}} ```
     json:TAG   <TAG>{"name": ..., "arguments": {...}}</TAG>
 
-Pure text; raises nothing for any text. <|python_tag|> is a special token: decode a completion with its special tokens
-before it is parsed as llama.
+Pure text; raises nothing for any text. [TOOL_CALLS], [ARGS] and <|python_tag|> are special tokens of their tokenizers:
+decode a completion with its special tokens before it is parsed as llama or mistral.
 """
 
 import json
@@ -44,6 +45,10 @@ class ParsedCalls:
 class ToolFormat(Protocol):
     """The way a model family writes tool calls."""
 
+    @property
+    def calls_apart(self) -> bool:
+        """Whether chat templates of the family want calls apart from the text of a message."""
+
     def parse(self, text: str) -> ParsedCalls:
         """Find the calls in a completion. Never raises."""
 
@@ -65,6 +70,7 @@ class _Markup:
     start: re.Pattern[str]
     read: _Read
     example: str
+    calls_apart: bool = False
 
     def parse(self, text: str) -> ParsedCalls:
         found: list[_Call] = []
@@ -82,7 +88,7 @@ class _Markup:
 
 
 def make_tool_format(name: str) -> ToolFormat:
-    """Return a format by name: hermes, llama, json, or json:TAG. Raises ConfigError for any other name."""
+    """Return a format by name: hermes, llama, mistral, json, or json:TAG. Raises ConfigError for any other name."""
     if name in _FORMATS:
         return _FORMATS[name]
     kind, _, tag = name.partition(":")
@@ -123,13 +129,30 @@ def _read_llama(text: str, start: int) -> tuple[list[_Call], int]:
     return calls, separator.end() if separator else end
 
 
+def _read_mistral(text: str, start: int) -> tuple[list[_Call], int]:
+    """Read a JSON list of calls, or calls of the form name[ARGS]{...} (after mistral-common's tokenizer v11)."""
+    start = _skip_space(text, start)
+    if text[start : start + 1] in ("[", "{"):
+        value, end = _read_json(text, start)
+        return _calls_of(value, strict=True), end
+    calls: list[_Call] = []
+    while match := _MISTRAL_NAME.match(text, start):
+        arguments, start = _read_json(text, match.end())
+        calls.append((match["name"], _json_text(arguments)))
+    if not calls:
+        raise _UnreadableError(f"after [TOOL_CALLS] comes {_near(text, start)}")
+    return calls, start
+
+
 _PYTHON_TAG = "<|python_tag|>"
 _SEPARATOR = re.compile(r"\s*;\s*")
+_MISTRAL_NAME = re.compile(r"\s*(?P<name>[\w./-]+)(?:\[CALL_ID\]\w*)?\[ARGS\]")
 # Looks ahead, so that the tag or the brace is read again. Llama begins with any key of a call.
 _LLAMA_START = re.compile(rf'(?={re.escape(_PYTHON_TAG)}|\{{\s*"(?:name|parameters|arguments|type)"\s*:)')
 _FORMATS: Mapping[str, ToolFormat] = {
     "hermes": _tag_format("tool_call"),
     "llama": _Markup(_LLAMA_START, _read_llama, '{"name": "TOOL", "parameters": {...}}'),
+    "mistral": _Markup(re.compile(r"\[TOOL_CALLS\]"), _read_mistral, f"[TOOL_CALLS][{_WRITTEN}]", calls_apart=True),
     "json": _Markup(re.compile(r"```json\b"), partial(_read_until, "```", False), f"```json\n{_WRITTEN}\n```"),
 }
 

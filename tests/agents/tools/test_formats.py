@@ -31,6 +31,14 @@ def in_llama(calls: Calls) -> str:
     return "; ".join(json.dumps({"name": n, "parameters": a}) for n, a in calls)
 
 
+def in_mistral(calls: Calls) -> str:
+    return "[TOOL_CALLS] " + json.dumps([{"name": n, "arguments": a} for n, a in calls], ensure_ascii=False)
+
+
+def in_new_mistral(calls: Calls) -> str:
+    return "".join(f"[TOOL_CALLS]{n}[ARGS]{json.dumps(a)}" for n, a in calls)
+
+
 def in_json(calls: Calls) -> str:
     return "\n".join(f"```json\n{json.dumps({'name': n, 'arguments': a}, indent=2)}\n```" for n, a in calls)
 
@@ -43,10 +51,12 @@ WRITERS = [
     ("hermes", in_hermes),
     ("llama", in_llama),
     ("llama", lambda calls: "<|python_tag|>" + in_llama(calls)),
+    ("mistral", in_mistral),
+    ("mistral", in_new_mistral),
     ("json", in_json),
     ("json:act", in_tags),
 ]
-NAMES = ["hermes", "llama", "json", "json:act"]
+NAMES = ["hermes", "llama", "mistral", "json", "json:act"]
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -68,7 +78,7 @@ def test_calls_as_a_family_writes_them_are_found(name: str, write: Callable[[Cal
 
 
 PIECES = [
-    *("<tool_call>", "</tool_call>", "<|python_tag|>", "```json", "```"),
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "```json", "```"),
     *('{"name": "a", "arguments": {"b": "c"}}', '{"name": "a", "parameters": {}}', '{"name": ', "[", "]", "{", "}"),
     *("<act>", "</act>", "a", '"', "\\", "\n", " ", ";", "\ud800", r'"\ud800"', "NaN", "[" * 2000, '{"name":' * 500),
 ]
@@ -125,6 +135,9 @@ def test_arguments_in_a_string_are_taken_out_of_it() -> None:
         ("hermes", "<tool_call>" + '{"name":' * 5000, "JSON of the call"),
         ("llama", '{"name": "go", "parameters": {', "broken: Expecting property name"),
         ("llama", "<|python_tag|>go.call(1)", "broken: Expecting value at 'go.call(1)'"),
+        ("mistral", "[TOOL_CALLS]go{}", "after [TOOL_CALLS] comes 'go{}'"),
+        ("mistral", "[TOOL_CALLS]", "after [TOOL_CALLS] comes the end of the text"),
+        ("mistral", "[TOOL_CALLS]go[ARGS]{", "broken: Expecting property name"),
         ("json", '```json\n{"name": }\n```', "broken: Expecting value"),
         ("json:act", "<act>42</act>", "a call is a JSON object, not 42"),
     ],
@@ -160,15 +173,20 @@ def test_llama_may_speak_before_its_call_and_name_the_type_first() -> None:
     assert found(parsed) == [("go", {"n": 1})]
 
 
+def test_mistral_may_give_ids_of_its_own() -> None:
+    parsed = parse("mistral", 'Well.[TOOL_CALLS]go[CALL_ID]x1Y2z3w4v[ARGS]{"n": 1}')
+    assert found(parsed) == [("go", {"n": 1})]
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_long_hostile_text_is_read_in_a_moment(name: str) -> None:
     start = time.process_time()
-    for piece in ('{"name":', "<tool_call>{", "```json", "<act>[", '{"a":{"name": 1}', " "):
+    for piece in ('{"name":', "<tool_call>{", "[TOOL_CALLS]", "```json", "<act>[", '{"a":{"name": 1}', " "):
         parse(name, piece * (100_000 // len(piece)))
     assert time.process_time() - start < 10
 
 
-@pytest.mark.parametrize("name", ["hermess", "mistral", "json:", "json:a b", "xml:act", ""])
+@pytest.mark.parametrize("name", ["hermess", "json:", "json:a b", "xml:act", ""])
 def test_an_unknown_format_is_refused_with_those_that_exist(name: str) -> None:
-    with pytest.raises(ConfigError, match="is unknown; there are hermes, llama, json, and json:TAG"):
+    with pytest.raises(ConfigError, match="is unknown; there are hermes, llama, mistral, json, and json:TAG"):
         make_tool_format(name)
