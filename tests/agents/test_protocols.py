@@ -3,13 +3,15 @@
 from pathlib import Path
 
 import pytest
-from chat_models import scripted_agent
+from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, go_on, run_episode
 
 from ludic.agents.protocols import make_protocol
 from ludic.errors import ConfigError
 
 OWN = """\
+from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Transition
 
 
@@ -37,6 +39,16 @@ async def two_drafts(play):
     await player.act()
     await player.act()
     player.take(play.environment.step("both"))
+
+
+async def with_secret(play):
+    def secret() -> str:
+        'Tell the secret of this episode.'
+        return f"seed {play.request.seed}"
+
+    player = play.join()
+    player.external = Toolbox([function_tool(secret)])
+    player.take(play.environment.step(await player.act()))
 
 
 def blocks(play):
@@ -79,6 +91,14 @@ def test_an_action_without_a_step_belongs_to_the_next(own: str) -> None:
     (row,) = run_episode(scripted_agent(["one", "two"]), Script([end()]), make_protocol(f"{own}:two_drafts"))
     (step,) = row.environment_steps
     assert step.agent_steps == (0, 1)
+
+
+def test_a_protocol_may_have_tools_of_its_own(own: str) -> None:
+    agent = scripted_agent([hermes_call("secret"), "done"])
+    (row,) = run_episode(agent, Script([end()]), make_protocol(f"{own}:with_secret"))
+    call, act = row.agent_steps
+    assert (call.action_target, act.action_target) == ("external", "env")
+    assert call.tool_calls[0].result == "seed 5"
 
 
 def test_limits_hold_in_every_protocol(own: str) -> None:
