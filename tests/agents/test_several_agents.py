@@ -6,10 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from chat_models import ScriptedEngine, chat_tokenizer, scripted_agent
+from chat_models import ScriptedEngine, chat_tokenizer, hermes_call, scripted_agent
 from episodes import EXAMPLE, end, go_on, run_episode
 
 from ludic.agents.agent import Agent
+from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import make_parser
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example, MultiAgentEnvironment, Transition
@@ -198,3 +199,16 @@ def test_time_limits_of_calls_keep_the_protocol_of_the_environment() -> None:
     assert not isinstance(
         LimitedEnvironments("other", make_environment("guess_number"), NO_LIMIT)(), MultiAgentEnvironment
     )
+
+
+def test_an_agent_of_several_may_hand_on_a_task() -> None:
+    game = Game([["a"], ["b"]], [{"a": waits(), "b": go_on("your turn", 0.0)}, {"a": end(1.0), "b": end(-1.0)}])
+    script = [hermes_call("delegate", task="think"), "thought", "one", "two"]
+    agent = scripted_agent(script, sub_agents=(SubAgent(name="helper", description="Helps."),))
+    rows = run_episode(agent, game, max_tokens=128)
+    assert [(row.agent_id, row.depth, row.episode_reward) for row in rows] == [
+        ("a", 0, 1.0),
+        ("b", 0, -1.0),
+        ("helper", 1, 1.0),  # it worked for a
+    ]
+    assert rows[2].parent_rollout_id == rows[0].rollout_id
