@@ -31,6 +31,7 @@ from ludic.sql.library import (
     run_selection,
     where_filter,
 )
+from ludic.sql.plan_checks import check_advantages, check_pairs
 from ludic.user_files import Files
 
 ALWAYS_ON = "drop_errors"
@@ -356,50 +357,15 @@ class Planner:
         with self._registered("estimated", self._estimate(values)):
             ledger = conform(run_query(self._con, self._ledger_sql, params), "batches")
         used = ledger.filter(ledger["used"])
-        self._check_advantages(used)
+        check_advantages(self._advantage.source, used)
         if self._rules.loss_unit == "pair":
-            self._check_pairs(used)
+            check_pairs(self._advantage.source, used, self._rules.groups_per_batch)
         return ledger
 
     def _keep_history(self, step: int) -> None:
         if self.history:
             sql = _KEEP_HISTORY.format(rows=_BASELINE_ROWS[self._rules.baseline_over])
             self._con.execute(sql, {"step": step, "num_rows": self.history})
-
-    def _check_advantages(self, used: pa.Table) -> None:
-        """Raise QueryError unless each used row has a finite advantage, and one number per token if it has a list."""
-        source = self._advantage.source
-        bad = used.filter(pc.invert(pc.fill_null(pc.is_finite(used["advantage"]), False)))
-        if bad.num_rows:
-            raise QueryError(
-                f"{source}: {bad.num_rows} of {used.num_rows} rollouts to train on get no finite "
-                f"advantage, first {bad['rollout_id'][0]}; return one for each, or drop them with a filter"
-            )
-        lengths = pc.list_value_length(used["token_advantages"])
-        bad = used.filter(pc.fill_null(pc.not_equal(lengths, used["response_length"]), False))
-        if bad.num_rows:
-            first = bad.slice(0, 1).to_pylist()[0]
-            raise QueryError(
-                f"{source}: {bad.num_rows} of {used.num_rows} rollouts get token_advantages of a wrong length, first "
-                f"{first['rollout_id']} in {first['file']}: {len(first['token_advantages'])} for "
-                f"{first['response_length']} response tokens; return one for each token"
-            )
-
-    def _check_pairs(self, used: pa.Table) -> None:
-        """Raise QueryError unless each pair has two rows, one chosen and one rejected, and there is a pair."""
-        source, sides = self._advantage.source, pc.sign(used["advantage"])
-        if used.num_rows == 0:
-            raise QueryError(
-                f"{source}: makes no pair of the {self._rules.groups_per_batch} groups of a batch; "
-                "keep groups of equal rewards out with drop_zero_variance_groups"
-            )
-        pairs = pa.table({"pair_id": used["pair_id"], "side": sides}).group_by("pair_id").aggregate([("side", "list")])
-        for pair_id, found in zip(pairs["pair_id"].to_pylist(), pairs["side_list"].to_pylist(), strict=True):
-            if sorted(found) != [-1, 1]:
-                raise QueryError(
-                    f"{source}: pair {pair_id} has {len(found)} rollouts, {found.count(1)} of them chosen; "
-                    "wanted two, one with an advantage above 0 and one below"
-                )
 
     def _fetch(self, sql: str) -> list[tuple[Any, ...]]:
         return self._con.execute(sql).fetchall()
