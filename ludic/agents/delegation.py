@@ -59,6 +59,8 @@ class SubAgent:
             parts["parser"] = make_parser(_built_in(str(self.parser), "parser")) if is_name else self.parser
         if self.tools is not None:
             parts["toolbox"] = Toolbox(map(_make_tool, self.tools))
+            if DELEGATE in parts["toolbox"]:
+                raise ConfigError(f"sub-agent {self.name}: a tool of its own is named {DELEGATE!r}; rename it")
         return parts
 
     def equip(self, agent: Agent) -> Agent:

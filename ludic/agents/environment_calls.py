@@ -40,9 +40,12 @@ def own_max_steps(environment: Any) -> int | None:
 
 
 def step(environment: Environment, action: str) -> Transition:
-    """Apply an action and return the transition in plain types. Raises EpisodeFailedError."""
+    """Apply an action and return the transition, as the environment gave it. Raises EpisodeFailedError."""
     with fails_the_episode():
-        return _checked(environment.step(action), len(action))
+        transition = environment.step(action)
+        if transition.observation is None and not (transition.terminated or transition.truncated):
+            raise ValueError("step returned no observation, wanted one since the episode goes on")
+        return transition
 
 
 def reset_agents(environment: MultiAgentEnvironment, example: Example) -> dict[str, tuple[Message, ...]]:
@@ -71,16 +74,16 @@ def next_agents(environment: MultiAgentEnvironment, playing: Collection[str]) ->
 def step_agents(
     environment: MultiAgentEnvironment, actions: Mapping[str, str], agent_ids: Collection[str]
 ) -> dict[str, Transition]:
-    """Apply actions and return the transitions in plain types. agent_ids: all agents. Raises EpisodeFailedError."""
+    """Apply actions and return the transitions, as the environment gave them. agent_ids: all agents.
+
+    Raises EpisodeFailedError.
+    """
     with fails_the_episode():
         transitions = environment.step(actions)
         if not set(actions) <= set(transitions) <= set(agent_ids):
             wanted = f"one for each of {', '.join(map(repr, actions))}, and none for others than {', '.join(agent_ids)}"
             raise ValueError(f"step returned transitions for {', '.join(map(repr, transitions))}; wanted {wanted}")
-        return {
-            agent_id: _checked(transition, len(actions.get(agent_id, "")), needs_observation=False)
-            for agent_id, transition in transitions.items()
-        }
+        return dict(transitions)
 
 
 def can_score_tasks(environment: object) -> bool:
@@ -91,17 +94,14 @@ def can_score_tasks(environment: object) -> bool:
 def score_task(environment: TaskScorer, agent_id: str, task: str, answer: str) -> Transition:
     """Return the score of a task as the transition that ends it. Raises EpisodeFailedError."""
     with fails_the_episode():
-        return _checked(transition_of(environment.score_task(agent_id, task, answer)), len(answer))
+        return transition_of(environment.score_task(agent_id, task, answer))
 
 
-def _checked(transition: Transition, action_length: int, *, needs_observation: bool = True) -> Transition:
+def checked(transition: Transition, action_length: int) -> Transition:
     """Convert bools and NumPy numbers to plain types. Raises ValueError if a number is not finite.
 
     So an environment's mistake fails one rollout; the store would refuse the whole batch.
     """
-    is_over = bool(transition.terminated) or bool(transition.truncated)
-    if transition.observation is None and needs_observation and not is_over:
-        raise ValueError("step returned no observation, wanted one since the episode goes on")
     if transition.observation is not None:
         check_text("observation", transition.observation)
     _check_texts("a name in reward_components", transition.reward_components)

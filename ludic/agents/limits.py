@@ -38,7 +38,7 @@ class TokenBudget:
     def reserve(self, wanted: int) -> int:
         """Return at most `wanted` tokens, at least one. Raises LimitReachedError if none is left."""
         if self.num_left <= 0:
-            raise LimitReachedError("budget", "the tokens of the agents that work for others are used up")
+            raise LimitReachedError("budget", "the tokens for tasks that are handed on are used up or reserved")
         granted = min(wanted, self.num_left)
         self.num_left -= granted
         return granted

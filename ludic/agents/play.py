@@ -11,16 +11,19 @@ from typing import Any
 
 from ludic.agents.agent import Agent
 from ludic.agents.delegation import Delegate, SubAgent, SubTask
-from ludic.agents.environment_calls import make, own_max_steps
+from ludic.agents.environment_calls import check_text, make, own_max_steps
 from ludic.agents.episode import Part
-from ludic.agents.failures import EpisodeFailedError, LimitReachedError
+from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
 from ludic.agents.limits import EpisodeLimits, TokenBudget
 from ludic.agents.player import Player
 from ludic.agents.requests import EpisodeRequest, derive_seed
 from ludic.agents.single_agent import play_alone
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.errors import ToolError
+from ludic.errors import ConfigError, ModelError, ToolError
+from ludic.printable import storable
 from ludic.records import Message, Rollout, new_id
+from ludic.schema.validation import TRUNCATION_REASONS
+from ludic.user_code import describe
 
 MAX_STEPS = 32
 """Steps of an episode if neither the run nor the environment says."""
@@ -51,6 +54,8 @@ async def run_episode(
         if not time_limit.expired():
             raise
         play.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
+    if play.engine_error is not None:
+        raise play.engine_error
     return play.rollouts()
 
 
@@ -62,6 +67,8 @@ class Play:
         self.environment: Any = None
         """Environment of this episode; the protocol resets it."""
         self._agent = agent
+        self.engine_error: ModelError | ConfigError | None = None
+        """Error of the engine in a task that was handed on, which is not the agent's to read."""
         self._why = "the protocol ended before a model was called"
         """Why there are no rows, should there be none."""
         self._episode_id = new_id()
@@ -75,8 +82,10 @@ class Play:
     def join(self, agent_id: str = "agent", messages: Sequence[Message] | None = None) -> Player:
         """Let an agent join. messages: what it sees first; None is the example's.
 
-        Raises EpisodeFailedError if the environment's own max_steps is no number of steps.
+        Raises EpisodeFailedError if the id is no text, or the environment's own max_steps no number of steps.
         """
+        with fails_the_episode():
+            check_text("the id of an agent", agent_id or None)
         player = self._new_player(agent_id)
         if messages is not None:
             player.messages = list(messages)
@@ -91,7 +100,13 @@ class Play:
         return Player(self._agent, request, self.limits, Part(episode_id=self._episode_id, agent_id=agent_id))
 
     def end(self, reason: str, explanation: str) -> None:
-        """End the episode of all agents for which it is not over, by a limit."""
+        """End the episode of all agents for which it is not over, by a limit.
+
+        reason: a truncation_reason of docs/schemas.md; for any other one the episode fails.
+        """
+        if reason not in TRUNCATION_REASONS:
+            self.fail(f"{reason!r} is no truncation_reason of docs/schemas.md: {explanation}")
+            return
         self._why = explanation
         for player in self._all_players():
             if not player.is_over:
@@ -150,7 +165,11 @@ class Play:
         child.messages, child.max_steps = sub_agent.messages(task), sub_agent.max_steps
         environment = SubTask(self.environment, sub_agent.name, task)
         self._children.append((self._with_delegation(child, root), None if environment.has_score else root))
-        return await _answer(child, environment)
+        try:
+            return await _answer(child, environment)
+        except (ModelError, ConfigError) as error:
+            self.engine_error = error
+            raise
 
 
 async def _answer(child: Player, environment: SubTask) -> str:
@@ -161,6 +180,9 @@ async def _answer(child: Player, environment: SubTask) -> str:
         raise ToolError(f"the agent gave no answer: {error}") from error
     except EpisodeFailedError as error:
         child.fail(str(error))
+    except Exception as error:
+        child.fail(storable(describe(error)))
+        raise
     if child.error is not None:
         raise ToolError(f"the agent failed: {child.error}")
     assert environment.answer is not None, "the task is over"

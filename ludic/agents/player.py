@@ -13,7 +13,7 @@ import numpy as np
 
 from ludic.agents.agent import Agent
 from ludic.agents.contexts import Context, text_after_thinking
-from ludic.agents.environment_calls import check_text, checked_messages, finite
+from ludic.agents.environment_calls import check_text, checked, checked_messages, finite
 from ludic.agents.episode import Episode, Part
 from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
 from ludic.agents.limits import EpisodeLimits, TokenBudget
@@ -84,7 +84,7 @@ class _Step:
     action: str | None
     start: int | None
     """Index of the action in the completion's text; None if it is not known."""
-    token_rewards: Sequence[tuple[int, float]] = ()
+    token_rewards: list[tuple[int, float]] = field(default_factory=list)
     transitions: list[Transition] = field(default_factory=list)
 
 
@@ -145,7 +145,8 @@ class Player:
         self._record_step()
         if self.max_steps is not None and self._episode.num_steps >= self.max_steps:
             raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
-        observation = self.messages[-1].content
+        newest = self.messages[-1]
+        observation = None if newest.role == "assistant" else newest.content
         decision = await self._decide_with_tools()
         self._step = _Step(observation, decision.action, decision.start, transitions=self._early)
         self._early = []
@@ -154,16 +155,26 @@ class Player:
         return decision.action
 
     def take(self, transition: Transition) -> None:
-        """Take what came of the action."""
-        assert self._step is not None, "the agent has acted"
-        action, spans = self._step.action or "", transition.span_rewards
-        self._step.token_rewards = rewards_at_tokens(
-            self.tokenizer, self._episode.last_completion.tokens, action, spans, start=self._step.start
+        """Take what came of the action. Raises EpisodeFailedError for a transition that can't be stored."""
+        if self._step is None:
+            raise RuntimeError("take without an action; call act first")
+        action = self._step.action or ""
+        transition = self._checked(transition, action)
+        self._step.token_rewards += rewards_at_tokens(
+            self.tokenizer,
+            self._episode.last_completion.tokens,
+            action,
+            transition.span_rewards,
+            start=self._step.start,
         )
         self._add(transition)
 
     def hear(self, transition: Transition) -> None:
-        """Take what happened while others acted; rewards count for the agent's last action, or else for its first."""
+        """Take what happened while others acted; rewards count for the agent's last action, or else for its first.
+
+        Raises EpisodeFailedError, as `take` does, for a transition that can't be stored.
+        """
+        transition = self._checked(transition, "")
         if self._step is None:
             self._early.append(transition)
         else:
@@ -207,6 +218,10 @@ class Player:
             return self._episode.failed_rollout((), _NO_PROMPT)
 
     # --- Steps -----------------------------------------------------------------------------------------------
+
+    def _checked(self, transition: Transition, action: str) -> Transition:
+        with fails_the_episode():
+            return checked(transition, len(action))
 
     def _add(self, transition: Transition) -> None:
         assert self._step is not None, "the agent has acted"
@@ -265,7 +280,9 @@ class Player:
         return [*results, *(replace(call, error=error) for call in calls[limit:])]
 
     async def _run_tool(self, call: ToolCall) -> ToolCall:
-        return await (self.external if call.name in self.external else self._agent.toolbox).run(call)
+        if call.name in self.external:
+            return await self.external.run(call)
+        return await self._agent.toolbox.run(call, also=self.external.names)
 
     async def _view(self) -> Sequence[Message]:
         """Return what the next call sees. Raises EpisodeFailedError for an error of the context, not of the engine."""
@@ -350,9 +367,13 @@ class Player:
             params = replace(params, max_tokens=granted)
         seed = derive_seed(self.request.seed, num_calls) if num_calls else self.request.seed
         generation = GenerationRequest(prompt_tokens=prompt, params=params, seed=seed)
-        completion = await self._agent.engine.generate(generation)
-        if self._budget is not None:
-            self._budget.give_back(granted - len(completion.tokens))
+        unused = granted
+        try:
+            completion = await self._agent.engine.generate(generation)
+            unused -= len(completion.tokens)
+        finally:
+            if self._budget is not None:
+                self._budget.give_back(unused)
         answer = Message(role="assistant", content=decode(self.tokenizer, completion.tokens))
         self._prompt_builder.complete(messages, prompt, completion, answer)
         return _Call(view=(*messages, answer), prompt=prompt, completion=completion)

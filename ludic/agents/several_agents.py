@@ -23,13 +23,11 @@ async def several_agents(play: "Play") -> None:
         actions = await _act_together([players[agent_id] for agent_id in acting])
         try:
             transitions = step_agents(environment, dict(zip(acting, actions, strict=True)), players)
+            for agent_id, transition in transitions.items():
+                player = players[agent_id]
+                (player.take if agent_id in acting else player.hear)(transition)
         except EpisodeFailedError as error:
             return play.fail(str(error))
-        for agent_id, transition in transitions.items():
-            if agent_id in acting:
-                players[agent_id].take(transition)
-            else:
-                players[agent_id].hear(transition)
     return None
 
 

@@ -25,8 +25,7 @@ async def play_alone(player: Player, environment: Any) -> None:
         if action is None:
             continue
         try:
-            transition = step(environment, action)
+            player.take(step(environment, action))
         except EpisodeFailedError as error:
             return player.fail(str(error))
-        player.take(transition)
     return None

@@ -113,8 +113,8 @@ _patterns: WeakKeyDictionary[Any, re.Pattern[str]] = WeakKeyDictionary()
 def _special_tokens(tokenizer: "PreTrainedTokenizerBase") -> re.Pattern[str]:
     if tokenizer not in _patterns:
         added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
-        # One of a single character can't be broken up.
-        names = (name for name in added | set(tokenizer.all_special_tokens) if len(name) > 1)
+        # One of a single character can't be broken up, nor one that begins with a space.
+        names = (name for name in added | set(tokenizer.all_special_tokens) if len(name) > 1 and name[0] != " ")
         listed = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
         _patterns[tokenizer] = re.compile(listed or "(?!)")
     return _patterns[tokenizer]

@@ -15,7 +15,7 @@ from ludic.agents.delegation import SubAgent, make_sub_agents
 from ludic.agents.parsers import make_parser
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example, Score, Transition
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, ModelError
 from ludic.models.chat import decode
 from ludic.records import Message, Rollout
 
@@ -175,7 +175,7 @@ def test_limits_are_told_to_the_parent() -> None:
     rows = run_episode(agent_of(Answers(rules)), Script([end()]), max_child_tokens=5)
     errors = failing_calls(rows)
     assert errors
-    assert all("are used up" in error for error in errors)
+    assert all("are used up or reserved" in error for error in errors)
     assert sum(row.action_length for row in rows[1:]) <= 5
     assert "budget" not in {row.truncation_reason for row in rows[:1]}
 
@@ -187,7 +187,7 @@ def test_a_child_that_runs_out_of_tokens_is_truncated() -> None:
     child = rows[1]
     assert (child.truncation_reason, child.terminated) == ("budget", False)
     assert failing_calls(rows) == [
-        "the agent gave no answer: the tokens of the agents that work for others are used up"
+        "the agent gave no answer: the tokens for tasks that are handed on are used up or reserved"
     ]
 
 
@@ -210,6 +210,27 @@ def test_a_failed_child_is_reported_and_its_row_is_kept() -> None:
     assert failing_calls(rows) == ["the agent failed: KeyError: 'text'"]
     assert (rows[0].error, rows[0].episode_reward) == (None, 1.0)
     assert (rows[1].error, rows[1].episode_reward) == ("KeyError: 'text'", None)
+
+
+def test_an_error_of_the_engine_is_no_answer() -> None:
+    """The engine fails in the child's second call."""
+
+    class Fails(Answers):
+        async def generate(self, request: GenerationRequest) -> Completion:
+            if len(self.calls) == 2:
+                raise ModelError("the weights are gone")
+            return await super().generate(request)
+
+    sub_agent = SubAgent(name="helper", description="Helps.", parser="tag:answer")
+    rules = {"begin": delegate("work"), "work": "no tag", "Error": "end"}
+    with pytest.raises(ModelError, match="the weights are gone"):
+        run_episode(agent_of(Fails(rules), sub_agent), Script([end(1.0)]))
+
+
+def test_an_unknown_tool_is_answered_with_delegate_too() -> None:
+    rules = {"begin": hermes_call("delegat", task="work"), "Error": "end"}
+    rows = run_episode(agent_of(Answers(rules)), Script([end()]))
+    assert failing_calls(rows) == ["there is no tool 'delegat'; did you mean delegate? the tools are: delegate"]
 
 
 def test_the_rows_of_a_failed_episode_have_no_reward() -> None:
@@ -262,6 +283,14 @@ def unknown_tool():
 
 def own_parser():
     return SubAgent(name="solver", description="Solves.", parser="own.py:Parser")
+
+
+def delegate() -> str:
+    'Hand on.'
+
+
+def own_delegate():
+    return SubAgent(name="solver", description="Solves.", tools=[delegate])
 """
 
 
@@ -288,6 +317,7 @@ def test_sub_agents_are_found_by_name(own: str) -> None:
         (["{own}:wrong"], "int has no method 'equip'"),
         (["{own}:unknown_tool"], "wanted calculator or python, a function or a Tool"),
         (["{own}:own_parser"], "a sub-agent's parser is 'own.py:Parser', wanted the name of a built-in one"),
+        (["{own}:own_delegate"], "a tool of its own is named 'delegate'; rename it"),
         (["none.py:solver"], "there is no file"),
     ],
 )

@@ -12,7 +12,7 @@ from ludic.errors import ConfigError
 OWN = """\
 from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.environments.environment import Transition
+from ludic.environments.environment import SpanReward, Transition
 
 
 async def refine(play):
@@ -49,6 +49,30 @@ async def with_secret(play):
     player = play.join()
     player.external = Toolbox([function_tool(secret)])
     player.take(play.environment.step(await player.act()))
+
+
+async def bad_reward(play):
+    player = play.join()
+    await player.act()
+    player.take(Transition(observation=None, reward=None, terminated=True))
+
+
+async def nameless(play):
+    await play.join("").act()
+
+
+async def resigns(play):
+    player = play.join()
+    await player.act()
+    play.end("resigned", "no more")
+
+
+async def takes_twice(play):
+    player = play.join()
+    await player.act()
+    for reward in (1.0, 2.0):
+        spans = (SpanReward(start=0, end=1, reward=reward),)
+        player.take(Transition(observation=None, reward=0.0, span_rewards=spans, terminated=True))
 
 
 def blocks(play):
@@ -91,6 +115,25 @@ def test_an_action_without_a_step_belongs_to_the_next(own: str) -> None:
     (row,) = run_episode(scripted_agent(["one", "two"]), Script([end()]), make_protocol(f"{own}:two_drafts"))
     (step,) = row.environment_steps
     assert step.agent_steps == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("bad_reward", "TypeError: "),
+        ("nameless", "TypeError: the id of an agent is None, wanted a str"),
+        ("resigns", "'resigned' is no truncation_reason of docs/schemas.md: no more"),
+    ],
+)
+def test_what_can_not_be_stored_fails_the_episode(own: str, name: str, error: str) -> None:
+    (row,) = run_episode(scripted_agent(["draft"]), Script([]), make_protocol(f"{own}:{name}"))
+    assert (row.error or "").startswith(error)
+    assert row.episode_reward is None
+
+
+def test_rewards_of_spans_add_up(own: str) -> None:
+    (row,) = run_episode(scripted_agent(["draft"]), Script([]), make_protocol(f"{own}:takes_twice"))
+    assert (row.episode_reward, row.token_rewards.sum()) == (3.0, 3.0)
 
 
 def test_a_protocol_may_have_tools_of_its_own(own: str) -> None:

@@ -5,7 +5,7 @@ that the model reads.
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -45,14 +45,22 @@ class Toolbox:
         return name in self._tools
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tools."""
+        return tuple(self._tools)
+
+    @property
     def schemas(self) -> list[dict[str, Any]]:
         """Schemas of all tools, for the `tools` of a chat template."""
         return [dict(tool.schema) for tool in self._tools.values()]
 
-    async def run(self, call: ToolCall) -> ToolCall:
-        """Return the call with either its result or its error. Raises only if this task is cancelled."""
+    async def run(self, call: ToolCall, *, also: Sequence[str] = ()) -> ToolCall:
+        """Return the call with either its result or its error. Raises only if this task is cancelled.
+
+        also: names of further tools that the model has, for the error if it calls an unknown one.
+        """
         try:
-            tool, arguments = self._prepare(call)
+            tool, arguments = self._prepare(call, also)
             result = self._cut(str(await self._run_in_time(tool, arguments)))
         except ToolError as error:
             return replace(call, result=None, error=self._cut(str(error)))
@@ -60,18 +68,13 @@ class Toolbox:
             return replace(call, result=None, error=self._cut(describe(error)))
         return replace(call, result=result, error=None)
 
-    def _prepare(self, call: ToolCall) -> tuple[Tool, Mapping[str, Any]]:
+    def _prepare(self, call: ToolCall, also: Sequence[str]) -> tuple[Tool, Mapping[str, Any]]:
         tool = self._tools.get(call.name)
         if tool is None:
-            raise ToolError(self._unknown(call.name))
+            raise ToolError(_unknown(call.name, [*self._tools, *also]))
         arguments = read_arguments(call.arguments)
         check_arguments(self._validators[call.name], arguments)
         return tool, arguments
-
-    def _unknown(self, name: str) -> str:
-        close = get_close_matches(name, self._tools, n=1)
-        suggestion = f"did you mean {close[0]}? " if close else ""
-        return f"there is no tool {name!r}; {suggestion}the tools are: {', '.join(self._tools) or 'none'}"
 
     async def _run_in_time(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
         """Run a tool as a task of its own, so that a tool that ignores its cancellation does not hold the episode."""
@@ -93,6 +96,12 @@ class Toolbox:
         text = storable(text)
         left = len(text) - self.output_limit
         return text if left <= 0 else f"{text[: self.output_limit]}\n[cut: {left:,} more characters]"
+
+
+def _unknown(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    suggestion = f"did you mean {close[0]}? " if close else ""
+    return f"there is no tool {name!r}; {suggestion}the tools are: {', '.join(known) or 'none'}"
 
 
 async def _call(tool: Tool, arguments: Mapping[str, Any]) -> str:
