@@ -108,6 +108,11 @@ def test_the_guides_sub_agent_solves(tmp_path: Path) -> None:
 
 
 def test_the_guides_protocol_revises(tmp_path: Path) -> None:
+    protocol = make_protocol(example(tmp_path, "revise"))
     environment = Script([end()])
-    (row,) = run_episode(scripted_agent(["draft", "better"]), environment, make_protocol(example(tmp_path, "revise")))
+    (row,) = run_episode(scripted_agent(["draft", "better"]), environment, protocol)
     assert (environment.actions, row.num_turns) == (["better"], 2)
+    make = make_environment("word_problems")
+    problem = make().example(0, "train")
+    (row,) = run_episode(scripted_agent(["draft", str(problem.data["result"])]), make, protocol, example=problem)
+    assert (row.episode_reward, row.terminated) == (1.0, True)
