@@ -24,13 +24,14 @@ def run_python(*args: str) -> str:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=550,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_all_benchmarks_run_and_print_ratios():
     printed = run_python("-m", "benchmarks", "--quick")
     titles = (
