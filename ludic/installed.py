@@ -1,11 +1,25 @@
-"""Versions and files of installed packages, for records of what ran; found without running them."""
+"""Find installed packages, their versions and files, without running them; say which extra installs one."""
 
 import contextlib
+import importlib.util
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, packages_distributions, version
 
+from ludic.errors import ConfigError
+
 LUDIC = "ludic-rl"
 """Name under which ludic is packaged."""
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported; does not import it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def require(package: str, extra: str, what: str) -> None:
+    """Raise ConfigError if a package is missing. extra: ludic's extra that installs it. what: begin of the message."""
+    if not is_installed(package):
+        raise ConfigError(f"{what}: the package {package} is not installed; pip install 'ludic-rl[{extra}]'")
 
 
 def installed_version(package: str) -> str | None:

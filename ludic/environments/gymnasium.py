@@ -12,10 +12,9 @@ from functools import partial
 from typing import Any
 
 from ludic.environments.environment import Example, Split, Transition
-from ludic.environments.optional import is_installed, require
 from ludic.environments.splits import draw
 from ludic.errors import ConfigError
-from ludic.installed import module_file, package_of
+from ludic.installed import is_installed, module_file, package_of, require
 from ludic.records import Message
 from ludic.user_code import describe, only_exceptions
 

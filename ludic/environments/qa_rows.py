@@ -17,8 +17,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.environments.optional import require
 from ludic.errors import ConfigError, one_line
+from ludic.installed import require
 from ludic.paths import local_path
 from ludic.records import Message
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from ludic.environments.environment import Example, Score
 from ludic.environments.limits import TimeLimit
-from ludic.environments.optional import require
 from ludic.errors import ConfigError, TimeLimitError
+from ludic.installed import require
 from ludic.user_code import load_named
 from ludic.user_files import Files, python_file_of
 

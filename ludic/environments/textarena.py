@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from ludic.environments.environment import Example, Split, Transition
-from ludic.environments.optional import is_installed, require
 from ludic.environments.splits import draw
 from ludic.errors import ConfigError
-from ludic.installed import name_and_version
+from ludic.installed import is_installed, name_and_version, require
 from ludic.records import Message
 from ludic.user_code import describe
 

@@ -16,10 +16,9 @@ from importlib.metadata import distributions
 from typing import TYPE_CHECKING, Any
 
 from ludic.environments.environment import Example, Split, Transition
-from ludic.environments.optional import is_installed, require
 from ludic.environments.splits import nth
 from ludic.errors import ConfigError
-from ludic.installed import module_file, package_of
+from ludic.installed import is_installed, module_file, package_of, require
 from ludic.records import Message
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ command line or an address may hold secrets.
 """
 
 import asyncio
-import importlib.util
 import os
 import re
 import shlex
@@ -22,6 +21,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ludic.errors import ConfigError, ToolError
+from ludic.installed import require
 from ludic.user_code import describe
 
 CONNECT_LIMIT_S = 60.0
@@ -160,8 +160,7 @@ def _start(target: str) -> _Session:
 
 def check_server(target: str) -> None:
     """Raise ConfigError for a target that can't be a server; nothing is started or contacted."""
-    if importlib.util.find_spec("mcp") is None:
-        raise ConfigError("MCP server: the package mcp is not installed; pip install 'ludic-rl[agents]'")
+    require("mcp", "agents", "MCP server")
     try:
         command = [] if _is_address(target) else shlex.split(target)
         name = _name(target)
