@@ -178,7 +178,3 @@ def _row_groups(rows: pa.Table) -> np.ndarray:
     keys = list(zip(*(rows[name].to_pylist() for name in ("root", "file", "row_group")), strict=True))
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return np.array([numbers[key] for key in keys], np.int64)
-
-
-def _sum_columns(table: pa.Table, *names: str) -> np.ndarray:
-    return sum(table[name].to_numpy().astype(np.int64) for name in names)
