@@ -11,13 +11,14 @@ from typing import Any
 
 from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
-from ludic.agents.environment_calls import can_score_tasks, score_task
+from ludic.agents.environment_calls import score_task
 from ludic.agents.parsers import Parser, make_parser
+from ludic.agents.tools.arguments import make_validator
 from ludic.agents.tools.registry import BUILT_IN as BUILT_IN_TOOLS
 from ludic.agents.tools.registry import as_tool
 from ludic.agents.tools.tool import Tool
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.environments.environment import Transition
+from ludic.environments.environment import TaskScorer, Transition
 from ludic.errors import ConfigError
 from ludic.own_classes import build_own, find_own, unknown
 from ludic.records import Message
@@ -140,6 +141,12 @@ class Delegate:
 
 
 @cache
+def delegate_validators(sub_agents: tuple[SubAgent, ...]) -> Mapping[str, Any]:
+    """Return the validator of the tool's arguments by its name. Every agent of an episode has a toolbox with it."""
+    return {DELEGATE: make_validator(delegate_schema(sub_agents))}
+
+
+@cache
 def delegate_schema(sub_agents: tuple[SubAgent, ...]) -> Mapping[str, Any]:
     """Return the schema of the tool, as chat templates take it."""
     agents = "; ".join(f"{sub_agent.name}: {sub_agent.description}" for sub_agent in sub_agents)
@@ -165,7 +172,7 @@ class SubTask:
     def __init__(self, environment: Any, agent_id: str, task: str) -> None:
         """environment: of the episode. It may score the task, see TaskScorer."""
         self._environment, self._agent_id, self._task = environment, agent_id, task
-        self.has_score = can_score_tasks(environment)
+        self.has_score = isinstance(environment, TaskScorer)
         self.answer: str | None = None
 
     def step(self, action: str) -> Transition:

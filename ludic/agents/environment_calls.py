@@ -86,11 +86,6 @@ def step_agents(
         return dict(transitions)
 
 
-def can_score_tasks(environment: object) -> bool:
-    """Return whether an environment scores the tasks that are handed on; see TaskScorer."""
-    return isinstance(environment, TaskScorer)
-
-
 def score_task(environment: TaskScorer, agent_id: str, task: str, answer: str) -> Transition:
     """Return the score of a task as the transition that ends it. Raises EpisodeFailedError."""
     with fails_the_episode():

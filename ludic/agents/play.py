@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from ludic.agents.agent import Agent
-from ludic.agents.delegation import Delegate, SubAgent, SubTask
+from ludic.agents.delegation import Delegate, SubAgent, SubTask, delegate_validators
 from ludic.agents.environment_calls import check_text, make, own_max_steps
 from ludic.agents.episode import Part
 from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
@@ -146,7 +146,9 @@ class Play:
                 return await self._run_child(player, root or player, task, sub_agent)
 
             # Its limit of time is the episode's.
-            player.external = Toolbox([Delegate(self._agent.sub_agents, delegate)], time_limit_s=None)
+            sub_agents = self._agent.sub_agents
+            validators = delegate_validators(sub_agents)
+            player.external = Toolbox([Delegate(sub_agents, delegate)], time_limit_s=None, validators=validators)
         return player
 
     async def _run_child(self, parent: Player, root: Player, task: str, sub_agent: SubAgent) -> str:

@@ -6,7 +6,7 @@ cut off and is refused, is a step of its own: the environment is not stepped, an
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ludic.agents.limits import EpisodeLimits, TokenBudget
 from ludic.agents.prompts import PromptBuilder
 from ludic.agents.requests import EpisodeRequest, derive_seed
 from ludic.agents.reward_spans import rewards_at_tokens
+from ludic.agents.steps import Step, merge
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Transition
@@ -76,18 +77,6 @@ class _Decision:
     """Format reward of the completion."""
 
 
-@dataclass(slots=True)
-class _Step:
-    """A step that is not recorded yet, since more may come of it before the agent acts again."""
-
-    observation: str | None
-    action: str | None
-    start: int | None
-    """Index of the action in the completion's text; None if it is not known."""
-    token_rewards: list[tuple[int, float]] = field(default_factory=list)
-    transitions: list[Transition] = field(default_factory=list)
-
-
 class Player:
     """One agent in one episode."""
 
@@ -112,7 +101,7 @@ class Player:
         self._episode = Episode(request, part, agent.model, agent.engine.policy_version)
         self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
-        self._step: _Step | None = None
+        self._step: Step | None = None
         self._early: list[Transition] = []
         """What happened before the first action."""
         self._error_of_ask: Exception | None = None
@@ -148,7 +137,7 @@ class Player:
         newest = self.messages[-1]
         observation = None if newest.role == "assistant" else newest.content
         decision = await self._decide_with_tools()
-        self._step = _Step(observation, decision.action, decision.start, transitions=self._early)
+        self._step = Step(observation, decision.action, decision.start, transitions=self._early)
         self._early = []
         if decision.action is None:
             self._add(Transition(observation=decision.feedback, reward=0.0, terminated=False))
@@ -229,7 +218,7 @@ class Player:
 
     def _record_step(self) -> None:
         """Record the step that the agent has made, and show the agent what came of it."""
-        merged = _merged(self._step.transitions if self._step else self._early)
+        merged = merge(self._step.transitions if self._step else self._early)
         if merged is None:
             return
         if self._step is None:
@@ -299,7 +288,7 @@ class Player:
         """Read a completion. num_left: rounds of tool calls that are allowed before the next step."""
         if call.completion.finish_reason == "length" and not self.limits.accept_incomplete:
             return _Decision(feedback=INCOMPLETE_OBSERVATION)
-        if self._agent.toolbox.schemas or self.external.schemas:
+        if self._agent.toolbox.names or self.external.names:
             found = self._agent.tool_format.parse(call.marked_text(self.tokenizer))
             if found.feedback is not None:
                 return _Decision(feedback=found.feedback)
@@ -351,7 +340,7 @@ class Player:
     def _prompt_builder(self) -> PromptBuilder:
         if self._prompts is None:
             # Without tools of the protocol, prompts are rendered once for the first calls of a group's episodes.
-            render = None if self.external.schemas else self._agent.render
+            render = None if self.external.names else self._agent.render
             schemas = [*self._agent.toolbox.schemas, *self.external.schemas]
             self._prompts = PromptBuilder(self.tokenizer, schemas, render)
         return self._prompts
@@ -389,26 +378,6 @@ class Player:
             text = f"a prompt of {prompt_length} tokens and max_tokens {wanted} exceed {of} {limit}"
             raise LimitReachedError(reason, text)
         return min(wanted, limit - prompt_length)
-
-
-def _merged(transitions: Sequence[Transition]) -> Transition | None:
-    """Return what came of an action in all; None if nothing has."""
-    if len(transitions) <= 1:
-        return transitions[0] if transitions else None
-    observations = [each.observation for each in transitions if each.observation is not None]
-    components: dict[str, float] = {}
-    for each in transitions:
-        for name, value in each.reward_components.items():
-            components[name] = components.get(name, 0.0) + value
-    return Transition(
-        observation="\n\n".join(observations) if observations else None,
-        reward=sum(each.reward for each in transitions),
-        reward_components=components,
-        terminated=any(each.terminated for each in transitions),
-        truncated=any(each.truncated for each in transitions),
-        info={name: value for each in transitions for name, value in each.info.items()},
-        extra={name: value for each in transitions for name, value in each.extra.items()},
-    )
 
 
 def _numbered(calls: Sequence[ToolCall], num_calls: int) -> tuple[ToolCall, ...]:

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 from ludic.agents.tools.arguments import check_arguments, make_validator, read_arguments
@@ -29,9 +30,17 @@ class Toolbox:
 
     tools: raises ConfigError if two have one name, or if a schema is no JSON schema. time_limit_s: seconds for each
     call, None is no limit. output_limit: characters of a result or an error; the rest is cut, and the text says so.
+    validators: by name, of tools whose schemas were checked before, which takes some time.
     """
 
-    def __init__(self, tools: Iterable[Tool], *, time_limit_s: float | None = 30.0, output_limit: int = 10_000) -> None:
+    def __init__(
+        self,
+        tools: Iterable[Tool],
+        *,
+        time_limit_s: float | None = 30.0,
+        output_limit: int = 10_000,
+        validators: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.time_limit_s = time_limit_s
         self.output_limit = output_limit
         self._tools: dict[str, Tool] = {}
@@ -39,7 +48,9 @@ class Toolbox:
             if tool.name in self._tools:
                 raise ConfigError(f"two tools are named {tool.name!r}; rename one, since the model calls them by name")
             self._tools[tool.name] = tool
-        self._validators = {name: make_validator(tool.schema) for name, tool in self._tools.items()}
+        self._validators = {
+            name: validators.get(name) or make_validator(tool.schema) for name, tool in self._tools.items()
+        }
 
     def __contains__(self, name: str) -> bool:
         return name in self._tools
