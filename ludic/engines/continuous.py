@@ -7,6 +7,7 @@ draws all tokens of a batch from one random generator, so a request's seed would
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.engines.sampling import Rows, make_rows, random_numbers, sample
+from ludic.engines.sampling import Rows, kept_ids, make_rows, random_numbers, sample
 from ludic.engines.sequences import Sequences
 from ludic.errors import ModelError
 from ludic.records import WeightSpan
@@ -45,18 +46,26 @@ class _Call:
     """The random number of each token, in [0, 1)."""
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    kept_tokens: list[np.ndarray] = field(default_factory=list)
+    """Ids that each token was drawn from, if the request asks for them."""
+    began: float = field(default_factory=time.monotonic)
+    first_token_s: float | None = None
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Versions of the weights, each with the index of its first token."""
     is_over: bool = False
     """True once the completion is whole, has failed or was cancelled."""
     result: Completion | BaseException | None = None
 
-    def add(self, token: int, logprob: float, version: int) -> None:
-        """Append a token, and set the result if it is the last one."""
+    def add(self, token: int, logprob: float, kept: np.ndarray | None, version: int) -> None:
+        """Append a token, and set the result if it is the last one. kept: ids that it was drawn from."""
+        if not self.tokens:
+            self.first_token_s = time.monotonic() - self.began
         if not self.versions or self.versions[-1][0] != version:
             self.versions.append((version, len(self.tokens)))
         self.tokens.append(token)
         self.logprobs.append(logprob)
+        if kept is not None:
+            self.kept_tokens.append(kept)
         stopped = token in self.stop_token_ids
         if isnan(logprob):
             self.end(ModelError(f"the weights of version {version} give NaN logits; did training diverge?"))
@@ -66,6 +75,8 @@ class _Call:
                 logprobs=np.array(self.logprobs, dtype=np.float32),
                 finish_reason="stop" if stopped else "length",
                 weight_versions=self._spans(),
+                kept_tokens=tuple(self.kept_tokens) if self.request.params.wants_kept_tokens else None,
+                first_token_s=self.first_token_s,
             )
             self.end(completion)
 
@@ -220,10 +231,11 @@ class ContinuousBatch:
         uniforms = [0.0 if call.is_over else next(call.uniforms) for call in self._rows]
         drawn = sample(self._sequences.logits, self._params, self._tensor(uniforms, np.float64))
         # One copy from the device; float64 holds tokens and float32 exactly.
-        tokens, logprobs = torch.stack([column.double() for column in drawn]).tolist()
-        for call, token, logprob in zip(self._rows, tokens, logprobs, strict=True):
+        tokens, logprobs = torch.stack([drawn.tokens.double(), drawn.logprobs.double()]).tolist()
+        kept = [None] * len(self._rows) if drawn.kept is None else kept_ids(drawn.kept)
+        for call, token, logprob, ids in zip(self._rows, tokens, logprobs, kept, strict=True):
             if not call.is_over:
-                call.add(int(token), logprob, version)
+                call.add(int(token), logprob, ids, version)
 
     def _drop_finished(self, *, now: bool) -> None:
         """Take calls that are over out of the batch, if it pays. now: in any case, since others join."""

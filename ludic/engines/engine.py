@@ -6,7 +6,7 @@ Engines know neither the store nor text. They get a folder of weights and a vers
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -29,9 +29,16 @@ class SamplingParams:
     """Maximum tokens in one completion, including the stop token."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end a completion, as its last token. The engine adds the model's own end-of-sequence tokens."""
+    return_mask: bool = False
+    """Return the tokens that top_k and top_p kept at each token."""
 
     def __post_init__(self) -> None:
         check_numbers(self)
+
+    @property
+    def wants_kept_tokens(self) -> bool:
+        """Whether a completion must have kept_tokens: the mask is asked for, and top_k or top_p may cut tokens."""
+        return self.return_mask and self.temperature > 0 and (self.top_p < 1 or self.top_k is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +49,8 @@ class GenerationRequest:
     """(prompt_length,) int32, at least one."""
     params: SamplingParams
     seed: int
-    """Random seed. The same request, weights and seed give the same tokens, whatever else is in the batch."""
+    """Random seed. The same request, weights and seed give the same tokens, whatever else is in the batch, unless the
+    engine's `repeats_in_any_batch` is False."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +64,11 @@ class Completion:
     finish_reason: FinishReason
     weight_versions: tuple[WeightSpan, ...]
     """Versions of the weights, at least one, in the order of the tokens; together the spans cover all tokens."""
+    kept_tokens: tuple[np.ndarray, ...] | None = None
+    """Token ids, (kept,) int32 ascending, that top_k and top_p kept at each token, with the token itself; the logprob
+    is under the softmax over them. None unless params.wants_kept_tokens."""
+    first_token_s: float | None = field(default=None, compare=False)
+    """Seconds from the request to its first token; None if the engine does not measure it."""
 
     @property
     def policy_version(self) -> int:
@@ -74,6 +87,11 @@ class Engine(Protocol):
     One test suite (tests/engines, on the fixture `engine`) runs on every implementation.
     """
 
+    name: str
+    """Library and its version, such as "vllm 0.32.0"; stored with each rollout."""
+    repeats_in_any_batch: bool
+    """Whether a seed gives the same tokens whatever else is in the batch; if False, only in the same batch, since
+    logits round differently in another one."""
     policy_version: int
     """Version of the weights in use."""
     max_length: int

@@ -9,6 +9,7 @@ token only if its uniform is this close to a boundary.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +33,19 @@ class Rows:
     """(B, 1) int64; OFF disables it for a row."""
     top_p: Tensor | None
     """(B, 1) float32; infinity disables it for a row, since a sum of probabilities may round to 1 too early."""
+    wants_kept: Tensor | None
+    """(B, 1) bool: rows whose kept tokens are asked for."""
+
+
+class Drawn(NamedTuple):
+    """Next tokens."""
+
+    tokens: Tensor
+    """(B,) int64."""
+    logprobs: Tensor
+    """(B,) float32, nats."""
+    kept: Tensor | None
+    """(B, V) bool: tokens that top_k and top_p kept, all False in rows that do not ask; None if no row asks."""
 
 
 def make_rows(params: Sequence[SamplingParams], device: torch.device) -> Rows:
@@ -43,11 +57,13 @@ def make_rows(params: Sequence[SamplingParams], device: torch.device) -> Rows:
     greedy = [p.temperature == 0 for p in params]
     top_k = [p.top_k or OFF for p in params]
     top_p = [p.top_p if p.top_p < 1 else float("inf") for p in params]
+    wants_kept = [p.wants_kept_tokens for p in params]
     return Rows(
         temperature=column([[p.temperature or 1.0] for p in params], torch.float32),
         greedy=column(greedy, torch.bool) if any(greedy) else None,
         top_k=column(top_k, torch.int64)[:, None] if min(top_k) < OFF else None,
         top_p=column(top_p, torch.float32)[:, None] if min(top_p) < 1 else None,
+        wants_kept=column(wants_kept, torch.bool)[:, None] if any(wants_kept) else None,
     )
 
 
@@ -57,8 +73,8 @@ def random_numbers(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed % 2**64))
 
 
-def sample(logits: Tensor, rows: Rows, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Sample next tokens, (B,) int64; returns them and their logprobs, (B,) float32 nats.
+def sample(logits: Tensor, rows: Rows, uniforms: Tensor) -> Drawn:
+    """Sample next tokens.
 
     logits: (B, V). uniforms: (B,) float64 in [0, 1), for inverting the cumulative distribution. The distribution is
     the softmax of logits / temperature, cut to top_k, then to top_p, and renormalised; logprobs are under this
@@ -77,7 +93,13 @@ def sample(logits: Tensor, rows: Rows, uniforms: Tensor) -> tuple[Tensor, Tensor
     if rows.greedy is not None:
         tokens = torch.where(rows.greedy, logits.argmax(dim=-1), tokens)
         taken = torch.where(rows.greedy, taken - taken, taken)  # 0, or NaN if it was NaN
-    return tokens, taken
+    return Drawn(tokens, taken, None if rows.wants_kept is None else scaled.isfinite() & rows.wants_kept)
+
+
+def kept_ids(kept: Tensor) -> list[np.ndarray]:
+    """Return the ids of each row's kept tokens, each (kept,) int32 ascending, on the CPU. kept: (B, V) bool."""
+    ids = kept.nonzero()[:, 1].int().cpu().numpy()
+    return np.split(ids, kept.sum(dim=1).cumsum(dim=0)[:-1].cpu().numpy())
 
 
 def _cut(scaled: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor:

@@ -9,18 +9,21 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.functional import linear
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ludic.engines.attention import use_decoding_attention
+from ludic.engines.checks import check_request
 from ludic.engines.continuous import ContinuousBatch
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.errors import ConfigError, ModelError, one_line
+from ludic.engines.registry import EngineSetup
+from ludic.errors import ConfigError, ModelError
 from ludic.models.adapters import base_of_adapter, merge_adapter
+from ludic.models.architecture import check_same_architecture, eos_token_ids, load_config
 from ludic.models.weight_files import (
     can_read_into,
     check_tensors,
@@ -30,9 +33,6 @@ from ludic.models.weight_files import (
     read_into,
 )
 
-# Config entries that may differ between folders of the same architecture.
-_NOT_ARCHITECTURE = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
-
 
 class TransformersEngine:
     """Engine that batches continuously, with a key-value cache; see ludic.engines.engine.Engine for the contract.
@@ -40,6 +40,8 @@ class TransformersEngine:
     Requests join the batch between two tokens. Models whose cache has other than attention layers, for example states
     of linear attention, get a new batch only when the one before is finished.
     """
+
+    repeats_in_any_batch = True
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class TransformersEngine:
             use_decoding_attention(self._model)
         if float32_head:
             _make_logits_in_float32(self._model)
+        self.name = f"transformers {transformers.__version__}"
         self._half_loaded: str | None = None
         """Folder whose weights have replaced only a part of those in use."""
         self.policy_version = version
@@ -81,18 +84,19 @@ class TransformersEngine:
             self._model,
             max_length=self.max_length,
             max_batch=max_batch,
-            eos_token_ids=_eos_token_ids(self._model),
+            eos_token_ids=eos_token_ids(self._model.config, self._model.generation_config),
             usable_version=self._usable_version,
         )
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        self._check(request)
+        vocab_size = self._model.config.get_text_config().vocab_size
+        check_request(request, vocab_size=vocab_size, max_length=self.max_length)
         return await self._batch.generate(request)
 
     def load_weights(self, folder: str, version: int) -> None:
         if not Path(folder).is_dir():
             raise ModelError(f"{folder}: there is no such folder; version {self.policy_version} stays in use")
-        _check_same_architecture(self._model.config, _load_config(folder), folder)
+        check_same_architecture(self._model.config, load_config(folder), folder)
         if base_of_adapter(folder) or not can_read_into(self._model):
             self._copy_second_model(folder, version)
         elif difference := self._read_in_place(folder, version):
@@ -130,28 +134,17 @@ class TransformersEngine:
             raise ModelError(f"{self._half_loaded}: its weights are half loaded; load a version again, then sample")
         return self.policy_version
 
-    def _check(self, request: GenerationRequest) -> None:
-        prompt, vocab_size = request.prompt_tokens, self._model.config.get_text_config().vocab_size
-        if prompt.ndim != 1 or len(prompt) == 0:
-            raise ConfigError(f"the prompt has shape {prompt.shape}, wanted (n,) with n at least 1")
-        if prompt.min() < 0 or prompt.max() >= vocab_size:
-            raise ConfigError(
-                f"the prompt has tokens from {prompt.min()} to {prompt.max()}, the model knows "
-                f"0 to {vocab_size - 1}; is it rendered by the model's own tokenizer?"
-            )
-        length = len(prompt) + request.params.max_tokens
-        if length > self.max_length:
-            raise ConfigError(
-                f"a prompt of {len(prompt)} tokens and max_tokens {request.params.max_tokens} make "
-                f"{length}, the model holds {self.max_length}; lower max_tokens"
-            )
 
-
-def _load_config(folder: str) -> PretrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:  # OSError, ValueError, TypeError, ...: depends on what is broken
-        raise ModelError(f"{folder}: no config.json that transformers can use: {one_line(error)}") from error
+def make_engine(folder: str, *, version: int, setup: EngineSetup) -> TransformersEngine:
+    """Return a worker's engine with the weights of a Hugging Face folder."""
+    return TransformersEngine(
+        folder,
+        version=version,
+        device=setup.device,
+        base=setup.base,
+        float32_head=setup.float32_head,
+        max_batch=setup.config.max_batch,
+    )
 
 
 def _load_model(folder: str, dtype: torch.dtype | None, find_base: Callable[[], str] | None) -> PreTrainedModel:
@@ -174,27 +167,3 @@ def _make_logits_in_float32(model: PreTrainedModel) -> None:
         return linear(hidden.float(), head.weight.float(), None if head.bias is None else head.bias.float())
 
     head.forward = forward
-
-
-def _check_same_architecture(current: PretrainedConfig, other: PretrainedConfig, folder: str) -> None:
-    ours, theirs = _architecture(current.to_dict()), _architecture(other.to_dict())
-    names = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-    if names:
-        differences = ", ".join(f"{name} {theirs.get(name)} instead of {ours.get(name)}" for name in names)
-        raise ModelError(f"{folder}: another architecture than the model in use: {differences}")
-
-
-def _architecture(config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _architecture(value) if isinstance(value, dict) else value
-        for name, value in config.items()
-        if name not in _NOT_ARCHITECTURE
-    }
-
-
-def _eos_token_ids(model: PreTrainedModel) -> tuple[int, ...]:
-    """Return all end-of-sequence tokens of the model; generation_config.json may name one, several or none."""
-    ids = model.generation_config.eos_token_id
-    if ids is None:
-        ids = model.config.get_text_config().eos_token_id
-    return tuple(ids) if isinstance(ids, list) else () if ids is None else (ids,)

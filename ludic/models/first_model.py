@@ -195,10 +195,15 @@ def _locations(
 def _version_of_step_0(root: Root) -> int | None:
     """Return the version of a policy with whole weights that was published before training; None if there is none."""
     for version in stored_versions(root):
-        policy = read_policy(root, version)
-        if policy and policy.step == 0 and not root.exists(f"{policy_folder(version)}/adapter_config.json"):
+        policy, folder = read_policy(root, version), policy_folder(version)
+        if policy and policy.step == 0 and _holds_whole_weights(root, folder):
             return version
     return None
+
+
+def _holds_whole_weights(root: Root, folder: str) -> bool:
+    """Return whether a policy's folder holds neither adapters nor differences to another version."""
+    return root.exists(f"{folder}/config.json") and not root.exists(f"{folder}/adapter_config.json")
 
 
 @contextmanager

@@ -191,6 +191,12 @@ def _read(tensor: StoredTensor, parameter: Tensor, buffer: Tensor) -> None:
         part.copy_(data.view(dtype))
 
 
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor of a safetensors file, by name."""
+    with ExitStack() as files:
+        return {name: tensor.shape for name, tensor in _open(path, files).items()}
+
+
 def _paths(folder: Path) -> list[Path]:
     source = _source(folder)
     if source.suffix == ".safetensors":

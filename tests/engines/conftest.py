@@ -1,14 +1,19 @@
 """Every engine under test, and a tiny model on disk, whose distribution is neither flat nor peaked."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from vllm_servers import running_servers
 
+from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
-from ludic.engines.transformers_engine import TransformersEngine
+from ludic.engines.registry import EngineSetup, engine_maker
+from ludic.engines.server_engine import ServerEngine
+from ludic.installed import is_installed
 from ludic.models.tiny import make_tiny_model
 
 WORDS = ["the quick brown fox jumps over a lazy dog and some cats", "how many more cats do you see"]
@@ -38,16 +43,50 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> str:
     return _make_model(tmp_path_factory.mktemp("other"), seed=2)
 
 
-@pytest.fixture(scope="module", params=["transformers"])
-def loaded_engine(request: pytest.FixtureRequest, model_folder: str) -> Engine:
-    """One engine for the module, since some implementations take half a minute to start."""
-    engines: dict[str, Callable[[], Engine]] = {
-        "transformers": lambda: TransformersEngine(model_folder, device="cpu", dtype=torch.float32)
-    }
-    return engines[request.param]()
+@pytest.fixture(scope="session")
+def transformers(model_folder: str) -> Engine:
+    return start_engine("transformers", model_folder)
+
+
+@pytest.fixture(scope="session")
+def vllm(model_folder: str) -> Iterator[Engine]:
+    if not is_installed("vllm"):
+        pytest.skip("vllm is not installed; `make test-vllm` installs it and runs these tests")
+    engine = start_engine("vllm", model_folder)
+    yield engine
+    engine.close()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session")
+def server(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """On a real vLLM server, in a process of its own."""
+    if not is_installed("vllm"):
+        pytest.skip("vllm is not installed; `make test-vllm` installs it and runs these tests")
+    with running_servers(model_folder, tmp_path_factory.mktemp("server")) as [process]:
+        with closing(ServerEngine(model_folder, [process.url])) as engine:
+            yield engine
 
 
 @pytest.fixture
-def engine(loaded_engine: Engine, model_folder: str) -> Engine:
-    loaded_engine.load_weights(model_folder, 0)
-    return loaded_engine
+def start_vllm() -> Iterator[Callable[[str], Engine]]:
+    """Starts further ones, which end with the test."""
+    with ExitStack() as engines:
+
+        def start(folder: str) -> Engine:
+            engine = start_engine("vllm", folder)
+            engines.callback(engine.close)  # type: ignore[attr-defined]
+            return engine
+
+        yield start
+
+
+def start_engine(name: str, folder: str) -> Engine:
+    return engine_maker(EngineSetup(config=EngineConfig(engine=name), device="cpu"))(folder, 0)
+
+
+@pytest.fixture(params=["transformers", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vllm", "server"))])
+def engine(request: pytest.FixtureRequest, model_folder: str) -> Engine:
+    """Every engine with the weights of model_folder as version 0; started once, since some take half a minute."""
+    engine: Engine = request.getfixturevalue(request.param)
+    engine.load_weights(model_folder, 0)
+    return engine

@@ -1,9 +1,11 @@
 """What every engine promises of requests that come and go at different times, tried on every implementation."""
 
 import asyncio
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 from engine_requests import LONGER_PROMPT, PROMPT, a_request, tokens_of
 
 from ludic.engines.engine import Completion, Engine, generate_all
@@ -11,6 +13,8 @@ from ludic.errors import ConfigError
 
 
 def test_a_request_that_arrives_while_others_decode_gives_the_tokens_that_it_gives_alone(engine: Engine) -> None:
+    if not engine.repeats_in_any_batch:
+        pytest.skip("the engine does not promise it")
     prompts = [PROMPT, LONGER_PROMPT, np.arange(3, 43, dtype=np.int32)]
     requests = [
         a_request(
@@ -63,6 +67,26 @@ def test_a_cancelled_request_does_not_change_the_others(engine: Engine) -> None:
 
     assert tokens_of(asyncio.run(cancel_every_other())) == tokens_of(alone[1::2])
     assert tokens_of(generate_all(engine, requests)) == tokens_of(alone)
+
+
+def test_cancelled_requests_free_their_slots(engine: Engine) -> None:
+    """More than a full batch, none of which would end within this test."""
+    endless = [a_request(temperature=0.0, max_tokens=500) for _ in range(300)]
+
+    async def cancel_all() -> float:
+        tasks = [asyncio.ensure_future(engine.generate(request)) for request in endless]
+        await asyncio.sleep(0.2)
+        for task in tasks:
+            task.cancel()
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(end, asyncio.CancelledError) for end in ends)
+        start = time.perf_counter()
+        await engine.generate(a_request(max_tokens=2))
+        return time.perf_counter() - start
+
+    start = time.perf_counter()
+    generate_all(engine, endless[:32])
+    assert asyncio.run(cancel_all()) < (time.perf_counter() - start) / 2
 
 
 def test_the_error_of_one_request_does_not_touch_the_others(engine: Engine) -> None:

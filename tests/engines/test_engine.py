@@ -1,5 +1,6 @@
 """What every engine promises (ludic.engines.engine.Engine), tried on every implementation."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from engine_requests import LONGER_PROMPT, PROMPT, a_request, tokens_of
 from transformers import AutoModelForCausalLM
 
 from ludic.engines.engine import Engine, SamplingParams, generate_all
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, ModelError
 from ludic.records import WeightSpan
 
 EOS = 2
@@ -43,11 +44,9 @@ def expected_logprobs(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 @pytest.mark.parametrize(
     "params",
     [
-        {"temperature": 1.0},
-        {"temperature": 0.7},
-        {"temperature": 0.7, "top_k": 10},
-        {"temperature": 0.7, "top_p": 0.8},
-        {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
+        {"temperature": temperature, **cut}
+        for temperature in (0.7, 1.0, 1.3)
+        for cut in ({}, {"top_k": 10}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.9})
     ],
     ids=str,
 )
@@ -81,6 +80,8 @@ def test_negative_and_large_seeds_are_seeds_like_others(engine: Engine) -> None:
 
 
 def test_a_completion_does_not_depend_on_what_else_is_in_its_batch(engine: Engine) -> None:
+    if not engine.repeats_in_any_batch:
+        pytest.skip("the engine does not promise it")
     requests = [
         a_request(LONGER_PROMPT if seed % 3 else PROMPT, seed=seed, **params)
         for seed in range(5)
@@ -153,6 +154,17 @@ def test_greedy_takes_the_most_likely_tokens_with_logprob_zero(engine: Engine, m
     assert one.logprobs.tolist() == [0.0] * len(one.tokens)
 
 
+def test_greedy_completions_are_those_of_transformers_token_for_token(engine: Engine, model_folder: str) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    prompts = [PROMPT, LONGER_PROMPT, np.arange(3, 43, dtype=np.int32), np.array([63], dtype=np.int32)]
+    requests = [a_request(prompt, temperature=0.0, max_tokens=100) for prompt in prompts]
+    for request, completion in zip(requests, generate_all(engine, requests), strict=True):
+        prompt = torch.from_numpy(request.prompt_tokens.astype(np.int64))[None]
+        mask = torch.ones_like(prompt)
+        found = model.generate(prompt, attention_mask=mask, do_sample=False, max_new_tokens=100, pad_token_id=0)
+        assert completion.tokens.tolist() == found[0, prompt.shape[1] :].tolist()
+
+
 @pytest.mark.parametrize("params", [{"top_k": 1}, {"top_p": 1e-6}], ids=str)
 def test_cutting_down_to_one_token_is_greedy(engine: Engine, params: dict[str, Any]) -> None:
     greedy, cut = generate_all(engine, [a_request(temperature=0.0), a_request(seed=3, **params)])
@@ -217,3 +229,22 @@ def test_a_prompt_that_leaves_no_room_for_max_tokens_is_refused_with_the_numbers
         generate_all(engine, [a_request(prompt, max_tokens=13)])
     [completion] = generate_all(engine, [a_request(prompt, max_tokens=12)])
     assert len(completion.tokens) <= 12
+
+
+def test_the_name_is_the_librarys_with_its_version(engine):
+    *library, version = engine.name.split(" ")
+    assert library
+    assert version[0].isdigit()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_weights_that_diverged_are_an_error_that_names_the_version(
+    engine: Engine, model_folder: str, tmp_path: Path, temperature: float
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    with torch.no_grad():
+        model.model.norm.weight[3] = torch.nan
+    model.save_pretrained(tmp_path)
+    engine.load_weights(str(tmp_path), 8)
+    with pytest.raises(ModelError, match="weights of version 8 give NaN"):
+        generate_all(engine, [a_request(temperature=temperature)])

@@ -6,20 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from ludic.engines.registry import check_engine, engine_maker, find_engine
+from ludic.engines.config import EngineConfig
+from ludic.engines.registry import EngineSetup, check_engine, engine_maker, find_engine
 from ludic.errors import ConfigError
 
 OWN = """
 class Own:
     max_length = 8
 
-    def __init__(self, folder, *, version, device, base, float32_head):
-        self.policy_version, self.about = version, (folder, device, base(), float32_head)
+    def __init__(self, folder, *, version, setup):
+        self.policy_version, self.about = version, (folder, setup.device, setup.base(), setup.float32_head)
 """
 
 
 def test_a_built_in_engine_is_found() -> None:
-    assert find_engine("transformers").__name__ == "TransformersEngine"
+    assert find_engine("transformers").__name__ == "make_engine"
 
 
 @pytest.mark.parametrize("find", [check_engine, find_engine])
@@ -28,9 +29,9 @@ def test_a_built_in_engine_is_found() -> None:
     [
         (
             "transformer",
-            "engine 'transformer' is unknown; did you mean 'transformers'? There are transformers, and path",
+            "engine 'transformer' is unknown; did you mean 'transformers'? There are transformers, vllm",
         ),
-        ("zzz", "engine 'zzz' is unknown; there are transformers, and path/to/file.py:ClassName for your own"),
+        ("zzz", "engine 'zzz' is unknown; there are transformers, vllm"),
         ("none.py:Own", "engine none.py:Own: there is no file "),
         ("s3://bucket/own.py:Own", "a URL; wanted a path on this machine"),
     ],
@@ -43,8 +44,8 @@ def test_an_unknown_name_is_answered_with_what_there_is(find, name: str, message
 
 def test_an_engine_of_ones_own_is_made_with_what_the_worker_knows(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    make = engine_maker(f"{tmp_path}/own.py:Own", device="cpu", base=lambda: "base", float32_head=True)
-    engine = make("folder", 7)
+    config = EngineConfig(engine=f"{tmp_path}/own.py:Own")
+    engine = engine_maker(EngineSetup(config=config, device="cpu", base=lambda: "base", float32_head=True))("folder", 7)
     assert (engine.policy_version, engine.about) == (7, ("folder", "cpu", "base", True))  # type: ignore[attr-defined]
 
 

@@ -15,7 +15,7 @@ def draw(probabilities: list[float], uniform: float, **params: Any) -> tuple[int
     """Token and probability that one row draws from logits log(probabilities)."""
     rows = make_rows([SamplingParams(**params)], torch.device("cpu"))
     logits = torch.tensor([probabilities]).log()
-    token, logprob = sample(logits, rows, torch.tensor([uniform], dtype=torch.float64))
+    token, logprob, _ = sample(logits, rows, torch.tensor([uniform], dtype=torch.float64))
     return int(token), float(logprob.exp())
 
 
@@ -67,7 +67,7 @@ def test_a_row_without_top_p_keeps_its_least_likely_tokens_beside_one_with() -> 
     logits = torch.full((2, 1000), -30.0)
     logits[:, 0] = 0.0
     rows = make_rows([SamplingParams(), SamplingParams(top_p=0.5)], torch.device("cpu"))
-    tokens, logprobs = sample(logits, rows, torch.full((2,), 1 - 2**-53, dtype=torch.float64))
+    tokens, logprobs, _ = sample(logits, rows, torch.full((2,), 1 - 2**-53, dtype=torch.float64))
     assert tokens.tolist() == [999, 0]
     assert logprobs.tolist() == [pytest.approx(-30.0), 0.0]
 

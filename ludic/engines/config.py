@@ -1,0 +1,32 @@
+"""Settings of a worker's inference engine. Imports nothing slow, so that `--help` answers at once."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ludic.bounds import check_numbers, check_types
+from ludic.defaults import ENGINE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Settings of the inference engine of one worker, or of all workers that `ludic run` starts."""
+
+    engine: str = ENGINE
+    """Inference engine: transformers, vllm (in the worker's process), server (vLLM servers elsewhere), or
+    path/to/file.py:ClassName of your own."""
+    max_batch: int = 256
+    """Maximum number of sequences that the engine decodes together; further requests wait."""
+    tensor_parallel: int = 1
+    """Number of GPUs that hold one copy of the model. Only for vllm."""
+    gpu_memory: float | None = None
+    """Share of a GPU's memory that the engine may take, from 0 to 1. None is 0.9, or less if the trainer uses the same
+    GPU. Only for vllm."""
+    server_url: tuple[str, ...] = ()
+    """URLs of the servers to sample from, such as http://node1:8000. Only for server."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """More options of the engine as JSON, such as {"max_model_len": 8192}; for vllm, arguments of AsyncEngineArgs."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_numbers(self)

@@ -1,0 +1,205 @@
+"""Inference engine that samples on vLLM servers, over HTTP: token ids in, token ids with logprobs out, never text.
+
+Reads Hugging Face folders, to check them and to name them to the servers, which read the weights; writes nothing.
+Several workers may share servers, without a coordinator, by these rules (server_pool.py, server_loading.py):
+
+- **Who loads.** Each worker brings each of its servers to the newest version that it knows. A server's label says what
+  it holds, and who is loading (weight_labels.py). Of workers that load at the same time one does; the others wait, find
+  the version there, and load nothing. A server that `ludic serve` started loads by itself, and workers only wait.
+- **The newest version of the run wins.** A server that holds a newer version than a worker wants stays as it is. The
+  worker samples with it and stores, for each token, the version that the server gives; it counts its quota by the
+  version that it wanted itself (`policy_version`), until it follows LATEST.
+- **A server gets requests** only while it holds the wanted version or a newer one. Not so: one that is down; one that
+  was started again, until it has loaded; one whose load failed half-way, until one succeeds; one that another run uses.
+- **A worker that dies while it loads** leaves a claim in the label and perhaps a paused server. After some seconds
+  another worker, or its own next life, loads instead.
+
+Raises ConfigError for a server that was started with other flags than ludic needs, ModelError for a folder that can't
+be used, NoServerError if no server answers while weights are loaded, and EngineError if answers can't be used again
+and again.
+"""
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import httpx2
+
+from ludic.bounds import check_types
+from ludic.engines.checks import check_request
+from ludic.engines.engine import Completion, GenerationRequest
+from ludic.engines.registry import EngineSetup
+from ludic.engines.server_http import Server, check_url
+from ludic.engines.server_loading import Wanted
+from ludic.engines.server_pool import ServerPool
+from ludic.engines.weight_labels import Weights
+from ludic.errors import ConfigError, ModelError
+from ludic.models.adapters import base_of_adapter
+from ludic.models.architecture import check_folder, eos_token_ids, load_config, load_generation_config
+
+logger = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S = 1800.0
+"""Default time in which a server should answer a request, in seconds; then it is sent again."""
+
+_FLOAT32_HEAD = """'{"head_dtype": "float32"}'"""
+_T = TypeVar("_T")
+
+
+class ServerEngine:
+    """Engine that samples on vLLM servers; see ludic.engines.engine.Engine for the contract.
+
+    While no server answers, `generate` waits for one. It does not promise equal tokens for a seed across servers.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        urls: Sequence[str],
+        *,
+        version: int = 0,
+        run_id: str | None = None,
+        max_batch: int = 256,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        loads_all: bool = False,
+    ) -> None:
+        """Bring the servers to the weights of a folder, and return once one of them has these.
+
+        urls: such as http://node1:8000. run_id: workers of the same run share servers; None shares them with nobody.
+        max_batch: maximum requests that each server has at a time; further ones wait here. request_timeout_s: time in
+        which a server should answer a request. loads_all: also load into servers that `ludic serve` started, which is
+        for `ludic serve` itself.
+        """
+        if not urls:
+            raise ConfigError("engine server needs the URL of a server; set --server-url http://HOST:8000")
+        addresses = [check_url(url) for url in dict.fromkeys(urls)]
+        self._config = load_config(folder)
+        _check(folder, self._config)
+        self._run_id = run_id or f"none-{uuid4().hex}"
+        self._vocab_size = self._config.get_text_config().vocab_size
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ludic-servers", daemon=True)
+        self._thread.start()
+        key = os.environ.get("VLLM_API_KEY")
+        self._client = httpx2.AsyncClient(
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            # vLLM closes a connection that is idle for 5 s; a request that meets this has to be sent again.
+            limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
+            trust_env=False,  # a proxy of the environment is for other hosts
+        )
+        self._pool = ServerPool(
+            [Server(url, self._client, request_timeout_s) for url in addresses],
+            vocab_size=self._vocab_size,
+            max_length=_most_positions(self._config),
+            eos_token_ids=eos_token_ids(self._config, load_generation_config(folder)),
+            max_batch=max_batch,
+            loads_all=loads_all,
+        )
+        try:
+            self._load(folder, version)
+        except BaseException:
+            self.close()
+            raise
+
+    repeats_in_any_batch = False
+
+    @property
+    def name(self) -> str:
+        return f"vllm server {self._pool.version}"
+
+    @property
+    def max_length(self) -> int:
+        return self._pool.max_length
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        check_request(request, vocab_size=self._vocab_size, max_length=self.max_length)
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._pool.sample(request), self._loop))
+
+    def load_weights(self, folder: str, version: int) -> None:
+        _check(folder, self._config)
+        self._load(folder, version)
+
+    def close(self) -> None:
+        """Stop looking after the servers, and end the thread; requests in flight are cancelled."""
+        if self._loop.is_closed():
+            return
+        self._wait_for(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _close(self) -> None:
+        await self._pool.close()
+        await self._client.aclose()
+
+    def _load(self, folder: str, version: int) -> None:
+        self._wait_for(self._pool.want(Wanted(Weights(self._run_id, version), str(Path(folder).resolve()))))
+        self.policy_version = version
+
+    def _wait_for(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine in the thread of the servers; an interruption of the caller cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptions:
+    """Engine options of engine server."""
+
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+    """Time in which a server should answer a request, in seconds; then it is sent again."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.request_timeout_s <= 0:
+            raise ConfigError(f"engine_options: request_timeout_s is {self.request_timeout_s}, wanted more than 0")
+
+    @classmethod
+    def from_json(cls, options: Mapping[str, Any]) -> "ServerOptions":
+        """Raises ConfigError for an option that there is not."""
+        for name in options:
+            if name not in cls.__slots__:
+                raise ConfigError(
+                    f"engine_options: engine server has no option {name}, only {', '.join(cls.__slots__)}; options of "
+                    "vLLM are flags of the server"
+                )
+        return cls(**options)
+
+
+def make_engine(folder: str, *, version: int, setup: EngineSetup) -> ServerEngine:
+    """Return a worker's engine with the weights of a Hugging Face folder."""
+    options = ServerOptions.from_json(setup.config.engine_options)
+    if setup.float32_head:
+        logger.warning("the run computes logits in float32: start the servers with --hf-overrides %s", _FLOAT32_HEAD)
+    return ServerEngine(
+        folder,
+        setup.config.server_url,
+        version=version,
+        run_id=setup.run_id,
+        max_batch=setup.config.max_batch,
+        request_timeout_s=options.request_timeout_s,
+    )
+
+
+def _check(folder: str, config: Any) -> None:
+    """Raise ModelError unless a folder holds whole weights of the architecture `config`."""
+    if base_of_adapter(folder):
+        raise ModelError(
+            f"{folder} holds a LoRA adapter, which engine server does not load; use --engine vllm or transformers"
+        )
+    check_folder(folder, config)
+
+
+def _most_positions(config: Any) -> int:
+    """Return the tokens that a model holds; one without positions in its config has no limit."""
+    return getattr(config.get_text_config(), "max_position_embeddings", sys.maxsize)

@@ -1,0 +1,346 @@
+"""The HTTP endpoints of one vLLM server: tokens in, tokens out, and its weights.
+
+Sends what vLLM documents and believes no answer before it is checked. Every call may be repeated. Raises
+UnreachableError if no answer comes, BadAnswerError if one can't be used, RefusedError if the server refuses the request
+itself, and ConfigError for a server that was started without the flags that ludic needs.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import httpx2
+import msgspec
+from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fixed
+
+from ludic.engines.engine import GenerationRequest
+from ludic.errors import ConfigError, EngineError, NoServerError, one_line
+
+FLAGS = (
+    "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --generation-config vllm --logprobs-mode processed_logprobs "
+    "--enable-scale-out"
+)
+"""How to start a server, for errors."""
+SERVE_NAME = "ludic-serve"
+"""Model name of servers that `ludic serve` started; these load weights themselves."""
+
+_CALL_S = 30.0
+_LOAD_S = 1800.0
+_NO_LOGPROB = -9999.0
+"""What vLLM sends for NaN and for minus infinity."""
+_OWN_RELOAD = "ludic_reload_weights"
+"""Method of ludic.engines.vllm_worker; a server has it if it was started with this as worker extension."""
+_MOST_CHARACTERS = 300
+"""Maximum characters of a server's own message in an error."""
+_COMPLETIONS_ONLY = {"min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+"""Sent to /v1/completions, which takes what is not given from the model's generation_config.json."""
+
+
+class UnreachableError(NoServerError):
+    """A server did not answer."""
+
+
+class _LostError(UnreachableError):
+    """A connection ended before the answer, as when the server closes it because it was idle; try again."""
+
+
+class BadAnswerError(EngineError):
+    """A server's answer can't be used: an error of its own, or not what was asked for."""
+
+
+class RefusedError(BadAnswerError):
+    """A server says that the request is wrong."""
+
+
+class MissingEndpointError(BadAnswerError):
+    """A server does not have an endpoint."""
+
+
+class Span(msgspec.Struct):
+    """Tokens that were sampled under weights of one label."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Answer(msgspec.Struct):
+    """Tokens that a server sampled, checked: as many logprobs as tokens, and a known end."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    finish_reason: str
+    spans: list[Span] | None
+    """Labels of the weights; None if the server does not give them."""
+    candidates: list[tuple[list[int], list[float]]] | None = None
+    """Ids and logprobs of the most likely tokens at each token, if the request asks for them."""
+
+
+class Model(msgspec.Struct):
+    """A model in /v1/models."""
+
+    id: str
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[Model]
+
+
+class _Version(msgspec.Struct):
+    version: str
+
+
+class _WeightInfo(msgspec.Struct):
+    weight_version: str
+
+
+class _IsPaused(msgspec.Struct):
+    is_paused: bool
+
+
+class _Candidate(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _LogProb(msgspec.Struct):
+    logprob: float
+    top_logprobs: list[_Candidate]
+
+
+class _LogProbs(msgspec.Struct):
+    content: list[_LogProb]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    logprobs: _LogProbs
+    finish_reason: str | None
+    weight_versions: list[Span] | None = None
+
+
+class _Generated(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class _TextLogProbs(msgspec.Struct):
+    token_logprobs: list[float]
+
+
+class _TextChoice(msgspec.Struct):
+    logprobs: _TextLogProbs
+    finish_reason: str | None
+    token_ids: list[int]
+
+
+class _Completed(msgspec.Struct):
+    choices: list[_TextChoice]
+
+
+_T = TypeVar("_T")
+
+
+class Server:
+    """A client of one server. Belongs to the event loop of its HTTP client."""
+
+    def __init__(self, url: str, client: httpx2.AsyncClient, timeout_s: float) -> None:
+        """url: such as http://node1:8000, from `check_url`. timeout_s: of a request for a completion."""
+        self._url, self._client, self._timeout_s = url, client, timeout_s
+        self.name = without_password(url)
+        """The URL without credentials, for logs."""
+        self._has_own_reload = True
+        """False once the server has said that it has no method of ludic's."""
+
+    async def check_health(self) -> None:
+        """Raise UnreachableError unless the server and its engine run. Does not wait for the engine."""
+        try:
+            await self._call("GET", "/health", timeout_s=10.0)
+        except BadAnswerError as error:
+            raise UnreachableError(str(error)) from error
+
+    async def model(self) -> Model:
+        """Return the served model; adapters come after it."""
+        models = _parse(await self._call("GET", "/v1/models"), _Models, self.name)
+        if not models.data:
+            raise BadAnswerError(f"{self.name} serves no model")
+        return models.data[0]
+
+    async def version(self) -> str:
+        """Return the version of vLLM, such as 0.32.0; unknown if the server does not tell."""
+        try:
+            return _parse(await self._call("GET", "/version"), _Version, self.name).version
+        except MissingEndpointError:
+            return "unknown"
+
+    async def label(self) -> str:
+        """Return the label of the weights, see ludic.engines.weight_labels."""
+        try:
+            content = await self._call("GET", "/weight_info")
+        except MissingEndpointError as error:
+            raise ConfigError(
+                f"{self.name} is no vLLM server whose weights can be changed (it has no /weight_info); start it with "
+                f"{FLAGS}, or run `ludic serve ROOT` on its machine"
+            ) from error
+        return _parse(content, _WeightInfo, self.name).weight_version
+
+    async def set_label(self, label: str) -> None:
+        await self._call("POST", "/update_weight_version", json={"new_version": label})
+
+    async def is_paused(self) -> bool:
+        return _parse(await self._call("GET", "/is_paused"), _IsPaused, self.name).is_paused
+
+    async def pause(self) -> None:
+        """Let the requests in the server wait, between two tokens, and keep their keys and values."""
+        await self._call("POST", "/pause", params={"mode": "keep", "clear_cache": "false"})
+
+    async def resume(self) -> None:
+        await self._call("POST", "/resume")
+
+    async def reload(self, folder: str) -> None:
+        """Replace the weights by those of a folder that the server sees.
+
+        Prefixes stay in its cache, for nobody: requests under other weights have another salt. Clearing the cache
+        would make vLLM compute the keys and values of the waiting requests again.
+        """
+        if self._has_own_reload:
+            try:
+                await self._run(_OWN_RELOAD, folder)
+            except BadAnswerError as error:
+                if "is not implemented" not in str(error) and "has no attribute" not in str(error):
+                    raise
+                self._has_own_reload = False
+        if not self._has_own_reload:
+            await self._run("reload_weights", folder)
+
+    async def _run(self, method: str, folder: str) -> None:
+        """Call a method of vLLM's workers."""
+        body = {"method": method, "kwargs": {"weights_path": folder}}
+        await self._call("POST", "/collective_rpc", json=body, timeout_s=_LOAD_S)
+
+    async def generate(self, request: GenerationRequest, params: Mapping[str, Any], salt: str) -> Answer:
+        """Sample by /inference/v1/generate. params: of `to_vllm_params`. salt: prompts share prefixes under equal ones.
+
+        Raises MissingEndpointError if the server does not have this endpoint.
+        """
+        body = {"token_ids": request.prompt_tokens.tolist(), "sampling_params": params, "cache_salt": salt}
+        content = await self._call("POST", "/inference/v1/generate", json=body, timeout_s=self._timeout_s)
+        choice = _only(_parse(content, _Generated, self.name).choices, self.name)
+        logprobs = [entry.logprob for entry in choice.logprobs.content]
+        answer = self._checked(request, choice.token_ids, logprobs, choice.finish_reason, choice.weight_versions)
+        if request.params.wants_kept_tokens:
+            answer.candidates = [_candidates(entry.top_logprobs) for entry in choice.logprobs.content]
+        return answer
+
+    async def complete(self, request: GenerationRequest, params: Mapping[str, Any], salt: str, model: str) -> Answer:
+        """Sample by /v1/completions, which tells no versions of weights. Arguments: see `generate`.
+
+        Raises ConfigError for a request that wants the kept tokens.
+        """
+        if request.params.wants_kept_tokens:
+            raise ConfigError(f"{self.name} does not tell which tokens were kept; start it with --enable-scale-out")
+        own = {name: value for name, value in params.items() if name != "detokenize"}
+        body = {
+            "model": model,
+            "prompt": request.prompt_tokens.tolist(),
+            "return_token_ids": True,
+            "cache_salt": salt,
+            **_COMPLETIONS_ONLY,
+            **own,
+        }
+        content = await self._call("POST", "/v1/completions", json=body, timeout_s=self._timeout_s)
+        choice = _only(_parse(content, _Completed, self.name).choices, self.name)
+        return self._checked(request, choice.token_ids, choice.logprobs.token_logprobs, choice.finish_reason, None)
+
+    def _checked(
+        self,
+        request: GenerationRequest,
+        tokens: Sequence[int],
+        logprobs: Sequence[float],
+        finish_reason: str | None,
+        spans: Sequence[Span] | None,
+    ) -> Answer:
+        if finish_reason not in ("stop", "length"):  # abort: the server is going down, or somebody emptied it
+            raise BadAnswerError(f"{self.name} ended a request with {finish_reason}; wanted stop or length")
+        if not 1 <= len(tokens) <= request.params.max_tokens or len(logprobs) != len(tokens):
+            raise BadAnswerError(
+                f"{self.name} answered with {len(tokens)} tokens and {len(logprobs)} logprobs; wanted as many logprobs "
+                f"as tokens, from 1 to {request.params.max_tokens}"
+            )
+        if spans is not None:
+            ends = [0, *(span.end for span in spans)]
+            if [span.start for span in spans] != ends[:-1] or ends[-1] != len(tokens) or ends != sorted(set(ends)):
+                raise BadAnswerError(f"{self.name} answered with spans of weights that do not cover its tokens")
+        found = [math.nan if logprob <= _NO_LOGPROB else logprob for logprob in logprobs]
+        return Answer(list(tokens), found, finish_reason, None if spans is None else list(spans))
+
+    @retry(retry=retry_if_exception_type(_LostError), stop=stop_after_attempt(3), wait=wait_fixed(0.1), reraise=True)
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        params: Mapping[str, str] | None = None,
+        timeout_s: float = _CALL_S,
+    ) -> bytes:
+        timeout = httpx2.Timeout(timeout_s, connect=10.0)
+        try:
+            response = await self._client.request(method, self._url + path, json=json, params=params, timeout=timeout)
+        except httpx2.TransportError as error:
+            is_lost = isinstance(error, httpx2.ReadError | httpx2.WriteError | httpx2.RemoteProtocolError)
+            why = f"{type(error).__name__} {one_line(error)}".strip()
+            raise (_LostError if is_lost else UnreachableError)(f"{self.name} does not answer ({why})") from error
+        if response.is_success:
+            return response.content
+        raise self._error(path, response)
+
+    def _error(self, path: str, response: httpx2.Response) -> Exception:
+        text = f"{self.name}{path} answered {response.status_code}: {_message(response)}"
+        if response.status_code in (401, 403):
+            return ConfigError(f"{text}; set VLLM_API_KEY to the key that the server was started with")
+        kind = {404: MissingEndpointError, 405: MissingEndpointError, 400: RefusedError, 422: RefusedError}
+        return kind.get(response.status_code, BadAnswerError)(text)
+
+
+def check_url(url: str) -> str:
+    """Return a server's URL without a slash or /v1 at its end. Raises ConfigError if it is none."""
+    try:
+        parsed = httpx2.URL(url)
+        is_usable = parsed.scheme in ("http", "https") and bool(parsed.host) and not parsed.query
+    except httpx2.InvalidURL:
+        is_usable = False
+    if not is_usable:
+        raise ConfigError(
+            f"server_url is {without_password(url)}, which is no URL of a server; wanted one such as http://node1:8000"
+        )
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
+def without_password(url: str) -> str:
+    """Return a URL without user and password."""
+    scheme, separator, rest = url.rpartition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _parse(content: bytes, type_: type[_T], name: str) -> _T:
+    try:
+        return msgspec.json.decode(content, type=type_)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadAnswerError(f"{name} answered what no vLLM does ({one_line(error)}); is it another server?") from error
+
+
+def _candidates(found: Sequence[_Candidate]) -> tuple[list[int], list[float]]:
+    logprobs = [-math.inf if entry.logprob <= _NO_LOGPROB else entry.logprob for entry in found]
+    return [entry.token_id for entry in found], logprobs
+
+
+def _only(choices: Sequence[_T], name: str) -> _T:
+    if len(choices) != 1:
+        raise BadAnswerError(f"{name} answered with {len(choices)} completions, wanted 1")
+    return choices[0]
+
+
+def _message(response: httpx2.Response) -> str:
+    return " ".join(response.text.split())[:_MOST_CHARACTERS] or "(no text)"

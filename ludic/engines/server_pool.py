@@ -1,0 +1,362 @@
+"""Several vLLM servers as one: which of them get requests, and when they load weights.
+
+Each server has a task that looks after it all the time and brings it to the wanted weights, whatever happened to it:
+new weights, a restart, a load that failed. It gets requests only while its label says that it holds the wanted version,
+or a newer one of the same run. An answer that did not come, or that can't be used, is stored nowhere, so its request is
+sent again, to the server with the fewest requests; while no server may get any, requests wait.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from ludic.engines.engine import Completion, GenerationRequest
+from ludic.engines.server_checks import ServerFacts, inspect
+from ludic.engines.server_http import (
+    SERVE_NAME,
+    Answer,
+    BadAnswerError,
+    RefusedError,
+    Server,
+    Span,
+    UnreachableError,
+)
+from ludic.engines.server_loading import Wanted, load
+from ludic.engines.vllm_params import to_completion, to_vllm_params
+from ludic.engines.weight_labels import is_claim, weights_of
+from ludic.errors import ConfigError, LudicError, ModelError, NoServerError
+from ludic.records import WeightSpan
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 2.0
+_LOOK_AGAIN_S = 0.5
+"""Seconds between two looks at a server that gets no requests."""
+_LOAD_AGAIN_S = 10.0
+"""Seconds after which a load that failed is tried again."""
+_PATIENCE_S = 20.0
+"""Seconds in which a server should hold the wanted weights, unless it is loading them."""
+_ABANDONED_S = 15.0
+"""Seconds after which a claim that does not change is looked into."""
+_MOST_ATTEMPTS = 8
+"""Maximum number of answers that can't be used until a request fails."""
+
+
+@dataclass(slots=True, eq=False)
+class _Member:
+    """One server of the pool."""
+
+    server: Server
+    facts: ServerFacts | None = None
+    """None until it was inspected, and after it did not answer: it may have been started again, with other flags."""
+    is_ready: bool = False
+    must_load: bool = False
+    """Load in any case: the wanted version is not newer than the one before."""
+    error: LudicError | None = None
+    """Why it gets no requests, since the last time that it did or other weights were wanted."""
+    said: str | None = None
+    """The last warning about it."""
+    claim: tuple[str, float] = ("", 0.0)
+    """Last claim in its label, and when it was first seen (monotonic, in seconds)."""
+    calls: set[asyncio.Task] = field(default_factory=set)
+    """Requests that it is working on."""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class ServerPool:
+    """Samples on several servers. Belongs to one event loop; `want` comes first."""
+
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        *,
+        vocab_size: int,
+        max_length: int,
+        eos_token_ids: Sequence[int],
+        max_batch: int = 256,
+        loads_all: bool = False,
+    ) -> None:
+        """vocab_size, max_length, eos_token_ids: of the model. max_batch: maximum requests that a server has at a time.
+
+        loads_all: load servers of `ludic serve` too.
+        """
+        self.max_length = max_length
+        """Maximum tokens of prompt and completion; fixed by the servers that are there when the first one is ready."""
+        self.version = "unknown"
+        """Version of vLLM at the server that was inspected last."""
+        self._vocab_size, self._eos_token_ids = vocab_size, tuple(eos_token_ids)
+        self._max_batch, self._loads_all = max_batch, loads_all
+        self._members = [_Member(server) for server in servers]
+        self._keepers: list[asyncio.Task] = []
+        self._wanted: Wanted | None = None
+        self._wanted_since = 0.0
+        self._is_started = False
+        self._changed = asyncio.Event()
+        """Set, and replaced by a new one, whenever a server may get requests or has an error."""
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        """One for each request that waits for a server, the first one first."""
+
+    async def want(self, wanted: Wanted) -> None:
+        """Bring all servers to these weights; returns once one of them holds them, or newer ones of the same run.
+
+        Raises NoServerError if no server answers for some time, ConfigError or ModelError if none can have them, and
+        then wants the weights before again.
+        """
+        before = self._wanted
+        self._set_wanted(wanted)
+        if not self._keepers:
+            self._keepers = [asyncio.create_task(self._keep(member)) for member in self._members]
+        try:
+            await self._one_ready()
+            self._is_started = True
+        except BaseException:
+            if before is not None:
+                self._set_wanted(before, goes_back=False)
+            raise
+
+    def _set_wanted(self, wanted: Wanted, *, goes_back: bool | None = None) -> None:
+        if goes_back is None:
+            goes_back = self._wanted is not None and wanted.weights.version <= self._wanted.weights.version
+        self._wanted, self._wanted_since = wanted, time.monotonic()
+        for member in self._members:
+            member.is_ready, member.must_load, member.error = False, goes_back, None
+            member.wake.set()
+
+    async def _one_ready(self) -> None:
+        since = time.monotonic()
+        while not any(member.is_ready for member in self._members):
+            errors = [member.error for member in self._members if member.error is not None]
+            lasting = [error for error in errors if not isinstance(error, NoServerError)]
+            if len(errors) == len(self._members) and (lasting or time.monotonic() - since > _PATIENCE_S):
+                raise (lasting or errors)[0]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), 1.0)
+
+    async def sample(self, request: GenerationRequest) -> Completion:
+        """Return a completion; see ludic.engines.engine.Engine. Raises EngineError if answers can't be used."""
+        params = to_vllm_params(request, self._eos_token_ids, self._vocab_size)
+        async for attempt in AsyncRetrying(
+            retry=retry_if_exception_type(BadAnswerError),
+            wait=wait_random_exponential(max=5.0),
+            stop=stop_after_attempt(_MOST_ATTEMPTS),
+            reraise=True,
+        ):
+            with attempt:
+                return await self._sample_anywhere(request, params)
+        raise AssertionError("the last attempt returns or raises")
+
+    async def _sample_anywhere(self, request: GenerationRequest, params: Mapping[str, Any]) -> Completion:
+        while True:
+            member = await self._least_loaded()
+            assert member.facts is not None, "it is ready"
+            call = asyncio.create_task(self._sample_on(member.server, member.facts, request, params))
+            member.calls.add(call)
+            try:
+                return await call
+            except UnreachableError as error:
+                self._set_out(member, error)
+            except RefusedError as error:
+                raise ConfigError(str(error)) from error
+            except BadAnswerError as error:
+                self._set_out(member, error)
+                raise
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if not call.cancelled() or (task is not None and task.cancelling()):
+                    raise
+                # The server no longer answers: `_drop_calls`.
+            finally:
+                call.cancel()
+                member.calls.discard(call)
+                self._wake(1)
+
+    async def _least_loaded(self) -> _Member:
+        """Return the ready server with the fewest requests; waits for one that may get another request."""
+        while True:
+            free = [member for member in self._members if member.is_ready and len(member.calls) < self._max_batch]
+            if free:
+                return min(free, key=lambda member: len(member.calls))
+            gone = [member.error for member in self._members if isinstance(member.error, ModelError)]
+            if len(gone) == len(self._members):
+                raise gone[0]  # their weights are gone; a worker that starts again takes newer ones
+            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn.done() and not turn.cancelled():
+                    self._wake(1)
+                raise
+
+    def _wake(self, count: int) -> None:
+        """Let requests that wait look for a server again."""
+        while count > 0 and self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                count -= 1
+
+    async def _sample_on(
+        self, server: Server, facts: ServerFacts, request: GenerationRequest, params: Mapping[str, Any]
+    ) -> Completion:
+        assert self._wanted is not None
+        # Prompts under other weights have other keys and values, and vLLM keeps those that a running request holds.
+        salt = self._wanted.weights.label
+        if facts.has_generate:
+            answer = await server.generate(request, params, salt)
+        else:
+            before = await server.label()
+            answer = await server.complete(request, params, salt, facts.model)
+            answer.spans = _same_weights(server, before, await server.label(), len(answer.tokens))
+        return to_completion(
+            request,
+            tokens=answer.tokens,
+            logprobs=answer.logprobs,
+            finish_reason=answer.finish_reason,
+            weight_versions=self._versions(server, answer),
+            candidates=answer.candidates,
+        )
+
+    def _versions(self, server: Server, answer: Answer) -> list[WeightSpan]:
+        assert self._wanted is not None
+        spans: list[WeightSpan] = []
+        for span in answer.spans or ():
+            weights = weights_of(span.version)
+            if weights is None or weights.run != self._wanted.weights.run:
+                raise BadAnswerError(
+                    f"{server.name} sampled with weights {span.version!r}, which are not of this run; if another run "
+                    "uses this server, give each run servers of its own"
+                )
+            if spans and spans[-1].version == weights.version:
+                spans[-1] = WeightSpan(version=weights.version, start=spans[-1].start, end=span.end)
+            else:
+                spans.append(WeightSpan(version=weights.version, start=span.start, end=span.end))
+        if not spans:
+            raise BadAnswerError(f"{server.name} does not say which weights it sampled with")
+        return spans
+
+    async def _keep(self, member: _Member) -> None:
+        """Look after a server until the pool is closed."""
+        while True:
+            member.wake.clear()
+            try:
+                await self._look_after(member)
+            except LudicError as error:
+                self._set_out(member, error)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(member.wake.wait(), _pause_s(member))
+
+    async def _look_after(self, member: _Member) -> None:
+        server, wanted = member.server, self._wanted
+        assert wanted is not None
+        try:
+            await server.check_health()
+        except NoServerError:
+            _drop_calls(member)
+            raise
+        label = await server.label()
+        if member.facts is None and not await server.is_paused():
+            await self._inspect(member)
+        if member.must_load or not wanted.is_met_by(label) or self._is_abandoned(member, label):
+            member.is_ready = False
+            await self._bring(member, wanted, label)
+        if member.facts is None:
+            if await server.is_paused():
+                raise NoServerError(f"{server.name} is paused, perhaps while another worker loads weights")
+            await self._inspect(member)
+        if wanted is self._wanted and not member.must_load:
+            self._set_ready(member)
+
+    async def _inspect(self, member: _Member) -> None:
+        facts = await inspect(member.server, vocab_size=self._vocab_size)
+        length = self.max_length if facts.max_length is None else facts.max_length
+        if length < self.max_length and self._is_started:
+            raise ConfigError(
+                f"{member.server.name} takes {length} tokens, the servers before took {self.max_length}; start it with "
+                f"--max-model-len {self.max_length}"
+            )
+        self.max_length = min(length, self.max_length)
+        member.facts, self.version = facts, facts.version
+
+    async def _bring(self, member: _Member, wanted: Wanted, label: str) -> None:
+        """Load the wanted weights, or wait for them. Raises NoServerError if a server does not load them itself."""
+        model = member.facts.model if member.facts else (await member.server.model()).id
+        loads_itself = model == SERVE_NAME
+        if not loads_itself or self._loads_all:
+            await load(member.server, wanted, is_forced=member.must_load)
+            if wanted is self._wanted:
+                member.must_load = False
+            return
+        since = time.monotonic()
+        while not wanted.is_met_by(label):
+            if time.monotonic() - max(since, self._wanted_since) > _PATIENCE_S:
+                raise NoServerError(
+                    f"{member.server.name} holds weights {label!r}, wanted {wanted.weights.label!r} or newer; does its "
+                    "`ludic serve` run, for this root?"
+                )
+            if wanted is not self._wanted:
+                return
+            await asyncio.sleep(0.1)
+            label = await member.server.label()
+        member.must_load = False
+
+    def _is_abandoned(self, member: _Member, label: str) -> bool:
+        """Return whether the label is a claim that has not changed for some time."""
+        if member.claim[0] != label:
+            member.claim = label, time.monotonic()
+        return is_claim(label) and time.monotonic() - member.claim[1] > _ABANDONED_S
+
+    def _set_ready(self, member: _Member) -> None:
+        if member.error is not None or member.said is not None:
+            logger.warning("%s gets requests again", member.server.name)
+        member.is_ready, member.error, member.said = True, None, None
+        self._notify()
+
+    def _set_out(self, member: _Member, error: LudicError) -> None:
+        member.is_ready, member.error = False, error
+        member.facts = None
+        if str(error) != member.said:
+            member.said = str(error)
+            others = any(other.is_ready for other in self._members)
+            logger.warning("%s; its requests %s", error, "go to the other servers" if others else "wait for a server")
+        self._notify()
+
+    def _notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._wake(len(self._waiting) if any(member.error for member in self._members) else self._max_batch)
+
+    async def close(self) -> None:
+        for task in [*self._keepers, *(call for member in self._members for call in member.calls)]:
+            task.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+
+
+def _pause_s(member: _Member) -> float:
+    """Return the seconds until the next look at a server."""
+    if isinstance(member.error, ModelError):
+        return _LOAD_AGAIN_S
+    return _LOOK_EVERY_S if member.is_ready else _LOOK_AGAIN_S
+
+
+def _drop_calls(member: _Member) -> None:
+    """Give up the requests of a server that does not answer, so that they are sent to others."""
+    for call in member.calls:
+        call.cancel()
+
+
+def _same_weights(server: Server, before: str, after: str, length: int) -> list[Span]:
+    """Return one span, if the weights did not change. Labels that differ only in a claim name the same weights."""
+    if weights_of(before) != weights_of(after):
+        raise BadAnswerError(
+            f"{server.name} changed its weights within a completion, and does not say at which token; start it with "
+            "--enable-scale-out, and it does"
+        )
+    return [Span(before, 0, length)]

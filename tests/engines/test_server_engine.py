@@ -1,0 +1,423 @@
+"""Servers that fail, differ or are shared, on HTTP servers with vLLM's endpoints; test_engine.py asks a real vLLM."""
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from engine_requests import a_request
+from fake_vllm import FakeVllm, Fault, listening
+
+from ludic.engines import server_loading, server_pool
+from ludic.engines.config import EngineConfig
+from ludic.engines.engine import Completion, generate_all
+from ludic.engines.registry import EngineSetup, engine_maker
+from ludic.engines.server_engine import ServerEngine
+from ludic.errors import ConfigError, EngineError, ModelError, NoServerError
+from ludic.records import WeightSpan
+
+StartEngine = Callable[..., ServerEngine]
+
+
+@pytest.fixture
+def start(model_folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartEngine]:
+    """Starts engines on servers, with short waits, and closes them at the end."""
+    monkeypatch.setattr(server_pool, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(server_pool, "_LOOK_AGAIN_S", 0.05)
+    monkeypatch.setattr(server_pool, "_LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(server_pool, "_LOAD_AGAIN_S", 2.0)
+    with ExitStack() as engines:
+
+        def start(*servers: FakeVllm, **options: Any) -> ServerEngine:
+            engine = ServerEngine(model_folder, [server.url for server in servers], **{"run_id": "run"} | options)
+            engines.callback(engine.close)
+            return engine
+
+        yield start
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeVllm]:
+    with listening(FakeVllm()) as fake:
+        yield fake
+
+
+@pytest.fixture
+def other() -> Iterator[FakeVllm]:
+    with listening(FakeVllm()) as other:
+        yield other
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def one(engine: ServerEngine, **params: Any) -> Completion:
+    [completion] = generate_all(engine, [a_request(**params)])
+    return completion
+
+
+# --- Answers -------------------------------------------------------------------------------------------------------
+
+
+def with_status(status: int) -> Fault:
+    return lambda answer: (status, b'{"error":{"message":"out of order"}}')
+
+
+def changed(**changes: Any) -> Fault:
+    return lambda answer: (200, json.dumps({"choices": [answer["choices"][0] | changes]}).encode())
+
+
+GARBAGE: dict[str, Fault] = {
+    "error 500": with_status(500),
+    "error 503": with_status(503),
+    "no JSON": lambda answer: (200, b"<html>a proxy's page</html>"),
+    "no text": lambda answer: (200, b"\xff\xfe"),
+    "other JSON": lambda answer: (200, b'{"choices": 3}'),
+    "no completion": lambda answer: (200, b'{"choices": []}'),
+    "aborted": changed(finish_reason="abort"),
+    "no end": changed(finish_reason=None),
+    "no tokens": changed(token_ids=[]),
+    "fewer logprobs": changed(token_ids=[5] * 3),
+    "too many tokens": changed(token_ids=[5] * 20),
+    "tokens that are texts": changed(token_ids=["a"] * 16),
+    "spans with a gap": changed(weight_versions=[{"version": "run:0", "start": 1, "end": 16}]),
+    "spans too short": changed(weight_versions=[{"version": "run:0", "start": 0, "end": 15}]),
+    "no spans": changed(weight_versions=[]),
+    "weights of another run": changed(weight_versions=[{"version": "other:0", "start": 0, "end": 16}]),
+    "unknown weights": changed(weight_versions=[{"version": "default", "start": 0, "end": 16}]),
+}
+
+
+@pytest.mark.parametrize("fault", GARBAGE.values(), ids=GARBAGE.keys())
+def test_an_answer_that_cannot_be_used_is_asked_for_again(fake: FakeVllm, start: StartEngine, fault: Fault) -> None:
+    engine = start(fake)
+    fake.faults = [fault]
+    completion = one(engine)
+    assert completion.tokens.tolist() == [5] * 16
+    assert completion.weight_versions == (WeightSpan(version=0, start=0, end=16),)
+    assert fake.num_completions == 2
+
+
+def test_answers_that_can_never_be_used_are_an_error(
+    fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_pool, "_MOST_ATTEMPTS", 3)
+    engine = start(fake)
+    fake.faults = [with_status(500)] * 100
+    with pytest.raises(EngineError, match=r"127.0.0.1:\d+/inference/v1/generate answered 500: .*out of order"):
+        one(engine)
+    assert fake.num_completions == 3
+
+
+def test_a_request_that_the_server_refuses_is_not_sent_again(fake: FakeVllm, start: StartEngine) -> None:
+    engine = start(fake)
+    fake.faults = [with_status(400)]
+    with pytest.raises(ConfigError, match=r"answered 400: .*out of order"):
+        one(engine)
+    assert fake.num_completions == 1
+
+
+def test_labels_of_one_version_make_one_span_and_a_newer_version_another(fake: FakeVllm, start: StartEngine) -> None:
+    engine = start(fake)
+    spans = [("run:3", 0, 4), ("run:3 <- 4 by a", 4, 6), ("run:4", 6, 16)]
+    fake.faults = [
+        changed(weight_versions=[dict(zip(("version", "start", "end"), span, strict=True)) for span in spans])
+    ]
+    assert one(engine).weight_versions == (
+        WeightSpan(version=3, start=0, end=6),
+        WeightSpan(version=4, start=6, end=16),
+    )
+
+
+def test_nan_logprobs_are_an_error_that_names_the_version(fake: FakeVllm, start: StartEngine) -> None:
+    engine = start(fake)
+    content = [{"token_id": 5, "logprob": -9999.0, "top_logprobs": []}] * 16
+    fake.faults = [changed(logprobs={"content": content})]
+    with pytest.raises(ModelError, match="weights of version 0 give NaN"):
+        one(engine)
+
+
+def test_a_cancelled_request_is_closed_at_the_server(fake: FakeVllm, start: StartEngine) -> None:
+    engine = start(fake)
+    fake.hangs.set()
+
+    async def cancel() -> None:
+        task = asyncio.ensure_future(engine.generate(a_request()))
+        await asyncio.sleep(0.2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    wait_until(lambda: fake.num_given_up == 1)
+    fake.hangs.clear()
+    assert one(engine).tokens.tolist() == [5] * 16
+
+
+# --- A server without /inference/v1/generate ------------------------------------------------------------------------
+
+
+def test_a_server_without_the_tokens_endpoint_is_asked_for_completions_of_tokens(
+    fake: FakeVllm, start: StartEngine
+) -> None:
+    fake.has_generate = False
+    completion = one(start(fake, version=7))
+    assert completion.tokens.tolist() == [5] * 16
+    assert completion.logprobs.tolist() == [-1.0] * 16
+    assert completion.weight_versions == (WeightSpan(version=7, start=0, end=16),)
+
+
+def test_weights_that_change_within_such_a_completion_are_noticed(fake: FakeVllm, start: StartEngine) -> None:
+    fake.has_generate = False
+    engine = start(fake)
+
+    def change(answer: dict[str, Any]) -> tuple[int, bytes]:
+        fake.label = "run:1"
+        return 200, json.dumps(answer).encode()
+
+    fake.faults = [change]
+    assert one(engine).weight_versions == (WeightSpan(version=1, start=0, end=16),)
+    assert fake.num_completions == 2
+
+
+# --- Servers that were started wrongly ------------------------------------------------------------------------------
+
+
+def test_raw_logprobs_are_refused_with_the_flags(fake: FakeVllm, start: StartEngine) -> None:
+    fake.raw_logprobs = True
+    with pytest.raises(ConfigError, match=r"with top_k 1 the logprob is -1, wanted 0.*--logprobs-mode processed_log"):
+        start(fake)
+
+
+def test_a_server_whose_weights_cannot_be_changed_is_refused_with_the_flags(fake: FakeVllm, start: StartEngine) -> None:
+    fake.has_weights_endpoints = False
+    with pytest.raises(ConfigError, match=r"no /weight_info.*VLLM_SERVER_DEV_MODE=1 vllm serve.*ludic serve ROOT"):
+        start(fake)
+
+
+def test_a_server_of_a_smaller_model_is_refused(fake: FakeVllm, start: StartEngine, monkeypatch: Any) -> None:
+    monkeypatch.setattr(fake, "_generate", lambda body: (400, b"Token id 63 is out of vocabulary"))
+    with pytest.raises(ConfigError, match="the run's model has 64 tokens, so this server seems to have another model"):
+        start(fake)
+
+
+@pytest.mark.parametrize(
+    ("urls", "message"),
+    [
+        ((), "set --server-url http://HOST:8000"),
+        (("node1:8000",), "server_url is node1:8000, which is no URL of a server"),
+        (("ftp://node1",), "wanted one such as http://node1:8000"),
+        (("http://",), "no URL of a server"),
+        (("ftp://me:secret@node1",), "server_url is ftp://node1, which"),
+    ],
+)
+def test_wrong_urls_are_refused(model_folder: str, urls: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ServerEngine(model_folder, urls)
+
+
+def test_unknown_options_are_refused(model_folder: str) -> None:
+    config = EngineConfig(engine="server", server_url=("http://node1:8000",), engine_options={"max_model_len": 5})
+    with pytest.raises(ConfigError, match="engine server has no option max_model_len, only request_timeout_s"):
+        engine_maker(EngineSetup(config=config))(model_folder, 0)
+
+
+def test_no_server_is_an_error_that_says_so_without_the_password(
+    fake: FakeVllm, start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = FakeVllm()
+    with listening(gone):
+        port = gone.url.rpartition(":")[2]
+    gone.url = f"http://me:secret@127.0.0.1:{port}"
+    with pytest.raises(NoServerError, match=rf"^http://127.0.0.1:{port} does not answer \(ConnectError") as error:
+        start(gone)
+    assert "secret" not in str(error.value) + caplog.text
+    assert len(caplog.records) == 1
+
+
+# --- Several servers ------------------------------------------------------------------------------------------------
+
+
+def test_requests_go_to_the_server_with_the_fewest(fake: FakeVllm, other: FakeVllm, start: StartEngine) -> None:
+    fake.latency_s, other.latency_s = 0.2, 0.02
+    engine = start(fake, other, max_batch=4)
+    wait_until(lambda: all(member.is_ready for member in engine._pool._members))
+    generate_all(engine, [a_request(seed=seed) for seed in range(60)])
+    assert fake.num_completions + other.num_completions == 60
+    assert other.num_completions > 2 * fake.num_completions > 0
+
+
+def test_requests_of_a_server_that_dies_go_to_the_others(
+    other: FakeVllm, start: StartEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    dying = FakeVllm()
+    dying.latency_s = other.latency_s = 0.05
+    with ThreadPoolExecutor(1) as thread:
+        with listening(dying):
+            engine = start(dying, other, max_batch=4)
+            wait_until(lambda: all(member.is_ready for member in engine._pool._members))
+            sampling = thread.submit(generate_all, engine, [a_request(seed=seed) for seed in range(60)])
+            wait_until(lambda: dying.num_completions > 4)
+        assert len(sampling.result()) == 60
+    assert f"{dying.url} does not answer" in caplog.text
+    assert "its requests go to the other servers" in caplog.text
+
+
+def test_requests_wait_for_the_only_server_and_its_weights_are_loaded_first(
+    start: StartEngine, model_folder: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    fake = FakeVllm()
+    with listening(fake):
+        engine = start(fake, version=3)
+        assert one(engine).policy_version == 3
+    port = int(fake.url.rpartition(":")[2])
+    with ThreadPoolExecutor(1) as thread:
+        sampling = thread.submit(one, engine)
+        time.sleep(0.5)
+        assert not sampling.done()
+        fake.restart()
+        with listening(fake, port):
+            assert sampling.result().weight_versions == (WeightSpan(version=3, start=0, end=16),)
+    assert len(fake.loads) == 2
+    assert caplog.text.count("its requests wait for a server") == 1
+    assert caplog.text.count("gets requests again") == 1
+
+
+def test_a_server_that_was_restarted_unseen_loads_before_its_tokens_count(fake: FakeVllm, start: StartEngine) -> None:
+    engine = start(fake, version=3)
+    fake.restart()
+    assert one(engine).weight_versions == (WeightSpan(version=3, start=0, end=16),)
+    assert len(fake.loads) == 2
+
+
+# --- Weights --------------------------------------------------------------------------------------------------------
+
+
+def test_a_load_says_what_it_does_and_then_that_it_is_done(
+    fake: FakeVllm, start: StartEngine, other_weights: str
+) -> None:
+    engine = start(fake)
+    engine.load_weights(other_weights, 1)
+    assert fake.loads[1:] == [other_weights]
+    assert fake.labels[2].startswith("run:0 <- 1 by ")
+    assert fake.labels[3:] == ["run:1"]
+    assert not fake.is_paused
+    assert (engine.policy_version, one(engine).policy_version) == (1, 1)
+
+
+def test_the_newest_version_wins(fake: FakeVllm, start: StartEngine, other_weights: str) -> None:
+    ahead, behind = start(fake), start(fake)
+    assert len(fake.loads) == 1  # the second found the version there
+    ahead.load_weights(other_weights, 5)
+    behind.load_weights(other_weights, 4)
+    assert fake.label == "run:5"
+    assert len(fake.loads) == 2
+    assert (behind.policy_version, one(behind).policy_version) == (4, 5)
+
+
+def test_workers_that_load_a_version_at_the_same_time_load_it_once(
+    fake: FakeVllm, start: StartEngine, other_weights: str
+) -> None:
+    engines = [start(fake) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda engine: engine.load_weights(other_weights, 1), engines))
+    assert fake.label == "run:1"
+    assert fake.loads[1:] == [other_weights]
+
+
+def test_weights_of_another_run_are_replaced(fake: FakeVllm, start: StartEngine) -> None:
+    fake.label = "another:100"
+    assert one(start(fake, version=2)).policy_version == 2
+    assert fake.label == "run:2"
+
+
+def test_a_load_that_its_worker_left_unfinished_is_taken_over(
+    fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_loading, "_STALE_S", 0.3)
+    monkeypatch.setattr(server_pool, "_ABANDONED_S", 0.3)
+    monkeypatch.setattr(server_pool, "_PATIENCE_S", 20.0)
+    fake.label, fake.is_paused = "run:1 <- 2 by 0123456789ab", True
+    engine = start(fake, version=1)
+    assert fake.label == "run:1"
+    assert one(engine).policy_version == 1
+
+
+def test_a_load_that_fails_on_one_server_leaves_it_without_requests_until_one_succeeds(
+    fake: FakeVllm, other: FakeVllm, start: StartEngine, other_weights: str
+) -> None:
+    engine = start(fake, other)
+    wait_until(lambda: all(member.is_ready for member in engine._pool._members))
+    fake.fails_loads = True
+    engine.load_weights(other_weights, 1)
+    versions = {c.policy_version for c in generate_all(engine, [a_request(seed=seed) for seed in range(10)])}
+    assert versions == {1}
+    assert (fake.num_completions, other.num_completions) == (0, 10)
+    assert fake.label == "half loaded"
+    assert not fake.is_paused
+    fake.fails_loads = False
+    wait_until(lambda: fake.label == "run:1")
+
+
+def test_a_load_that_fails_on_all_servers_is_an_error_and_the_version_before_is_loaded_again(
+    fake: FakeVllm, start: StartEngine, other_weights: str, model_folder: str
+) -> None:
+    engine = start(fake)
+    fake.fails_loads = True
+    with pytest.raises(ModelError, match=r"could not load .*it must see this folder.*ludic serve ROOT"):
+        engine.load_weights(other_weights, 1)
+    fake.fails_loads = False
+    assert engine.policy_version == 0
+    assert one(engine).policy_version == 0
+    assert fake.loads == [model_folder, model_folder]
+
+
+def test_weights_that_are_gone_when_a_server_starts_again_are_an_error(
+    fake: FakeVllm, start: StartEngine, other_weights: str, tmp_path: Any
+) -> None:
+    folder = tmp_path / "policy"
+    folder.symlink_to(other_weights)
+    engine = start(fake)
+    engine.load_weights(str(folder), 1)
+    engine._pool._wanted = server_loading.Wanted(engine._pool._wanted.weights, str(tmp_path / "gone"))
+    fake.restart()
+    with pytest.raises(ModelError, match="gone: there is no such folder"):
+        one(engine)
+
+
+def test_workers_load_nothing_into_a_server_of_ludic_serve(
+    fake: FakeVllm, start: StartEngine, other_weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.model, fake.label = "ludic-serve", "run:0"
+    engine = start(fake)
+    with pytest.raises(
+        NoServerError, match="holds weights 'run:0', wanted 'run:1' or newer; does its `ludic serve` run"
+    ):
+        engine.load_weights(other_weights, 1)
+    assert engine.policy_version == 0
+    threading.Timer(0.1, setattr, (fake, "label", "run:2")).start()
+    engine.load_weights(other_weights, 1)
+    assert (engine.policy_version, one(engine).policy_version) == (1, 2)
+    assert fake.loads == []
+
+
+def test_prompts_share_their_prefix_only_under_the_same_weights(
+    fake: FakeVllm, start: StartEngine, monkeypatch: Any
+) -> None:
+    salts, generate = [], fake._generate
+    monkeypatch.setattr(fake, "_generate", lambda body: (salts.append(body["cache_salt"]), generate(body))[1])
+    engine = start(fake, version=3)
+    one(engine)
+    assert salts == ["check", "run:3"]

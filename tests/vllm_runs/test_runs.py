@@ -1,0 +1,124 @@
+"""Whole runs whose workers sample with vLLM in their process."""
+
+import subprocess
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import committed_rows, forward_logprobs, make_model, publish
+
+import ludic
+from ludic.engines.config import EngineConfig
+from ludic.environments.moar_cats import WORDS
+from ludic.launch.config import LaunchConfig
+from ludic.launch.demo import NUM_WORKERS, OTHER_WORDS, keep_new_model
+from ludic.launch.demo_agents import open_demo as open_agents_demo
+from ludic.launch.demo_agents import rl_config, warm_start
+from ludic.launch.local import launch
+from ludic.launch.work import work
+from ludic.models.tiny import make_tiny_model
+from ludic.rollouts.config import WorkerConfig
+from ludic.store import Root, RunConfig, latest_policy
+from ludic.store.kept_model import MODEL
+
+pytestmark = pytest.mark.slow
+
+# Those of `ludic demo`, besides the engine.
+SETTINGS = (
+    "--engine vllm --device cpu --num-steps 60 --learning-rate 4e-3 --schedule cosine --is-ratio-cap 2 "
+    "--max-tokens-per-micro-batch 512 --checkpoint-every 20"
+)
+
+
+def new_moar_cats(url: str) -> Root:
+    """The run of `ludic demo`, except that no batch is planned ahead, so that workers sample with every version."""
+    run = RunConfig(
+        model=f"{url}/{MODEL}",
+        env=("moar_cats",),
+        num_workers=NUM_WORKERS,
+        batches_ahead=0,
+        max_tokens=32,
+        accept_incomplete=True,
+    )
+    root = Root.create(url, run)
+    keep_new_model(root, partial(make_tiny_model, words=[*WORDS, OTHER_WORDS]))
+    return root
+
+
+@pytest.mark.timeout(900)
+def test_moar_cats_reaches_the_reward_of_the_transformers_engine_with_a_swap_at_every_version(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    root = new_moar_cats(url)
+    command = [sys.executable, "-m", "ludic", "run", url, *SETTINGS.split()]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=880, check=False)
+    assert run.returncode == 0, run.stderr
+
+    latest = latest_policy(root)
+    assert latest is not None
+    assert latest.version == 60
+    con = ludic.connect(root)
+    rewards = dict(con.execute("select policy_version, avg(episode_reward) from rollouts group by all").fetchall())
+    assert rewards[59] >= 20 * rewards[0]  # as in tests/integration/test_moar_cats.py
+    query = "select list_sort(list(distinct policy_version)) from rollouts group by worker_id"
+    by_worker = con.execute(query).fetchall()
+    assert len(by_worker) == NUM_WORKERS
+    # While vLLM starts, the trainer asks for more groups of version 0, and trains on all of them before it waits.
+    firsts = [versions[1] for (versions,) in by_worker]
+    assert all(versions[0] == 0 for (versions,) in by_worker)
+    assert max(firsts) < 20
+    assert set().union(*(versions for (versions,) in by_worker)) >= set(range(max(firsts), 60))
+    for (versions,) in by_worker:  # on a busy machine, the other worker may sample all that a version needs
+        assert len(versions[1:]) > 0.8 * (60 - versions[1])
+    assert ludic.open(url).verify().findings == []
+
+
+def rows_through(engine: str, folder: str, tmp_path: Path, **settings: Any) -> list[dict[str, Any]]:
+    """The rows that a worker with this engine stores of four groups of two."""
+    run = RunConfig(model=folder, env=("addition",), group_size=2, max_tokens=24, accept_incomplete=True, **settings)
+    root = Root.create(str(tmp_path / engine), run)
+    publish(root, folder, groups_per_worker=4)
+    work(root, WorkerConfig(slot=0, num_groups=4), threading.Event(), engine=engine, device="cpu")
+    return committed_rows(
+        root, "prompt_tokens", "response_tokens", "response_logprobs", "finish_reason", "policy_version"
+    )
+
+
+def test_greedy_rows_are_those_of_the_transformers_engine(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", seed=3)
+    # Of the most likely token alone; runs refuse temperature 0, since nothing can be learned from it.
+    found, wanted = (rows_through(engine, folder, tmp_path, top_k=1) for engine in ("vllm", "transformers"))
+    assert len(found) == 8
+    for row, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(row.pop("response_logprobs"), other.pop("response_logprobs"), atol=1e-5, rtol=0)
+        assert row == other
+
+
+def test_rows_have_the_logprobs_of_a_plain_forward_pass(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", seed=3)
+    for row in rows_through("vllm", folder, tmp_path, temperature=0.7):
+        prompt, response = (np.array(row[name], np.int32) for name in ("prompt_tokens", "response_tokens"))
+        expected = forward_logprobs(folder, prompt, response, temperature=0.7)
+        np.testing.assert_allclose(row["response_logprobs"], expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.timeout(600)
+def test_episodes_with_tools_after_a_warm_start(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    root = open_agents_demo(url)
+    warm_start(root, num_problems=64, num_heldout=8)
+    con = ludic.connect(root)
+    (warm_steps,) = con.execute("select max(step) from batches").fetchall()[0]
+    launch(root, rl_config(warm_steps + 2), LaunchConfig(), EngineConfig(engine="vllm"))
+
+    run = ludic.open(url)
+    turns = run.sql("""
+        select len(agent_steps) as turns, bool_and(len(response_logprobs) = len(response_tokens)) as ok
+        from rollouts where worker_id not like 'import-%' group by all
+    """)
+    assert turns["ok"].all()
+    assert (turns["turns"] > 1).any(), turns  # some called the calculator, and went on with its result
+    assert run.verify().findings == []

@@ -1,0 +1,176 @@
+"""Whole runs whose workers sample on real vLLM servers, which are killed and come back."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from engine_requests import a_request
+from tiny_models import make_model, publish
+from vllm_servers import VllmServer, free_port, running_servers
+
+import ludic
+from ludic.engines.engine import generate_all
+from ludic.engines.server_engine import ServerEngine
+from ludic.launch.demo import demo_config, open_demo
+from ludic.launch.flags import to_flags
+from ludic.store import Root, RunConfig, latest_policy
+
+pytestmark = pytest.mark.slow
+
+NUM_STEPS = 60
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def version_of(root: Root) -> int:
+    latest = latest_policy(root)
+    return -1 if latest is None else latest.version
+
+
+@pytest.mark.timeout(900)
+def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Path) -> None:
+    url = str(tmp_path / "run")
+    root = open_demo(url)
+    with running_servers(str(root.run.model), tmp_path) as [server]:
+        flags = ["--engine", "server", "--server-url", server.url, *to_flags(demo_config(NUM_STEPS).flat())]
+        run = subprocess.Popen([sys.executable, "-m", "ludic", "run", url, *flags], stderr=subprocess.PIPE, text=True)
+        try:
+            wait_until(lambda: version_of(root) >= 10)
+            server.kill()
+            at, killed = version_of(root), time.monotonic()
+            time.sleep(5)
+            server.start()
+            server.wait()
+            gap_s = time.monotonic() - killed
+            _, stderr = run.communicate(timeout=600)
+        finally:
+            run.kill()
+    assert run.returncode == 0, stderr
+    assert version_of(root) == NUM_STEPS
+
+    con = ludic.connect(root)
+    rewards = dict(con.execute("select policy_version, avg(episode_reward) from rollouts group by all").fetchall())
+    # The last version's rollouts may be few. A server that loads slowly may leave out a version before it.
+    assert rewards[max(version for version in rewards if version < NUM_STEPS)] >= 20 * rewards[0]
+    assert con.execute("select count(*) from rollouts where error is not null").fetchall() == [(0,)]
+    # Rows of the restarted server say which weights sampled them: those that it was given, not those it started with.
+    assert con.execute("select count(*) from rollouts where policy_version > ?", [at + 2]).fetchone()[0] > 0
+    assert con.execute("select count(*) - count(distinct rollout_id) from rollouts").fetchall() == [(0,)]
+    # A worker notices within a call, or before the next one.
+    longest = con.execute("select max(step_s + wait_s) from metrics where worker_id is not null").fetchall()
+    assert longest[0][0] >= 0.5 * gap_s
+    log = (Path(url) / "logs" / "worker-0.log").read_text()
+    assert log.count("does not answer") >= 1
+    assert "gets requests again" in log
+    assert ludic.open(url).verify().findings == []
+
+
+@pytest.mark.timeout(300)
+def test_when_one_of_two_servers_is_killed_the_other_takes_its_requests(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", seed=1)
+    with running_servers(folder, tmp_path, count=2) as [first, second]:
+        with contextlib.closing(ServerEngine(folder, [first.url, second.url])) as engine:
+            requests = [a_request(seed=seed, max_tokens=240) for seed in range(200)]
+            threading.Timer(0.5, first.kill).start()
+            completions = generate_all(engine, requests)
+            assert len(completions) == 200
+            assert not first.answers()
+            assert {completion.weight_versions[0].version for completion in completions} == {0}
+
+
+@contextlib.contextmanager
+def ludic_serve(root: Root, log: Path) -> Iterator[VllmServer]:
+    """`ludic serve`, with an object that knows its URL."""
+    server = VllmServer(root.run.model, log)
+    with log.open("ab") as file:
+        command = [sys.executable, "-m", "ludic", "serve", root.url, "--port", str(server.port), "--max-batch", "16"]
+        server.process = subprocess.Popen(command, stdout=file, stderr=file, start_new_session=True)
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+@pytest.mark.timeout(300)
+def test_ludic_serve_follows_the_run_restarts_vllm_and_ends_with_it(tmp_path: Path) -> None:
+    folder, other = make_model(tmp_path / "model", seed=1), make_model(tmp_path / "other", seed=2)
+    root = Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
+    publish(root, folder, groups_per_worker=1)
+    log = tmp_path / "serve.log"
+    with ludic_serve(root, log) as server:
+        wait_until(lambda: "serving version 0" in log.read_text())
+        with contextlib.closing(ServerEngine(folder, [server.url], run_id=root.run_id)) as engine:
+            first = generate_all(engine, [a_request()])[0]
+            publish(root, other, groups_per_worker=1)
+            engine.load_weights(other, 1)  # waits until it is there
+            second = generate_all(engine, [a_request()])[0]
+            assert (first.policy_version, second.policy_version) == (0, 1)
+            assert first.tokens.tolist() != second.tokens.tolist()
+
+            api_server, *_ = children_of(server.process.pid)
+            os.kill(api_server, signal.SIGKILL)
+            wait_until(lambda: api_server not in children_of(server.process.pid))
+            again = generate_all(engine, [a_request()])[0]  # waits for the next one
+            assert again.tokens.tolist() == second.tokens.tolist()
+            assert again.policy_version == 1
+        family = descendants_of(server.process.pid)
+        assert len(family) >= 2
+        os.kill(server.process.pid, signal.SIGKILL)
+        wait_until(lambda: not any(map(is_running, family)), within_s=30)
+
+
+@pytest.mark.timeout(200)
+def test_ludic_serve_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", seed=1)
+    root = Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
+    publish(root, folder, groups_per_worker=1)
+    log = tmp_path / "serve.log"
+    with ludic_serve(root, log) as server:
+        wait_until(lambda: "serving version 0" in log.read_text())
+        family = descendants_of(server.process.pid)
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+        wait_until(lambda: not any(map(is_running, family)), within_s=10)
+    assert "Traceback" not in log.read_text()
+
+
+def test_ludic_serve_refuses_a_port_in_use(tmp_path: Path) -> None:
+    import socket
+
+    folder = make_model(tmp_path / "model", seed=1)
+    Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port := free_port()))
+        holder.listen()
+        command = [sys.executable, "-m", "ludic", "serve", str(tmp_path / "run"), "--port", str(port)]
+        found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert found.stderr.strip().endswith(f"ludic: 127.0.0.1:{port} is in use; choose another --port")
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task")
+    return [int(child) for task in tasks.glob("*/children") for child in task.read_text().split()]
+
+
+def descendants_of(pid: int) -> list[int]:
+    return [found for child in children_of(pid) for found in (child, *descendants_of(child))]
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
