@@ -1,6 +1,6 @@
 """Metrics of the rollouts of one call of a worker's engine, named as in schemas/metrics.v1.json. Pure."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ludic.records import Rollout, RolloutBatch, RolloutGroup
@@ -9,10 +9,13 @@ _MOST_CHARACTERS = 500
 """Maximum characters of an error in a metrics row; rows are read often."""
 
 
-def call_metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterator[dict[str, Any]]:
+def call_metrics(
+    batch: RolloutBatch, *, wait_s: float, step_s: float, swap: Mapping[str, Any] | None = None
+) -> Iterator[dict[str, Any]]:
     """Yield one metrics row per environment, so that rewards of different scales are not mixed.
 
-    wait_s, step_s: seconds that the worker waited before the call, and that sampling took.
+    wait_s, step_s: seconds that the worker waited before the call, and that sampling took. swap: times of a new
+    version's first call, for the first row.
     """
     names = sorted({rollout.env_name for group in batch.groups for rollout in group.rollouts})
     for env_name in names:
@@ -38,6 +41,7 @@ def call_metrics(batch: RolloutBatch, *, wait_s: float, step_s: float) -> Iterat
             "step_s": step_s,
             "wait_s": wait_s,
             "tokens_per_s": num_tokens / step_s,
+            **(swap or {} if env_name == names[0] else {}),
         }
 
 

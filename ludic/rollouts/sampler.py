@@ -53,10 +53,9 @@ class GroupSampler:
 
         Raises TimeLimitError if an environment returns no example in time.
         """
-        requests = [self.request(number, split) for number in group_numbers]
-        groups: list[RolloutGroup] = []
-        event_loop.run(self._sample_groups(requests, groups))
-        return RolloutBatch(groups=tuple(groups), metadata=RolloutMetadata(worker_id=worker_id))
+        requests = [self._episodes(self.request(number, split)) for number in group_numbers]
+        groups = sample_groups(requests, self.run_episode, self.environments, self.run.extra_columns)
+        return RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=worker_id))
 
     def env_of(self, group_number: int) -> str:
         """Return the environment of a group: they take turns; one that is named twice gets twice as many groups.
@@ -77,12 +76,17 @@ class GroupSampler:
                 top_p=self.run.top_p,
                 top_k=self.run.top_k,
                 max_tokens=self.run.max_tokens,
+                return_mask=self.run.keep_sampling_mask,
             ),
             seed=derive_seed(self.run.seed, group_number),
             group_id=new_id(),
             request_index=group_number * self.run.group_size,
             purpose="train" if split == "train" else "eval",
         )
+
+    def _episodes(self, request: EpisodeRequest) -> Sequence[EpisodeRequest]:
+        """Return the requests of a group's episodes."""
+        return sweep(repeat(request, self.run.group_size, request.seed), self.run.sweep)
 
     def _example_index(self, group_number: int) -> int:
         """Return the number of earlier groups of the same environment, in the order of the whole run."""
@@ -101,15 +105,27 @@ class GroupSampler:
         length = self.run.curriculum
         return len(self.run.env) if length is None else min(1 + group_number // length, len(self.run.env))
 
-    async def _sample_groups(self, requests: Sequence[EpisodeRequest], groups: list[RolloutGroup]) -> None:
-        """Add a group per request to `groups`. A result would cost time: asyncio.run makes its repr (Python 3.11)."""
-        size = self.run.group_size
-        episodes = [
-            episode for request in requests for episode in sweep(repeat(request, size, request.seed), self.run.sweep)
-        ]
-        running = (self.run_episode(self.environments[episode.env_name], episode) for episode in episodes)
-        rows = iter(_without_misfits(await asyncio.gather(*running), self.run.extra_columns))
-        groups += [_group(request, list(islice(rows, size))) for request in requests]
+
+def sample_groups(
+    requests: Sequence[Sequence[EpisodeRequest]],
+    run_episode: RunEpisode,
+    environments: Mapping[str, EnvironmentFactory],
+    extra_columns: Mapping[str, str],
+) -> tuple[RolloutGroup, ...]:
+    """Sample all episodes at the same time, and return a group for each sequence of requests.
+
+    extra_columns: the run's own columns; an episode with other values fails.
+    """
+    groups: list[RolloutGroup] = []
+
+    async def sample() -> None:  # returns nothing, since asyncio.run makes the repr of a result (Python 3.11)
+        episodes = (episode for of_group in requests for episode in of_group)
+        running = (run_episode(environments[episode.env_name], episode) for episode in episodes)
+        rows = iter(_without_misfits(await asyncio.gather(*running), extra_columns))
+        groups.extend(_group(of_group[0], list(islice(rows, len(of_group)))) for of_group in requests)
+
+    event_loop.run(sample())
+    return tuple(groups)
 
 
 def episodes_of_run(

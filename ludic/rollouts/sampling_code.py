@@ -1,10 +1,12 @@
 """Code that a worker samples and scores with: find it, check consent, keep it in the root, and record it."""
 
+from dataclasses import replace
+
 from ludic.agents.settings import check_agent
 from ludic.consent import CodeUse
 from ludic.environments.limits import NO_LIMIT, TimeLimit
 from ludic.environments.registry import EnvironmentFactory
-from ludic.environments.sources import installed_source
+from ludic.environments.sources import heldout_questions, installed_source
 from ludic.installed import LUDIC, name_and_version
 from ludic.rollouts.sampler import make_environments
 from ludic.store import Root, RunConfig
@@ -25,16 +27,26 @@ def check_sampling_code(
     return environments
 
 
-def open_code(root: Root, limit: TimeLimit) -> tuple[dict[str, EnvironmentFactory], Files, list[CodeRecord]]:
+def open_code(
+    root: Root, limit: TimeLimit, run: RunConfig | None = None
+) -> tuple[dict[str, EnvironmentFactory], Files, list[CodeRecord]]:
     """Return the run's environments by name, the users' files of its settings, and a record of all code.
 
-    limit: for loading an environment and making its first instance. Raises ConsentError, ConfigError, TimeLimitError.
+    limit: for loading an environment and making its first instance. run: settings to use instead of the root's; the
+    user named the code that the root's do not name. Raises ConsentError, ConfigError, TimeLimitError.
     """
-    uses = sampling_uses(root.run)
+    run = run or root.run
+    uses = uses_of(root, run)
     files = trusted_files(root, uses)
-    environments = check_sampling_code(root.run, files, limit)
+    environments = check_sampling_code(run, files, limit)
     keep_files(root, files)  # comes last: a file that can't be run is not kept, so that its fixed version is read
     return environments, files, [_describe(use, files) for use in uses]
+
+
+def uses_of(root: Root, run: RunConfig) -> list[CodeUse]:
+    """Return the code of settings; the user named what the root's settings do not name."""
+    named = sampling_uses(root.run)
+    return [use if use in named else replace(use, named_by_root=False) for use in sampling_uses(run)]
 
 
 def _describe(use: CodeUse, files: Files) -> CodeRecord:
@@ -44,4 +56,10 @@ def _describe(use: CodeUse, files: Files) -> CodeRecord:
     if use.role != "environment":
         return CodeRecord(role=use.role, name=use.setting, sha256=None, package=name_and_version(LUDIC))
     digest, package = installed_source(use.setting)
-    return CodeRecord(role=use.role, name=use.setting, sha256=digest, package=package)
+    return CodeRecord(
+        role=use.role,
+        name=use.setting,
+        sha256=digest,
+        package=package,
+        imports=heldout_questions(use.setting, use.options),
+    )

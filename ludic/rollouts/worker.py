@@ -22,7 +22,7 @@ from ludic.agents.agent import Agent
 from ludic.engines.engine import Engine
 from ludic.engines.registry import MakeEngine
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
-from ludic.errors import ModelError, SchemaError, StoreError
+from ludic.errors import ModelError, NoServerError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
 from ludic.records import RolloutBatch
 from ludic.rollouts.config import WorkerConfig
@@ -30,6 +30,7 @@ from ludic.rollouts.metrics import call_metrics
 from ludic.rollouts.sampler import GroupSampler, RunEpisode, episodes_of_run
 from ludic.rollouts.sampling_code import open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
+from ludic.rollouts.swap_times import SwapTimes
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
 from ludic.store.code_files import to_dicts, warn_of_other_code
 from ludic.store.slots import check_holds_slot, code_before, held_slot
@@ -41,6 +42,9 @@ _IDLE_S = 10.0
 """Seconds without work after which a worker logs the reason."""
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.01, 1.0
+_READS_A_SECOND = 2000
+"""Most reads of LATEST in a second by all waiting workers of a run. S3 serves 5,500 GETs a second below a prefix; 1,000
+workers that all begin with _SHORTEST_WAIT_S would send about 10,000 (benchmarks/scale.py)."""
 _REFUSED_S = 10.0
 """Seconds until a broken policy is read again."""
 
@@ -97,7 +101,8 @@ def run_worker(
             _persist(stop, partial(writer.flush, wait=False))
             made[version] += num_groups
             num_made += num_groups
-            for row in call_metrics(batch, wait_s=sampling_since - waited_since, step_s=step_s):
+            swap = follower.times.take(version)
+            for row in call_metrics(batch, wait_s=sampling_since - waited_since, step_s=step_s, swap=swap):
                 _persist(stop, partial(log.write, **row))
                 warn(row)
             if report is not None:
@@ -126,7 +131,7 @@ def _wait_for_quota(
 ) -> int:
     """Wait until there are groups to sample, following the newest policy; returns their number, or 0 if stopped."""
     began, said = time.monotonic(), False
-    for wait_s in _back_off():
+    for wait_s in _back_off(follower.num_workers):
         latest = follower.follow()
         if latest is not None:
             quota = latest.groups_per_worker - made[follower.version] if config.follow_quota else config.groups_per_call
@@ -150,11 +155,12 @@ def _why_idle(follower: "_PolicyFollower", latest: LatestPolicy | None, made: Co
     )
 
 
-def _back_off() -> Iterator[float]:
-    wait_s = _SHORTEST_WAIT_S
+def _back_off(num_workers: int = 1) -> Iterator[float]:
+    """Yield growing waits. num_workers: workers that wait for the same file."""
+    wait_s = max(_SHORTEST_WAIT_S, num_workers / _READS_A_SECOND)
     while True:
         yield wait_s
-        wait_s = min(wait_s * 1.2, _LONGEST_WAIT_S)
+        wait_s = max(wait_s, min(wait_s * 1.2, _LONGEST_WAIT_S))
 
 
 class _PolicyFollower:
@@ -169,9 +175,11 @@ class _PolicyFollower:
         episodes: Callable[[Agent], RunEpisode],
     ) -> None:
         self._root, self._cache, self._make_engine, self._environments = root, cache, make_engine, environments
+        self.num_workers = root.run.num_workers
         self._episodes = episodes
         self._engine: Engine | None = None
         self._sampler: GroupSampler | None = None
+        self.times = SwapTimes(root)
         self._complained: str | None = None
         self._refused: tuple[int | None, float] = None, 0.0
         """A version that is broken, if any, and the time (monotonic, in seconds) from which on it is read again."""
@@ -206,7 +214,7 @@ class _PolicyFollower:
                 if latest.version == refused and time.monotonic() < until:
                     return None
                 self._load(latest.version)
-        except (FileNotFoundError, ModelError, SchemaError, StoreError) as error:
+        except (FileNotFoundError, ModelError, NoServerError, SchemaError, StoreError) as error:
             self._complain(error)
             if latest is not None and isinstance(error, ModelError | SchemaError):
                 self._refused = latest.version, time.monotonic() + _REFUSED_S
@@ -215,7 +223,10 @@ class _PolicyFollower:
 
     def _load(self, version: int) -> None:
         try:
-            self._use(fetch_policy(self._root, version, self._cache), version)
+            with self.times.measured("fetch"):
+                folder = fetch_policy(self._root, version, self._cache)
+            with self.times.measured("load"):
+                self._use(folder, version)
         except ModelError:
             # The local copy may be broken: the next try fetches it again.
             shutil.rmtree(self._cache, ignore_errors=True)
@@ -226,7 +237,7 @@ class _PolicyFollower:
             self._engine.load_weights(folder, version)
             return
         run, engine = self._root.run, self._make_engine(folder, version)
-        agent = Agent(engine=engine, tokenizer=load_tokenizer(folder), model=run.model)
+        agent = Agent(engine=self.times.watch(engine), tokenizer=load_tokenizer(folder), model=run.model)
         self._sampler = GroupSampler(run=run, run_episode=self._episodes(agent), environments=self._environments)
         self._engine = engine
 

@@ -63,6 +63,8 @@ class ModelConfig:
     publish_lora: Literal["merged", "adapter"] = "merged"
     """Publish whole weights with the adapters merged, or only the adapters, for workers that can read the run's
     model."""
+    publish_dtype: Literal["float32", "bfloat16"] | None = None
+    """Dtype of published weights, which workers sample with; None is the dtype of the forward pass."""
     logprob_chunk_tokens: int = 1024
     """Tokens whose logits are in memory at once, in training and for the reference; each takes 4 bytes times the
     vocabulary."""
@@ -78,6 +80,11 @@ class ModelConfig:
         if self.lora_rank is None and (self.lora_targets or self.publish_lora == "adapter"):
             name = "lora_targets" if self.lora_targets else "publish_lora"
             raise ConfigError(f"{name} is {getattr(self, name)} but there are no adapters; set lora_rank")
+        if self.publish_dtype is not None and self.publish_lora == "adapter":
+            raise ConfigError(
+                f"publish_dtype is {self.publish_dtype}, but adapters are published in float32; leave it out, or set "
+                "publish_lora to merged"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,9 @@ class CheckpointConfig:
     """Maximum size of a file of saved weights, such as 500MB; larger weights are split into shards with an index."""
     keep_policies: int | None = 4
     """Number of newest published versions whose weights to keep; None keeps all."""
+    full_version_every: int | None = None
+    """Publish one version of so many in full, the others as differences to the version before; None publishes all in
+    full."""
 
     def __post_init__(self) -> None:
         """Raises ConfigError if a value is out of range."""

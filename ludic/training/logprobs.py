@@ -20,6 +20,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
+from ludic.batches.kept_tokens import PackedKeptTokens
 from ludic.batches.packing import MicroBatch
 from ludic.errors import ModelError
 from ludic.training.attention import PACKED_ATTENTION, packed_arguments
@@ -38,6 +39,8 @@ def token_logprobs(
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return logprob and entropy at each response token, at its row's temperature: both (A,), at least float32.
+
+    Both are of the softmax over batch.kept_tokens, where there are any.
 
     Works on a plain model, and after `register_token_logprobs` on a sharded model. entropy_gradient: whether the
     entropy has a gradient.
@@ -102,6 +105,7 @@ def _token_logprobs(
         bias,
         batch.targets,
         batch.temperatures,
+        kept=batch.kept_tokens,
         softcap=_softcap(model),
         chunk_tokens=chunk_tokens,
         entropy_gradient=entropy_gradient,
@@ -120,6 +124,7 @@ def linear_logprobs(
     targets: Tensor,
     temperatures: Tensor,
     *,
+    kept: PackedKeptTokens | None = None,
     softcap: float | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
     entropy_gradient: bool = False,
@@ -127,11 +132,12 @@ def linear_logprobs(
     """Return logprobs of targets, and entropies, under softmax(logits / temperature), logits = hidden weight^T + bias.
 
     hidden: (A, H) and weight: (V, H), of one float dtype; bias: (V,) or None. targets: (A,) int64. temperatures: (A,)
-    above 0. softcap: bound c of the logits, as c tanh(logits / c). Both results are (A,), float32 or float64.
+    above 0. kept: tokens that the softmax is over, where there are any. softcap: bound c of the logits, as
+    c tanh(logits / c). Both results are (A,), float32 or float64.
     Logits are computed in the dtype of hidden, and everything after them in the dtype of the results.
     """
     return _LinearLogprobs.apply(
-        hidden, weight, bias, targets, temperatures, softcap, max(1, chunk_tokens), entropy_gradient
+        hidden, weight, bias, targets, temperatures, kept, softcap, max(1, chunk_tokens), entropy_gradient
     )
 
 
@@ -150,6 +156,7 @@ class _LinearLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         targets: Tensor,
         temperatures: Tensor,
+        kept: PackedKeptTokens | None,
         softcap: float | None,
         chunk_tokens: int,
         entropy_gradient: bool,
@@ -157,12 +164,13 @@ class _LinearLogprobs(torch.autograd.Function):
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, entropies, normalizers = (hidden.new_empty(len(targets), dtype=dtype) for _ in range(3))
         for rows in _chunks(len(targets), chunk_tokens):
-            scaled = _logits(hidden[rows], weight, bias, softcap).div_(temperatures[rows, None])
+            scaled = _scaled(_logits(hidden[rows], weight, bias, softcap), temperatures, kept, rows)
             normalizers[rows] = scaled.logsumexp(-1)
             logprobs[rows] = scaled.gather(-1, targets[rows, None])[:, 0] - normalizers[rows]
             entropies[rows] = normalizers[rows] - torch.linalg.vecdot(scaled.softmax(-1), scaled)
         ctx.save_for_backward(hidden, weight, bias, targets, temperatures, normalizers, entropies)
-        ctx.softcap, ctx.chunk_tokens, ctx.entropy_gradient = softcap, chunk_tokens, entropy_gradient
+        ctx.kept, ctx.softcap = kept, softcap
+        ctx.chunk_tokens, ctx.entropy_gradient = chunk_tokens, entropy_gradient
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -180,7 +188,7 @@ class _LinearLogprobs(torch.autograd.Function):
             # d capped / d logits
             slope = None if ctx.softcap is None else 1 - (logits / ctx.softcap).square()
             grad = _grad_scaled(
-                logits.div_(temperatures[rows, None]).sub_(normalizers[rows, None]),
+                _scaled(logits, temperatures, ctx.kept, rows).sub_(normalizers[rows, None]),
                 targets[rows],
                 entropies[rows],
                 grad_logprobs[rows],
@@ -194,7 +202,7 @@ class _LinearLogprobs(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
         grads = (grad_hidden, _to(grad_weight, hidden.dtype), _to(grad_bias, hidden.dtype))
-        return *grads, None, None, None, None, None
+        return *grads, None, None, None, None, None, None
 
 
 def _chunks(num_rows: int, chunk_tokens: int) -> Iterator[slice]:
@@ -205,6 +213,12 @@ def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, softcap: float 
     """Return (C, V) logits, at least float32, as a new tensor."""
     logits = linear(hidden, weight, bias)
     return _capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), softcap)
+
+
+def _scaled(logits: Tensor, temperatures: Tensor, kept: PackedKeptTokens | None, rows: slice) -> Tensor:
+    """Return the (C, V) logits of some rows over their temperatures, without the tokens left out; in place."""
+    scaled = logits.div_(temperatures[rows, None])
+    return scaled if kept is None else kept.leave_out(scaled, rows.start)
 
 
 def _capped(logits: Tensor, softcap: float | None) -> Tensor:

@@ -195,8 +195,13 @@ def shard(
 
 
 def compute_dtype(config: TrainConfig) -> torch.dtype | None:
-    """Return the dtype for `shard` and `save_weights`; None keeps the weights' float32."""
+    """Return the dtype for `shard`; None keeps the weights' float32."""
     return torch.bfloat16 if config.model.dtype == "bfloat16" else None
+
+
+def publish_dtype(config: TrainConfig) -> torch.dtype | None:
+    """Return the dtype of published weights for `save_weights`; None keeps the weights' float32."""
+    return compute_dtype(config) if config.model.publish_dtype is None else getattr(torch, config.model.publish_dtype)
 
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:

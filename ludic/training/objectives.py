@@ -15,7 +15,7 @@ Objective = Literal[
 
 PAIRED: tuple[Objective, ...] = ("dpo", "ipo", "orpo")
 """Objectives that compare the two sides of a pair."""
-_OFF_POLICY: tuple[Objective, ...] = ("reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo")
+OFF_POLICY: tuple[Objective, ...] = ("reinforce", "ppo_clip", "cispo", "gspo", "gmpo", "sapo", "dppo", "vespo")
 """Objectives that use advantages and importance ratios."""
 
 READ_BY: Mapping[str, tuple[Objective, ...]] = {
@@ -24,12 +24,12 @@ READ_BY: Mapping[str, tuple[Objective, ...]] = {
     "dual_clip": ("ppo_clip", "gspo"),
     "is_ratio_cap": ("reinforce",),
     "ratio_level": ("reinforce",),
-    "is_ratio_bounds": _OFF_POLICY,
-    "is_sequence_ratio_bounds": _OFF_POLICY,
-    "mask_sequence_kl": _OFF_POLICY,
-    "log_ratio_weight": _OFF_POLICY,
-    "whiten_advantages": _OFF_POLICY,
-    "kl_placement": _OFF_POLICY,
+    "is_ratio_bounds": OFF_POLICY,
+    "is_sequence_ratio_bounds": OFF_POLICY,
+    "mask_sequence_kl": OFF_POLICY,
+    "log_ratio_weight": OFF_POLICY,
+    "whiten_advantages": OFF_POLICY,
+    "kl_placement": OFF_POLICY,
     "sapo_tau_positive": ("sapo",),
     "sapo_tau_negative": ("sapo",),
     "dppo_low": ("dppo",),

@@ -15,6 +15,7 @@ from typing import Any
 
 from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
+from ludic.batches.replan_source import ReplanSource
 from ludic.batches.source import Source
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError
@@ -30,7 +31,13 @@ from ludic.store.checkpoints import (
 )
 from ludic.store.code_files import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
-from ludic.store.troubles import find_training_troubles, warn_of_rows
+from ludic.store.troubles import (
+    Trouble,
+    find_mismatch,
+    find_training_troubles,
+    find_truncated_support,
+    warn_of_rows,
+)
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 from ludic.training.replay_settings import open_replay
@@ -92,6 +99,8 @@ def open_source(root: Root, config: TrainConfig, stop: threading.Event) -> Sourc
         batch, loss_unit = config.batch, config.loss.loss_unit
         if batch.offline:
             opened.append(OfflineSource(root, batch, loss_unit=loss_unit))
+        elif batch.replan_from is not None:
+            opened.append(ReplanSource(root, batch, loss_unit=loss_unit))
         elif batch.replay_batches is not None:
             opened.append(open_replay(root, config, batch.replay_batches))
         else:
@@ -148,7 +157,8 @@ def open_ownership(
         sink = stack.enter_context(open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat()))
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         code = source.keep_code()
-        _warn_of_bias(root.run)
+        for trouble in find_truncated_support(root.run, config.flat()):
+            logger.warning(trouble.text)
         tokenizer = first_tokenizer(root)
         lease = claim(root, predecessor, lease_s=config.lease_s)
         publishers: list[Publisher] = []
@@ -160,15 +170,16 @@ def open_ownership(
         # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
         stack.enter_context(held(root, lease, on_fenced=stop.set, also=mend_latest))
         attempt, resumed = _take(root, config, lease, found, numerics, code)
-        publisher = Publisher(root, attempt, config.checkpoint.keep_policies)
+        checkpoint = config.checkpoint
+        publisher = Publisher(root, attempt, checkpoint.keep_policies, full_every=checkpoint.full_version_every)
         publishers.append(publisher)
         source.resume(resumed, publisher)
         log = stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id))))
-        warn = warn_of_rows(logger, partial(find_training_troubles, config=config.flat()))
+        warn = warn_of_rows(logger, partial(_find_troubles, root.run, config.flat()))
 
         def write_metrics(step: int, row: Mapping[str, Any]) -> None:
             log.write(attempt_id=attempt.attempt_id, step=step, **row)
-            warn(row)
+            warn({"step": step, **row})
             sink(step, {name: value for name, value in row.items() if isinstance(value, int | float)})
             if report is not None:
                 report(step, row)
@@ -181,6 +192,11 @@ def open_ownership(
             write_metrics=write_metrics,
             tokenizer=tokenizer,
         )
+
+
+def _find_troubles(run: RunConfig, config: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> Iterator[Trouble]:
+    yield from find_training_troubles(steps, config)
+    yield from find_mismatch(steps, run, config)
 
 
 def _take(
@@ -205,12 +221,3 @@ def _take(
         warn_of_other_code(previous.code, code, where=f"attempt {previous.attempt_id}")
     attempt = record_attempt(root, lease, parent, config.flat(), numerics, code=to_dicts(code))
     return attempt, resumed
-
-
-def _warn_of_bias(run: RunConfig) -> None:
-    """Warn of top_p and top_k: the trainer divides by the temperature, but can't know the tokens that they cut."""
-    for name, value in (("top_p", run.top_p if run.top_p < 1 else None), ("top_k", run.top_k)):
-        if value is not None:
-            logger.warning(
-                "%s is %s: importance ratios are biased below 1, since the sampler left tokens out", name, value
-            )

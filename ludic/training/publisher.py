@@ -9,6 +9,7 @@ successor are higher, so the successor notices this and points LATEST back.
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -26,14 +27,18 @@ from ludic.store import (
     point_latest,
     prune_policies,
 )
-from ludic.store.policies import claim_policy, newest_version, write_policy
+from ludic.store.policies import claim_policy, newest_version
+from ludic.store.policy_writer import PolicyWriter
 
 
 class Publisher:
     """The only writer of policies/ in this attempt, shared by the training, planning and checkpoint threads."""
 
-    def __init__(self, root: Root, attempt: Attempt, keep: int | None) -> None:
+    def __init__(self, root: Root, attempt: Attempt, keep: int | None, *, full_every: int | None = None) -> None:
+        """keep: number of versions whose weights to keep; None keeps all. full_every: see PolicyWriter."""
         self._root, self._attempt, self._keep = root, attempt, keep
+        self._writer = PolicyWriter(root, full_every)
+        self._costs: dict[str, float] = {}
         self._demand = QuotaController(root.run)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-publish")
@@ -75,6 +80,13 @@ class Publisher:
     def close(self) -> None:
         """Wait for the version that is being written and ignore its error; it is complete or invisible."""
         self._thread.shutdown(wait=True)
+        self._writer.close()
+
+    def take_costs(self) -> dict[str, float]:
+        """Return publish_bytes and publish_write_s of the version that was completed since the last call, if any."""
+        with self._lock:
+            costs, self._costs = self._costs, {}
+        return costs
 
     def mend_latest(self) -> None:
         """Write LATEST again if another trainer replaced it; skipped while this trainer writes it anyway."""
@@ -111,12 +123,15 @@ class Publisher:
         Checks ownership again before LATEST names the version, since writing weights may take minutes. Groups that
         arrived in the meantime count as ready.
         """
-        write_policy(self._root, version, save)
+        began = time.monotonic()
+        num_bytes = self._writer.write(version, save)
+        write_s = time.monotonic() - began
         with self._lock:
             check_not_fenced(self._root, self._attempt)
             self._demand.on_publish(version, self._demand.num_arrived - num_used_groups)
             point_latest(self._root, self._wanted)
             self.version = version
+            self._costs = {"publish_bytes": num_bytes, "publish_write_s": write_s}
         if self._keep is not None:
             prune_policies(self._root, self._keep, version)
 

@@ -99,6 +99,9 @@ class _Packed:
     rollout_id: str
     response_length: int
     temperature: float
+    is_cut: bool
+    """Whether its logprobs are over the tokens that the sampler kept. These are not stored: an objective without a
+    ratio needs them over all tokens."""
 
 
 class CachedReference:
@@ -127,7 +130,8 @@ class CachedReference:
             for batch, sequences, is_ in zip(micro_batches, packed, is_missing, strict=True)
         ]
         if missing:
-            new = [pair for pair in _split(results, packed) if pair[0].rollout_id not in stored]
+            pairs = _split(results, packed)
+            new = [pair for pair in pairs if pair[0].rollout_id not in stored and not pair[0].is_cut]
             self._keep(_to_table(self._model, new))
         return results
 
@@ -146,7 +150,7 @@ class CachedReference:
         return {rollout_id: logprobs[: fitting[rollout_id]] for of_file in found for rollout_id, logprobs in of_file}
 
     def _has(self, sequence: _Packed) -> bool:
-        if sequence.rollout_id not in self._index:
+        if sequence.is_cut or sequence.rollout_id not in self._index:
             return False
         _, address = self._index[sequence.rollout_id]
         return address.response_length >= sequence.response_length and address.temperature == sequence.temperature
@@ -179,7 +183,8 @@ def _sequences(batch: MicroBatch) -> Iterator[_Packed]:
     start = 0
     for rollout_id, length in zip(batch.rollout_ids, lengths.tolist(), strict=False):
         if length:
-            yield _Packed(rollout_id, length, batch.temperatures[start].item())
+            is_cut = batch.kept_tokens is not None and batch.kept_tokens.is_cut[start : start + length].any().item()
+            yield _Packed(rollout_id, length, batch.temperatures[start].item(), bool(is_cut))
         start += length
 
 

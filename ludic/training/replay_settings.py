@@ -14,8 +14,9 @@ from ludic.batches.replay import ReplaySource
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_model
 from ludic.store import Attempt, Root, RunConfig, read_attempt
-from ludic.store.attempts import chain, newest_attempt, read_parent
-from ludic.store.checkpoints import CheckpointInfo, last_checkpoint
+from ludic.store.attempts import CheckpointId, chain, newest_attempt, read_parent
+from ludic.store.checkpoints import last_checkpoint
+from ludic.store.cut_record import read_cut
 from ludic.training.config import TrainConfig
 from ludic.training.objectives import without_ignored
 
@@ -24,10 +25,18 @@ _FREE = frozenset(
         # Choice of batches; the ledger decides it here.
         *("advantage", "filters", "where", "selection", "sql_params", "max_uses", "baseline_over"),
         *("max_off_policy_steps", "max_age_s", *OFFLINE_SETTINGS),
+        *("scorers", "reward_scorer", "mixed_scorers", "wait_for_scores_s"),
         # Machine, files and logs.
         *("device", "num_threads", "checkpoint_every", "keep_checkpoints", "keep_checkpoints_every"),
         *("async_checkpoint", "keep_policies", "rollout_timeout_s", "lease_s", "log_to", "max_shard_size"),
-        *("publish_lora", "reference_offload", "reference_cache", "keep_token_stats"),
+        *(
+            "publish_lora",
+            "publish_dtype",
+            "full_version_every",
+            "reference_offload",
+            "reference_cache",
+            "keep_token_stats",
+        ),
     ]
 )
 """Settings that do not change the weights once the batches are given."""
@@ -36,18 +45,18 @@ _FREE = frozenset(
 def replay_settings(url: str) -> dict[str, Any]:
     """Return the settings of a run that its replay must share. Raises ConfigError if the run has no checkpoint."""
     other = Root.open(url)
-    last = _last_checkpoint(other)
+    attempt_id, _ = _end_of(other)
     # A run that was trained on a CPU is replayed on a CPU, even if there is CUDA.
-    numerics = read_attempt(other, last.attempt_id).numerics
+    numerics = read_attempt(other, attempt_id).numerics
     on_cpu = numerics is not None and numerics.get("device") == "cpu"
-    return _settings_of(other, last) | ({"device": "cpu"} if on_cpu else {})
+    return _settings_of(other, attempt_id) | ({"device": "cpu"} if on_cpu else {})
 
 
 def attempts_to_replay(url: str) -> Iterator[Attempt]:
     """Yield the attempts behind a run's newest checkpoint, newest first. Raises ConfigError if it has no checkpoint."""
     other = Root.open(url)
-    last = _last_checkpoint(other)
-    for link in chain(last.attempt_id, partial(read_parent, other)):
+    attempt_id, _ = _end_of(other)
+    for link in chain(attempt_id, partial(read_parent, other)):
         with contextlib.suppress(FileNotFoundError):
             yield read_attempt(other, link.attempt_id)
 
@@ -61,22 +70,27 @@ def open_replay(root: Root, config: TrainConfig, url: str) -> ReplaySource:
     other = Root.open(url)
     if other.run_id == root.run_id:
         raise ConfigError(f"{root.url} is itself the run to replay; give the replay a root of its own")
-    last = _last_checkpoint(other)
-    settings = _settings_of(other, last)
+    last = _end_of(other)
+    settings = _settings_of(other, last[0])
     theirs, mine = (_run_settings(run, config) for run in (other.run, root.run))
     _check_same(other.url, settings | theirs, config.flat() | mine, same_model(root, other))
-    return ReplaySource(other, last, settings["num_steps"])
+    cut = read_cut(other)
+    return ReplaySource(other, last, settings["num_steps"], first_step=cut.first_step if cut else 1)
 
 
-def _last_checkpoint(other: Root) -> CheckpointInfo:
+def _end_of(other: Root) -> CheckpointId:
+    """Return the attempt and step that a replay of a run ends with."""
+    cut = read_cut(other)
+    if cut is not None:
+        return cut.end
     last = last_checkpoint(other, newest_attempt(other))  # its weights are not read
     if last is None:
         raise ConfigError(f"{other.url} has no complete checkpoint, so there is nothing to replay")
-    return last
+    return last.attempt_id, last.step
 
 
-def _settings_of(other: Root, checkpoint: CheckpointInfo) -> dict[str, Any]:
-    config = without_ignored(read_attempt(other, checkpoint.attempt_id).config)
+def _settings_of(other: Root, attempt_id: int) -> dict[str, Any]:
+    config = without_ignored(read_attempt(other, attempt_id).config)
     return {name: value for name, value in config.items() if name not in _FREE}
 
 

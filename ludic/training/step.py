@@ -1,6 +1,7 @@
 """One gradient step over the micro-batches of all ranks. Collective."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -14,11 +15,14 @@ from ludic.errors import TrainingError
 from ludic.training.config import TrainConfig
 from ludic.training.logprobs import token_logprobs
 from ludic.training.losses import clipped_tokens, loss_units, rl_loss
-from ludic.training.objectives import BOUNDS
+from ludic.training.objectives import BOUNDS, OFF_POLICY
+from ludic.training.ratio_quantiles import log_ratio_histogram, ratio_quantile
 from ludic.training.reference import Reference
 from ludic.training.shaping import shape_advantages
 from ludic.training.timing import StepTimer
 from ludic.training.token_stats import TokenStats
+
+_HISTOGRAM = "log_ratio_histogram"
 
 
 def train_step(
@@ -43,6 +47,8 @@ def train_step(
     Raises TrainingError on every rank, before the weights change, if the loss or the gradient is not finite.
     """
     timer = timer or StepTimer(model.device)
+    if config.loss.objective not in OFF_POLICY:  # which compares with no sampler, but is about the whole distribution
+        micro_batches = [replace(batch, kept_tokens=None) for batch in micro_batches]
     totals: dict[str, Tensor] = {}
     with timer.device("collectives"):
         num_sequences = _count_sequences(micro_batches, config, model.device)
@@ -90,8 +96,9 @@ def _micro_batch_loss(
     loss, sums = rl_loss(logprobs, batch, config.loss, **counts, entropies=entropies, reference_logprobs=reference)
     if token_stats is not None:
         token_stats.see(batch, logprobs, entropies, clipped_tokens(logprobs, batch, config.loss, reference))
-    entropy = torch.where(batch.action_mask, entropies.detach(), 0).sum()
-    return loss, sums | {"entropy": entropy, "loss": loss.detach() * counts["num_action_tokens"]}
+    sums |= {"entropy": torch.where(batch.action_mask, entropies.detach(), 0).sum()}
+    sums |= {"loss": loss.detach() * counts["num_action_tokens"]}
+    return loss, sums | {_HISTOGRAM: log_ratio_histogram(logprobs.detach() - batch.sampler_logprobs, batch.action_mask)}
 
 
 def _count_sequences(micro_batches: Sequence[MicroBatch], config: TrainConfig, device: torch.device) -> int:
@@ -109,14 +116,16 @@ def _accumulate(totals: dict[str, Tensor], sums: dict[str, Tensor]) -> dict[str,
 
 
 def _reduce(totals: dict[str, Tensor], num_action_tokens: int) -> dict[str, float]:
-    """Return means over the action tokens of all ranks, and the maximum ratio."""
-    ratio_max = totals.pop("ratio_max")
+    """Return means over the action tokens of all ranks, and maximum and quantiles of the ratio."""
+    ratio_max, histogram = totals.pop("ratio_max"), totals.pop(_HISTOGRAM)
     dist.all_reduce(ratio_max, op=dist.ReduceOp.MAX)
+    dist.all_reduce(histogram)
     sums = torch.stack([value.double() for value in totals.values()])
     dist.all_reduce(sums)
     means = dict(zip(totals, (sums / num_action_tokens).tolist(), strict=True))
     means["ratio_mean"], means["clip_fraction"] = means.pop("ratio"), means.pop("clipped")
-    return means | {"ratio_max": ratio_max.item()}
+    quantiles = {f"ratio_p{percent:02}": ratio_quantile(histogram.cpu(), percent / 100) for percent in (1, 99)}
+    return means | quantiles | {"ratio_max": ratio_max.item()}
 
 
 def _clip_gradients(model: PreTrainedModel, max_grad_norm: float | None) -> float:

@@ -34,7 +34,7 @@ from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops
 from ludic.training.loading import FirstModel, load_reference, load_trained
 from ludic.training.metrics import step_metrics, trained_lengths
-from ludic.training.model import compute_dtype, detached, full_state_dict, save_weights
+from ludic.training.model import compute_dtype, detached, full_state_dict, publish_dtype, save_weights
 from ludic.training.numerics import agree_on_numerics
 from ludic.training.optimizer import learning_rate
 from ludic.training.ownership import (
@@ -259,7 +259,7 @@ class _Trainer:
         tokenizer = self._main.tokenizer if self._main else {}
 
         def save(folder: Path) -> None:
-            dtype, max_shard_size = compute_dtype(self._config), self._config.checkpoint.max_shard_size
+            dtype, max_shard_size = publish_dtype(self._config), self._config.checkpoint.max_shard_size
             save_weights(self._model, weights, folder, dtype=dtype, max_shard_size=max_shard_size)
             write_files(tokenizer, folder)
 
@@ -344,7 +344,7 @@ class _Trainer:
             row = step_metrics(batch.plan, metrics, num_tokens=batch.num_tokens, num_truncated=batch.num_truncated)
             row |= {f"{phase}_s": value for phase, value in seconds.items()}
             row |= {"read_s": batch.read_s, "pack_s": batch.pack_s, "token_imbalance": batch.token_imbalance}
-            row |= {"tokens_per_s": batch.num_tokens / seconds["step"]}
+            row |= {"tokens_per_s": batch.num_tokens / seconds["step"], **self._main.publisher.take_costs()}
             self._main.write_metrics(step, row | self._utilisation(batch, seconds["step"]))
 
     def _utilisation(self, batch: RankBatch, step_s: float) -> dict[str, float | None]:

@@ -40,7 +40,7 @@ TEXTS = (CALL, CALL + CALL, "5", "7", "no number")
 
 
 class Talker:
-    max_length = 10_000
+    name, max_length = "talker 1", 10_000
 
     def __init__(self, folder, *, version, **options):
         self.policy_version, self.tokenizer = version, load_tokenizer(folder)

@@ -119,6 +119,14 @@ class Counting:
     requests: list[GenerationRequest] = field(default_factory=list)
 
     @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def repeats_in_any_batch(self) -> bool:
+        return self.engine.repeats_in_any_batch
+
+    @property
     def policy_version(self) -> int:
         return self.engine.policy_version
 

@@ -1,5 +1,6 @@
 """The worker follows the policies, keeps to its quota, and loses nothing; all in one process."""
 
+import itertools
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,7 @@ from tiny_models import committed_rows, forward_logprobs, publish
 import ludic.environments.addition
 from ludic.errors import ConfigError, SlotTakenError, StoreError
 from ludic.rollouts import worker
-from ludic.rollouts.worker import WorkerConfig
+from ludic.rollouts.worker import WorkerConfig, _back_off
 from ludic.store import (
     LatestPolicy,
     MetricsTail,
@@ -128,6 +129,15 @@ def test_the_worker_never_goes_back_to_a_lower_version(
         point_latest(root, LatestPolicy(version=0, groups_per_worker=4))
         wait_until(has(root, v1=4))
     assert groups_by_version(root) == {1: 4}
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "waits_s"), [(1, [0.01, 0.012, 0.0144]), (1000, [0.5, 0.6, 0.72]), (5000, [2.5, 2.5, 2.5])]
+)
+def test_waiting_workers_read_latest_2000_times_a_second_at_most(num_workers: int, waits_s: list[float]) -> None:
+    waits = list(itertools.islice(_back_off(num_workers), 100))
+    assert waits[:3] == pytest.approx(waits_s)
+    assert waits[-1] == max(1.0, waits_s[0])
 
 
 # --- Policies that can't be loaded -----------------------------------------------------------------------

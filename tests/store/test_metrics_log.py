@@ -133,6 +133,36 @@ def test_between_two_listings_the_files_that_follow_are_found_by_name(run_config
     assert slow.fs.num_listings == 1
 
 
+class SlowReads(SlowListings):
+    """Reads take as long as those of a distant bucket; the most at a time are counted."""
+
+    num_reading = 0
+    most_reading = 0
+
+    def cat_file(self, path, start=None, end=None, **options):
+        self.num_reading += 1
+        self.most_reading = max(self.most_reading, self.num_reading)
+        try:
+            time.sleep(0.05)
+            return super().cat_file(path, start, end, **options)
+        finally:
+            self.num_reading -= 1
+
+
+def test_the_next_files_of_many_workers_are_asked_for_together(run_config):
+    root = Root.create(f"memory://{uuid.uuid4()}", run_config)
+    slow = replace(root, fs=SlowReads())
+    tail = MetricsTail(slow)
+    writers = [f"worker-w{slot}" for slot in range(80)]
+    for step in range(2):
+        for writer in writers:
+            put_file(root, writer, step, step)
+        slow.fs.most_reading = 0
+        assert [row["step"] for row in tail.poll()] == [step] * 80
+    assert slow.fs.num_listings == 1
+    assert slow.fs.most_reading > 1
+
+
 def test_the_first_look_may_be_at_the_newest_files_only(root):
     for step, writer in itertools.product(range(12), ("train-1", "train-2")):
         put_file(root, writer, step, step)

@@ -11,9 +11,11 @@ from ludic.store import RunConfig
 from ludic.store.troubles import (
     Trouble,
     TroubleLog,
+    find_mismatch,
     find_sampling_troubles,
     find_shortage,
     find_training_troubles,
+    find_truncated_support,
     warn_of_rows,
 )
 
@@ -186,3 +188,50 @@ def test_a_kl_penalty_in_the_loss_teaches_nothing_where_rewards_are_equal() -> N
 
 def test_calls_of_an_older_version_lack_counts() -> None:
     assert texts(find_sampling_troubles([call(num_groups=None)] * 3, RUN)) == []
+
+
+TOP_P = "importance ratios are biased below 1, since the sampler left tokens out; start a run with --keep-sampling-mask"
+
+
+def test_a_truncated_support_is_told_with_its_setting() -> None:
+    run = RunConfig(model="m", env=("cats",), top_p=0.8)
+    assert texts(find_truncated_support(run, {"objective": "reinforce"})) == [f"top_p is 0.8: {TOP_P}"]
+    swept = RunConfig(model="m", env=("cats",), sweep={"top_p": [0.8, 1.0, 0.9], "top_k": [None, 5]})
+    assert [trouble.kind for trouble in find_truncated_support(swept, {})] == [
+        "truncated by top_p",
+        "truncated by top_k",
+    ]
+    assert texts(find_truncated_support(swept, {}))[0].startswith("top_p is 0.8 or 0.9: ")
+
+
+def test_a_loss_that_uses_no_ratio_needs_no_whole_support() -> None:
+    run = RunConfig(model="m", env=("cats",), top_k=5)
+    assert texts(find_truncated_support(run, {"objective": "sft"})) == []
+    assert texts(find_truncated_support(RunConfig(model="m", env=("cats",)), {})) == []
+
+
+def mismatched(**values: Any) -> dict[str, Any]:
+    return step(**{"step": 1, "lag_max": 0, "sampler_kl": 0.02, **values})
+
+
+def test_other_probabilities_under_the_same_weights_are_told() -> None:
+    # (0.02 + 0.01) / 2 = 0.015 nats; the step with a lag does not count
+    rows = [mismatched(), mismatched(step=2, sampler_kl=0.01), mismatched(step=3, sampler_kl=5.0, lag_max=1)]
+    (text,) = texts(find_mismatch(rows, RUN, {}))
+    assert text.startswith("sampler_kl is 0.015 nats per token in 2 steps on rollouts of the trainer's own weights")
+    assert "dtype, attention and --float32-head" in text
+
+
+def test_a_mismatch_needs_equal_weights_and_more_than_rounding() -> None:
+    two_a_version = RunConfig(model="m", env=("cats",), steps_per_version=2)
+    assert texts(find_mismatch([mismatched(step=2)], two_a_version, {})) == []  # the second step of a version
+    assert texts(find_mismatch([mismatched(step=3)], two_a_version, {})) != []
+    assert texts(find_mismatch([mismatched(sampler_kl=0.009)], RUN, {})) == []
+    assert texts(find_mismatch([mismatched(sampler_kl=None)], RUN, {})) == []
+    assert texts(find_mismatch([mismatched()], RUN, {"offline": True})) == []
+    assert texts(find_mismatch([mismatched()], RUN, {"replay_batches": "runs/a"})) == []
+
+
+def test_a_truncated_support_explains_a_mismatch() -> None:
+    run = RunConfig(model="m", env=("cats",), top_p=0.8)
+    assert texts(find_mismatch([mismatched()], run, {"objective": "reinforce"})) == []

@@ -10,7 +10,7 @@ from ludic.errors import FencedError, StoreError
 from ludic.store import LatestPolicy, latest_policy, point_latest, start_attempt
 from ludic.store.checkpoints import complete_checkpoints
 from ludic.store.policies import LATEST, policy_versions, stored_versions
-from ludic.training import publisher as publishing
+from ludic.store.policy_writer import PolicyWriter
 from ludic.training.publisher import Publisher
 from ludic.training.trainer import train
 
@@ -141,16 +141,16 @@ def test_the_error_of_a_version_is_raised_wherever_it_is_waited_for(publisher):
 
 @pytest.mark.parametrize("num_files", [0, 1])
 def test_a_trainer_ends_with_the_error_of_its_version_also_while_it_waits_for_groups(new_root, monkeypatch, num_files):
-    root, write_policy = new_root(steps_per_version=1), publishing.write_policy
+    root, write = new_root(steps_per_version=1), PolicyWriter.write
     fill(root, num_files=1, groups_per_file=2)  # one batch
     fill(root, num_files=num_files, worker_id="w1-test", seed=7)
 
-    def fail(root, version, save):
+    def fail(writer, version, save):
         if version > 0:
             raise StoreError("the disk is full")
-        write_policy(root, version, save)
+        return write(writer, version, save)
 
-    monkeypatch.setattr(publishing, "write_policy", fail)
+    monkeypatch.setattr(PolicyWriter, "write", fail)
     with pytest.raises(StoreError, match="the disk is full"):
         train(root, train_config(num_steps=8, rollout_timeout_s=None, checkpoint_every=1), threading.Event())
     assert latest_policy(root).version == 0
@@ -158,20 +158,20 @@ def test_a_trainer_ends_with_the_error_of_its_version_also_while_it_waits_for_gr
 
 
 def test_training_goes_on_while_a_version_is_written_and_its_checkpoint_waits(new_root, monkeypatch):
-    root, write_policy = new_root(steps_per_version=2), publishing.write_policy
+    root, write = new_root(steps_per_version=2), PolicyWriter.write
     fill(root, num_files=2)
     may_end, seen = threading.Event(), []
 
-    def write(root, version, save):
+    def write_later(writer, version, save):
         assert version == 0 or may_end.wait(60)
-        write_policy(root, version, save)
+        return write(writer, version, save)
 
     def report(step, row):
         seen.append((step, latest_policy(root).version, len(complete_checkpoints(root))))
         if step == 3:
             may_end.set()
 
-    monkeypatch.setattr(publishing, "write_policy", write)
+    monkeypatch.setattr(PolicyWriter, "write", write_later)
     assert train(root, train_config(num_steps=4, checkpoint_every=2), threading.Event(), report) == 4
     assert seen[:3] == [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
     assert (latest_policy(root).version, stored_versions(root)) == (2, [0, 1, 2])

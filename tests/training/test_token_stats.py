@@ -101,6 +101,12 @@ def test_the_columns_add_up_to_the_metrics_of_the_step(root: Root):
     metrics = query(root, "select step, clip_fraction, entropy from metrics order by step")
     assert [row[0] for row in metrics] == [1, 2]
     np.testing.assert_allclose(query(root, sums), metrics, rtol=1e-3)
+    of_view = query(root, "select k1, k3, ratio_max from mismatch where grouping = 'step' order by step")
+    of_metrics = query(root, "select sampler_kl_k1, sampler_kl, ratio_max from metrics order by step")
+    np.testing.assert_allclose(of_view, of_metrics, rtol=1e-4)
+    ranks = "select quantile_disc(exp(log_ratio), [0.01, 0.99]) from trained_tokens group by step order by step"
+    quantiles = query(root, "select ratio_p01, ratio_p99 from metrics order by step")
+    np.testing.assert_allclose([row for (row,) in query(root, ranks)], quantiles, rtol=0.02)
 
 
 @pytest.mark.slow
@@ -147,13 +153,11 @@ def test_the_guides_queries_run(root: Root):
     con: duckdb.DuckDBPyConnection = ludic.connect(root)
     queries = re.findall(r"```sql\n(.*?)```", guide, re.DOTALL)
     mismatch, *others = [con.sql(text).to_arrow_table() for text in queries]
-    assert mismatch.column_names == ["position", "mismatch", "kl", "num_tokens"]
-    by_position: dict[int, list[float]] = {}
-    for row in rows(root):
-        distances = np.abs(row["trainer_logprobs"] - row["response_logprobs"])
-        for position in np.flatnonzero(row["mask"]):
-            by_position.setdefault(int(position), []).append(distances[position])
-    assert mismatch["position"].to_pylist() == sorted(by_position)
-    wanted = [np.mean(by_position[position]) for position in sorted(by_position)]
-    np.testing.assert_allclose(mismatch["mismatch"].to_numpy(), wanted, rtol=1e-6)
+    # of the first step alone, whose rollouts the trainer's first weights sampled
+    trained = [row for row in rows(root) if row["step"] == 1]
+    log_ratios = np.concatenate([(row["trainer_logprobs"] - row["response_logprobs"])[row["mask"]] for row in trained])
+    (found,) = mismatch.to_pylist()
+    assert (found["env_name"], found["num_tokens"]) == ("moar_cats", len(log_ratios))
+    assert found["k1"] == pytest.approx(-log_ratios.mean(dtype=float), rel=1e-6)
+    np.testing.assert_allclose(found["ratios"], np.exp(np.quantile(log_ratios, [0.01, 0.5, 0.99])), rtol=0.02)
     assert all(table.num_rows for table in others)

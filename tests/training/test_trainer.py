@@ -104,7 +104,7 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
         select * exclude (
             worker_id, env_name, num_truncated, num_parse_errors, num_errors,
             num_incomplete_completions, num_zero_variance_groups, first_error,
-            preference_margin, preference_accuracy, mfu
+            preference_margin, preference_accuracy, mfu, load_s, fetch_s, first_token_s
         )
         from metrics
         where kind = 'train'

@@ -18,7 +18,7 @@ from ludic.batches.packing import MicroBatch
 from ludic.training.loss_config import LossConfig
 from ludic.training.losses.pairs import dpo, ipo, orpo, preferences
 from ludic.training.losses.policy import cispo, dppo, gmpo, gspo, masked_out, ppo_clip, reinforce, sapo, sft, vespo
-from ludic.training.losses.ratios import KL_ESTIMATORS, k3
+from ludic.training.losses.ratios import KL_ESTIMATORS, k1, k3
 from ludic.training.losses.terms import TokenTerms, loss_units, make_terms
 from ludic.training.objectives import PAIRED, Objective
 
@@ -60,7 +60,8 @@ def rl_loss(
     zero that still has a gradient: a rank that raised alone would hang the others.
 
     Also returns detached sums over action tokens, to be divided by num_action_tokens: ratio, clipped (a
-    count), sampler_kl, and reference_kl if there is a reference; and ratio_max, a maximum. These KLs are k3 estimates.
+    count), sampler_kl and sampler_kl_k1 (k3 and k1 estimates), and reference_kl (k3) if there is a reference; and
+    ratio_max, a maximum.
     For pairs it also returns preference_margin and preference_accuracy, which become means over pairs.
     """
     assert num_action_tokens > 0, "a step without action tokens has no loss"
@@ -125,7 +126,8 @@ def token_shares(terms: TokenTerms, config: LossConfig, *, num_action_tokens: in
 
 def _measures(terms: TokenTerms, clipped: Tensor) -> dict[str, Tensor]:
     ratio = terms.ratio * terms.mask
-    sums = {"ratio": ratio, "clipped": clipped & terms.mask, "sampler_kl": k3(terms.log_ratio) * terms.mask}
+    sums = {"ratio": ratio, "clipped": clipped & terms.mask}
+    sums |= {"sampler_kl": k3(terms.log_ratio) * terms.mask, "sampler_kl_k1": k1(terms.log_ratio) * terms.mask}
     if terms.log_reference is not None:
         sums["reference_kl"] = k3(terms.log_reference) * terms.mask
     return {name: value.detach().sum() for name, value in sums.items()} | {"ratio_max": ratio.detach().max()}
