@@ -1,34 +1,79 @@
-"""Settings of the processes that one machine runs. Imports nothing slow, so that `--help` answers at once."""
+"""Settings of the processes that `ludic run` starts. Imports nothing slow, so that `--help` answers at once."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from ludic.bounds import check_numbers, check_types
-from ludic.defaults import ENGINE, ENV_TIMEOUT_S
+from ludic.bounds import check_names, check_numbers, check_types
+from ludic.defaults import ENV_TIMEOUT_S
 from ludic.errors import ConfigError
+from ludic.eval.config import EvalConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchConfig:
-    """Processes that `ludic run` starts on this machine."""
+    """Processes that `ludic run` starts, on this machine or on a Ray cluster."""
 
     local_workers: int | None = None
-    """Number of workers to start on this machine, 0 for none; None starts num_workers, all of the schedule."""
+    """Number of workers to start on this machine, or on the Ray cluster, 0 for none; None starts num_workers, all of
+    the schedule."""
     ranks: int = 1
     """Number of processes that train together."""
-    engine: str = ENGINE
-    """Inference engine of the workers: a built-in name (transformers), or path/to/file.py:ClassName of your own."""
     trainer_gpus: str | None = None
     """GPUs of the trainer, such as 0,1, one for each rank; None takes the first ones."""
     worker_gpus: str | None = None
     """GPUs that the workers divide among them, such as 2,3; None takes those that the trainer does not use."""
     env_timeout_s: float | None = ENV_TIMEOUT_S
     """Seconds that one environment call may take in a worker started here; None means no limit."""
+    eval_every: int | None = None
+    """Evaluate version 0, every version whose number is a multiple of this, and the last one, in a process of its own
+    (docs/evaluation.md). The trainer never waits for it. None evaluates nothing."""
+    eval_options: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `ludic eval` for that process as JSON, such as {"num_examples": 64, "n": 4, "temperature": 0}."""
     take_over: bool = False
     """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
+
+    launcher: Literal["local", "ray"] = "local"
+    """local: processes of this machine; ray: actors on the nodes of a Ray cluster, which must reach the root."""
+    ray_address: str | None = None
+    """Address of the Ray cluster, such as node1:6379. None takes RAY_ADDRESS, else the cluster of this machine, else
+    starts one on this machine."""
+    ray_cpus: int = 1
+    """Number of CPUs that Ray reserves for each worker and each rank."""
 
     def __post_init__(self) -> None:
         check_types(self)
         check_numbers(self)
+        if self.launcher == "local" and self.ray_address is not None:
+            raise ConfigError("ray_address has no effect without --launcher ray; add it, or leave out ray_address")
+        if self.launcher == "ray" and {self.trainer_gpus, self.worker_gpus} != {None}:
+            raise ConfigError(
+                "trainer_gpus and worker_gpus name GPUs of this machine; with --launcher ray, Ray assigns"
+            )
+        if self.eval_options and self.eval_every is None:
+            raise ConfigError("eval_options has no effect without eval_every; add it, or leave out eval_options")
+        if self.launcher == "ray" and self.eval_every is not None:
+            raise ConfigError("eval_every needs --launcher local; on a cluster, start `ludic eval ROOT --every K`")
+        self.evaluation(until_step=1)
+
+    def evaluation(self, until_step: int) -> dict[str, Any] | None:
+        """Return the settings of the evaluation process, as fields of EvalConfig; None without one.
+
+        until_step: the last step of training. Raises ConfigError.
+        """
+        if self.eval_every is None:
+            return None
+        options = dict(self.eval_options)
+        check_names(options, EvalConfig, "an evaluation (eval_options)")
+        if taken := options.keys() & {"versions", "every", "until_step"}:
+            raise ConfigError(
+                f"eval_options has {', '.join(sorted(taken))}, which follows from eval_every; leave it out"
+            )
+        if "env" in options:
+            options["env"] = (options["env"],) if isinstance(options["env"], str) else tuple(options["env"])
+        options = {"env_timeout_s": self.env_timeout_s} | options
+        EvalConfig(**options)
+        return {"every": self.eval_every, "until_step": until_step, **options}
 
     def workers_of(self, num_workers: int) -> int:
         """Return the number of workers to start. num_workers: workers of the run's schedule. Raises ConfigError."""
@@ -37,3 +82,26 @@ class LaunchConfig:
         if not 0 <= self.local_workers <= num_workers:
             raise ConfigError(f"local_workers is {self.local_workers}, wanted 0 to num_workers ({num_workers})")
         return self.local_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """Settings of the vLLM server that `ludic serve` runs."""
+
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 is reachable from other machines. Whoever reaches the server can load weights into
+    it, so open it only in a network that you trust."""
+    port: int = 8000
+    """Port to listen at."""
+    max_batch: int = 256
+    """Maximum number of sequences that vLLM decodes together; further requests wait."""
+    tensor_parallel: int = 1
+    """Number of GPUs that hold one copy of the model."""
+    gpu_memory: float | None = None
+    """Share of a GPU's memory that vLLM may take, from 0 to 1. None is vLLM's default."""
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    """More options of vLLM as JSON, such as {"max_model_len": 8192}: arguments of AsyncEngineArgs."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_numbers(self)

@@ -13,7 +13,7 @@ from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import remember_model
 from ludic.models.tiny import make_tiny_model
-from ludic.records import Rollout, RolloutGroup
+from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import Root, RunConfig
 from ludic.store.kept_model import MODEL, identify, keep_model
@@ -82,18 +82,9 @@ def demo_config(num_steps: int) -> TrainConfig:
 
 def heldout_answers(root: Root, folder: str, num_prompts: int = 32, temperature: float = 0.8) -> list[Rollout]:
     """Sample one answer to each of the first held-out prompts, which the run never trained on."""
-    groups = heldout_groups(root, folder, num_prompts, temperature=temperature)
-    return [rollout for group in groups for rollout in group.rollouts]
-
-
-def heldout_groups(
-    root: Root, folder: str, num_prompts: int, *, temperature: float, version: int = 0
-) -> tuple[RolloutGroup, ...]:
-    """Sample a group of one answer to each of the first held-out prompts. version: of the weights in the folder."""
     agent = Agent(
-        engine=TransformersEngine(folder, device="cpu", version=version),
-        tokenizer=load_tokenizer(folder),
-        model=root.run.model,
+        engine=TransformersEngine(folder, device="cpu"), tokenizer=load_tokenizer(folder), model=root.run.model
     )
     sampler = GroupSampler.of_run(replace(root.run, group_size=1, temperature=temperature), agent)
-    return sampler.sample(range(num_prompts), worker_id="demo", split="heldout").groups
+    groups = sampler.sample(range(num_prompts), worker_id="demo", split="heldout").groups
+    return [rollout for group in groups for rollout in group.rollouts]

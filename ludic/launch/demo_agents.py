@@ -2,25 +2,25 @@
 
 It does in one root, on this machine and without downloads, what a user does with a large model: create a run, import
 demonstrations, train on them offline, and train online. Tokenizer, model and demonstrations are generated. Held-out
-problems are answered before and after RL, and stored as evals. Each function continues what an interrupted call began.
+problems are answered before RL, while it goes on, and after it. Each function continues what an interrupted call began.
 """
 
 import json
-import tempfile
-from pathlib import Path
 
+from ludic.engines.config import EngineConfig
+from ludic.eval.config import EvalConfig
 from ludic.interop.imports.episodes import to_message
 from ludic.interop.imports.import_files import import_files
 from ludic.launch.config import LaunchConfig
-from ludic.launch.demo import heldout_groups, keep_new_model
+from ludic.launch.demo import keep_new_model
 from ludic.launch.demonstrations import PARSER, TOOLS, make_demonstrations
+from ludic.launch.evaluation import evaluate_here
 from ludic.launch.local import launch
 from ludic.launch.process import interruptible
 from ludic.launch.train import train_here
 from ludic.models.tiny_chat import make_tiny_chat_model
-from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.sql import connect
-from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy, latest_policy
+from ludic.store import Root, RunConfig
 from ludic.store.kept_model import MODEL
 from ludic.training.config import TrainConfig
 
@@ -30,7 +30,9 @@ DEMONSTRATIONS = "demonstrations.jsonl"
 NUM_PROBLEMS, PER_PROBLEM, NUM_EPOCHS = 1500, 2, 4
 """Problems with demonstrations, demonstrations of each, and passes over all of them."""
 NUM_HELDOUT = 256
-"""Held-out problems that are answered before and after RL."""
+"""Held-out problems that each evaluated version answers."""
+EVAL_EVERY = 10
+"""Versions of RL from one evaluation to the next."""
 
 
 def open_demo(url: str) -> Root:
@@ -64,14 +66,15 @@ def warm_start(root: Root, *, num_problems: int = NUM_PROBLEMS, num_heldout: int
     num_problems: of which there are demonstrations; fewer make a shorter warm start. Raises KeyboardInterrupt after
     Ctrl-C.
     """
-    if evaluated_versions(root):
+    if (version := version_before_rl(root)) is not None:
+        evaluate(root, str(version), num_heldout)
         return
     lines = (json.dumps(record) + "\n" for record in make_demonstrations(num_problems, PER_PROBLEM))
     root.put_if_absent(DEMONSTRATIONS, "".join(lines).encode())
     import_files(root, [f"{root.url}/{DEMONSTRATIONS}"], "jsonl", env=ENVIRONMENT)
     with interruptible() as stop:
         train_here(root, warm_start_config(), stop)
-    evaluate(root, num_heldout)
+    evaluate(root, "latest", num_heldout)
 
 
 def warm_start_config() -> TrainConfig:
@@ -93,19 +96,19 @@ def warm_start_config() -> TrainConfig:
 
 
 def improve(root: Root, num_steps: int) -> None:
-    """Train online for `num_steps` steps after those of the warm start, and evaluate."""
-    launch(root, rl_config(_last_warm_step(root) + num_steps), LaunchConfig())
-    evaluate(root)
+    """Train online for `num_steps` steps after those of the warm start, and evaluate versions beside it."""
+    processes = LaunchConfig(eval_every=EVAL_EVERY, eval_options={"num_examples": NUM_HELDOUT})
+    launch(root, rl_config(_last_warm_step(root) + num_steps), processes, EngineConfig())
 
 
 def _last_warm_step(root: Root) -> int:
-    """Return the last step that trained on demonstrations."""
+    """Return the last step that trained on demonstrations; 0 before the first."""
     query = """
         select max(step) from batches join rollouts using (rollout_id)
         where used and rollouts.worker_id like 'import-%'
     """
     (step,) = connect(root).execute(query).fetchall()[0]
-    return int(step)
+    return int(step or 0)
 
 
 def rl_config(num_steps: int) -> TrainConfig:
@@ -123,21 +126,20 @@ def rl_config(num_steps: int) -> TrainConfig:
     )
 
 
-def evaluate(root: Root, num_heldout: int = NUM_HELDOUT) -> None:
-    """Answer held-out problems with the newest policy, and store the answers as evals; once for each version."""
-    latest = latest_policy(root)
-    assert latest is not None, "the trainer publishes"
-    if latest.version in evaluated_versions(root):
-        return
-    with tempfile.TemporaryDirectory() as cache:
-        folder = fetch_policy(root, latest.version, Path(cache))
-        groups = heldout_groups(root, folder, num_heldout, temperature=root.run.temperature, version=latest.version)
-    worker_id = f"heldout-{latest.version}"
-    with RolloutWriter(root, worker_id, folder="evals") as writer:
-        writer.append(RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=worker_id)))
+def evaluate(root: Root, versions: str, num_heldout: int = NUM_HELDOUT) -> None:
+    """Sample an answer to each held-out problem, as `ludic eval` does; what is stored is not sampled again."""
+    config = EvalConfig(versions=versions, num_examples=num_heldout)
+    with interruptible() as stop:
+        evaluate_here(root, {"": config}, stop, device="cpu")
 
 
-def evaluated_versions(root: Root) -> list[int]:
-    """Return the versions with stored evals, in their order."""
-    query = "select distinct policy_version from evals order by all"
-    return [version for (version,) in connect(root).execute(query).fetchall()]
+def version_before_rl(root: Root) -> int | None:
+    """Return the version with stored evals that the warm start ended with; None before it has ended."""
+    query = """
+        select min(policy_version)
+        from evals
+        join policies on policies.version = policy_version
+        where step = $step and step > 0
+    """
+    (version,) = connect(root).execute(query, {"step": _last_warm_step(root)}).fetchall()[0]
+    return version

@@ -1,7 +1,8 @@
 """Decide which GPUs each process of a run on this machine gets, by CUDA_VISIBLE_DEVICES. Pure, except `visible_gpus`.
 
 The trainer takes one GPU per rank, the first ones; the workers divide the others. Where there are too few, workers
-share GPUs with each other, and as a last resort with the trainer.
+share GPUs with each other, and as a last resort with the trainer. A worker whose engine spreads the model over several
+GPUs gets so many, and shares them with no other worker.
 """
 
 import os
@@ -15,6 +16,11 @@ from ludic.errors import ConfigError
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Devices of the drivers: NVIDIA on Linux, NVIDIA in WSL, AMD."""
+
+_MEMORY_OF_WORKERS = 0.9
+"""Share of a GPU's memory that workers divide; what is left is for CUDA and the libraries. vLLM's own default."""
+_MEMORY_BESIDE_TRAINER = 0.5
+"""Share of a GPU's memory that workers divide if the trainer uses the same GPU."""
 
 Gpus = tuple[str, ...]
 """Names of GPUs as CUDA_VISIBLE_DEVICES has them: numbers or UUIDs."""
@@ -33,6 +39,33 @@ class GpuPlan:
         """Return the plan as one line, such as: trainer 0; worker 0: 1; worker 1: 2."""
         workers = (f"worker {number}: {','.join(gpus)}" for number, gpus in enumerate(self.workers))
         return "; ".join([f"trainer: {','.join(self.trainer) or 'none'}", *workers])
+
+    def memory_share(self, worker: int) -> float | None:
+        """Return the share of its GPUs' memory that a worker's engine may take; None if it has them to itself."""
+        gpus = self.workers[worker]
+        if not any(self._users(gpu) > 1 for gpu in gpus):
+            return None
+        return min(self._share(gpu) for gpu in gpus)
+
+    def describe_shared(self) -> list[str]:
+        """Return a line for each shared GPU, such as: GPU 0 is shared by the trainer and 1 worker."""
+        gpus = dict.fromkeys(gpu for gpus in (self.trainer, *self.workers) for gpu in gpus)
+        return [f"GPU {gpu} is shared by {self._describe_users(gpu)}" for gpu in gpus if self._users(gpu) > 1]
+
+    def _share(self, gpu: str) -> float:
+        whole = _MEMORY_BESIDE_TRAINER if gpu in self.trainer else _MEMORY_OF_WORKERS
+        return whole / self._num_workers(gpu)
+
+    def _users(self, gpu: str) -> int:
+        return (gpu in self.trainer) + self._num_workers(gpu)
+
+    def _num_workers(self, gpu: str) -> int:
+        return sum(gpu in gpus for gpus in self.workers)
+
+    def _describe_users(self, gpu: str) -> str:
+        num_workers = self._num_workers(gpu)
+        workers = f"{num_workers} worker{'s' if num_workers > 1 else ''}"
+        return f"the trainer and {workers}" if gpu in self.trainer else workers
 
 
 def visible_gpus() -> Gpus:
@@ -58,12 +91,14 @@ def assign_gpus(
     num_workers: int,
     trainer: Gpus | None = None,
     workers: Gpus | None = None,
+    gpus_per_worker: int | None = None,
 ) -> GpuPlan | None:
     """Assign GPUs to the processes of a run; returns None if there is no GPU to assign.
 
     ranks: number of the trainer's ranks that need a GPU, 0 if it trains on the CPU. trainer, workers: the user's
-    choice, instead of the choice made here. Raises ConfigError if there are fewer GPUs than ranks, or if a chosen GPU
-    is not visible.
+    choice, instead of the choice made here. gpus_per_worker: number of GPUs that hold one copy of a worker's model;
+    None divides all GPUs that the trainer leaves. Raises ConfigError if there are fewer GPUs than ranks or than a
+    worker's model needs, or if a chosen GPU is not visible.
     """
     for name, chosen in (("trainer_gpus", trainer), ("worker_gpus", workers)):
         if missing := [gpu for gpu in chosen or () if gpu not in visible]:
@@ -79,7 +114,22 @@ def assign_gpus(
         raise ConfigError(f"ranks is {ranks}, but the trainer has {len(trainer)} GPUs; wanted one for each rank")
     if workers is None:
         workers = tuple([gpu for gpu in visible if gpu not in trainer] or visible)
-    return GpuPlan(trainer=trainer, workers=_divide(workers, num_workers))
+    if gpus_per_worker is None:
+        return GpuPlan(trainer=trainer, workers=_divide(workers, num_workers))
+    return GpuPlan(trainer=trainer, workers=_give_each(workers, num_workers, gpus_per_worker))
+
+
+def _give_each(gpus: Gpus, num_workers: int, per_worker: int) -> tuple[Gpus, ...]:
+    """Give each worker its number of GPUs, in order; with fewer GPUs, workers of one GPU share. Raises ConfigError."""
+    if per_worker == 1:
+        return _divide(gpus[:num_workers], num_workers)
+    if len(gpus) < num_workers * per_worker:
+        raise ConfigError(
+            f"tensor_parallel is {per_worker}, so {num_workers} workers need {num_workers * per_worker} GPUs, but the "
+            f"workers have {len(gpus)} ({', '.join(gpus) or 'none'}); start fewer workers, lower tensor_parallel, or "
+            "choose with worker_gpus"
+        )
+    return tuple(gpus[first : first + per_worker] for first in range(0, num_workers * per_worker, per_worker))
 
 
 def _divide(gpus: Gpus, num_workers: int) -> tuple[Gpus, ...]:

@@ -5,16 +5,20 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from ludic.engines.config import EngineConfig
 from ludic.engines.registry import check_engine
 from ludic.errors import ConfigError, LudicError, SchemaError, StoreError
 from ludic.launch.config import LaunchConfig
+from ludic.launch.evaluation import log_missed
 from ludic.launch.flags import to_flags
-from ludic.launch.gpus import VARIABLE, assign_gpus, parse_gpus, visible_gpus
+from ludic.launch.gpus import VARIABLE, GpuPlan, Gpus, assign_gpus, parse_gpus, visible_gpus
 from ludic.launch.roots import other_location
-from ludic.launch.supervisor import Child, supervise
+from ludic.launch.supervisor import Child, finish, supervise
 from ludic.launch.train import last_step, train_args
 from ludic.store import Root
 from ludic.store.lease import await_free, newest_claim
@@ -26,34 +30,55 @@ from ludic.viewer.status import Watcher
 
 logger = logging.getLogger(__name__)
 
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
+"""Environment variables of all processes. The hash seed is fixed since some reasoning-gym generators draw in the order
+of a set. No module is imported from the working directory, which may be somebody else's root."""
 
-def launch(root: Root, config: TrainConfig, processes: LaunchConfig, *, model: str | None = None) -> int:
+VLLM = "vllm"
+"""Name of the engine that takes whole GPUs, and a share of their memory at its start."""
+
+
+def launch(
+    root: Root, config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, *, model: str | None = None
+) -> int:
     """Run all processes until the trainer is done, and show what they do; returns the last step trained.
 
     model: location of the run's first model, if it is not where run.json says. A run that already reached num_steps
-    starts no process. Raises ConfigError, ChildError if a process dies repeatedly, OwnedError if another live trainer
-    owns the run, or KeyboardInterrupt after a clean stop.
+    starts no process, except the one that evaluates. Raises ConfigError, ChildError if a process dies repeatedly,
+    OwnedError if another live trainer owns the run, or KeyboardInterrupt after a clean stop.
     """
-    check_launch(config, processes, root.run.num_workers)
-    if last_step(root) < config.num_steps:
-        gpus = _gpu_environments(config, processes, processes.workers_of(root.run.num_workers))
-        replaces = _predecessor(root, take_over=processes.take_over)
+    check_launch(config, processes, engine, root.run.num_workers)
+    is_training = last_step(root) < config.num_steps
+    evaluation = processes.evaluation(config.num_steps)
+    if is_training or evaluation is not None:
+        num_workers = processes.workers_of(root.run.num_workers)
+        # The evaluator gets GPUs as one more worker.
+        plan = plan_gpus(config, processes, engine, num_workers + (evaluation is not None))
+        engines = [limit_memory(engine, plan, slot) for slot in range(num_workers + (evaluation is not None))]
+        model = other_location(root, model)
+        evaluator = evaluator_child(root, evaluation, engines.pop(), model, plan) if evaluation else None
+        replaces = predecessor(root, take_over=processes.take_over) if is_training else None
         with open_view(Watcher(root.url)) as update_view:
-            _supervise(root, config, processes, other_location(root, model), replaces, gpus, update_view)
+            if replaces is not None:
+                _supervise(root, config, processes, engines, model, replaces, plan, evaluator, update_view)
+            if evaluator and evaluation:
+                logger.info("training is done; the evaluation of its last version goes on")
+                finish(evaluator, environment=_environment(1), tick=update_view)
+                log_missed(root, evaluation["every"])
     return last_step(root)
 
 
-def check_launch(config: TrainConfig, processes: LaunchConfig, num_workers: int) -> None:
+def check_launch(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> None:
     """Check the settings without running users' code. num_workers: workers of the schedule. Raises ConfigError."""
     if config.batch.is_stored:
         raise ConfigError(
             "`ludic run` trains on rollouts that its workers sample; `ludic train` trains on stored rollouts"
         )
     processes.workers_of(num_workers)
-    check_engine(processes.engine)
+    check_engine(engine.engine)
 
 
-def _predecessor(root: Root, *, take_over: bool = False) -> int:
+def predecessor(root: Root, *, take_over: bool = False) -> int:
     """Return the attempt that a trainer started here may replace; watches its lease if needed, unless take_over is set.
 
     Raises OwnedError if another live trainer owns the run, so that no second trainer is started.
@@ -67,65 +92,110 @@ def _supervise(
     root: Root,
     config: TrainConfig,
     processes: LaunchConfig,
+    engines: Sequence[EngineConfig],
     model: str | None,
     replaces: int,
-    gpus: Sequence[Mapping[str, str]],
+    plan: GpuPlan | None,
+    evaluator: Child | None,
     tick: Callable[[], None],
 ) -> None:
     """Start and supervise all processes.
 
-    replaces: attempt that the trainer replaces at its first start. gpus: see `_gpu_environments`.
+    engines: settings of each worker's engine. replaces: attempt that the trainer replaces at its first start.
     """
     logs = log_folder(root)
 
     def trainer_args() -> list[str]:
-        follows = _predecessor(root) if trainer.num_restarts else replaces
+        follows = predecessor(root) if trainer.num_restarts else replaces
         return train_args(root.url, config, processes.ranks, follows, model)
 
     trainer = Child(
         name="trainer",
         args=trainer_args,
         log=logs / "trainer.log",
-        progress=partial(_newest_checkpoint, root),
-        environment=gpus[0],
+        progress=partial(newest_checkpoint, root),
+        environment=_see(plan.trainer) if plan else {},
     )
+    flags = worker_flags(processes, model)
     workers = [
-        Child(
-            name=f"worker {slot}",
-            args=partial(_worker_args, root, slot, model, processes),
-            log=logs / f"worker-{slot}.log",
-            is_free=partial(_is_slot_free, root, slot),
-            was_replaced=partial(was_replaced, root, slot),
-            environment=gpus[1 + slot],
-        )
-        for slot in range(len(gpus) - 1)
+        worker_child(root, slot, {**flags, **asdict(engine)}, _see(plan.workers[slot]) if plan else {})
+        for slot, engine in enumerate(engines)
     ]
-    # Fix the hash seed for all processes: some reasoning-gym generators draw in the order of a set.
-    # Import no module from the working directory, which may be somebody else's root.
-    environment = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
-    if "OMP_NUM_THREADS" not in os.environ:  # by default torch uses all cores in each process
-        environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // (processes.ranks + len(workers))))
-    supervise(trainer, workers, environment=environment, tick=tick)
+    others = [*workers, *([evaluator] if evaluator else [])]
+    supervise(trainer, others, environment=_environment(processes.ranks + len(others)), tick=tick)
 
 
-def _gpu_environments(config: TrainConfig, processes: LaunchConfig, num_workers: int) -> list[Mapping[str, str]]:
-    """Return the environment variables of the trainer, then of each worker, that show them their GPUs."""
+def _environment(num_processes: int) -> dict[str, str]:
+    """Return the environment variables of all processes. num_processes: that use the cores at the same time."""
+    if "OMP_NUM_THREADS" in os.environ:
+        return dict(ENVIRONMENT)
+    # By default torch uses all cores in each process.
+    return {**ENVIRONMENT, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}
+
+
+def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
+    """Assign this machine's GPUs to the trainer and the workers; None if there is none. Raises ConfigError."""
+    is_spread = engine.engine == VLLM or engine.tensor_parallel > 1
     plan = assign_gpus(
         visible_gpus(),
         ranks=0 if config.model.device == "cpu" else processes.ranks,
         num_workers=num_workers,
         trainer=parse_gpus(processes.trainer_gpus),
         workers=parse_gpus(processes.worker_gpus),
+        gpus_per_worker=engine.tensor_parallel if is_spread else None,
     )
-    if plan is None:
-        return [{}] * (1 + num_workers)
-    logger.info("GPUs: %s", plan.describe())
-    return [{VARIABLE: ",".join(gpus)} for gpus in (plan.trainer, *plan.workers)]
+    if plan is not None:
+        logger.info("GPUs: %s", plan.describe())
+        for line in plan.describe_shared():
+            logger.info("%s", line)
+    return plan
 
 
-def _worker_args(root: Root, slot: int, model: str | None, processes: LaunchConfig) -> list[str]:
-    settings = {"slot": slot, "model": model, "env_timeout_s": processes.env_timeout_s, "engine": processes.engine}
-    return ["ludic", "worker", root.url, *to_flags(settings)]
+def limit_memory(engine: EngineConfig, plan: GpuPlan | None, worker: int) -> EngineConfig:
+    """Return the settings with a limit of vLLM's memory if the worker shares a GPU, unless the user set one."""
+    if plan is None or engine.engine != VLLM or engine.gpu_memory is not None:
+        return engine
+    share = plan.memory_share(worker)
+    if share is not None:
+        logger.info("worker %d takes at most %g of its GPUs' memory; --gpu-memory changes that", worker, share)
+    return replace(engine, gpu_memory=share)
+
+
+def _see(gpus: Gpus) -> Mapping[str, str]:
+    """Return the environment variable that shows a process its GPUs only."""
+    return {VARIABLE: ",".join(gpus)}
+
+
+def worker_flags(processes: LaunchConfig, model: str | None) -> dict[str, Any]:
+    """Return the settings of `ludic worker` that all workers share, without those of the engine."""
+    return {"model": model, "env_timeout_s": processes.env_timeout_s}
+
+
+def worker_child(root: Root, slot: int, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Child:
+    """Return a `ludic worker` to supervise; if another worker takes its slot, it waits until that one has ended."""
+    args = ["ludic", "worker", root.url, *to_flags({"slot": slot, **settings})]
+    return Child(
+        name=f"worker {slot}",
+        args=lambda: args,
+        log=log_folder(root) / f"worker-{slot}.log",
+        is_free=partial(_is_slot_free, root, slot),
+        was_replaced=partial(was_replaced, root, slot),
+        environment=environment,
+    )
+
+
+def evaluator_child(
+    root: Root, settings: Mapping[str, Any], engine: EngineConfig, model: str | None, plan: GpuPlan | None
+) -> Child:
+    """Return a `ludic eval --every` to supervise. settings: fields of EvalConfig. It has the last GPUs of the plan."""
+    args = ["ludic", "eval", root.url, *to_flags({**settings, "model": model, **asdict(engine)})]
+    return Child(
+        name="evaluator",
+        args=lambda: args,
+        log=log_folder(root) / "evaluator.log",
+        environment=_see(plan.workers[-1]) if plan else {},
+        is_aside=True,
+    )
 
 
 def _is_slot_free(root: Root, slot: int) -> bool:
@@ -150,7 +220,8 @@ def was_replaced(root: Root, slot: int, pid: int) -> bool:
     return own is not None and newest is not None and newest.life > own.life
 
 
-def _newest_checkpoint(root: Root) -> int | None:
+def newest_checkpoint(root: Root) -> int | None:
+    """Return the step of the newest checkpoint, as `last_step`; None if the root can't be read now."""
     try:
         return last_step(root)
     except LudicError:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 SUPERVISED = "LUDIC_SUPERVISED"
@@ -40,7 +40,7 @@ def stop_on_signals() -> threading.Event:
     """
     stop = threading.Event()
     _set_on_signals(stop)
-    if os.environ.get(SUPERVISED):
+    if is_supervised():
         _end_after(_wait_for_end_of_input, stop)
     if _is_rank():
         _ask_for_signal_when_parent_ends()
@@ -60,6 +60,8 @@ def interruptible() -> Iterator[threading.Event]:
         yield stop
         return
     before = _set_on_signals(stop, is_signalled)
+    if is_supervised():
+        _end_after(_wait_for_end_of_input, stop)
     if _is_rank():
         _end_after(_wait_for_end_of_launcher, stop)
     try:
@@ -69,6 +71,11 @@ def interruptible() -> Iterator[threading.Event]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if is_signalled.is_set():
         raise KeyboardInterrupt
+
+
+def interruptible_unless(stop: threading.Event | None) -> AbstractContextManager[threading.Event]:
+    """Give the caller's event, or one that Ctrl-C sets, as `interruptible` does."""
+    return interruptible() if stop is None else nullcontext(stop)
 
 
 def _set_on_signals(*events: threading.Event) -> dict[signal.Signals, Any]:
@@ -83,6 +90,11 @@ def _set_on_signals(*events: threading.Event) -> dict[signal.Signals, Any]:
             event.set()
 
     return {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+
+
+def is_supervised() -> bool:
+    """Return whether `ludic run` started this process."""
+    return bool(os.environ.get(SUPERVISED))
 
 
 def _is_rank() -> bool:
@@ -131,6 +143,15 @@ def _end_by_kernel() -> None:
     torchrun, while it lives, kills its ranks in the same way.
     """
     signal.alarm(math.ceil(_GRACE_S + 2 * _LAST_WORDS_S))
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends. Linux only."""
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _ask_for_signal_when_parent_ends() -> None:

@@ -7,6 +7,7 @@ from the run's first model.
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 
 from ludic.batches.rules import names_in_root
 from ludic.consent import CodeSettings
@@ -97,6 +98,11 @@ def _start(url: str, run: RunConfig, like: Root | None = None) -> Root:
         root = Root.create(url, run, like=like)
         keep_model(root, folder, identity)
     return root
+
+
+def url_anywhere(root: Root) -> str:
+    """Return the URL of a root; for a folder, its absolute path, which other working directories understand too."""
+    return str(Path(root.path)) if root.is_local else root.url
 
 
 def other_location(root: Root, model: str | None) -> str | None:

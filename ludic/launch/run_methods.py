@@ -1,12 +1,11 @@
-"""Methods of `ludic.Run` that sample and train: in this process, or in processes of this machine.
+"""Methods of `ludic.Run` that sample and train: in this process, or in processes of this machine or of a cluster.
 
 Each imports what it needs when it is called, so that `import ludic` stays light.
 """
 
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ludic.consent import CodeSettings
 from ludic.defaults import ENGINE, ENV_TIMEOUT_S
@@ -14,8 +13,10 @@ from ludic.errors import ConfigError
 from ludic.store import Root
 
 if TYPE_CHECKING:
+    from ludic.engines.config import EngineConfig
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
+    from ludic.launch.clusters.config import ClusterConfig, System
     from ludic.records import RolloutBatch
     from ludic.sql.roots import HasRoot
     from ludic.training.config import TrainConfig
@@ -25,7 +26,7 @@ def work(
     self: "HasRoot",
     num_groups: int | None = None,
     *,
-    engine: "str | Engine | MakeEngine" = ENGINE,
+    engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
     device: str | None = None,
     slot: int | None = None,
     groups_per_call: int = 8,
@@ -43,12 +44,14 @@ def work(
     worker` does, until it is stopped. Ctrl-C ends the call after the sampled groups are stored, and raises
     KeyboardInterrupt.
 
-    engine: name of an engine, path/to/file.py:ClassName, an engine, or a function that makes one from a folder of
-    weights and their version. device: for an engine given by name; None takes CUDA if available. slot: part of the
-    run's schedule; None takes the first one that no living worker holds. model: location of the run's first model,
-    if it is not where run.json says. stop: ends the call when it is set, instead of Ctrl-C. report: called with
-    each batch, instead of the progress that is shown on stderr. trust_code, update_code: see `ludic.create`.
+    engine: name of an engine, path/to/file.py:ClassName, its settings (EngineConfig), an engine, or a function that
+    makes one from a folder of weights and their version. device: for an engine given by name; None takes CUDA if
+    available. slot: part of the run's schedule; None takes the first one that no living worker holds. model: location
+    of the run's first model, if it is not where run.json says. stop: ends the call when it is set, instead of Ctrl-C.
+    report: called with each batch, instead of the progress that is shown on stderr. trust_code, update_code: see
+    `ludic.create`.
     """
+    from ludic.launch.process import interruptible_unless
     from ludic.launch.work import free_slot, publish_first, work
     from ludic.rollouts.config import WorkerConfig
 
@@ -62,8 +65,25 @@ def work(
     if num_groups is not None:
         publish_first(self.root, model)
     code = CodeSettings(trust_code=trust_code, update_code=update_code)
-    with _stop_or_signals(stop) as stopped:
+    with interruptible_unless(stop) as stopped:
         return work(self.root, config, stopped, engine=engine, device=device, model=model, code=code, report=report)
+
+
+def serve(self: "HasRoot", *, stop: threading.Event | None = None, **settings: Any) -> None:
+    """Run a vLLM server on this machine that follows the run's policies, until it is stopped, as `ludic serve` does.
+
+    Restarts vLLM when it dies. Ctrl-C stops it and raises KeyboardInterrupt. stop: ends the call when it is set,
+    instead of Ctrl-C. settings: fields of `ludic.launch.config.ServeConfig`: host, port, max_batch, tensor_parallel,
+    gpu_memory, engine_options.
+
+    Raises ConfigError if vLLM is missing or the port is in use, ChildError if vLLM dies repeatedly.
+    """
+    from ludic.launch.config import ServeConfig
+    from ludic.launch.process import interruptible_unless
+    from ludic.launch.serve import serve
+
+    with interruptible_unless(stop) as stopped:
+        serve(self.root, ServeConfig(**settings), stopped)
 
 
 def train(
@@ -93,12 +113,13 @@ def train(
 
     Raises ConfigError, OwnedError if another live trainer owns the run, StalledError if rollouts do not come.
     """
+    from ludic.launch.process import interruptible_unless
     from ludic.launch.train import open_to_train, train_here
 
     config = _train_config(self.root, config, algorithm, settings)
     root = open_to_train(self.root.url, config, resume=resume)
     code = CodeSettings(trust_code=trust_code, update_code=update_code)
-    with _stop_or_signals(stop) as stopped:
+    with interruptible_unless(stop) as stopped:
         return train_here(
             root, config, stopped, code=code, model=model, resume=resume, take_over=take_over, report=report
         )
@@ -111,44 +132,93 @@ def launch(
     algorithm: str | None = None,
     local_workers: int | None = None,
     ranks: int = 1,
-    engine: str = ENGINE,
+    engine: "str | EngineConfig" = ENGINE,
     trainer_gpus: str | None = None,
     worker_gpus: str | None = None,
     env_timeout_s: float | None = ENV_TIMEOUT_S,
+    launcher: Literal["local", "ray"] = "local",
+    ray_address: str | None = None,
+    ray_cpus: int = 1,
+    eval_every: int | None = None,
+    eval_options: Mapping[str, Any] | None = None,
     model: str | None = None,
     take_over: bool = False,
     trust_code: bool = False,
     update_code: bool = False,
     **settings: Any,
 ) -> int:
-    """Run workers and a trainer as processes of this machine until the trainer is done; returns its last step.
+    """Run workers and a trainer until the trainer is done; returns its last step.
 
-    Restarts processes that die. Settings of the trainer are found as in `train`. Ctrl-C stops all processes cleanly
-    and raises KeyboardInterrupt; another call continues.
+    Restarts processes that die. Ctrl-C stops all of them and raises KeyboardInterrupt; another call continues.
 
     local_workers: number of workers; None starts all of the schedule. ranks: processes that train together. engine:
-    name, or path/to/file.py:ClassName. trainer_gpus, worker_gpus: such as "0,1"; None divides the GPUs of this machine.
-    env_timeout_s: limit of one call of an environment. For the others see `train`.
+    name, path/to/file.py:ClassName, or its settings (EngineConfig). trainer_gpus, worker_gpus: such as "0,1"; None
+    divides the GPUs of this machine. env_timeout_s: limit of one call of an environment. launcher: "local" starts
+    processes of this machine, "ray" actors on the Ray cluster at `ray_address` (docs/launch.md), each with `ray_cpus`
+    CPUs. eval_every, eval_options: evaluate each version whose number is a multiple of this, in a process of its own
+    with these settings of `evaluate`; the trainer never waits for it. For the others see `train`.
 
     Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or ConsentError.
     """
+    from ludic.engines.config import EngineConfig
     from ludic.launch.config import LaunchConfig
-    from ludic.launch.local import check_launch, launch
+    from ludic.launch.launching import launch
+    from ludic.launch.local import check_launch
     from ludic.launch.roots import prepare_run_code
 
     config = _train_config(self.root, config, algorithm, settings, online=True)
     processes = LaunchConfig(
         local_workers=local_workers,
         ranks=ranks,
-        engine=engine,
         trainer_gpus=trainer_gpus,
         worker_gpus=worker_gpus,
         env_timeout_s=env_timeout_s,
         take_over=take_over,
+        launcher=launcher,
+        ray_address=ray_address,
+        ray_cpus=ray_cpus,
+        eval_every=eval_every,
+        eval_options=eval_options or {},
     )
-    check_launch(config, processes, self.root.run.num_workers)
-    prepare_run_code(self.root, config, CodeSettings(trust_code=trust_code, update_code=update_code))
-    return launch(self.root, config, processes, model=model)
+    engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
+    check_launch(config, processes, engine, self.root.run.num_workers)
+    code = CodeSettings(trust_code=trust_code, update_code=update_code)
+    prepare_run_code(self.root, config, code)
+    return launch(self.root, config, processes, engine, model=model, code=code)
+
+
+def cluster_files(
+    self: "HasRoot",
+    system: "System",
+    config: "TrainConfig | None" = None,
+    *,
+    cluster: "ClusterConfig | None" = None,
+    engine: "str | EngineConfig" = ENGINE,
+    algorithm: str | None = None,
+    **settings: Any,
+) -> dict[str, str]:
+    """Return the files that start this run on a cluster, by name; nothing is started (docs/launch.md).
+
+    system: "slurm", "kubernetes" or "skypilot". cluster: machines and jobs. engine: of the workers, by name or by its
+    settings. config, algorithm, settings: of the trainer, as in `train`. Raises ConfigError.
+    """
+    from ludic.engines.config import EngineConfig
+    from ludic.launch.clusters.config import ClusterConfig
+    from ludic.launch.clusters.files import cluster_files
+
+    config = _train_config(self.root, config, algorithm, settings, online=True)
+    engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
+    return cluster_files(self.root, system, config, engine, cluster or ClusterConfig())
+
+
+def scale(self: "HasRoot", num_workers: int, *, ray_address: str | None = None) -> None:
+    """Change the number of workers of a run that `ludic run --launcher ray` has started, from any process.
+
+    ray_address: as for `launch`. Raises ConfigError if no such run is found on the cluster.
+    """
+    from ludic.launch.ray import scale
+
+    scale(self.root, num_workers, ray_address)
 
 
 def _train_config(
@@ -167,10 +237,3 @@ def _train_config(
     if settings or algorithm:
         raise ConfigError("config gives all settings of the trainer; give single settings instead of it, or none")
     return config
-
-
-def _stop_or_signals(stop: threading.Event | None) -> AbstractContextManager[threading.Event]:
-    """Give the caller's event, or one that Ctrl-C sets."""
-    from ludic.launch.process import interruptible
-
-    return interruptible() if stop is None else nullcontext(stop)

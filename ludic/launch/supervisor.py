@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ludic.errors import LudicError
@@ -22,6 +22,8 @@ _STOP_WITHIN_S = 60.0
 _MOST_DEATHS = 3
 """Number of deaths in a row, each soon after the start or with the same last words, that ends the supervision."""
 _QUICK_S = 20.0
+_REST_S = 60.0
+"""Seconds between the starts of a process that died so often, if the run goes on without it."""
 _HEALTHY_S = 3600.0
 """Seconds of life that reset the count of deaths."""
 _TIME = re.compile(r"^\d\d:\d\d:\d\d ")
@@ -53,6 +55,8 @@ class Child:
     """Returns a value that progress changes, such as the newest checkpoint's step; a change resets the count."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables of this process, besides those of all children."""
+    is_aside: bool = False
+    """Whether the others go on without it: an exit with 0 is its end, and repeated deaths only delay its next start."""
     num_restarts: int = 0
     _quick_deaths: int = 0
     _deaths_alike: int = 0
@@ -91,6 +95,9 @@ class Child:
 
     def is_due(self) -> bool:
         """Return True if it has ended and is to be restarted now."""
+        if self.is_aside:
+            is_resting = self._is_dying() and time.monotonic() - self._started < _REST_S
+            return self.process.returncode != 0 and not is_resting
         if not self._is_replaced():
             return True
         if time.monotonic() - self._looked < _LOOK_EVERY_S:
@@ -109,16 +116,20 @@ class Child:
         """Restart it. Raises ChildError after 3 deaths in a row, soon after the start or with the same last words."""
         code = self.process.returncode
         self._count_death()
-        if self._quick_deaths >= _MOST_DEATHS:
-            raise ChildError(f"{self.name} died {self._quick_deaths} times soon after its start: {self.last_words()}")
-        if self._deaths_alike >= _MOST_DEATHS:
-            raise ChildError(
-                f"{self.name} died {self._deaths_alike} times with the same last words: {self.last_words()}"
-            )
+        if self._is_dying():
+            how = "soon after its start" if self._quick_deaths >= _MOST_DEATHS else "with the same last words"
+            deaths = max(self._quick_deaths, self._deaths_alike)
+            said = f"{self.name} died {deaths} times {how}: {self.last_words()}"
+            if not self.is_aside:
+                raise ChildError(said)
+            logger.warning("%s; it is started each %g s, and the others go on", said, _REST_S)
         self.kill_rest()
         self.num_restarts += 1
         self.start(environment)
         logger.warning("%s ended with %s; started again", self.name, code)
+
+    def _is_dying(self) -> bool:
+        return max(self._quick_deaths, self._deaths_alike) >= _MOST_DEATHS
 
     def _count_death(self) -> None:
         # Deaths by a kill from outside, or by replacement, are not counted.
@@ -168,11 +179,21 @@ def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, st
             tick()
             time.sleep(_POLL_S)
     finally:
-        _stop(children)
+        stop_children(children)
     tick()
 
 
-def _stop(children: Sequence[Child]) -> None:
+def finish(child: Child, *, environment: dict[str, str], tick: Callable[[], None]) -> None:
+    """Run a child aside to its end, in a new life, after the others; does nothing if it has ended with 0.
+
+    Raises ChildError if it dies repeatedly, and KeyboardInterrupt after stopping it.
+    """
+    if child._process is None or child.process.returncode != 0:
+        alone = replace(child, is_aside=False, _quick_deaths=0, _deaths_alike=0)
+        supervise(alone, [], environment=environment, tick=tick)
+
+
+def stop_children(children: Sequence[Child]) -> None:
     """Send SIGTERM, so that children flush; send SIGKILL to children that do not end within 60 s."""
     started = [child for child in children if child._process is not None]
     for child in started:

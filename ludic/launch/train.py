@@ -19,6 +19,7 @@ from ludic.sql.planner import Planner
 from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, newest_attempt_id
 from ludic.store.checkpoints import NOTHING_TO_RESUME, checkpoint_id_to_resume, checkpoint_ids
+from ludic.store.cut_record import begin_from_cut
 from ludic.store.lease import newest_claim
 from ludic.training.config import TrainConfig
 from ludic.viewer.progress import training_progress
@@ -116,7 +117,9 @@ def open_to_train(url: str, config: TrainConfig, *, model: str | None = None, re
     except MissingRootError:
         if like is None or resume:
             raise
-        return start_like(url, Root.open(like), model)
+        root = start_like(url, Root.open(like), model)
+    if config.batch.replay_batches is not None:
+        begin_from_cut(root, Root.open(config.batch.replay_batches))
     if resume and not last_step(root):
         raise ConfigError(f"{root.url} {NOTHING_TO_RESUME}")
     return root

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
+from ludic.launch.config import LaunchConfig
 from ludic.launch.gpus import VARIABLE, assign_gpus, parse_gpus, visible_gpus
+from ludic.launch.local import limit_memory, plan_gpus
 from ludic.launch.supervisor import Child, supervise
+from ludic.training.config import TrainConfig
 
 # Writes what it sees; the trainer ends once both have, which ends the worker.
 LOOK = """
@@ -84,6 +88,74 @@ def test_the_users_choice_comes_first(trainer: str | None, workers: str | None, 
 def test_what_cannot_be_is_refused(visible, ranks: int, trainer, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         assign_gpus(visible, ranks=ranks, num_workers=1, trainer=trainer)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "num_workers", "per_worker", "expected"),
+    [
+        # vLLM takes one GPU each by default; what is left over stays free.
+        ("0,1,2,3", 1, 2, 1, "trainer: 0; worker 0: 1; worker 1: 2"),
+        ("0,1", 1, 2, 1, "trainer: 0; worker 0: 1; worker 1: 1"),
+        # Tensor parallel: whole blocks, in order.
+        ("0,1,2,3,4,5,6,7", 2, 3, 2, "trainer: 0,1; worker 0: 2,3; worker 1: 4,5; worker 2: 6,7"),
+        ("0,1,2,3,4", 1, 1, 2, "trainer: 0; worker 0: 1,2"),
+        # The ranks take all, so the workers share with them.
+        ("0,1,2,3", 4, 2, 2, "trainer: 0,1,2,3; worker 0: 0,1; worker 1: 2,3"),
+    ],
+)
+def test_a_worker_gets_as_many_gpus_as_its_engine_spreads_the_model_over(
+    visible: str, ranks: int, num_workers: int, per_worker: int, expected: str
+) -> None:
+    plan = assign_gpus(visible.split(","), ranks=ranks, num_workers=num_workers, gpus_per_worker=per_worker)
+    assert plan is not None
+    assert plan.describe() == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "chosen", "found"),
+    [
+        (("0", "1", "2", "3"), None, r"2 workers need 4 GPUs, but the workers have 3 \(1, 2, 3\)"),
+        (("0", "1", "2", "3"), ("2",), r"2 workers need 4 GPUs, but the workers have 1 \(2\)"),
+        (("0", "1", "2", "3"), (), r"2 workers need 4 GPUs, but the workers have 0 \(none\)"),
+        (("0",), None, r"2 workers need 4 GPUs, but the workers have 1 \(0\)"),
+    ],
+)
+def test_too_few_gpus_for_a_model_are_refused(visible, chosen, found: str) -> None:
+    with pytest.raises(ConfigError, match=f"tensor_parallel is 2, so {found}; start fewer workers"):
+        assign_gpus(visible, ranks=1, num_workers=2, workers=chosen, gpus_per_worker=2)
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "num_workers", "shares", "shared"),
+    [
+        # One GPU: half is the trainer's, the workers divide the other half.
+        ("0", 1, 1, [0.5], ["GPU 0 is shared by the trainer and 1 worker"]),
+        ("0", 1, 3, [0.5 / 3] * 3, ["GPU 0 is shared by the trainer and 3 workers"]),
+        # Workers among themselves divide 0.9 of GPU 1.
+        ("0,1", 1, 2, [0.45, 0.45], ["GPU 1 is shared by 2 workers"]),
+        # A GPU to itself: the engine's own default.
+        ("0,1", 1, 1, [None], []),
+        # A trainer on the CPU takes nothing.
+        ("0", 0, 1, [None], []),
+    ],
+)
+def test_processes_on_one_gpu_divide_its_memory(visible: str, ranks: int, num_workers: int, shares, shared) -> None:
+    plan = assign_gpus(visible.split(","), ranks=ranks, num_workers=num_workers, gpus_per_worker=1)
+    assert plan is not None
+    assert [plan.memory_share(worker) for worker in range(num_workers)] == pytest.approx(shares)
+    assert plan.describe_shared() == shared
+
+
+def test_vllm_beside_the_trainer_is_limited_unless_the_user_says_how_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
+    processes, config = LaunchConfig(), TrainConfig.of(device="cuda")
+    vllm, chosen = EngineConfig(engine="vllm"), EngineConfig(engine="vllm", gpu_memory=0.3)
+    plan = plan_gpus(config, processes, vllm, 1)
+    assert limit_memory(vllm, plan, 0).gpu_memory == 0.5
+    assert limit_memory(chosen, plan, 0).gpu_memory == 0.3
+    assert limit_memory(EngineConfig(), plan, 0).gpu_memory is None  # transformers takes what it needs
+    monkeypatch.setenv(VARIABLE, "")
+    assert limit_memory(vllm, plan_gpus(config, processes, vllm, 1), 0).gpu_memory is None
 
 
 def test_without_gpus_nothing_is_assigned() -> None:

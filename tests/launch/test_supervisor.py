@@ -8,7 +8,7 @@ import pytest
 
 from ludic.launch.local import was_replaced
 from ludic.launch.process import REPLACED
-from ludic.launch.supervisor import Child, ChildError, supervise
+from ludic.launch.supervisor import Child, ChildError, finish, supervise
 from ludic.store.slots import claim_slot
 
 # Each life leaves a line; the worker ends at once, the trainer when the file `over` is there.
@@ -172,3 +172,47 @@ def test_a_worker_was_replaced_where_a_claim_follows_its_own(started, monkeypatc
     assert not was_replaced(started, 0, 7)
     claim(8)
     assert was_replaced(started, 0, 7)
+
+
+# --- Who stands aside ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Supervise a trainer and a child aside that exits with a code; returns the child, after the trainer has ended."""
+    monkeypatch.setattr("ludic.launch.supervisor._REST_S", 1.0)
+    (tmp_path / "life.py").write_text(LIFE)
+
+    def child(name: str, code: int, **options) -> Child:
+        args = ["life", str(tmp_path), name, str(code)]
+        return Child(name=name, args=lambda: args, log=tmp_path / f"{name}.log", **options)
+
+    def aside(code: int, until) -> Child:
+        evaluator = child("evaluator", code, is_aside=True)
+        end = tmp_path / "over"
+        tick = lambda: until() and end.touch()  # noqa: E731
+        supervise(child("trainer", 0), [evaluator], environment={"PYTHONPATH": str(tmp_path)}, tick=tick)
+        return evaluator
+
+    return aside
+
+
+def test_a_child_aside_that_keeps_dying_never_ends_the_run(aside, tmp_path: Path, caplog) -> None:
+    evaluator = aside(1, until=lambda: num_lives(tmp_path, "evaluator") >= 5)
+    deaths = [record.message for record in caplog.records if "died" in record.message]
+    assert deaths[0] == (
+        "evaluator died 3 times soon after its start: another worker took slot 0 "
+        f"({tmp_path / 'evaluator.log'} has more); it is started each 1 s, and the others go on"
+    )
+    # Alone, after the others, it gets three lives, and then its failure is the run's.
+    before = num_lives(tmp_path, "evaluator")
+    with pytest.raises(ChildError, match="evaluator died 3 times soon after its start: another worker took slot 0"):
+        finish(evaluator, environment={"PYTHONPATH": str(tmp_path)}, tick=lambda: None)
+    assert num_lives(tmp_path, "evaluator") == before + 3
+
+
+def test_a_child_aside_that_is_done_is_not_started_again(aside, tmp_path: Path) -> None:
+    began = time.monotonic()
+    evaluator = aside(0, until=lambda: num_lives(tmp_path, "evaluator") and time.monotonic() - began > 1.5)
+    finish(evaluator, environment={}, tick=lambda: None)
+    assert num_lives(tmp_path, "evaluator") == 1

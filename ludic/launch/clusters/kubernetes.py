@@ -1,0 +1,87 @@
+"""A JobSet for Kubernetes: one indexed Job of workers, and one of the trainer's machines.
+
+The JobSet is done when the trainer is, and then its controller stops the workers. A pod that is lost is replaced by one
+of the same index, which is a worker's slot or a machine's number.
+"""
+
+from typing import Any
+
+from ludic.launch.clusters.plan import ENVIRONMENT, MAX_RESTARTS, PORT, ClusterPlan
+from ludic.launch.clusters.yaml_text import to_yaml
+
+# A stopped process ends with 0, but an evicted pod must not count as completed. Process 1 must pass SIGTERM on.
+_SCRIPT = """\
+{command} &
+stopped=
+trap 'stopped=1; kill -TERM $!' TERM
+code=0
+wait $! || code=$?
+if [ "$stopped" ]; then wait $! || true; code=1; fi
+exit $code
+"""
+_GRACE_S = 120
+"""Seconds in which a stopped process may store its groups or write a checkpoint."""
+
+
+def kubernetes_files(plan: ClusterPlan) -> dict[str, str]:
+    """Return the JobSet by the name of its file; `kubectl apply -f` starts it."""
+    cluster = plan.cluster
+    worker = plan.worker_command('"$JOB_COMPLETION_INDEX"')
+    # The name that the JobSet's headless service gives to the trainer's first pod.
+    train = plan.train_command(f"{plan.name}-trainer-0-0.{plan.name}")
+    worker_pod = _pod(plan, "worker", worker, num_processes=1, num_gpus=plan.worker_gpus)
+    trainer_pod = _pod(plan, "trainer", train, num_processes=cluster.ranks, num_gpus=plan.trainer_gpus)
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": plan.name, **({"namespace": cluster.namespace} if cluster.namespace else {})},
+        "spec": {
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["trainer"]},
+            "replicatedJobs": [
+                _job("workers", plan.workers, worker_pod, cluster.max_hours),
+                _job("trainer", cluster.nodes, trainer_pod, cluster.max_hours),
+            ],
+        },
+    }
+    return {f"{plan.name}.yaml": to_yaml([jobset])}
+
+
+def _job(name: str, num_pods: int, pod: dict[str, Any], max_hours: int | None) -> dict[str, Any]:
+    spec = {
+        "completionMode": "Indexed",
+        "completions": num_pods,
+        "parallelism": num_pods,
+        "backoffLimit": MAX_RESTARTS,
+        **({} if max_hours is None else {"activeDeadlineSeconds": max_hours * 3600}),
+        "template": {"spec": pod},
+    }
+    return {"name": name, "replicas": 1, "template": {"spec": spec}}
+
+
+def _pod(plan: ClusterPlan, name: str, command: str, *, num_processes: int, num_gpus: int) -> dict[str, Any]:
+    cluster = plan.cluster
+    amounts: dict[str, Any] = {"cpu": cluster.cpus * num_processes, "memory": f"{cluster.memory_gb * num_processes}Gi"}
+    if num_gpus:
+        amounts["nvidia.com/gpu"] = num_gpus
+    container: dict[str, Any] = {
+        "name": name,
+        "image": cluster.image,
+        "command": ["bash", "-euc", _SCRIPT.format(command=command)],
+        "env": [{"name": key, "value": value} for key, value in ENVIRONMENT.items()],
+        "resources": {"requests": amounts, "limits": amounts},
+        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+    }
+    if cluster.secret:
+        container["envFrom"] = [{"secretRef": {"name": cluster.secret}}]
+    if name == "trainer":
+        container["ports"] = [{"containerPort": PORT}]
+    pod: dict[str, Any] = {
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": _GRACE_S,
+        "containers": [container],
+        # NCCL and vLLM pass data between processes through it; a container's own has 64 MB.
+        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
+    }
+    if cluster.gpu_type and num_gpus:
+        pod["nodeSelector"] = {"nvidia.com/gpu.product": cluster.gpu_type}
+    return pod

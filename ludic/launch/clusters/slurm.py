@@ -1,0 +1,68 @@
+"""Two batch files for Slurm: workers as an array job that is requeued, and the trainer under torchrun."""
+
+import shlex
+from collections.abc import Mapping
+
+from ludic.launch.clusters.plan import ENVIRONMENT, ClusterPlan
+
+_HEAD = "#!/bin/bash"
+_NEWEST_STEP = "select coalesce(max(step), 0) as step from policies"
+
+
+def slurm_files(plan: ClusterPlan) -> dict[str, str]:
+    """Return the batch files by name; `sbatch` starts each, in any order."""
+    return {f"{plan.name}-workers.sbatch": _workers(plan), f"{plan.name}-trainer.sbatch": _trainer(plan)}
+
+
+def _workers(plan: ClusterPlan) -> str:
+    options = {
+        "job-name": f"{plan.name}-workers",
+        "array": f"0-{plan.workers - 1}",
+        "output": "%x-%a.log",
+        **_options(plan, num_processes=1, num_gpus=plan.worker_gpus),
+    }
+    command = plan.worker_command('"$SLURM_ARRAY_TASK_ID"')
+    return _file(plan, options, ["# Each array task is one slot of the run's schedule.", f"srun {command}"])
+
+
+def _trainer(plan: ClusterPlan) -> str:
+    options = {
+        "job-name": f"{plan.name}-trainer",
+        "output": "%x.log",
+        "nodes": str(plan.cluster.nodes),
+        "ntasks-per-node": "1",
+        **_options(plan, num_processes=plan.cluster.ranks, num_gpus=plan.trainer_gpus),
+    }
+    train = plan.train_command('"$host"', '"$((20000 + SLURM_JOB_ID % 20000))"')  # two jobs may share a machine
+    lines = [
+        'host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        f"srun {train}",
+        "# The workers end with the run, but not if this job was only stopped.",
+        f"step=$(ludic sql {plan.quoted_url} {shlex.quote(_NEWEST_STEP)} --format csv | tail -n 1)",
+        f'[ "$step" -lt {plan.num_steps} ] || scancel --me --name={plan.name}-workers',
+    ]
+    return _file(plan, options, lines)
+
+
+def _options(plan: ClusterPlan, *, num_processes: int, num_gpus: int) -> dict[str, str]:
+    """Return the options of both jobs. num_processes: ludic's processes on a machine."""
+    cluster = plan.cluster
+    gpus = f"{cluster.gpu_type}:{num_gpus}" if cluster.gpu_type else str(num_gpus)
+    options = {
+        "cpus-per-task": str(cluster.cpus * num_processes),
+        "mem": f"{cluster.memory_gb * num_processes}G",
+        "gpus-per-node": gpus if num_gpus else None,
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "time": None if cluster.max_hours is None else f"{cluster.max_hours}:00:00",
+        "requeue": "",
+        "open-mode": "append",
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _file(plan: ClusterPlan, options: Mapping[str, str], lines: list[str]) -> str:
+    directives = [f"#SBATCH --{name}{f'={value}' if value else ''}" for name, value in options.items()]
+    exports = [f"export {name}={value}" for name, value in ENVIRONMENT.items()]
+    setup = [plan.cluster.setup] if plan.cluster.setup else []
+    return "\n".join([_HEAD, *directives, "set -euo pipefail", *setup, *exports, *lines, ""])

@@ -1,0 +1,156 @@
+"""Run a vLLM server on this machine that follows a run's policies.
+
+Reads policies/, keeps copies of the newest ones in a temporary folder if the root is remote, and writes nothing to the
+root. Restarts vLLM when it dies; vLLM ends with this process. Workers find that the server loads weights itself, and
+load none into it (ludic.engines.server_engine).
+"""
+
+import contextlib
+import errno
+import logging
+import socket
+import tempfile
+import threading
+from dataclasses import asdict
+from pathlib import Path
+
+from ludic.engines.config import EngineConfig
+from ludic.engines.server_engine import ServerEngine
+from ludic.engines.vllm_options import check_installed
+from ludic.errors import ConfigError, ModelError, NoServerError, SchemaError, StoreError
+from ludic.launch.config import ServeConfig
+from ludic.launch.local import log_folder
+from ludic.launch.supervisor import Child, stop_children
+from ludic.launch.vllm_server import ServerArguments
+from ludic.store import Root, fetch_policy, latest_policy
+
+logger = logging.getLogger(__name__)
+
+_LOOK_EVERY_S = 0.5
+
+
+def serve(root: Root, config: ServeConfig, stop: threading.Event) -> None:
+    """Serve the run's newest policy until `stop` is set.
+
+    Raises ConfigError if vLLM is missing, the port is in use or an option is wrong, and ChildError if vLLM dies
+    repeatedly.
+    """
+    check_installed()
+    _check_port(config)
+    with tempfile.TemporaryDirectory(prefix="ludic-serve-") as cache:
+        follower = _Follower(root, Path(cache))
+        while not follower.look() and not stop.wait(_LOOK_EVERY_S):
+            pass
+        if not stop.is_set():
+            _serve(root, config, follower, stop)
+
+
+def _serve(root: Root, config: ServeConfig, follower: "_Follower", stop: threading.Event) -> None:
+    child = Child(
+        name="vLLM",
+        args=lambda: _arguments(root, config, follower.folder).to_args(),
+        log=log_folder(root) / f"serve-{config.port}.log",
+        environment={"PYTHONSAFEPATH": "1"},
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(stop_children, [child])
+        child.start({})
+        logger.info("vLLM starts at http://%s:%d; its log is %s", config.host, config.port, child.log)
+        server = _Server(root, config)
+        stack.callback(server.close)
+        while not stop.wait(_LOOK_EVERY_S):
+            if child.process.poll() is not None:
+                child.restart({})
+            follower.look()
+            server.bring_to(follower.folder, follower.version)
+
+
+class _Follower:
+    """Knows the newest policy that can be read, and has its folder."""
+
+    def __init__(self, root: Root, cache: Path) -> None:
+        self._root, self._cache = root, cache
+        self.folder, self.version = "", -1
+        self._said: str | None = None
+
+    def look(self) -> bool:
+        """Fetch a newer policy, if there is one; returns whether there is any."""
+        try:
+            latest = latest_policy(self._root)
+            if latest is not None and latest.version > self.version:
+                self.folder = fetch_policy(self._root, latest.version, self._cache)
+                self.version = latest.version
+        except (FileNotFoundError, SchemaError, StoreError) as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                logger.warning("trying again: %s", error)
+        if self.version < 0 and self._said is None:
+            self._said = ""
+            logger.info("waiting for a policy; `ludic train` publishes policies")
+        return self.version >= 0
+
+
+class _Server:
+    """The weights of the vLLM that runs here."""
+
+    def __init__(self, root: Root, config: ServeConfig) -> None:
+        local = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
+        self._url, self._run_id = (
+            f"http://[{local}]:{config.port}" if ":" in local else f"http://{local}:{config.port}",
+            root.run_id,
+        )
+        self._engine: ServerEngine | None = None
+        self._version = -1
+        self._said: str | None = None
+
+    def bring_to(self, folder: str, version: int) -> None:
+        """Load a version, unless it is loaded; what can't be loaded now is tried again at the next call."""
+        if version == self._version:
+            return
+        try:
+            if self._engine is None:
+                self._engine = ServerEngine(folder, [self._url], version=version, run_id=self._run_id, loads_all=True)
+            else:
+                self._engine.load_weights(folder, version)
+        except NoServerError:  # it is starting, or started again
+            return
+        except ModelError as error:
+            if str(error) != self._said:
+                self._said = str(error)
+                logger.warning("version %d is not loaded: %s", version, error)
+            return
+        self._version = version
+        logger.info("serving version %d at %s", version, self._url)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+
+
+def _arguments(root: Root, config: ServeConfig, folder: str) -> ServerArguments:
+    engine = EngineConfig(
+        engine="vllm",
+        max_batch=config.max_batch,
+        tensor_parallel=config.tensor_parallel,
+        gpu_memory=config.gpu_memory,
+        engine_options=config.engine_options,
+    )
+    return ServerArguments(
+        folder=str(Path(folder).absolute()),
+        host=config.host,
+        port=config.port,
+        float32_head=root.run.float32_head,
+        engine=asdict(engine),
+    )
+
+
+def _check_port(config: ServeConfig) -> None:
+    """Raise ConfigError if another program listens at the port: weights would be loaded into it."""
+    try:
+        address = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(address[0], address[1]) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address[4])
+    except OSError as error:
+        why = "is in use; choose another --port" if error.errno == errno.EADDRINUSE else f"can't be used: {error}"
+        raise ConfigError(f"{config.host}:{config.port} {why}") from error

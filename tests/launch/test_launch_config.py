@@ -1,0 +1,54 @@
+"""Settings of `ludic run` that contradict each other."""
+
+from typing import Any
+
+import pytest
+
+from ludic.errors import ConfigError
+from ludic.launch.config import LaunchConfig
+from ludic.launch.ray import connected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ray_address": "node1:6379"}, "ray_address has no effect without --launcher ray"),
+        ({"launcher": "ray", "worker_gpus": "0"}, "trainer_gpus and worker_gpus name GPUs of this machine"),
+        ({"launcher": "ray", "trainer_gpus": ""}, "trainer_gpus and worker_gpus name GPUs of this machine"),
+        ({"launcher": "slurm"}, "launcher is 'slurm', wanted one of 'local', 'ray'"),
+        ({"launcher": "ray", "ray_cpus": 0}, "ray_cpus is 0, wanted at least 1"),
+        ({"eval_every": 0}, "eval_every is 0, wanted at least 1"),
+        ({"eval_options": {"n": 4}}, "eval_options has no effect without eval_every"),
+        (
+            {"eval_every": 5, "eval_options": {"nn": 4}},
+            "no setting of an evaluation .* is called 'nn'; did you mean 'n'",
+        ),
+        ({"eval_every": 5, "eval_options": {"n": 0}}, "n is 0, wanted at least 1"),
+        (
+            {"eval_every": 5, "eval_options": {"versions": "3"}},
+            "eval_options has versions, which follows from eval_every",
+        ),
+        ({"eval_every": 5, "launcher": "ray"}, "eval_every needs --launcher local"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LaunchConfig(**settings)
+
+
+def test_settings_of_ray_go_with_its_launcher() -> None:
+    assert LaunchConfig(launcher="ray", ray_address="node1:6379", local_workers=2).workers_of(4) == 2
+
+
+def test_the_evaluation_has_the_limits_of_the_run_unless_it_gets_others() -> None:
+    config = LaunchConfig(eval_every=5, env_timeout_s=3.0, eval_options={"env": "addition", "n": 4})
+    settings = {"every": 5, "until_step": 90, "env": ("addition",), "n": 4, "env_timeout_s": 3.0}
+    assert config.evaluation(until_step=90) == settings
+    assert LaunchConfig().evaluation(until_step=90) is None
+
+
+def test_a_missing_ray_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ludic.installed.is_installed", lambda package: False)
+    with pytest.raises(ConfigError, match=r"the package ray is not installed; pip install 'ludic-rl\[ray\]'"):
+        with connected():
+            pass
