@@ -1,10 +1,11 @@
 """Schemas of the tables, validation of batches, and conversion of records to Arrow and back."""
 
 from ludic.extra_columns import EXTRA_TYPES, check_extra_columns, extra_names
-from ludic.schema.conversion import column_values, from_table, to_table, token_arrays
+from ludic.schema.conversion import column_values, from_table, ragged_arrays, to_table, token_arrays
 from ludic.schema.references import resolve_row
 from ludic.schema.tables import (
     NO_COLUMNS,
+    RAGGED_COLUMNS,
     SCALAR_COLUMNS,
     SCHEMA_VERSION,
     TOKEN_COLUMNS,
@@ -22,6 +23,7 @@ from ludic.schema.validation import Problem, find_problems, validate
 __all__ = [
     "EXTRA_TYPES",
     "NO_COLUMNS",
+    "RAGGED_COLUMNS",
     "SCALAR_COLUMNS",
     "SCHEMA_VERSION",
     "TOKEN_COLUMNS",
@@ -38,6 +40,7 @@ __all__ = [
     "find_problems",
     "from_table",
     "load_table",
+    "ragged_arrays",
     "resolve_row",
     "rollouts_schema",
     "to_table",

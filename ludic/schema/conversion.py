@@ -33,7 +33,7 @@ from ludic.records import (
     WeightSpan,
 )
 from ludic.schema.references import REFERENCES, message_indexes, refer, resolve
-from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, rollouts_schema
+from ludic.schema.tables import NO_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, conform, rollouts_schema
 
 RECORDS: dict[str, type] = {
     "agent_steps": AgentStep,
@@ -165,6 +165,8 @@ def _to_array(values: Sequence[Any], type_: pa.DataType, column: str) -> pa.Arra
     """Convert Python values, one per row, to an Arrow array of exactly this type."""
     if column in TOKEN_COLUMNS:
         return _tokens_to_array(values, type_, column)
+    if column in RAGGED_COLUMNS:
+        return _ragged_to_array(values, type_, column)
     if pa.types.is_nested(type_) and column not in REFERENCES:
         values = _to_builtins(values)
     elif pa.types.is_string(type_):
@@ -195,13 +197,29 @@ def _check_size(count: int, column: str, unit: str) -> None:
 def _tokens_to_array(arrays: Sequence[np.ndarray | None], type_: pa.DataType, column: str) -> pa.Array:
     offsets = _offsets((0 if array is None else len(array) for array in arrays), column)
     present = [array for array in arrays if array is not None]
-    absent = pa.array([array is None for array in arrays], pa.bool_()) if len(present) < len(arrays) else None
-    return pa.ListArray.from_arrays(offsets, join_tokens(present, column), type=type_, mask=absent)
+    return pa.ListArray.from_arrays(offsets, join_tokens(present, column), type=type_, mask=_absent(arrays))
+
+
+def _ragged_to_array(rows: Sequence[Sequence[np.ndarray] | None], type_: pa.DataType, column: str) -> pa.Array:
+    offsets = _offsets((0 if arrays is None else len(arrays) for arrays in rows), column)
+    arrays = [array for of_row in rows if of_row is not None for array in of_row]
+    inner = pa.ListArray.from_arrays(
+        _offsets(map(len, arrays), column), join_tokens(arrays, column), type=type_.value_type
+    )
+    return pa.ListArray.from_arrays(offsets, inner, type=type_, mask=_absent(rows))
+
+
+def _absent(values: Sequence[Any]) -> pa.Array | None:
+    """Return which values are None; None if none is."""
+    is_absent = [value is None for value in values]
+    return pa.array(is_absent, pa.bool_()) if any(is_absent) else None
 
 
 def join_tokens(arrays: Sequence[np.ndarray], column: str) -> pa.Array:
-    """Concatenate the arrays of a token column."""
+    """Concatenate arrays of a token column, or of a ragged column."""
     type_ = arrow_schema("rollouts").field(column).type.value_type
+    if column in RAGGED_COLUMNS:
+        type_ = type_.value_type
     if pa.types.is_boolean(type_):
         return pa.array(np.concatenate([np.empty(0, np.bool_), *arrays]), type_)
     # Allocate from Arrow's pool, which keeps its pages; fresh pages of the system cost ten times as much as the copy.
@@ -228,6 +246,9 @@ def column_values(table: pa.Table, column: str) -> list[Any]:
     """
     if column in TOKEN_COLUMNS:  # chunk by chunk: joining chunks would copy, and could overflow their offsets
         return [value for chunk in table[column].chunks for value in token_arrays(chunk)]
+    if column in RAGGED_COLUMNS:
+        ragged = (value for chunk in table[column].chunks for value in ragged_arrays(chunk))
+        return [None if row is None else _split(*row) for row in ragged]
     values = table[column].to_pylist(maps_as_pydicts="lossy")
     if pa.types.is_float32(table[column].type):
         return [None if value is None else _shortest_decimal(value) for value in values]
@@ -246,6 +267,27 @@ def token_arrays(array: pa.ListArray) -> list[np.ndarray | None]:
     """Return lists of numbers as read-only views of one array; None for a null."""
     flat = array.flatten().to_numpy(zero_copy_only=not pa.types.is_boolean(array.type.value_type))
     return [flat[part] if part else None for part in _slices(array)]
+
+
+def ragged_arrays(array: pa.ListArray) -> list[tuple[np.ndarray, np.ndarray] | None]:
+    """Return each row of a list<list> column as its numbers, (K,), and (n + 1,) bounds of its n lists; None for a null.
+
+    The numbers are read-only views of one array.
+    """
+    inner = array.flatten()
+    flat, bounds = inner.values.to_numpy(), inner.offsets.to_numpy()
+    rows: list[tuple[np.ndarray, np.ndarray] | None] = []
+    for part in _slices(array):
+        if part is None:
+            rows.append(None)
+        else:
+            of_row = bounds[part.start : part.stop + 1]
+            rows.append((flat[of_row[0] : of_row[-1]], of_row - of_row[0]))
+    return rows
+
+
+def _split(numbers: np.ndarray, bounds: np.ndarray) -> tuple[np.ndarray, ...]:
+    return tuple(numbers[start:end] for start, end in pairwise(bounds.tolist()))
 
 
 def _slices(array: pa.ListArray) -> list[slice | None]:

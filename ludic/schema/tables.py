@@ -1,6 +1,6 @@
 """Load the table schemas from schemas/*.json as Arrow schemas, and check the schemas of files against them.
 
-Reads schemas/{rollouts,batches,metrics,reference,token_stats}.v{major}.json, from the wheel or from the checkout.
+Reads schemas/{table}.v{major}.json of each of TABLES, from the wheel or from the checkout.
 Raises SchemaError with the file, the column, the found and the wanted type.
 """
 
@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ludic.errors import NewerSchemaError, SchemaError
 
-TABLES = ("rollouts", "batches", "metrics", "reference", "token_stats")
+TABLES = ("rollouts", "batches", "metrics", "reference", "token_stats", "scores", "labels")
 
 TABLE_KEY = b"ludic.table"
 VERSION_KEY = b"ludic.schema_version"
@@ -267,8 +267,11 @@ def _as_field(column: pa.ChunkedArray | None, field: pa.Field, num_rows: int, wh
     except pa.ArrowInvalid as error:
         raise SchemaError(f"{where}: column {field.name!r}: {error}") from error
     # The cast checks for nulls in struct fields, but not among the elements of lists.
-    if pa.types.is_list(field.type) and pc.list_flatten(column).null_count:
-        raise SchemaError(f"{where}: column {field.name!r} has null elements, wanted none")
+    elements = column
+    while pa.types.is_list(elements.type):
+        elements = pc.list_flatten(elements)
+        if elements.null_count:
+            raise SchemaError(f"{where}: column {field.name!r} has null elements, wanted none")
     return column
 
 
@@ -284,3 +287,10 @@ TOKEN_COLUMNS = tuple(
     if pa.types.is_list(field.type) and not pa.types.is_nested(field.type.value_type)
 )
 """Columns of rollouts with one value per token; NumPy arrays in a Rollout."""
+
+RAGGED_COLUMNS = tuple(
+    field.name
+    for field in arrow_schema("rollouts")
+    if pa.types.is_list(field.type) and pa.types.is_list(field.type.value_type)
+)
+"""Columns of rollouts with a list of numbers per token; a NumPy array per token in a Rollout."""

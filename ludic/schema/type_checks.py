@@ -17,7 +17,7 @@ import pyarrow as pa
 from ludic.records import Rollout
 from ludic.schema.conversion import record_class
 from ludic.schema.references import INDEX_FIELDS
-from ludic.schema.tables import NO_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollouts_schema
+from ludic.schema.tables import NO_COLUMNS, RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema, rollouts_schema
 
 _RESPONSE_COLUMNS = ("response_logprobs", "token_rewards", "action_mask")
 
@@ -36,6 +36,9 @@ def find_misfits(rollouts: Sequence[Rollout], extra_columns: Mapping[str, str] =
         for row, (array, tokens) in enumerate(map(attrgetter(name, "response_tokens"), rollouts)):
             if isinstance(array, np.ndarray) and isinstance(tokens, np.ndarray) and array.size != tokens.size:
                 yield row, name, f"has length {array.size}, response_tokens has {tokens.size}"
+    for row, (arrays, tokens) in enumerate(map(attrgetter("kept_tokens", "response_tokens"), rollouts)):
+        if isinstance(arrays, Sequence) and isinstance(tokens, np.ndarray) and len(arrays) != tokens.size:
+            yield row, "kept_tokens", f"has length {len(arrays)}, response_tokens has {tokens.size}"
     yield from _extra_misfits(rollouts, extra_columns)
 
 
@@ -58,6 +61,8 @@ def _column_misfits(values: Sequence[Any], field: pa.Field) -> Iterator[RowProbl
         if set(map(type, values)) <= {np.ndarray} and set(map(attrgetter("dtype", "ndim"), values)) <= {(dtype, 1)}:
             return
         found = [_array_misfits(array, dtype, field) for array in values]
+    elif field.name in RAGGED_COLUMNS:
+        found = [_ragged_misfits(arrays, field) for arrays in values]
     elif _fit(values, field, field.name):
         return
     else:
@@ -71,6 +76,16 @@ def _array_misfits(array: Any, dtype: np.dtype, field: pa.Field) -> Iterator[Mis
             yield field.name, f"is {array.dtype} of shape {array.shape}, wanted {dtype} of one dimension"
     elif array is not None or not field.nullable:
         yield field.name, f"is {type(array).__name__}, wanted a NumPy array of {dtype}"
+
+
+def _ragged_misfits(arrays: Any, field: pa.Field) -> Iterator[Misfit]:
+    dtype = np.dtype(field.type.value_type.value_type.to_pandas_dtype())
+    if arrays is None:
+        return
+    if not isinstance(arrays, tuple | list):
+        yield field.name, f"is {type(arrays).__name__}, wanted a tuple of NumPy arrays of {dtype}"
+    elif any(not isinstance(array, np.ndarray) or (array.dtype, array.ndim) != (dtype, 1) for array in arrays):
+        yield field.name, f"holds other values than NumPy arrays of {dtype} of one dimension"
 
 
 def _fit(values: Sequence[Any], field: pa.Field, path: str) -> bool:

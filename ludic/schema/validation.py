@@ -26,6 +26,7 @@ from ludic.records import (
     RolloutMetadata,
 )
 from ludic.schema.conversion import TokenColumns, join_tokens
+from ludic.schema.kept_tokens import find_bad_kept_tokens
 from ludic.schema.tables import NO_COLUMNS
 from ludic.schema.type_checks import RowProblem, find_misfits, shown
 
@@ -91,7 +92,7 @@ def _examine(batch: RolloutBatch, extra_columns: Mapping[str, str]) -> "tuple[li
     fit = [rollout for rollout in rollouts if id(rollout) not in unfit]
     fit_groups = [group for group in batch.groups if not any(id(rollout) in unfit for rollout in group.rollouts)]
     tokens = {column: _Flat.of(column, fit) for column in _ALWAYS_THERE}
-    findings = chain(_broken_rules(fit), _bad_tokens(tokens), _bad_masked_logprobs(fit))
+    findings = chain(_broken_rules(fit), _bad_tokens(tokens), _bad_masked_logprobs(fit), find_bad_kept_tokens(fit))
     problems = [
         *(_problem(rollouts[row], column, reason) for row, column, reason in misfits),
         *(_problem(fit[row], column, reason) for row, column, reason in findings),

@@ -8,6 +8,8 @@ fails the queries that read it, with DuckDB's error, unless it is left out by na
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import Self
 from weakref import WeakKeyDictionary
 
 import duckdb
@@ -17,6 +19,7 @@ from ludic.sql.library import quote_list
 from ludic.sql.root_views import create_root_views, join_views
 from ludic.sql.roots import RootLike, open_roots
 from ludic.sql.snapshot import Snapshot
+from ludic.store import Root
 
 _QUERY_WORDS = ("select", "from", "with", "pivot", "unpivot", "values", "describe", "show", "summarize", "(")
 _LEADING_COMMENTS = re.compile(r"(\s+|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
@@ -31,8 +34,8 @@ def connect(
     """Return an in-memory DuckDB with a view for each table of one or several runs.
 
     The views are rollouts, groups, steps, evals, batches, all_batches, attempts, attempt_chain, workers, code,
-    policies, metrics, reference, token_stats and more; the files in ludic/sql/views/ describe them. The table `roots`
-    has a row for each run.
+    policies, metrics, reference, token_stats, mismatch, scores and more; the files in ludic/sql/views/ describe them.
+    The table `roots` has a row for each run.
 
     rollouts and evals, and so groups and steps, stay as they were when a query first asked for them, until
     `refresh`. without: names below each root of Parquet files to leave out, such as those that can't be read.
@@ -52,6 +55,26 @@ def connect(
     if sealed:
         seal(con, [*urls, *(str(folder) for snapshot in snapshots for folder in snapshot.folders())])
     return con
+
+
+class Connections:
+    """Connections to roots, each opened once, by URL; as a context manager, it closes them."""
+
+    def __init__(self) -> None:
+        self._opened: dict[str, duckdb.DuckDBPyConnection] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for con in self._opened.values():
+            con.close()
+
+    def to(self, root: Root) -> duckdb.DuckDBPyConnection:
+        """Return the connection to one root."""
+        if root.url not in self._opened:
+            self._opened[root.url] = connect(root)
+        return self._opened[root.url]
 
 
 def seal(con: duckdb.DuckDBPyConnection, folders: Iterable[str] = ()) -> None:
@@ -101,6 +124,9 @@ def open_duckdb() -> duckdb.DuckDBPyConnection:
     con = duckdb.connect()
     con.execute("set TimeZone = 'UTC'")
     con.execute("set python_enable_replacements = false")
+    # DuckDB would draw its bar into results on stdout, and over the terminal viewer.
+    with suppress(duckdb.InvalidInputException):  # in a notebook without ipywidgets, where it draws none
+        con.execute("set enable_progress_bar = false")
     # Files never change, and reading the footers of a million rollouts takes a third of the time of their advantages.
     con.execute("set parquet_metadata_cache = true")
     return con

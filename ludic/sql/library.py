@@ -2,11 +2,12 @@
 
 An advantage is one SELECT over `rollouts` that returns rollout_id with advantage (or token_advantages, or advantage and
 pair_id), or a Python function that returns these (ludic.sql.python_advantages). A filter is one predicate over a row of
-`rollouts`; a row is dropped if it is true. A selection is one SELECT over `groups` (ludic/sql/plan/groups.sql) that
-returns group_id, in the order in which groups are wanted. Parameters are $names; a header line
-`-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default; in training, `-- history: N` adds the newest N
-scored rows of earlier batches to the `rollouts` of an advantage. Reads ludic/sql/{advantages,filters,selections}/
-and users' *.sql. Raises QueryError with the file, DuckDB's reason and the wanted form.
+`rollouts`; a row is dropped if it is true. Both may read `scores`, the scores of these rollouts. A selection is one
+SELECT over `groups` (ludic/sql/plan/groups.sql) that returns group_id, in the order in which groups are wanted.
+Parameters are $names; a header line `-- default: NAME = VALUE` (VALUE is JSON) sets a parameter's default; in training,
+`-- history: N` adds the newest N scored rows of earlier batches to the `rollouts` of an advantage. Reads
+ludic/sql/{advantages,filters,selections}/ and users' *.sql. Raises QueryError with the file, DuckDB's reason and the
+wanted form.
 """
 
 import json
@@ -36,6 +37,8 @@ _ADVANTAGE_WANTED = (
     "and with an advantage of pairs pair_id (string)"
 )
 _SELECT_ALL = "select * from (\n{}\n)"
+# DuckDB does not look for the table, which a connection may lack, unless the text reads it.
+_THEIR_SCORES = "scores as (select * from main.scores where rollout_id in (select rollout_id from rollouts))"
 _ALL_ROLLOUTS = "select * from main.rollouts"
 # Far fewer rows are dropped than kept, so an anti join builds the smaller hash table.
 _NOT_DROPPED = """
@@ -114,17 +117,17 @@ def load_advantage(name_or_path: str, files: Files = NO_FILES) -> SqlText:
             defaults=function.defaults,
             function=function,
         )
-    return _load("advantages", name_or_path, "{}", _ADVANTAGE_WANTED, files)
+    return load_text("advantages", name_or_path, "{}", _ADVANTAGE_WANTED, files)
 
 
 def load_filter(name_or_path: str, files: Files = NO_FILES) -> SqlText:
     """Load a filter: a name in ludic/sql/filters/, or the path of a .sql file."""
-    return _load("filters", name_or_path, "select\n{}", _FILTER_WANTED, files)
+    return load_text("filters", name_or_path, "select\n{}", _FILTER_WANTED, files)
 
 
 def load_selection(name_or_path: str, files: Files = NO_FILES) -> SqlText:
     """Load a selection: a name in ludic/sql/selections/, or the path of a .sql file."""
-    return _load("selections", name_or_path, "{}", _SELECTION_WANTED, files)
+    return load_text("selections", name_or_path, "{}", _SELECTION_WANTED, files)
 
 
 def where_filter(predicate: str) -> SqlText:
@@ -150,12 +153,12 @@ def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, know
 
 def load_checks() -> dict[str, str]:
     """Return the SQL of the data checks by name; see ludic/sql/checks/."""
-    return {name: read_packaged("checks", name) for name in _packaged_names("checks")}
+    return {name: read_packaged("checks", name) for name in packaged_names("checks")}
 
 
 def load_notes() -> dict[str, str]:
     """Return the SQL of notes, which report harmless facts, by name; see ludic/sql/notes/."""
-    return {name: read_packaged("notes", name) for name in _packaged_names("notes")}
+    return {name: read_packaged("notes", name) for name in packaged_names("notes")}
 
 
 def required_columns(texts: Iterable[SqlText], columns: Iterable[str]) -> list[str]:
@@ -230,7 +233,7 @@ def run_advantage(
     """Compute advantages as `advantages` does, over the SELECT `over`. params: for the advantage and for `over`."""
     if text.function is not None:
         return _conform_advantages(_call_function(con, text, params, over), text.source, FUNCTION_WANTED)
-    sql = f"with rollouts as (\n{over}\n)\n{_SELECT_ALL.format(text.text)}"
+    sql = f"with rollouts as (\n{over}\n),\n{_THEIR_SCORES}\n{_SELECT_ALL.format(text.text)}"
     try:
         table = run_query(con, sql, params)
     except QueryError as error:
@@ -297,7 +300,8 @@ def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[
         raise QueryError(f"{text.source}: is {table.schema.field('hit').type}, not true or false; {_FILTER_WANTED}")
 
 
-def _load(kind: str, name_or_path: str, template: str, wanted: str, files: Files) -> SqlText:
+def load_text(kind: str, name_or_path: str, template: str, wanted: str, files: Files = NO_FILES) -> SqlText:
+    """Load a name in ludic/sql/{kind}/, or the path of a .sql file. template: makes a statement of it; wanted: form."""
     source, text = _read(kind, name_or_path, files)
     return _parse(Path(name_or_path).stem, source, text, template, wanted)
 
@@ -319,7 +323,7 @@ def _parse(name: str, source: str, text: str, template: str, wanted: str) -> Sql
 
 def _read(kind: str, name_or_path: str, files: Files) -> tuple[str, str]:
     """Return the path of a SQL file, and its text. Raises QueryError if it is not found or not readable."""
-    names = _packaged_names(kind)
+    names = packaged_names(kind)
     if file_of(name_or_path) == name_or_path:
         try:
             file = files.get(name_or_path) or read_user_file(local_path(name_or_path, f"a file of {kind}"))
@@ -339,7 +343,7 @@ def _read(kind: str, name_or_path: str, files: Files) -> tuple[str, str]:
     return f"ludic/sql/{kind}/{name_or_path}.sql", read_packaged(kind, name_or_path)
 
 
-def _packaged_names(kind: str) -> list[str]:
+def packaged_names(kind: str) -> list[str]:
     files = resources.files("ludic.sql").joinpath(kind).iterdir()
     return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
 

@@ -32,6 +32,8 @@ from ludic.sql.library import (
     where_filter,
 )
 from ludic.sql.plan_checks import check_advantages, check_pairs
+from ludic.sql.score_gate import names_missing_scorers, open_gate
+from ludic.sql.shortage import COUNT, COUNT_DROPS, Shortage
 from ludic.user_files import Files
 
 ALWAYS_ON = "drop_errors"
@@ -93,9 +95,14 @@ where
     and (num_uses + 1 < $max_uses or group_id not in (select group_id from chosen))
 """
 
+_CREATE_ROLLOUTS = """
+create table rollouts as
+select *, 0::integer as num_uses, null::varchar as score_problem, null::map(varchar, varchar) as scorer_versions
+from arrived
+"""
 _ADD_ARRIVED = """
-insert into rollouts
-select arrived.*, coalesce(uses.num_uses, 0)
+insert into {table} by name
+select arrived.*, coalesce(uses.num_uses, 0) as num_uses
 from arrived
 left join uses on uses.group_id = arrived.group_id
 where {fits}
@@ -107,20 +114,6 @@ _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
 {where}
     )
 )"""
-
-_COUNT = """
-select count(*) as num_rollouts, count(distinct group_id) filter (reason is null) as num_kept_groups
-from judged
-"""
-
-_COUNT_DROPS = """
-select reason, count(*)
-from judged
-where reason is not null
-group by reason
-order by reason
-"""
-
 
 LossUnit = Literal["row", "pair", "episode"]
 
@@ -153,6 +146,14 @@ class BatchRules:
     """Number of groups in a batch; each has at least one row that no filter drops."""
     max_seq_len: int | None = None
     """Length at which the trainer cuts sequences, recorded in the ledger."""
+    scorers: tuple[str, ...] = ()
+    """Scorers, SCORER or SCORER@VERSION, whose scores each rollout needs; SQL reads them from the table `scores`."""
+    reward_scorer: str | None = None
+    """Scorer whose value replaces episode_reward: as in `scorers`, and :VALUE if it gives several."""
+    mixed_scorers: bool = False
+    """Accept groups whose rows were scored by different versions of a scorer; the newest score counts."""
+    wait_for_scores_s: float | None = 0.0
+    """Seconds that a group waits for scores; None waits without a limit."""
     files: Files = field(default_factory=dict)
     """Contents of users' files that replace those on disk, by the paths in the names above."""
 
@@ -163,32 +164,6 @@ class BatchRules:
             raise ConfigError(f"max_uses is {self.max_uses}, wanted at least 1")
         if self.baseline_over not in ("group", "kept"):
             raise ConfigError(f"baseline_over is {self.baseline_over!r}, wanted group or kept")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortage:
-    """The reason why there is no batch yet."""
-
-    ready_groups: int
-    """Number of groups that the selection returns, of those with a row that no filter drops."""
-    wanted_groups: int
-    num_pending_rollouts: int
-    drops: Mapping[str, int]
-    """Number of pending rollouts that each filter would drop."""
-    selection: str
-    num_passed_over: int
-    """Number of groups with a row that no filter drops, and that the selection does not return."""
-
-    def describe(self) -> str:
-        """Return one sentence for the log."""
-        parts = [f"{self.ready_groups} of {self.wanted_groups} groups are ready"]
-        if self.num_passed_over:
-            parts.append(f"selection {self.selection} passes over {self.num_passed_over} more")
-        if self.drops:
-            most = max(self.drops, key=lambda name: self.drops[name])
-            of_all = f"{sum(self.drops.values())} of {self.num_pending_rollouts} rollouts"
-            parts.append(f"filters drop {of_all}, {most} most ({self.drops[most]})")
-        return "; ".join(parts)
 
 
 class Planner:
@@ -221,9 +196,12 @@ class Planner:
         self._con.execute("set threads = 1")
         seal(self._con)
         with self._registered("arrived", self._schema.empty_table()):
-            self._con.execute("create table rollouts as select *, 0::integer as num_uses from arrived")
+            self._con.execute(_CREATE_ROLLOUTS)
         self._con.execute("create table history as select *, 0::bigint as trained_step from rollouts")
         self._con.execute("create table uses (group_id varchar, num_uses integer)")
+        self._gate = open_gate(
+            self._con, rules.scorers, rules.reward_scorer, mixed=rules.mixed_scorers, wait_s=rules.wait_for_scores_s
+        )
         self._try_rules()
 
     def recall_uses(self, num_uses: Mapping[str, int]) -> None:
@@ -244,16 +222,37 @@ class Planner:
 
     def add(self, rows: pa.Table) -> None:
         """Add whole groups, which are then pending. Ignores columns other than `columns` and ADDED."""
-        where = self._where
+        where = None if self._gate is not None and self._gate.is_read_by(self._where) else self._where
         fits = "true" if where is None else _HAS_A_ROW_THAT_FITS.format(where=where.text)
         params = {} if where is None else where.bind(self._values(1, 0, None))
         with self._registered("arrived", rows.select(self._schema.names)):
-            self._con.execute(_ADD_ARRIVED.format(fits=fits), params)
+            table = "rollouts" if self._gate is None else "waiting"
+            self._con.execute(_ADD_ARRIVED.format(table=table, fits=fits), params)
+        if self._gate is not None:
+            self._gate.note_arrivals()
+
+    @property
+    def scorers(self) -> list[str]:
+        """Names of the scorers whose scores `add_scores` wants."""
+        return [] if self._gate is None else self._gate.scorers
+
+    def add_scores(self, scores: pa.Table) -> None:
+        """Add rows of the scores table, of any rollouts, with ludic.store.scores.PLAN_COLUMNS."""
+        assert self._gate is not None, "the rules name no scorers"
+        self._gate.add(scores)
+
+    def release_scored(self) -> bool:
+        """Let plans use the groups whose wait for scores has ended; returns whether there are new ones."""
+        return self._gate is not None and self._gate.release()
 
     @property
     def num_pending_groups(self) -> int:
-        """Number of pending groups, without duplicates, which will be dropped since another group has their request."""
-        return self._fetch("select count(distinct group_id) from rollouts where not is_duplicate")[0][0]
+        """Number of pending groups, without duplicates, which will be dropped since another group has their request.
+
+        Groups that wait for scores count.
+        """
+        num_waiting = 0 if self._gate is None else self._gate.num_waiting_groups
+        return num_waiting + self._fetch("select count(distinct group_id) from rollouts where not is_duplicate")[0][0]
 
     def plan(
         self,
@@ -272,15 +271,18 @@ class Planner:
         that makes a batch; None means groups_per_batch. now: value of $now; None means the current time. Raises
         QueryError if a row to train on has no finite advantage, or token_advantages of a wrong length.
         """
+        self.release_scored()
         values = self._values(step, trainer_version, now)
         self._judge(values)
         chosen = self._choose(values)
-        if chosen.num_rows < (at_least or self._rules.groups_per_batch):
+        if chosen.num_rows < (self._rules.groups_per_batch if at_least is None else at_least):
             return None
         with self._registered("chosen", chosen.slice(0, self._rules.groups_per_batch)):
             ledger = self._write_ledger(values, attempt_id)
             self._keep_history(step)
             self._con.execute(_FORGET_PLANNED, {"max_uses": self._rules.max_uses})
+        if self._gate is not None:
+            self._gate.forget_planned()
         return ledger
 
     def used_up(self, ledger: pa.Table) -> pa.Table:
@@ -288,30 +290,39 @@ class Planner:
         stays = pc.and_(ledger["used"], pc.less(ledger["num_uses"], self._rules.max_uses))
         return ledger.filter(pc.invert(pc.is_in(ledger["group_id"], ledger["group_id"].filter(stays).unique())))
 
+    def forget(self) -> None:
+        """Forget all pending groups; rows of earlier batches stay."""
+        self._con.execute("create or replace table rollouts as from rollouts limit 0")
+        if self._gate is not None:
+            self._gate.forget_planned()
+
     def shortage(self, step: int, trainer_version: int, now: datetime | None = None) -> Shortage:
         """Return how many groups are missing for a batch, and why."""
         values = self._values(step, trainer_version, now)
         self._judge(values)
-        num_rollouts, num_kept_groups = self._fetch(_COUNT)[0]
+        num_rollouts, num_kept_groups = self._fetch(COUNT)[0]
         ready_groups = self._choose(values).num_rows
         return Shortage(
             ready_groups=ready_groups,
             wanted_groups=self._rules.groups_per_batch,
             num_pending_rollouts=num_rollouts,
-            drops=dict(self._fetch(_COUNT_DROPS)),
+            drops=dict(self._fetch(COUNT_DROPS)),
             selection=self._selection.name,
             num_passed_over=num_kept_groups - ready_groups,
+            num_waiting_groups=0 if self._gate is None else self._gate.num_waiting_groups,
+            waits_for=None if self._gate is None else self._gate.describe(),
         )
 
     def _try_rules(self) -> None:
         """Run each rule's SQL over no rows, so that errors appear before training starts."""
         values = self._values(1, 0, None)
-        for text in self._filters:
-            check_filter(self._con, text, values)
-        self._judge(values)
-        self._con.execute(f"create temp view groups as\n{read_packaged('plan', 'groups')}")
-        with self._registered("chosen", self._choose(values)):
-            self._estimate(values)
+        with names_missing_scorers():
+            for text in self._filters:
+                check_filter(self._con, text, values)
+            self._judge(values)
+            self._con.execute(f"create temp view groups as\n{read_packaged('plan', 'groups')}")
+            with self._registered("chosen", self._choose(values)):
+                self._estimate(values)
 
     def _values(self, step: int, trainer_version: int, now: datetime | None) -> dict[str, Any]:
         known = {"step": step, "trainer_version": trainer_version, "now": now or datetime.now(UTC)}

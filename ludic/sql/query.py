@@ -38,6 +38,21 @@ def open_result(
     if not query.strip():
         raise QueryError('the query is empty, wanted SQL such as "select count(*) from rollouts"')
     con = connect(roots, sealed=not unsafe)
+    with result_of(con, roots, query, params, rows_a_batch=rows_a_batch, unsafe=unsafe) as rows:
+        yield rows
+
+
+@contextmanager
+def result_of(
+    con: duckdb.DuckDBPyConnection,
+    roots: Sequence[Root],
+    query: str,
+    params: Params = (),
+    *,
+    rows_a_batch: int = _ROWS_A_BATCH,
+    unsafe: bool = False,
+) -> Iterator[pa.RecordBatchReader]:
+    """Give the result of a query on a connection of `connect(roots, sealed=True)`, as `open_result` does."""
     try:
         with interrupted_by_ctrl_c(con):
             if not unsafe:

@@ -23,7 +23,7 @@ select
 from rollouts
 """
 
-_MEANS = """
+MEANS = """
     count(*) as num_rollouts,
     count(distinct group_id) as num_groups,
     avg(episode_reward) as reward_mean,
@@ -33,9 +33,10 @@ _MEANS = """
     avg(parse_error::integer) as parse_error_fraction,
     avg((error is not null)::integer) as error_fraction
 """
-_ENVIRONMENTS = f"select env_name, {_MEANS} from rollouts group by env_name order by env_name"  # noqa: S608
-_VERSIONS = f"select policy_version, {_MEANS} from rollouts group by all order by all"  # noqa: S608
-_EVALS = f"select policy_version, env_name, {_MEANS} from evals group by all order by all"  # noqa: S608
+"""Select list over rollouts or evals: counts, means and fractions of a version or an environment."""
+_ENVIRONMENTS = f"select env_name, {MEANS} from rollouts group by env_name order by env_name"  # noqa: S608
+_VERSIONS = f"select policy_version, {MEANS} from rollouts group by all order by all"  # noqa: S608
+_EVALS = f"select policy_version, env_name, {MEANS} from evals group by all order by all"  # noqa: S608
 
 _STEPS = """
 select
@@ -52,6 +53,19 @@ from attempts
 left join attempt_chain using (attempt_id)
 order by attempt_id
 """
+_SCORES = """
+select
+    scorer,
+    scorer_version,
+    name,
+    count(value) as num_scores,
+    count(*) - count(value) as num_failed,
+    avg(value) as value_mean,
+    max(created_at) as last_created_at
+from scores
+group by scorer, scorer_version, name
+order by scorer, last_created_at, scorer_version, name
+"""
 
 _REPORTS = {
     "rollouts": _ROLLOUTS,
@@ -61,6 +75,7 @@ _REPORTS = {
     "steps": _STEPS,
     "drops": _DROPS,
     "attempts": _ATTEMPTS,
+    "scores": _SCORES,
 }
 
 

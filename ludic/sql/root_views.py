@@ -57,6 +57,15 @@ _JSON_TABLES = {
             ("created_at", pa.timestamp("us", "UTC")),
         ]
     ),
+    "evaluations": pa.schema(
+        [
+            ("evaluation", pa.string()),
+            ("env_name", pa.string()),
+            ("settings", pa.string()),
+            ("code", pa.string()),
+            ("created_at", pa.timestamp("us", "UTC")),
+        ]
+    ),
 }
 _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
@@ -77,8 +86,18 @@ _VIEWS = {
     "batches": None,
     "all_token_stats": "token_stats",
     "token_stats": None,
+    "trained_tokens": None,
+    "mismatch": None,
+    "all_scores": "scores",
+    "scores": None,
+    "all_labels": "labels",
+    "labels": None,
     "groups": None,
     "steps": None,
+    "evaluations": "evaluations",
+    "eval_episodes": None,
+    "inspect_samples": None,
+    "inspect_evals": None,
     "quarantine": None,
     "expirations": None,
     "compactions": None,

@@ -37,6 +37,12 @@ VIEWS = (
     "reference",
     "token_stats",
     "all_token_stats",
+    "trained_tokens",
+    "mismatch",
+    "scores",
+    "all_scores",
+    "labels",
+    "all_labels",
 )
 
 

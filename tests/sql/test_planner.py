@@ -60,6 +60,7 @@ def test_a_plan_is_exactly_a_ledger(arrive):
         "truncation_reason": None,
         "root": None,
         "pair_id": None,
+        "scorer_versions": None,
     }
 
 

@@ -78,7 +78,8 @@ select
     uses as num_uses,
     is_cut as seq_len_truncated,
     coalesce(truncation_reason, case when is_cut then 'max_seq_len' end) as truncation_reason,
-    case when $loss_unit = 'pair' and used then pair_id end as pair_id
+    case when $loss_unit = 'pair' and used then pair_id end as pair_id,
+    scorer_versions
 from described
 cross join counts
 left join estimated on estimated.rollout_id = described.rollout_id

@@ -1,0 +1,283 @@
+"""Compare evaluations in pairs: of the same examples, the difference between a baseline and each other side.
+
+Reads evals/ and evaluations/ of each side's root. Warns if prompts, settings or the code that scored differ. Raises
+ConfigError if a side has no samples, or two sides share no environment or example.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ludic.errors import ConfigError
+from ludic.eval import intervals, significance
+from ludic.eval.config import LATEST, MeasureConfig
+from ludic.eval.differences import find_differences
+from ludic.eval.samples import Chosen, Samples, nothing_stored
+from ludic.sql import SqlText
+from ludic.sql.connect import Connections
+from ludic.sql.measures import check_measure_parameters, load_measure
+from ludic.store import Root
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_SAMPLED = """
+select env_name, evaluation, max(created_at) as newest
+from eval_episodes
+where version = $version
+group by all
+order by newest desc, evaluation
+"""
+_DEFAULT = ("mean_reward",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of a comparison: a version of a root."""
+
+    root: Root
+    version: int | None = None
+    """None is the newest version with samples."""
+
+
+def parse_sides(texts: Sequence[int | str], root: Root | None = None) -> list[Side]:
+    """Parse sides: ROOT@VERSION, ROOT (its newest version with samples), or a VERSION or @VERSION of the root before.
+
+    VERSION is a number or latest. root: that of a first side without one. Raises ConfigError for fewer than two sides,
+    MissingRootError for a root that is not there.
+    """
+    if len(texts) < 2:
+        raise ConfigError(
+            f"there is nothing to compare {texts[0] if texts else 'nothing'} with; wanted two or more sides"
+        )
+    sides: list[Side] = []
+    for text in texts:
+        url, version = _split(str(text))
+        if url:
+            root = Root.open(url)
+        elif root is None:
+            raise ConfigError(f"{text} names no root, wanted ROOT@VERSION for the first side")
+        sides.append(Side(root=root, version=version))
+    return sides
+
+
+def _split(text: str) -> tuple[str, int | None]:
+    """Return the URL, empty for none, and the version of a side."""
+    if text == LATEST or text.isdecimal():
+        return "", None if text == LATEST else int(text)
+    url, at, version = text.rpartition("@")
+    if at and (version == LATEST or version.isdecimal()):
+        return url, None if version == LATEST else int(version)
+    return text, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opened:
+    """A side with a connection."""
+
+    root: Root
+    con: duckdb.DuckDBPyConnection
+    version: int
+    sampled: Mapping[str, Sequence[str | None]]
+    """Evaluations of each environment, the newest first."""
+
+    @property
+    def label(self) -> str:
+        return f"{self.root.url}@{self.version}"
+
+    def samples(self, env: str, evaluation: str | None) -> Samples:
+        chosen = Chosen(versions=[self.version], envs=[env], evaluations=[evaluation])
+        return Samples.choose(self.root, self.con, chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Compared:
+    """Differences between a baseline and other sides, with warnings."""
+
+    rows: Sequence[Mapping[str, Any]]
+    """One row for each other side, environment, measure and part."""
+    examples: "pl.DataFrame"
+    """One row for each of these and example that both sides have: the means of both sides, and their difference."""
+    warnings: Sequence[str] = field(default_factory=tuple)
+
+    def frame(self) -> "pl.DataFrame":
+        """Return the rows as a DataFrame."""
+        import polars as pl
+
+        return pl.DataFrame(list(self.rows), infer_schema_length=None)
+
+
+def compare(
+    baseline: Side,
+    others: Sequence[Side],
+    config: MeasureConfig,
+    *,
+    env: Sequence[str] = (),
+    evaluation: str | None = None,
+    difference: float = 0.05,
+    seed: int = 0,
+    connections: Connections | None = None,
+) -> Compared:
+    """Compare each of the others with the baseline, in every environment that both have.
+
+    env: environments to compare; none are all. evaluation: id of the settings to compare; None takes the newest that
+    both sides were sampled with, or the newest of each. difference: the difference that should be found, for power and
+    the number of examples. seed: of the permutation test. connections: those to use.
+    """
+    import polars as pl
+
+    measures = [load_measure(name) for name in config.measures or _DEFAULT]
+    check_measure_parameters(measures, config.params)
+    rows: list[dict[str, Any]] = []
+    examples: list[dict[str, Any]] = []
+    warnings: list[str] = []
+    with ExitStack() as stack:
+        connections = connections or stack.enter_context(Connections())
+        first, *rest = (_open(connections, side) for side in (baseline, *others))
+        for other in rest:
+            for name in _common_envs(first, other, env):
+                a, b = _common_evaluation(first, other, name, evaluation)
+                warnings += [f"{other.label}, {name}: {text}" for text in find_differences(a, b)]
+                keys: dict[str, str | None] = {"a": first.label, "b": other.label, "env_name": name}
+                keys |= {"evaluation_a": a.evaluation, "evaluation_b": b.evaluation}
+                for measure in measures:
+                    for pairs in _pairs(measure, config.params, a, b, keys):
+                        rows.append(_row(pairs, config.confidence, difference, seed))
+                        examples += pairs.rows()
+    if not rows:
+        raise ConfigError(f"{first.label} and {rest[0].label} have no example in common; evaluate them with one --seed")
+    for row, p_value in zip(rows, significance.holm([row["p_value"] for row in rows]), strict=True):
+        row["p_holm"] = p_value
+    return Compared(rows=rows, examples=pl.DataFrame(examples, infer_schema_length=None), warnings=warnings)
+
+
+def _open(connections: Connections, side: Side) -> _Opened:
+    con = connections.to(side.root)
+    version = side.version
+    if version is None:
+        (version,) = con.execute("select max(version) from eval_episodes").fetchall()[0]
+    sampled: dict[str, list[str | None]] = {}
+    for env, evaluation, _ in con.execute(_SAMPLED, {"version": version}).fetchall():
+        sampled.setdefault(env, []).append(evaluation)
+    if version is None or not sampled:
+        wanted = None if version is None else [version]
+        raise ConfigError(nothing_stored(con, side.root, Chosen(versions=wanted)))
+    return _Opened(root=side.root, con=con, version=version, sampled=sampled)
+
+
+def _common_envs(first: _Opened, other: _Opened, wanted: Sequence[str]) -> list[str]:
+    for name in wanted:
+        for side in (first, other):
+            if name not in side.sampled:
+                raise ConfigError(f"{side.label} has no evaluation of {name!r}; it has {', '.join(side.sampled)}")
+    common = [name for name in sorted(first.sampled) if name in other.sampled and (not wanted or name in wanted)]
+    if not common:
+        raise ConfigError(
+            f"{first.label} and {other.label} have no environment in common: {', '.join(first.sampled)} there, "
+            f"{', '.join(other.sampled)} here"
+        )
+    return common
+
+
+def _common_evaluation(first: _Opened, other: _Opened, env: str, wanted: str | None) -> tuple[Samples, Samples]:
+    """Return the samples of both sides to compare in an environment."""
+    a, b = first.sampled[env], other.sampled[env]
+    if wanted is not None:
+        for side in (first, other):
+            if wanted not in side.sampled[env]:
+                raise ConfigError(f"{side.label} has no evaluation {wanted!r} of {env}; view evaluations lists them")
+        return first.samples(env, wanted), other.samples(env, wanted)
+    common = next((evaluation for evaluation in a if evaluation is not None and evaluation in b), None)
+    return first.samples(env, common or a[0]), other.samples(env, common or b[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairs:
+    """Means of a measure's part over the examples that both sides have."""
+
+    keys: Mapping[str, Any]
+    example_ids: Sequence[str]
+    a: np.ndarray
+    b: np.ndarray
+    is_binary: bool
+    """True if each example has one value on each side, 0 or 1."""
+    only: tuple[int, int]
+    """Examples that only the baseline has, and that only the other side has."""
+    num_missing: tuple[int, int]
+    """Values that are not there on each side, as of episodes that are not scored."""
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        for example_id, a, b in zip(self.example_ids, self.a.tolist(), self.b.tolist(), strict=True):
+            yield {**self.keys, "env_example_id": example_id, "value_a": a, "value_b": b, "difference": b - a}
+
+
+def _pairs(
+    measure: SqlText, params: Mapping[str, Any], first: Samples, other: Samples, keys: Mapping[str, str | None]
+) -> Iterator[_Pairs]:
+    tables = [samples.measure(measure, params) for samples in (first, other)]
+    k = measure.bind(params).get("k")
+    parts = sorted({part for table in tables for part in table["part"].to_pylist()}, key=str)
+    for part in parts:
+        a, b = (_by_example(table, part) for table in tables)
+        common = [example for example in a.means if example in b.means]
+        if common:
+            yield _Pairs(
+                keys={**keys, "measure": measure.name, "k": k, "part": part},
+                example_ids=common,
+                a=np.array([a.means[example] for example in common]),
+                b=np.array([b.means[example] for example in common]),
+                is_binary=a.is_binary and b.is_binary,
+                only=(len(a.means) - len(common), len(b.means) - len(common)),
+                num_missing=(a.num_missing, b.num_missing),
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Means:
+    means: Mapping[str, float]
+    is_binary: bool
+    num_missing: int
+
+
+def _by_example(table: pa.Table, part: str | None) -> _Means:
+    rows = [row for row in table.to_pylist() if row["part"] == part]
+    scored = [row for row in rows if row["num_values"]]
+    return _Means(
+        means={row["env_example_id"]: row["total"] / row["num_values"] for row in scored},
+        is_binary=all(row["num_values"] == 1 and row["total"] in (0, 1) for row in scored),
+        num_missing=sum(row["num_missing"] for row in rows),
+    )
+
+
+def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict[str, Any]:
+    differences = pairs.b - pairs.a
+    found = intervals.clustered(differences, np.ones_like(differences), confidence)
+    gains, losses = int(np.sum(differences > 0)), int(np.sum(differences < 0))
+    error, size = found.std_error, len(differences)
+    return {
+        **pairs.keys,
+        "estimate_a": float(pairs.a.mean()),
+        "estimate_b": float(pairs.b.mean()),
+        "difference": found.estimate,
+        "std_error": error,
+        "low": found.low,
+        "high": found.high,
+        "test": "mcnemar" if pairs.is_binary else "permutation",
+        "p_value": significance.mcnemar(gains, losses)
+        if pairs.is_binary
+        else significance.permutation(differences, seed=seed),
+        "num_gains": gains,
+        "num_losses": losses,
+        "num_examples": size,
+        "num_only_a": pairs.only[0],
+        "num_only_b": pairs.only[1],
+        "num_missing_a": pairs.num_missing[0],
+        "num_missing_b": pairs.num_missing[1],
+        "power": None if error is None else significance.power(error, difference, confidence),
+        "examples_needed": None if error is None else significance.examples_needed(error, size, difference, confidence),
+    }

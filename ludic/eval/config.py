@@ -1,0 +1,123 @@
+"""Settings of evaluations. Imports nothing slow, so that `--help` answers at once."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ludic.bounds import check_numbers, check_types
+from ludic.defaults import ENV_TIMEOUT_S
+from ludic.errors import ConfigError
+
+LATEST = "latest"
+_RANGE = re.compile(r"(\d{1,18})-(\d{1,18}|latest)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvalConfig:
+    """Samples of an evaluation: of which weights, of which examples, and how they are sampled."""
+
+    versions: str = LATEST
+    """Policy versions, joined by commas: numbers, latest, and ranges such as 10-20 or 10-latest, which are the versions
+    in between whose weights are stored. Version 0 is the run's first model."""
+    every: int | None = None
+    """Follow a run while it trains: evaluate version 0, every version whose number is a multiple of this, as it is
+    published, and the last one. None evaluates `versions`."""
+    until_step: int | None = None
+    """With `every`: end when training has reached this step and its last version is evaluated. None follows the run
+    until it is stopped."""
+    env: tuple[str, ...] = ()
+    """Environments, as in `ludic run`; none are the run's."""
+    env_options: Mapping[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environments, by environment name; those of the run's environments are the run's unless
+    given here."""
+    num_examples: int = 256
+    """Number of held-out examples of each environment, the first ones by the seed; fewer if it has fewer."""
+    n: int = 1
+    """Number of samples of each example."""
+    temperature: float | None = None
+    """Divides the logits; 0 takes the likeliest tokens. None is the run's."""
+    top_p: float | None = None
+    """Probability mass of nucleus sampling. None is the run's."""
+    top_k: int | None = None
+    """Sample from the k likeliest tokens only. None is the run's."""
+    max_tokens: int | None = None
+    """Maximum tokens of a completion. None is the run's."""
+    accept_incomplete: bool | None = None
+    """Pass a completion that hit max_tokens to the environment. None is the run's."""
+    max_steps: int | None = None
+    """Maximum steps of the environment in an episode. None is the run's."""
+    max_sequence_tokens: int | None = None
+    """Maximum tokens of prompt and completions together. None is the run's."""
+    parser: str | None = None
+    """How an action is read from a completion, as in `ludic run`. None is the run's."""
+    format_reward: float | None = None
+    """Reward for each completion that the parser can read. None is the run's."""
+    context: str | None = None
+    """What the model sees of the dialogue, as in `ludic run`. None is the run's."""
+    tools: tuple[str, ...] | None = None
+    """Tools that the model may call, as in `ludic run`. None are the run's."""
+    tool_format: str | None = None
+    """How the model writes tool calls. None is the run's."""
+    protocol: str | None = None
+    """How an episode is played, as in `ludic run`. None is the run's."""
+    seed: int = 0
+    """Decides which held-out examples come first, and seeds the samples. The same seed gives the same examples in every
+    run, so that runs can be compared in pairs."""
+    examples_per_call: int = 32
+    """Number of examples that are sampled together and stored in one file; changes no sample."""
+    env_timeout_s: float | None = ENV_TIMEOUT_S
+    """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
+    episode_timeout_s: float | None = None
+    """Maximum seconds of an episode, which is then truncated. None is no limit."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_numbers(self)
+        parse_versions(self.versions)
+        if self.every is not None and self.versions != LATEST:
+            raise ConfigError(f"every ({self.every}) and versions ({self.versions}) contradict each other; give one")
+        if self.every is None and self.until_step is not None:
+            raise ConfigError("until_step has no effect without every; add it, or leave out until_step")
+        for name in self.env_options:
+            if self.env and name not in self.env:
+                raise ConfigError(f"env_options has options of {name!r}, which is not in env ({', '.join(self.env)})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureConfig:
+    """What to measure on stored samples, and how sure it is."""
+
+    measures: tuple[str, ...] = ()
+    """Measures, by a name in ludic/sql/measures/ or the path of a .sql file (docs/evaluation.md). None given: mean
+    reward, success rate, pass@k for several samples, length and unscored samples; of a comparison the mean reward."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the measures' parameters as JSON, such as {"k": 4, "threshold": 0.5, "unscored": 0}."""
+    confidence: float = 0.95
+    """Probability that an interval holds the true value."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_numbers(self)
+
+
+Interval = Literal["clustered", "bootstrap", "wilson"]
+
+
+def parse_versions(text: str) -> Sequence[int | str | tuple[int, int | str]]:
+    """Parse `EvalConfig.versions`: numbers, "latest", and ranges as pairs. Raises ConfigError."""
+    return [_parse_version(part.strip()) for part in text.split(",")]
+
+
+def _parse_version(part: str) -> int | str | tuple[int, int | str]:
+    if part == LATEST:
+        return part
+    if part.isascii() and part.isdecimal() and len(part) <= 18:
+        return int(part)
+    match = _RANGE.fullmatch(part)
+    if match is None:
+        raise ConfigError(f"versions has {part!r}, wanted a number, {LATEST}, or a range such as 10-20 or 10-{LATEST}")
+    first, last = int(match[1]), match[2] if match[2] == LATEST else int(match[2])
+    if isinstance(last, int) and last < first:
+        raise ConfigError(f"versions has {part!r}, whose end is before its begin")
+    return first, last

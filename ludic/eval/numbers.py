@@ -1,0 +1,198 @@
+"""The numbers of stored evaluations: each measure with its interval, by evaluation, version and environment.
+
+Reads evals/ and evaluations/ through SQL; samples nothing. Raises QueryError for a measure that fails, ConfigError if
+nothing is stored or an interval does not fit a measure.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from ludic.errors import ConfigError
+from ludic.eval import intervals
+from ludic.eval.config import Interval, MeasureConfig
+from ludic.eval.samples import Chosen, Samples, nothing_stored
+from ludic.sql import SqlText
+from ludic.sql.connect import Connections
+from ludic.sql.measures import KEYS, check_measure_parameters, load_measure
+from ludic.store import Root
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_COUNTS = """
+select
+    evaluation,
+    policy_version,
+    env_name,
+    count(distinct env_example_id) as num_examples,
+    count(*) as num_samples,
+    count(*) filter (reward is null) as num_unscored,
+    count(*) filter (error is not null) as num_failed,
+    sum(num_prompt_tokens)::bigint as num_prompt_tokens,
+    sum(num_sampled_tokens)::bigint as num_sampled_tokens
+from eval_episodes
+group by all
+order by policy_version, env_name, evaluation
+"""
+_FEWEST_SAMPLES = """
+select min(num_samples) as num_samples
+from (
+    select count(*) as num_samples
+    from eval_episodes
+    group by version, env, evaluation, env_example_id, agent_id
+)
+"""
+_METHODS: Mapping[Interval, Callable[..., intervals.Interval]] = {
+    "clustered": intervals.clustered,
+    "bootstrap": intervals.bootstrap,
+    "wilson": intervals.wilson,
+}
+
+
+def numbers(
+    root: Root,
+    config: MeasureConfig,
+    chosen: Chosen,
+    interval: Interval = "clustered",
+    connections: Connections | None = None,
+) -> "Numbers":
+    """Return the numbers of the chosen samples. connections: those to use. Raises ConfigError for none."""
+    with ExitStack() as stack:
+        con = (connections or stack.enter_context(Connections())).to(root)
+        return _numbers(con, root, config, chosen, interval)
+
+
+def numbers_of_entries(
+    root: Root, entries: Mapping[str, tuple[MeasureConfig, Chosen]], interval: Interval = "clustered"
+) -> "Numbers":
+    """Return the numbers of several choices of samples, with a column `entry` that names the choice."""
+    with Connections() as connections:
+        con = connections.to(root)
+        found = {name: _numbers(con, root, *entry, interval) for name, entry in entries.items()}
+    counts = [
+        part.counts.add_column(0, "entry", pa.array([name] * part.counts.num_rows, pa.string()))
+        for name, part in found.items()
+    ]
+    rows = [{"entry": name, **row} for name, part in found.items() for row in part.rows]
+    return Numbers(counts=pa.concat_tables(counts), rows=rows)
+
+
+def _numbers(
+    con: duckdb.DuckDBPyConnection, root: Root, config: MeasureConfig, chosen: Chosen, interval: Interval
+) -> "Numbers":
+    samples = Samples.choose(root, con, chosen)
+    counts = samples.ask(_COUNTS)
+    if not counts.num_rows:
+        raise ConfigError(nothing_stored(con, root, chosen))
+    measures = _measures(samples, config)
+    check_measure_parameters([measure for measure, _ in measures], config.params)
+    rows = [row for measure, defaults in measures for row in _rows(samples, measure, defaults, interval, config)]
+    return Numbers(counts=counts, rows=rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Numbers:
+    """Counts of samples, and measures with intervals."""
+
+    counts: pa.Table
+    """One row for each evaluation, version and environment."""
+    rows: Sequence[Mapping[str, Any]]
+    """One row for each evaluation, version, environment, measure and part."""
+
+    def frame(self) -> "pl.DataFrame":
+        """Return the rows as a DataFrame."""
+        import polars as pl
+
+        first = ["entry"] if "entry" in self.counts.column_names else []
+        texts = ["entry", "evaluation", "env_name", "measure", "part", "interval"]
+        integers = ["policy_version", "k", "num_examples", "num_values", "num_missing"]
+        floats = ["estimate", "std_error", "low", "high"]
+        kinds: dict[str, Any] = {**dict.fromkeys(texts, pl.String), **dict.fromkeys(integers, pl.Int64)}
+        kinds |= dict.fromkeys(floats, pl.Float64)
+        order = [
+            *first,
+            "evaluation",
+            "policy_version",
+            "env_name",
+            "measure",
+            "k",
+            "part",
+            *floats,
+            "interval",
+            *integers[2:],
+        ]
+        return pl.DataFrame(list(self.rows), schema={name: kinds[name] for name in order})
+
+
+def _measures(samples: Samples, config: MeasureConfig) -> list[tuple[SqlText, Mapping[str, Any]]]:
+    """Return the measures to report, each with defaults of its parameters that follow from the samples."""
+    (fewest,) = [0] if config.measures else samples.ask(_FEWEST_SAMPLES)["num_samples"].to_pylist()
+    return _chosen_measures(config, fewest)
+
+
+def check_measures(config: MeasureConfig, n: int) -> None:
+    """Raise QueryError or ConfigError for a measure or a parameter that can't be used. n: samples of an example."""
+    measures = _chosen_measures(config, n)
+    check_measure_parameters([measure for measure, _ in measures], config.params)
+    for measure, defaults in measures:
+        measure.bind({**defaults, **config.params})
+
+
+def _chosen_measures(config: MeasureConfig, fewest: int) -> list[tuple[SqlText, Mapping[str, Any]]]:
+    """Return the measures of the settings, or the usual ones. fewest: samples of an example."""
+    if config.measures:
+        return _load(*config.measures)
+    at_k: list[tuple[SqlText, Mapping[str, Any]]] = [
+        (load_measure(name), {"k": fewest}) for name in ("pass_at_k", "pass_hat_k") if fewest > 1
+    ]
+    return [*_load("mean_reward", "success_rate"), *at_k, *_load("response_length", "unscored")]
+
+
+def _load(*names: str) -> list[tuple[SqlText, Mapping[str, Any]]]:
+    return [(load_measure(name), {}) for name in names]
+
+
+def _rows(
+    samples: Samples, measure: SqlText, defaults: Mapping[str, Any], interval: Interval, config: MeasureConfig
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each part of a measure; an interval for shares is replaced where others are measured."""
+    params = measure.bind({**defaults, **config.params})
+    for keys, totals, counts, num_missing in clusters(samples.measure(measure, params)):
+        scored = counts > 0
+        method = interval if interval != "wilson" or _is_rate(totals, counts) else "clustered"
+        found = _METHODS[method](totals[scored], counts[scored], config.confidence)
+        yield {
+            **keys,
+            "measure": measure.name,
+            "k": params.get("k"),
+            "interval": method,
+            "estimate": found.estimate,
+            "std_error": found.std_error,
+            "low": found.low,
+            "high": found.high,
+            "num_examples": int(scored.sum()),
+            "num_values": int(counts.sum()),
+            "num_missing": num_missing,
+        }
+
+
+def _is_rate(totals: np.ndarray, counts: np.ndarray) -> bool:
+    """Return whether all values may lie between 0 and 1."""
+    return bool(np.all(totals >= 0) and np.all(totals <= counts))
+
+
+def clusters(table: pa.Table) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, int]]:
+    """Yield keys, totals (G,), counts (G,) and the number of missing values of each part of a measure's table."""
+    keys = list(zip(*(table[name].to_pylist() for name in KEYS), strict=True))
+    totals = np.nan_to_num(table["total"].to_numpy())
+    counts, missing = table["num_values"].to_numpy(), table["num_missing"].to_numpy()
+    starts = [index for index in range(len(keys)) if index == 0 or keys[index] != keys[index - 1]]
+    for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
+        part = slice(start, end)
+        yield dict(zip(KEYS, keys[start], strict=True)), totals[part], counts[part], int(missing[part].sum())

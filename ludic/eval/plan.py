@@ -1,0 +1,183 @@
+"""What an evaluation samples: versions, examples, settings, and the blocks of samples that are not stored yet.
+
+Reads names in policies/ and evals/. Everything here follows from settings and stored names, so that any number of
+processes plan the same blocks, and a process that is started again goes on where the last one was killed.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import groupby
+
+from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
+from ludic.engines.engine import SamplingParams
+from ludic.environments.environment import Example
+from ludic.environments.registry import EnvironmentFactory
+from ludic.errors import ConfigError
+from ludic.eval.config import LATEST, EvalConfig, parse_versions
+from ludic.records import new_id
+from ludic.store import Root, RunConfig, latest_policy
+from ludic.store.evaluations import MOST_SAMPLES, SampleBlock
+from ludic.store.policies import stored_versions
+
+logger = logging.getLogger(__name__)
+
+_SAMPLING = ("temperature", "top_p", "top_k", "max_tokens")
+_OF_AGENTS = (
+    *("accept_incomplete", "max_steps", "max_sequence_tokens", "parser", "format_reward", "context", "tools"),
+    *("tool_format", "protocol", "sub_agents", "max_depth", "max_children", "max_child_tokens", "float32_head"),
+)
+"""Settings of a run that decide its agents' episodes."""
+_GIVEN = tuple(field.name for field in fields(EvalConfig) if field.name in _OF_AGENTS)
+"""Those that an evaluation may set."""
+_FEWEST_REPEATS = 100
+"""Examples in a row that came before, after which an environment has no other ones; more if it had more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedEnvironment:
+    """Samples of one environment: its held-out examples and the settings, without the weights."""
+
+    run: RunConfig
+    """Settings of the run, with this environment, and the seed of the evaluation."""
+    params: SamplingParams
+    examples: Mapping[int, Example]
+    """Different examples by their index in the environment, in order."""
+
+    @property
+    def name(self) -> str:
+        return self.run.env[0]
+
+    def requests(self, block: SampleBlock) -> list[Sequence[EpisodeRequest]]:
+        """Return the requests of a block, those of an example together; the same for the same seed."""
+        return [self._requests(index, block.samples) for index in block.examples if index in self.examples]
+
+    def _requests(self, index: int, samples: range) -> Sequence[EpisodeRequest]:
+        request = EpisodeRequest(
+            env_name=self.name,
+            example=self.examples[index],
+            params=self.params,
+            seed=0,
+            group_id=new_id(),
+            request_index=index * MOST_SAMPLES,
+            purpose="eval",
+        )
+        # The seed of a sample must not depend on how many samples there are.
+        wanted = repeat(request, samples.stop, derive_seed(self.run.seed, index))[samples.start :]
+        size = len(samples)
+        return [replace(each, group_index=number, group_size=size) for number, each in enumerate(wanted)]
+
+
+def environment_settings(root: Root, config: EvalConfig) -> list[RunConfig]:
+    """Return the run's settings for each environment of an evaluation. Raises ConfigError."""
+    names = tuple(dict.fromkeys(config.env or root.run.env))
+    options = {**root.run.env_options, **config.env_options}
+    given = {name: getattr(config, name) for name in _GIVEN if getattr(config, name) is not None}
+    for name in config.env_options:
+        if name not in names:
+            raise ConfigError(f"env_options has options of {name!r}, which is not in env ({', '.join(names)})")
+    return [
+        replace(
+            root.run,
+            env=(name,),
+            env_options={name: options[name]} if name in options else {},
+            seed=config.seed,
+            sweep={},
+            curriculum=None,
+            **given,
+        )
+        for name in names
+    ]
+
+
+def sampling_params(run: RunConfig, config: EvalConfig) -> SamplingParams:
+    """Return the sampling settings: the evaluation's, else the run's."""
+    given = {name: getattr(config, name) for name in _SAMPLING if getattr(config, name) is not None}
+    return SamplingParams(**{name: getattr(run, name) for name in _SAMPLING} | given)
+
+
+def settings_of(run: RunConfig, params: SamplingParams) -> dict[str, object]:
+    """Return all settings that decide the samples of an environment, as JSON can hold them."""
+    agents = {name: getattr(run, name) for name in _OF_AGENTS}
+    sampling = {name: asdict(params)[name] for name in _SAMPLING}
+    return {"env_options": dict(run.env_options.get(run.env[0], {})), "seed": run.seed, **sampling, **agents}
+
+
+def heldout_examples(name: str, make: EnvironmentFactory, num_examples: int) -> dict[int, Example]:
+    """Return the first different held-out examples by index; fewer, with a warning, if there are no more."""
+    environment, found = make(), dict[str, tuple[int, Example]]()
+    index = num_repeats = 0
+    while len(found) < num_examples and num_repeats < max(_FEWEST_REPEATS, len(found)):
+        example = environment.example(index, "heldout")
+        num_repeats = num_repeats + 1 if example.example_id in found else 0
+        found.setdefault(example.example_id, (index, example))
+        index += 1
+    if len(found) < num_examples:
+        logger.warning("environment %s has %d held-out examples, not %d", name, len(found), num_examples)
+    return dict(found.values())
+
+
+def choose_versions(root: Root, text: str) -> list[int]:
+    """Return the versions that `EvalConfig.versions` names, in order. Raises ConfigError if there are none."""
+    chosen: set[int] = set()
+    for part in parse_versions(text):
+        if isinstance(part, tuple):
+            first, last = part[0], _newest(root) if part[1] == LATEST else int(part[1])
+            inside = [version for version in stored_versions(root) if first <= version <= last]
+            if not inside:
+                raise ConfigError(f"{root.url} holds no weights of versions {first} to {last}; it has {_stored(root)}")
+            chosen.update(inside)
+        else:
+            chosen.add(_newest(root) if isinstance(part, str) else part)
+    return sorted(chosen)
+
+
+def _newest(root: Root) -> int:
+    """Return the newest version; 0, the first model, if none was published."""
+    latest = latest_policy(root)
+    return latest.version if latest else 0
+
+
+def _stored(root: Root) -> str:
+    versions = stored_versions(root)
+    return f"{len(versions)} from {versions[0]} to {versions[-1]}" if versions else "none"
+
+
+class MissingWeightsError(ConfigError):
+    """The weights of a version are not stored."""
+
+
+def unknown_version(root: Root, version: int) -> MissingWeightsError:
+    """Return the error of a version without weights."""
+    return MissingWeightsError(f"{root.url} holds no weights of version {version}; it has {_stored(root)}")
+
+
+def missing_blocks(
+    evaluation: str, examples: Sequence[int], n: int, stored: Sequence[SampleBlock], examples_per_call: int
+) -> list[SampleBlock]:
+    """Return the blocks that are not stored. examples: indexes in order. n: samples of each.
+
+    The examples of a block are consecutive ones with the same missing samples, at most `examples_per_call`, and begin
+    at fixed places, so that processes that began at different times make the same blocks.
+    """
+    done: dict[int, set[int]] = {}
+    for block in stored:
+        for index in block.examples:
+            done.setdefault(index, set()).update(block.samples)
+    blocks: list[SampleBlock] = []
+    for start in range(0, len(examples), examples_per_call):
+        chunk = examples[start : start + examples_per_call]
+        for missing, indexes in groupby(chunk, lambda index: tuple(_gaps(n, done.get(index, set())))):
+            first, *rest = indexes
+            of_block = range(first, ([first, *rest])[-1] + 1)
+            blocks += [SampleBlock(evaluation=evaluation, examples=of_block, samples=samples) for samples in missing]
+    return blocks
+
+
+def _gaps(n: int, done: set[int]) -> Iterator[range]:
+    """Yield the ranges of samples from 0 to n that are not done."""
+    start = 0
+    for end in [*sorted(index for index in done if index < n), n]:
+        if start < end:
+            yield range(start, end)
+        start = end + 1

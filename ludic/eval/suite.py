@@ -1,0 +1,188 @@
+"""Read a suite: a TOML file that lists what to evaluate, each entry with an environment, its options and measures.
+
+Everything is checked before anything is sampled. Raises ConfigError, which names the file, the entry, the key, what was
+found and what was wanted. Relative paths in a suite are relative to its folder.
+"""
+
+import json
+import tomllib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+from ludic.consent import QUESTIONS
+from ludic.errors import ConfigError, QueryError
+from ludic.eval.config import EvalConfig, MeasureConfig
+from ludic.eval.numbers import check_measures
+from ludic.eval.suite_paths import Paths
+from ludic.paths import local_path
+from ludic.user_files import MAX_BYTES
+
+OF_THE_CALL = ("versions", "every", "until_step", "examples_per_call", "env_timeout_s", "episode_timeout_s")
+"""Settings that a suite does not hold: which weights, and limits of the machine."""
+_SETTINGS = tuple(field.name for field in fields(EvalConfig) if field.name not in (*OF_THE_CALL, "env", "env_options"))
+_SHARED = (*_SETTINGS, "measures", "params")
+"""Keys of an entry that may also be given at the top, for every entry that does not give its own."""
+_OF_AN_ENTRY = ("name", "env", "questions", "options", *_SHARED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One entry of a suite."""
+
+    name: str
+    label: str
+    """The suite's file and the entry, for errors."""
+    config: EvalConfig
+    measure: MeasureConfig
+
+    @property
+    def env(self) -> str:
+        """Name of its environment."""
+        return self.config.env[0]
+
+
+def read_suite(path: str | PathLike[str], call: EvalConfig, confidence: float = 0.95) -> list[Entry]:
+    """Read and check a suite. call: settings OF_THE_CALL; the others must not be given. confidence: of intervals."""
+    for field in fields(EvalConfig):
+        if field.name not in OF_THE_CALL and getattr(call, field.name) != getattr(EvalConfig(), field.name):
+            raise ConfigError(f"{field.name} is given beside a suite, which decides it; write it into {fspath(path)}")
+    file = local_path(fspath(path), "suite")
+    values = _read(file)
+    _check_keys(values, ("entries", *_SHARED), str(file))
+    tables = values.pop("entries", None)
+    if not isinstance(tables, list) or not tables or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"{file}: entries is {_show(tables)}, wanted one table [[entries]] or more")
+    own = {name: getattr(call, name) for name in OF_THE_CALL}
+    reader = _Reader(file=file, shared=values, call=own, confidence=confidence)
+    entries = [reader.entry(table, number) for number, table in enumerate(tables, start=1)]
+    _refuse_doubles(file, [entry.name for entry in entries])
+    return entries
+
+
+def settings_of_root(entries: Sequence[Entry], call: EvalConfig) -> EvalConfig:
+    """Return settings with the environments of all entries, for a root that is created to evaluate a model."""
+    first = {entry.env: entry.config for entry in reversed(entries)}
+    options = {env: config.env_options[env] for env, config in first.items()}
+    return EvalConfig(versions=call.versions, env=tuple(first), env_options=options)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        if not file.is_file():
+            raise ConfigError(f"there is no suite {file.absolute()}; wanted a TOML file")
+        with file.open("rb") as opened:
+            text = opened.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ConfigError(f"{file} has more than {MAX_BYTES:,} bytes, wanted a TOML file of a suite")
+        return tomllib.loads(text.decode())
+    except (OSError, ValueError, RecursionError) as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"{file}: {error}") from error
+
+
+def _check_keys(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
+    for key in values:
+        if key not in known:
+            close = get_close_matches(key, known, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
+            raise ConfigError(f"{where}: no setting is called {key!r}; {hint}")
+
+
+def _refuse_doubles(file: Path, names: Sequence[str]) -> None:
+    for number, name in enumerate(names, start=1):
+        if names.index(name) + 1 < number:
+            raise ConfigError(f"{file}: entries {names.index(name) + 1} and {number} are both named {name!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """Makes entries of tables."""
+
+    file: Path
+    shared: Mapping[str, Any]
+    call: Mapping[str, Any]
+    confidence: float
+
+    def entry(self, table: Mapping[str, Any], number: int) -> Entry:
+        """number: of the entry, from 1, which names it in errors until its name is known."""
+        name = table.get("name")
+        if not isinstance(name, str) or not name.strip():
+            raise ConfigError(f"{self.file}, entry {number}: name is {_show(name)}, wanted a text")
+        label = f"{self.file}, entry {name!r}"
+        _check_keys(table, _OF_AN_ENTRY, label)
+        with labelled(label):
+            values = Paths(self.file.parent).resolve(_with_env({**self.shared, **table}))
+            measure = self._measure(values)
+            config = self._config(values)
+            check_measures(measure, config.n)
+        return Entry(name=name, label=label, config=config, measure=measure)
+
+    def _config(self, values: Mapping[str, Any]) -> EvalConfig:
+        env = values["env"]
+        given = {name: values[name] for name in _SETTINGS if name in values}
+        options = _table(values, "options")
+        return EvalConfig(**self.call, **_converted(given, EvalConfig), env=(env,), env_options={env: options})
+
+    def _measure(self, values: Mapping[str, Any]) -> MeasureConfig:
+        given = _converted({name: values[name] for name in ("measures",) if name in values}, MeasureConfig)
+        return MeasureConfig(**given, params=_table(values, "params"), confidence=self.confidence)
+
+
+@contextmanager
+def labelled(label: str) -> Iterator[None]:
+    """Begin the message of a ConfigError or a QueryError with a label; an empty one changes nothing."""
+    try:
+        yield
+    except (ConfigError, QueryError) as error:
+        raise (type(error)(f"{label}: {error}") if label else error) from error
+
+
+def _with_env(values: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry's values with `env` in the place of `questions`, all of which are asked unless options say."""
+    given = [key for key in ("env", "questions") if key in values]
+    if len(given) != 1:
+        raise ConfigError(f"{' and '.join(given) or 'neither env nor questions'} given, wanted env or questions")
+    (key,) = given
+    if not isinstance(values[key], str) or not values[key].strip():
+        raise ConfigError(f"{key} is {_show(values[key])}, wanted a text")
+    options = _table(values, "options")
+    if key == "env":
+        return {**values, "options": options}
+    if not {"heldout", "heldout_share"} & options.keys():
+        options = {**options, "heldout_share": 1}
+    rest = {name: value for name, value in values.items() if name != key}
+    return {**rest, "env": f"{QUESTIONS}{values[key]}", "options": options}
+
+
+def _table(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return a table that JSON can hold, since the root keeps it as JSON."""
+    value = values.get(key, {})
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{key} is {_show(value)}, wanted a table")
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{key} is {_show(value)}, wanted values that JSON can hold: {error}") from error
+    return value
+
+
+def _converted(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
+    """Turn TOML's integers and lists into the fields' numbers and tuples; the class itself refuses what fits none."""
+    types = get_type_hints(settings)
+    found = dict(values)
+    for name, value in values.items():
+        try:
+            found[name] = msgspec.convert(value, types[name])
+        except msgspec.ValidationError:
+            continue
+    return found
+
+
+def _show(value: Any) -> str:
+    return "missing" if value is None else repr(value)[:80]

@@ -1,0 +1,94 @@
+"""Scorers: the contract that users' functions and judges share, and users' functions.
+
+    def score(rollout: ludic.Rollout) -> float | dict[str, float] | CostedScore
+
+A user's function is named as path/to/file.py:function and may be asynchronous. It is the user's own file, of this
+machine: no root can name one, so it needs no consent. Raises ConfigError if it does not load.
+"""
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
+from typing import Any, Protocol
+
+from ludic.consent import CodeUse
+from ludic.errors import ConfigError
+from ludic.records import Rollout
+from ludic.scoring.outcome import Outcome, failed, to_outcome
+from ludic.user_code import describe_failure, load_named, only_exceptions
+from ludic.user_files import python_file_of
+
+_GRACE_S = 1.0
+
+
+class Scorer(Protocol):
+    """Scores rollouts, several at the same time in threads."""
+
+    name: str
+    """Default name in the table."""
+    version: str
+    """Digest of everything that a score depends on besides the rollout, in hexadecimal."""
+    model: str | None
+    """Model of a judge."""
+    prompt: str | None
+    """Template of a judge's prompt."""
+
+    def score(self, rollout: Rollout, timeout_s: float) -> Outcome:
+        """Score a rollout; never raises. Should return within timeout_s, after which its outcome is ignored."""
+
+    def close(self) -> None:
+        """Release connections."""
+
+
+class UsersScorer:
+    """A function in a user's file, as a Scorer."""
+
+    model: str | None = None
+    prompt: str | None = None
+
+    def __init__(self, source: str) -> None:
+        """Run the file. Raises ConfigError."""
+        path, where = python_file_of(source), f"scorer {source!r}"
+        if path is None:
+            raise ConfigError(f"{where} is not of the form path/to/file.py:function")
+        file, module = load_named(path, where, ConfigError)
+        self.name = source[len(path) + 1 :]
+        function = getattr(module, self.name, None)
+        if not callable(function):
+            raise ConfigError(f"{where}: {path} has no function {self.name!r}; wanted {self.name}(rollout) -> number")
+        self._path: Path = file.path
+        self._function: Callable[[Rollout], Any] = function
+        self.version = CodeUse(role="scorer", setting=source).key({path: file})
+        # All calls share an event loop, so that the function may keep a client open between calls.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="ludic-scorer-loop")
+        self._thread.start()
+
+    def score(self, rollout: Rollout, timeout_s: float) -> Outcome:
+        try:
+            with only_exceptions():
+                result = self._function(rollout)
+                return to_outcome(self._wait_for(result, timeout_s) if inspect.isawaitable(result) else result)
+        except Exception as error:
+            return failed(describe_failure(self._path, error))
+
+    def close(self) -> None:
+        """Stop the event loop, unless a call blocks it; then its daemon thread is left."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_GRACE_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _wait_for(self, result: Awaitable[Any], timeout_s: float) -> Any:
+        async def wait() -> Any:
+            return await result
+
+        future = asyncio.run_coroutine_threadsafe(wait(), self._loop)
+        try:
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            future.cancel()
+            raise TimeoutError(f"no result within {timeout_s:g} s") from None

@@ -1,0 +1,29 @@
+-- pass_hat_k: probability that all of k episodes of an example succeed (pass^k), without bias
+-- C(c, k) / C(n, k) for c successes among n scored episodes (Yao et al. 2024, arXiv 2406.12045)
+-- grain: one row per example and agent | reads: eval_episodes | NULL: an example with fewer than k scored episodes
+-- default: k = 1
+-- default: threshold = 1
+-- default: unscored = null
+with examples as (
+    select
+        evaluation,
+        policy_version,
+        env_name,
+        env_example_id,
+        count(coalesce(reward, $unscored::double)) as n,
+        count(*) filter (coalesce(reward, $unscored::double) >= $threshold::double) as c
+    from eval_episodes
+    group by evaluation, policy_version, env_name, env_example_id, agent_id
+)
+
+select
+    evaluation,
+    policy_version,
+    env_name,
+    env_example_id,
+    case
+        when n < $k then null
+        when c < $k then 0.0
+        else list_product([(c - i) / (n - i) for i in range($k::bigint)])
+    end as value
+from examples

@@ -1,0 +1,9 @@
+-- prompt_tokens: tokens of an episode's prompts, tasks that were handed on included
+-- grain: one row per episode | reads: eval_episodes
+select
+    evaluation,
+    policy_version,
+    env_name,
+    env_example_id,
+    num_prompt_tokens::double as value
+from eval_episodes

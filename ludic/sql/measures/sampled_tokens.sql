@@ -1,0 +1,9 @@
+-- sampled_tokens: tokens that the model sampled in an episode, tasks that were handed on included
+-- grain: one row per episode | reads: eval_episodes
+select
+    evaluation,
+    policy_version,
+    env_name,
+    env_example_id,
+    num_sampled_tokens::double as value
+from eval_episodes

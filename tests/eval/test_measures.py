@@ -1,0 +1,187 @@
+"""Measures and their intervals over stored rewards, worked by hand; what is left out is counted."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from eval.conftest import StoreSamples, says
+
+from ludic.errors import ConfigError, QueryError
+from ludic.eval.config import MeasureConfig
+from ludic.eval.numbers import numbers
+from ludic.eval.samples import Chosen, Samples
+from ludic.sql import connect
+from ludic.sql.measures import load_measure, measure_names
+from ludic.store import Root
+
+REWARDS = {"a": [1.0, 0.0, 1.0, 1.0], "b": [0.0, 0.0, 0.0, 1.0], "c": [0.0, 0.0, 0.0, 0.0]}
+
+
+def measured(
+    root: Root, measure: str, *, chosen: Chosen | None = None, **params: Any
+) -> dict[str | None, float | None]:
+    """Estimates by part."""
+    found = numbers(root, MeasureConfig(measures=(measure,), params=params), chosen or Chosen())
+    return {row["part"]: row["estimate"] for row in found.rows}
+
+
+@pytest.mark.parametrize(
+    ("measure", "params", "wanted"),
+    [
+        ("mean_reward", {}, 4 / 12),
+        ("success_rate", {}, 4 / 12),
+        ("success_rate", {"threshold": 0}, 1.0),
+        ("pass_at_k", {"k": 1}, 4 / 12),
+        # a: no pair of failures among C(4, 2) = 6; b: 3 of 6 pairs are failures; c: all
+        ("pass_at_k", {"k": 2}, (1 + 3 / 6 + 0) / 3),
+        ("pass_at_k", {"k": 4}, 2 / 3),
+        # a: 3 of 6 pairs succeed both times
+        ("pass_hat_k", {"k": 2}, (3 / 6 + 0 + 0) / 3),
+        ("pass_hat_k", {"k": 3}, (1 / 4 + 0 + 0) / 3),
+        ("avg_at_k", {"k": 2}, (1 / 2 + 0 + 0) / 3),
+        ("response_length", {}, 3.0),
+        ("num_turns", {}, 1.0),
+        ("prompt_tokens", {}, 5.0),
+        ("sampled_tokens", {}, 3.0),
+        ("unscored", {}, 0.0),
+        ("tool_errors", {}, 0.0),
+    ],
+)
+def test_a_measure_by_hand(root: Root, store_samples: StoreSamples, measure: str, params: dict, wanted: float) -> None:
+    store_samples(REWARDS)
+    assert measured(root, measure, **params) == {None: pytest.approx(wanted)}
+
+
+def test_pass_at_k_is_the_papers_for_all_counts(root: Root, store_samples: StoreSamples) -> None:
+    counts = {f"{n}-{c}": (n, c) for n in range(1, 7) for c in range(n + 1)}
+    store_samples({name: [1.0] * c + [0.0] * (n - c) for name, (n, c) in counts.items()})
+    with connect(root) as con:
+        samples = Samples.choose(root, con, Chosen())
+        for k in (1, 2, 5):
+            for measure, count in (("pass_at_k", lambda n, c: n - c), ("pass_hat_k", lambda n, c: c)):
+                found = samples.measure(load_measure(measure), {"k": k}).to_pylist()
+                for row in found:
+                    n, c = counts[row["env_example_id"]]
+                    share = math.comb(count(n, c), k) / math.comb(n, k) if n >= k else None
+                    wanted = None if share is None else 1 - share if measure == "pass_at_k" else share
+                    assert row["total"] == (None if wanted is None else pytest.approx(wanted)), (measure, k, row)
+
+
+def test_large_counts_do_not_overflow(root: Root, store_samples: StoreSamples) -> None:
+    store_samples({"a": [1.0] * 3 + [0.0] * 997})
+    wanted = 1 - math.comb(997, 500) / math.comb(1000, 500)
+    assert measured(root, "pass_at_k", k=500) == {None: pytest.approx(wanted, rel=1e-12)}
+
+
+def test_unscored_samples_are_counted_and_left_out_unless_they_get_a_reward(
+    root: Root, store_samples: StoreSamples
+) -> None:
+    store_samples({"a": [1.0, None], "b": [0.0, 1.0], "c": [None, None]})
+    found = numbers(root, MeasureConfig(measures=("mean_reward", "unscored")), Chosen())
+    rows = {row["measure"]: row for row in found.rows}
+    assert (rows["mean_reward"]["estimate"], rows["mean_reward"]["num_missing"]) == (pytest.approx(2 / 3), 3)
+    assert (rows["mean_reward"]["num_values"], rows["mean_reward"]["num_examples"]) == (3, 2)
+    assert rows["unscored"]["estimate"] == pytest.approx(3 / 6)
+    assert measured(root, "mean_reward", unscored=0) == {None: pytest.approx(2 / 6)}
+    assert measured(root, "pass_at_k", k=2) == {None: 1.0}  # b alone has two scored samples
+    assert measured(root, "pass_at_k", k=2, unscored=0) == {None: pytest.approx(2 / 3)}
+    counts = found.counts.to_pylist()[0]
+    assert (counts["num_samples"], counts["num_unscored"], counts["num_failed"]) == (6, 3, 3)
+
+
+def test_an_example_with_fewer_than_k_samples_is_counted_as_missing(root: Root, store_samples: StoreSamples) -> None:
+    store_samples({"a": [1.0, 0.0], "b": [1.0]})
+    found = numbers(root, MeasureConfig(measures=("pass_at_k",), params={"k": 2}), Chosen())
+    assert [(row["estimate"], row["num_examples"], row["num_missing"]) for row in found.rows] == [(1.0, 1, 1)]
+
+
+def test_the_answer_of_the_majority(root: Root, store_samples: StoreSamples) -> None:
+    answers = {
+        "wins": ["4", "4", "5"],  # right
+        "loses": ["9", "9", "4"],  # wrong
+        "ties": ["4", "9", None],  # half
+        "silent": [None, None, None],  # no answer: 0
+    }
+    rewards = {name: [1.0 if answer == "4" else 0.0 for answer in said] for name, said in answers.items()}
+    store_samples(rewards, agent_steps=lambda example, index: says(answers[example][index]))
+    assert measured(root, "maj_at_k", k=3) == {None: pytest.approx((1 + 0 + 0.5 + 0) / 4)}
+    assert measured(root, "maj_at_k", k=1) == {None: pytest.approx((1 + 0 + 1 + 0) / 4)}
+
+
+def test_without_answers_there_is_no_majority(root: Root, store_samples: StoreSamples) -> None:
+    store_samples(REWARDS)
+    assert measured(root, "maj_at_k", k=4) == {None: None}
+
+
+def test_tool_errors_are_counted_by_episode(root: Root, store_samples: StoreSamples) -> None:
+    store_samples({"a": [1.0, 1.0]}, agent_steps=lambda example, index: says("4", *["no such tool"] * (3 * index)))
+    assert measured(root, "tool_errors") == {None: 1.5}
+
+
+def test_the_ways_in_which_episodes_end(root: Root, store_samples: StoreSamples) -> None:
+    store_samples({"a": [1.0, None]})
+    store_samples({"b": [0.0, 0.0]}, terminated=False, truncated=True, truncation_reason="max_steps")
+    assert measured(root, "ends") == {"failed": 0.25, "terminated": 0.25, "truncated: max_steps": 0.5}
+
+
+def test_a_figure_for_each_version(root: Root, store_samples: StoreSamples) -> None:
+    store_samples({"a": [0.0], "b": [1.0]})
+    store_samples({"a": [1.0], "b": [1.0]}, version=3)
+    found = numbers(root, MeasureConfig(), Chosen()).frame()
+    means = found.filter(measure="mean_reward").select("policy_version", "estimate").rows()
+    assert means == [(0, 0.5), (3, 1.0)]
+    assert measured(root, "mean_reward", chosen=Chosen(versions=[3])) == {None: 1.0}
+
+
+def test_rows_that_two_processes_stored_count_once(root: Root, store_samples: StoreSamples) -> None:
+    name = "eval-0123456789abcdef-0.1-0."
+    store_samples({"a": [1.0, 0.0]}, worker_id=f"{name}2")
+    store_samples({"a": [1.0, 0.0, 0.0]}, worker_id=f"{name}3")
+    (row,) = numbers(root, MeasureConfig(measures=("mean_reward",)), Chosen()).rows
+    assert (row["evaluation"], row["num_values"], row["estimate"]) == ("0123456789abcdef", 3, pytest.approx(1 / 3))
+
+
+def test_a_measure_of_your_own(root: Root, store_samples: StoreSamples, tmp_path: Path) -> None:
+    store_samples(REWARDS)
+    file = tmp_path / "double.sql"
+    file.write_text(
+        "-- default: factor = 2\n"
+        "select evaluation, policy_version, env_name, env_example_id, $factor * reward as value from eval_episodes;"
+    )
+    assert measured(root, str(file)) == {None: pytest.approx(8 / 12)}
+    assert measured(root, str(file), factor=3) == {None: pytest.approx(1.0)}
+    file.write_text("select 1 as one from eval_episodes")
+    with pytest.raises(QueryError, match=r"double\.sql: returns one; wanted one SELECT over eval_episodes"):
+        measured(root, str(file))
+
+
+def test_every_measure_runs_on_a_root_with_samples(root: Root, store_samples: StoreSamples) -> None:
+    store_samples(REWARDS)
+    found = numbers(root, MeasureConfig(measures=tuple(measure_names())), Chosen(), "wilson").frame()
+    assert set(found["measure"]) == set(measure_names())
+    assert set(found.filter(measure="response_length")["interval"]) == {"clustered"}  # a length is no share
+    assert set(found.filter(measure="success_rate")["interval"]) == {"wilson"}
+
+
+def test_a_misspelt_parameter_is_refused(root: Root, store_samples: StoreSamples) -> None:
+    store_samples(REWARDS)
+    with pytest.raises(ConfigError, match="has 'treshold', which no SQL takes; did you mean threshold"):
+        measured(root, "success_rate", treshold=1)
+
+
+def test_a_misspelt_measure_is_refused(root: Root, store_samples: StoreSamples) -> None:
+    store_samples(REWARDS)
+    with pytest.raises(QueryError, match="measures has no 'pass_a_k'; did you mean pass_at_k"):
+        measured(root, "pass_a_k")
+
+
+def test_a_root_without_evaluations_says_so(root: Root) -> None:
+    with pytest.raises(ConfigError, match=r"has no evaluation; it has none; `ludic eval .*` samples one"):
+        numbers(root, MeasureConfig(), Chosen())
+
+
+def test_an_unknown_version_is_explained(root: Root, store_samples: StoreSamples) -> None:
+    store_samples(REWARDS, version=2)
+    with pytest.raises(ConfigError, match="has no evaluation of version 7; it has version 2 of addition"):
+        numbers(root, MeasureConfig(), Chosen(versions=[7]))
