@@ -7,7 +7,7 @@ from typing import Literal
 from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 
-OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches")
+OFFLINE_SETTINGS = ("offline", "sources", "epochs", "replay_batches", "replan_from")
 """Settings that select training on stored rollouts."""
 
 
@@ -36,6 +36,17 @@ class BatchConfig:
     """Drop rollouts written more than this many seconds ago; None keeps all. Not used offline."""
     baseline_over: Literal["group", "kept"] = "group"
     """Rollouts that the baseline is computed from: the whole group, or only those that the filters keep."""
+    scorers: tuple[str, ...] = ()
+    """Scorers whose scores each rollout needs, SCORER or SCORER@VERSION (docs/scores.md); SQL reads them from the table
+    `scores`. Rollouts without are dropped."""
+    reward_scorer: str | None = None
+    """Scorer whose value replaces the reward of the episode: SCORER or SCORER@VERSION, with :VALUE if it gives several.
+    None trains on the environment's reward."""
+    mixed_scorers: bool = False
+    """Train on groups whose rollouts were scored by different versions of a scorer, instead of dropping them."""
+    wait_for_scores_s: float | None = 600.0
+    """Seconds that a group waits for scores after it was read; then its rollouts without scores are dropped. None
+    waits without a limit. Not used offline."""
     offline: bool = False
     """Train on the rollouts that are stored now, not on those that workers deliver."""
     sources: tuple[str, ...] = ()
@@ -44,6 +55,9 @@ class BatchConfig:
     """Offline passes over the stored rollouts; num_steps is computed from it. None trains until num_steps."""
     replay_batches: str | None = None
     """Root of another run whose batches to repeat, step by step, with its settings; None is off."""
+    replan_from: int | None = None
+    """Step of replay_batches after which this run begins: it plans the rollouts that each later step considered, by its
+    own advantage and filters (`ludic what-if --train`). None repeats the batches as they were."""
     max_seq_len: int | None = None
     """Maximum tokens of a sequence; longer ones lose the end of their response. None does not cut."""
     training_unit: Literal["episode", "turn"] = "episode"
@@ -63,6 +77,8 @@ class BatchConfig:
             raise ConfigError(f"{name} is {getattr(self, name)}, which only offline training looks at; set offline")
         if self.offline and self.replay_batches is not None:
             raise ConfigError(f"replay_batches is {self.replay_batches} and offline is set; choose one of them")
+        if self.replan_from is not None and self.replay_batches is None:
+            raise ConfigError(f"replan_from is {self.replan_from}, which needs replay_batches, the run to begin from")
         if self.offline and self.max_uses > 1:
             raise ConfigError(f"max_uses is {self.max_uses}, which offline training does not look at; set epochs")
         for name, param in self.sql_params.items():

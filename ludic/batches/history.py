@@ -36,4 +36,6 @@ def recall_history(
     except (SchemaError, StoreError) as error:
         logger.warning("%s: the advantage starts without earlier batches, since %s", root.url, error)
         return
+    # The reward that the plan used, which a scorer may have given.
+    found = found.set_column(found.schema.get_field_index("episode_reward"), "episode_reward", rows["episode_reward"])
     planner.recall_history(found.select(planner.columns).append_column("trained_step", rows["step"]))

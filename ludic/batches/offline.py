@@ -20,13 +20,14 @@ from ludic.batches.rules import own_rules
 from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
-from ludic.schema import rollouts_schema
+from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.planner import ADDED, BatchRules, LossUnit, Planner
 from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root
 from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.ledger import effective_steps, recall_groups
+from ludic.store.scores import PLAN_COLUMNS, ScoreReader
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class StoredRollouts:
     extra_columns: Mapping[str, str]
     rows: pa.Table
     """Scalars with the columns ADDED and root, in whole groups. A group in several roots is taken from the first."""
+    scores: pa.Table
+    """Scores of the rules' scorers: ludic.store.scores.PLAN_COLUMNS, of all sources."""
     num_unreadable_files: int
 
     @classmethod
@@ -52,7 +55,8 @@ class StoredRollouts:
         """
         extra_columns = _join_extra_columns(sources)
         schema = rollouts_schema(extra_columns)
-        schema = pa.schema([schema.field(name) for name in Planner(rules, extra_columns).columns])
+        planner = Planner(rules, extra_columns)
+        schema = pa.schema([schema.field(name) for name in planner.columns])
         tables: list[pa.Table] = []
         num_unreadable_files = 0
         for source in sources:
@@ -72,6 +76,7 @@ class StoredRollouts:
             sources=urls,
             extra_columns=extra_columns,
             rows=pa.concat_tables(tables),
+            scores=_read_scores(sources, planner.scorers),
             num_unreadable_files=num_unreadable_files,
         )
 
@@ -81,8 +86,11 @@ class StoredRollouts:
         """Return a planner with the rows of all groups except those in `without`."""
         planner = Planner(rules, self.extra_columns)
         planner.recall_uses(num_uses or {})
+        if planner.scorers:
+            planner.add_scores(self.scores)
         left_out = pc.is_in(self.rows["group_id"], pa.array(without, pa.string()))
         planner.add(self.rows.filter(pc.invert(left_out)))
+        planner.release_scored()
         return planner
 
     def plan(
@@ -180,6 +188,14 @@ def _join_extra_columns(sources: Sequence[Root]) -> dict[str, str]:
             if joined.setdefault(name, type_) != type_:
                 raise ConfigError(f"{source.url}: {name} is {type_}, and {joined[name]} in a source before it")
     return joined
+
+
+def _read_scores(sources: Sequence[Root], scorers: Sequence[str]) -> pa.Table:
+    schema = arrow_schema("scores")
+    found = (ScoreReader(source, scorers).poll() for source in sources)
+    return pa.concat_tables(
+        [schema.empty_table().select(PLAN_COLUMNS), *(table for table in found if table is not None)]
+    )
 
 
 def _conform(rows: pa.Table, schema: pa.Schema) -> pa.Table:

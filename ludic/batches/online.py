@@ -1,11 +1,14 @@
 """Online source: poll the store for the rollouts that workers deliver, and plan batches by SQL.
 
-Reads rollouts/. If the store can't be listed or read, polling is retried for up to rollout_timeout_s.
+Reads rollouts/, and scores/ if the settings name scorers. If the store can't be listed or read, polling is retried for
+up to rollout_timeout_s.
 """
 
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -22,10 +25,15 @@ from ludic.store import Cursor, RolloutReader, Root, count_uses
 from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.recall import recall_requests, recall_sources
+from ludic.store.scores import ScoreReader
 
 logger = logging.getLogger(__name__)
 
 _SHORTEST_WAIT_S, _LONGEST_WAIT_S = 0.005, 0.5
+_PAUSE_SHARE = 4.0
+"""Minimum pause after a poll, as a multiple of the time that the poll took, up to _LONGEST_WAIT_S. A poll of S3 is a
+LIST for each version of the window: with ten workers and shorter pauses, these were most of a run's costs for
+requests (benchmarks/scale.py)."""
 _REPORT_EVERY_S = 30.0
 
 
@@ -40,6 +48,7 @@ class OnlineSource:
         self._root, self._config, self._stop = root, config, stop
         self._rules = own_rules(root, config, loss_unit=loss_unit)
         self._planner = Planner(self._rules, root.run.extra_columns)
+        self._scores = ScoreReader(root, self._planner.scorers)
         self._num_ready_groups = 0
         self._failure: StoreError | None = None
         """Error of the last poll; None if it succeeded."""
@@ -76,7 +85,9 @@ class OnlineSource:
         self._num_ready_groups = self._planner.num_pending_groups
         wait, shortage = _Wait(self._config.rollout_timeout_s), None
         while not (self._stop.is_set() or self._is_closed):
-            if self._poll(trainer_version) or shortage is None:
+            with wait.polling():
+                has_new = self._poll(trainer_version)
+            if has_new or shortage is None:
                 wait.heard_something()
                 rows = self._planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version)
                 if rows is not None:
@@ -98,22 +109,31 @@ class OnlineSource:
         self._is_closed = True
 
     def _poll(self, trainer_version: int) -> bool:
-        """Add new groups to the planner; returns whether there are any. A failing store counts as having none."""
+        """Add new groups and scores to the planner; returns whether plans have more groups to choose from.
+
+        A failing store counts as having none.
+        """
         try:
             rows = self._reader.poll(window_of(self._config, trainer_version))
+            if rows is not None:
+                self._add(rows)
+            scores = self._scores.poll()
         except StoreError as error:
             if self._failure is None:
                 logger.warning("no new rollouts, and asking again: %s", error)
             self._failure = error
             return False
         self._failure = None
-        if rows is not None:
-            self._planner.add(rows)
-            self._num_ready_groups = self._planner.num_pending_groups
-            new = rows.filter(pc.invert(rows["is_duplicate"]))
-            if new.num_rows:
-                self._quota.note_arrivals(new)
-        return rows is not None
+        if scores is not None:
+            self._planner.add_scores(scores)
+        return rows is not None or self._planner.release_scored()
+
+    def _add(self, rows: pa.Table) -> None:
+        self._planner.add(rows)
+        self._num_ready_groups = self._planner.num_pending_groups
+        new = rows.filter(pc.invert(rows["is_duplicate"]))
+        if new.num_rows:
+            self._quota.note_arrivals(new)
 
     def _consume(self, step: int, rows: pa.Table, window: range | None) -> Plan:
         """Move the reader behind a plan's rows."""
@@ -133,8 +153,9 @@ class OnlineSource:
         )
 
     def _wait_for_groups(self, step: int, trainer_version: int, shortage: Shortage, wait: "_Wait") -> None:
-        num_missing_groups = shortage.wanted_groups - shortage.ready_groups
-        self._quota.ask_for_more(num_missing_groups, wait.idle_s, version=trainer_version)
+        num_missing_groups = shortage.wanted_groups - shortage.ready_groups - shortage.num_waiting_groups
+        if num_missing_groups > 0:
+            self._quota.ask_for_more(num_missing_groups, wait.idle_s, version=trainer_version)
         if wait.is_over:
             if self._failure is not None:
                 raise StalledError(
@@ -156,12 +177,20 @@ def window_of(config: BatchConfig, trainer_version: int) -> range | None:
 
 
 class _Wait:
-    """Growing pauses between polls, and the time since the last arrival."""
+    """Pauses between polls, and the time since the last arrival."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
         self._reported = time.monotonic()
+        self._poll_s = 0.0
         self.heard_something()
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """Time a poll."""
+        began = time.monotonic()
+        yield
+        self._poll_s = time.monotonic() - began
 
     def heard_something(self) -> None:
         self._since = time.monotonic()
@@ -176,8 +205,8 @@ class _Wait:
         return self._limit_s is not None and self.idle_s >= self._limit_s
 
     def next_pause_s(self) -> float:
-        pause_s = self._pause_s
-        self._pause_s = min(pause_s * 1.2, _LONGEST_WAIT_S)
+        pause_s = min(max(self._pause_s, _PAUSE_SHARE * self._poll_s), _LONGEST_WAIT_S)
+        self._pause_s = min(self._pause_s * 1.2, _LONGEST_WAIT_S)
         return pause_s
 
     def should_report(self) -> bool:

@@ -15,12 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ludic.batches.kept_tokens import KeptTokens, PackedKeptTokens, pack_kept_tokens
 from ludic.batches.load_balancing import deal
 from ludic.errors import InvalidBatchError
 
 V = TypeVar("V")
 
-_PER_TOKEN = ("sampler_logprobs", "action_mask", "advantage")
+_PER_TOKEN = ("sampler_logprobs", "action_mask", "advantage", "kept_tokens")
+_LISTS = (np.ndarray, KeptTokens)
+"""Types of a sequence's columns that have a value for each response token."""
 _PER_ROW = ("rollout_id", "weight", "temperature", "pair_id")
 
 
@@ -45,6 +48,8 @@ class TrainingSequence:
     """Divisor of the trainer's logits, the same as the sampler's."""
     pair_id: str | None = None
     """Id shared by both sequences of a pair, which must be packed together; None without a pair."""
+    kept_tokens: KeptTokens | None = None
+    """Tokens that the sampler drew each response token from; None if it drew from all."""
 
     @property
     def num_tokens(self) -> int:
@@ -74,6 +79,7 @@ class Sequences:
     weight: Sequence[float]
     temperature: Sequence[float]
     pair_id: Sequence[str | None]
+    kept_tokens: Sequence[KeptTokens | None]
 
     def __post_init__(self) -> None:
         for name in _PER_TOKEN:
@@ -91,7 +97,7 @@ class Sequences:
 
     def _check_lengths(self, name: str) -> None:
         for rollout_id, values, tokens in zip(self.rollout_id, getattr(self, name), self.response_tokens, strict=True):
-            if isinstance(values, np.ndarray) and values.shape != tokens.shape:
+            if isinstance(values, _LISTS) and values.shape != tokens.shape:
                 raise InvalidBatchError(
                     f"rollout {rollout_id}: {name} has shape {values.shape}, "
                     f"response_tokens has {tokens.shape}; both must be one value a response token"
@@ -134,7 +140,7 @@ def cap(sequences: Sequences, max_seq_len: int) -> tuple[Sequences, int]:
     num_cut = sum(len(tokens) > most for tokens, most in zip(sequences.response_tokens, room, strict=True))
 
     def cut(column: Sequence[Any]) -> list[Any]:
-        return [v[:most] if isinstance(v, np.ndarray) else v for v, most in zip(column, room, strict=True)]
+        return [v[:most] if isinstance(v, _LISTS) else v for v, most in zip(column, room, strict=True)]
 
     lists = {name: cut(getattr(sequences, name)) for name in ("response_tokens", *_PER_TOKEN)}
     return replace(sequences, **lists) if num_cut else sequences, num_cut
@@ -148,7 +154,7 @@ def cut_out(sequences: Sequences, rows: np.ndarray, starts: np.ndarray, ends: np
     bounds = list(zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True))
 
     def cut(column: Sequence[Any]) -> list[Any]:
-        return [v[start:end] if isinstance(v := column[row], np.ndarray) else v for row, start, end in bounds]
+        return [v[start:end] if isinstance(v := column[row], _LISTS) else v for row, start, end in bounds]
 
     lists = {name: cut(getattr(sequences, name)) for name in ("response_tokens", *_PER_TOKEN)}
     others = {name: [getattr(sequences, name)[row] for row, *_ in bounds] for name in _PER_ROW}
@@ -244,10 +250,13 @@ class MicroBatch:
     """rollout_id of each sequence_id; empty in a rank's empty micro-batch."""
     sequence_lengths: tuple[int, ...]
     """Packed tokens of each sequence; the sum is T. Not a tensor, so that reading it never waits for a device."""
+    kept_tokens: PackedKeptTokens | None = None
+    """Tokens that the sampler drew response tokens from; None if it drew all from the whole vocabulary."""
 
     def to(self, device: torch.device) -> Self:
         """Return a copy on another device."""
-        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        movable = (Tensor, PackedKeptTokens)
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), movable)}
         moved: dict[str, Any] = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
         return replace(self, **moved)
 
@@ -315,7 +324,11 @@ def _pack_full(sequences: Sequences, plans: Sequence[Sequence[int]]) -> list[Mic
     rollout_ids = [tuple(sequences.rollout_id[index] for index in plan) for plan in plans]
     packed_lengths = [tuple(input_lengths[start:stop].tolist()) for start, stop in bounds]
     num_targets = [int(lengths[start:stop].sum()) for start, stop in bounds]
-    return _split(out, packed_lengths, num_targets, rollout_ids)
+    kept = [
+        pack_kept_tokens([sequences.kept_tokens[index] for index in plan], lengths[start:stop].tolist())
+        for plan, (start, stop) in zip(plans, bounds, strict=True)
+    ]
+    return _split(out, packed_lengths, num_targets, rollout_ids, kept)
 
 
 def _pair_numbers(sequences: Sequences, plan: Sequence[int]) -> list[int]:
@@ -362,6 +375,7 @@ def _split(
     packed_lengths: Sequence[tuple[int, ...]],
     num_targets: Sequence[int],
     rollout_ids: Sequence[tuple[str, ...]],
+    kept_tokens: Sequence[PackedKeptTokens | None],
 ) -> list[MicroBatch]:
     """Split the arrays into micro-batches, given each one's packed tokens by sequence and its response tokens."""
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -371,6 +385,11 @@ def _split(
         for name, tensor in tensors.items()
     }
     return [
-        MicroBatch(**{name: pieces[name][number] for name in pieces}, rollout_ids=ids, sequence_lengths=lengths)
-        for number, (ids, lengths) in enumerate(zip(rollout_ids, packed_lengths, strict=True))
+        MicroBatch(
+            **{name: pieces[name][number] for name in pieces},
+            rollout_ids=ids,
+            sequence_lengths=lengths,
+            kept_tokens=kept,
+        )
+        for number, (ids, lengths, kept) in enumerate(zip(rollout_ids, packed_lengths, kept_tokens, strict=True))
     ]

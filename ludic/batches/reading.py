@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
+from ludic.batches.kept_tokens import kept_tokens_of
 from ludic.batches.load_balancing import imbalance
 from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, cut_out, pack_each
 from ludic.batches.source import Plan
@@ -26,7 +27,7 @@ from ludic.store.quarantine import quarantine
 from ludic.store.root import Root
 
 TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
-_COLUMNS = ["temperature", *TOKEN_COLUMNS]
+_COLUMNS = ["temperature", *TOKEN_COLUMNS, "kept_tokens"]
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
 _PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
 """Ledger columns that locate a rollout and say how it is trained on."""
@@ -170,6 +171,8 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     """Return the value of each row, lists as arrays; goes by chunk, since joining chunks would copy them."""
     if not pa.types.is_list(column.type):
         return column.to_pylist()
+    if pa.types.is_list(column.type.value_type):
+        return kept_tokens_of(column)
     return [values for chunk in column.chunks for values in token_arrays(chunk)]
 
 

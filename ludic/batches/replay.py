@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
 from ludic.errors import ConfigError
 from ludic.store import Cursor, Root, read_ledger
+from ludic.store.attempts import CheckpointId
 from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord
 from ludic.store.ledger import effective_steps
@@ -19,17 +20,16 @@ from ludic.store.ledger import effective_steps
 class ReplaySource:
     """Source that repeats the plans of another run."""
 
-    def __init__(self, other: Root, last: CheckpointInfo, num_steps: int) -> None:
+    def __init__(self, other: Root, last: CheckpointId, num_steps: int, *, first_step: int = 1) -> None:
         """List the other run's ledger up to its checkpoint `last`.
 
-        num_steps: setting of the other run, which learning rates depend on; it may have stopped earlier. Raises
-        ConfigError if the ledger lacks a step.
+        num_steps: setting of the other run, which learning rates depend on; it may have stopped earlier. first_step:
+        above 1 for a cut, which lacks the steps before. Raises ConfigError if the ledger lacks a step.
         """
         self._other, self._num_steps = other, num_steps
-        self._attempt_of = {
-            step: attempt_id for attempt_id, step in effective_steps(other, (last.attempt_id, last.step))
-        }
-        missing = set(range(1, last.step + 1)) - self._attempt_of.keys()
+        self._attempt_of = {step: attempt_id for attempt_id, step in effective_steps(other, last)}
+        self._first_step = first_step
+        missing = set(range(first_step, last[1] + 1)) - self._attempt_of.keys()
         if missing:
             raise ConfigError(
                 f"{other.url}: batches/ lacks step {min(missing)}; a replay needs every step from the first on"
@@ -43,7 +43,13 @@ class ReplaySource:
         return []
 
     def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
-        """Do nothing: the step alone gives the position."""
+        """Check that a replay of a cut begins with its checkpoint; else the step alone gives the position."""
+        step = resumed.step if resumed else 0
+        if step + 1 < self._first_step:
+            raise ConfigError(
+                f"{self._other.url} is a cut that begins after step {self._first_step - 1}, and this run is at step "
+                f"{step}; replay the cut into a new root"
+            )
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
         if step not in self._attempt_of:
@@ -51,7 +57,7 @@ class ReplaySource:
         rows = read_ledger(self._other, self._attempt_of[step], step)
         return Plan(
             step=step,
-            rows=_restamp(rows, self._other.url, attempt_id, trainer_version),
+            rows=restamp(rows, self._other.url, attempt_id, trainer_version),
             cursor=Cursor().to_dict(),
             num_pending_groups=0,
             num_unreadable_files=0,
@@ -65,7 +71,7 @@ class ReplaySource:
         """Do nothing, since no plan waits."""
 
 
-def _restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> pa.Table:
+def restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> pa.Table:
     """Return another run's ledger rows as rows of this run, with the root of each rollout."""
     values = {
         "attempt_id": pa.repeat(pa.scalar(attempt_id, pa.int32()), rows.num_rows),

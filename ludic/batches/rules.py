@@ -36,6 +36,10 @@ def batch_rules(
         seed=seed,
         baseline_over=config.baseline_over,
         loss_unit=loss_unit,
+        scorers=config.scorers,
+        reward_scorer=config.reward_scorer,
+        mixed_scorers=config.mixed_scorers,
+        wait_for_scores_s=0.0 if config.offline else config.wait_for_scores_s,
         groups_per_batch=groups_per_batch,
         max_seq_len=config.max_seq_len,
     )

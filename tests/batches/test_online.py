@@ -265,6 +265,23 @@ def test_a_file_that_arrives_while_a_plan_waits_completes_it(new_root, open_sour
     assert groups_of(plan.result()) == set(groups)
 
 
+def test_a_plan_that_waits_lists_a_slow_store_at_most_a_fifth_of_the_time(tiny_folder, open_source, monkeypatch):
+    root = create_root(f"memory://{uuid.uuid4()}", tiny_folder)
+    source, _ = open_source(root, max_off_policy_steps=0, rollout_timeout_s=1.0)
+    listed, find = [], root.fs.find
+
+    def slow_find(path, **options):
+        listed.append(path)
+        time.sleep(0.06)
+        return find(path, **options)
+
+    monkeypatch.setattr(root.fs, "find", slow_find)
+    with pytest.raises(StalledError):
+        next_plan(source, 1)
+    # A poll lists versions 0 and 1 at once, in 0.06 s or more, and then pauses 0.24 s or more: 4 polls in 1 s.
+    assert len(listed) <= 2 * 5
+
+
 def test_rollouts_that_were_written_too_long_ago_are_dropped_with_that_reason(new_root, open_source):
     root = new_root()
     fill(root, num_files=1, groups_per_file=2, worker_id="w0-old")

@@ -1,4 +1,5 @@
 from dataclasses import fields
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
@@ -6,7 +7,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.batches.packing import MicroBatch, Sequences, TrainingSequence, assign, assign_pairs, cap, pack, pack_each
+from ludic.batches.kept_tokens import KeptTokens
+from ludic.batches.packing import (
+    MicroBatch,
+    Sequences,
+    TrainingSequence,
+    assign,
+    assign_pairs,
+    cap,
+    cut_out,
+    pack,
+    pack_each,
+)
 from ludic.errors import InvalidBatchError
 
 
@@ -183,3 +195,42 @@ def test_a_prompt_over_the_cap_leaves_nothing_to_train_on():
 def test_a_sequence_that_cannot_be_trained_on_is_refused_by_name(prompt, values, message):
     with pytest.raises(InvalidBatchError, match=message):
         pack([sequence(prompt, [2, 3], **values)])
+
+
+def kept(*lists):
+    return KeptTokens(np.array([*chain(*lists)], np.int32), np.append(0, np.cumsum([len(ids) for ids in lists])))
+
+
+def kept_by_token(batch):
+    """The kept tokens of each response token of a micro-batch."""
+    packed = batch.kept_tokens
+    assert packed.rows.tolist() == np.repeat(np.arange(len(batch.targets)), np.diff(packed.bounds)).tolist()
+    assert packed.is_cut.tolist() == (np.diff(packed.bounds) > 0).tolist()
+    return [packed.ids[start:end].tolist() for start, end in pairwise(packed.bounds.tolist())]
+
+
+def test_kept_tokens_lie_end_to_end_with_the_response_tokens():
+    rows = [
+        sequence([1], [5, 6], kept_tokens=kept([5, 9], [6])),
+        sequence([1], [7]),
+        sequence([1], [8, 2, 3], kept_tokens=kept([8], [], [1, 2, 3])),
+    ]
+    assert kept_by_token(pack(rows)) == [[5, 9], [6], [], [8], [], [1, 2, 3]]
+    assert pack(rows[1:2]).kept_tokens is None
+    one, other = pack_each(Sequences.of(rows), [[2], [1, 0]])
+    assert kept_by_token(one) == [[8], [], [1, 2, 3]]
+    assert kept_by_token(other) == [[], [5, 9], [6]]
+
+
+def test_kept_tokens_are_cut_with_the_response():
+    rows = Sequences.of([sequence([1, 1], [8, 2, 3], kept_tokens=kept([8], [], [1, 2, 3])), sequence([1], [4])])
+    capped, num_cut = cap(rows, 4)
+    assert (num_cut, kept_by_token(pack(capped))) == (1, [[8], [], []])
+    assert pack(cap(rows, 2)[0]).targets.tolist() == [4]
+    parts = cut_out(rows, np.array([0, 0]), np.array([0, 2]), np.array([1, 3]))
+    assert kept_by_token(pack(parts)) == [[8], [1, 2, 3]]
+
+
+def test_kept_tokens_of_another_length_are_refused():
+    with pytest.raises(InvalidBatchError, match=r"kept_tokens has shape \(1,\), response_tokens has \(2,\)"):
+        pack([sequence([1], [5, 6], kept_tokens=kept([5]))])

@@ -1,0 +1,218 @@
+"""Copy the smallest part of a run that trains one step again bit for bit into a local folder, as a root of its own.
+
+Reads the run; writes OUT/, which appears whole, by one rename. It holds run.json, model/, code/, attempts/1.json (the
+settings), the newest checkpoint before the step, the batches from there to the step with their rollouts and cached
+reference logprobs, the policy that the step started from, cut.json and README.txt. Raises ConfigError, which names what
+is missing.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ludic.batches.config import OFFLINE_SETTINGS
+from ludic.errors import ConfigError, LudicError
+from ludic.models.first_model import first_model, is_hub_id
+from ludic.store import Attempt, LatestPolicy, Root, point_latest, read_attempt
+from ludic.store.attempts import CheckpointId, newest_attempt_id
+from ludic.store.checkpoints import MARKER, CheckpointInfo, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids
+from ludic.store.code_files import copy_code
+from ludic.store.cut_record import CUT_ATTEMPT, CUT_FILE, CutRecord
+from ludic.store.filesystem import SCRATCH
+from ludic.store.json_files import decode_json, encode_json, encode_record
+from ludic.store.kept_model import copy_kept, keep_model, read_identity
+from ludic.store.policies import read_policy
+from ludic.store.policy_files import copy_policy, has_weights, policy_folder
+from ludic.store.root import RUN_FILE
+from ludic.training.config import TrainConfig
+from ludic.what_if.cut_batches import copy_batches, copy_reference
+from ludic.what_if.cut_weights import expected_weights
+from ludic.what_if.readme import readme_text
+from ludic.what_if.steps import check_planned, planned_steps
+
+_SECRET = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
+_REMOVED = "removed by ludic cut"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cut:
+    """A cut that was written."""
+
+    folder: str
+    step: int
+    first_step: int
+    """First step that a replay trains; earlier than `step` if no checkpoint is stored right before it."""
+    policy_version: int | None
+    """Policy that the step started from; None if its weights were pruned."""
+    num_rollouts: int
+    size_bytes: int
+    weights_sha256: Mapping[str, str]
+    command: str
+    """Command that replays the cut, in the folder that holds it."""
+
+
+def cut(root: Root, step: int, out: str) -> Cut:
+    """Write the part of a run that replays `step` to the folder `out`, which must not exist or be empty."""
+    planned = planned_steps(root)
+    check_planned(step, planned, root.url)
+    folder = Path(out).absolute()
+    if "://" in out:
+        raise ConfigError(f"out is {out}, wanted a folder of this machine")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{out} exists and is not an empty folder; cut into a new one")
+    start = _start(root, step)
+    first_step = start[1] + 1 if start else 1
+    attempt = _attempt(root, [planned[number] for number in range(first_step, step + 1)])
+    with _appearing(folder) as scratch:
+        target = _open_copy(root, scratch)
+        num_rollouts, ids, version = copy_batches(root, target, planned, range(first_step, step + 1))
+        copy_reference(root, target, ids)
+        _copy_model(root, target, attempt, start)
+        target.put_if_absent(attempt.name, encode_record(attempt))
+        if start is not None:
+            _copy_checkpoint(root, target, start)
+        has_policy = _copy_policies(root, target, version)
+        weights = expected_weights(root, attempt, planned[step], step)
+        record = CutRecord(step=step, first_step=first_step, weights_sha256=weights.sha256)
+        target.put(CUT_FILE, encode_record(record))
+        readme, command = readme_text(record, folder.name, weights, attempt, version if has_policy else None)
+        target.put("README.txt", readme.encode())
+        size_bytes = sum(file.stat().st_size for file in scratch.rglob("*") if file.is_file())
+    return Cut(
+        folder=out,
+        step=step,
+        first_step=first_step,
+        policy_version=version if has_policy else None,
+        num_rollouts=num_rollouts,
+        size_bytes=size_bytes,
+        weights_sha256=weights.sha256,
+        command=command,
+    )
+
+
+@contextmanager
+def _appearing(folder: Path) -> Iterator[Path]:
+    """Give a hidden folder beside `folder`, renamed to it at the end: a process that dies leaves no `folder`."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        yield scratch
+        shutil.rmtree(scratch / SCRATCH, ignore_errors=True)
+        scratch.chmod(0o777 & ~_umask())
+        scratch.rename(folder)  # replaces an empty folder, and refuses one that was filled meanwhile
+    except LudicError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be written: {error}") from error
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _open_copy(root: Root, scratch: Path) -> Root:
+    """Create a root with the run's settings and users' code; options that look like credentials are left out."""
+    values = decode_json(root.read(RUN_FILE))
+    values["env_options"] = _without_secrets(values.get("env_options", {}))
+    (scratch / RUN_FILE).write_bytes(encode_json(values))
+    target = Root.open(str(scratch))
+    copy_code(root, target)
+    return target
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _REMOVED if _SECRET.search(str(k)) else _without_secrets(each) for k, each in value.items()}
+    return [_without_secrets(each) for each in value] if isinstance(value, list) else value
+
+
+def _start(root: Root, step: int) -> CheckpointId | None:
+    """Return the newest checkpoint on the chain of attempts before a step; None for the first weights."""
+    before = [checkpoint_id for checkpoint_id in checkpoint_ids(root) if checkpoint_id[1] < step]
+    return checkpoint_id_to_resume(root, newest_attempt_id(root), before)
+
+
+def _attempt(root: Root, attempt_ids: list[int]) -> Attempt:
+    """Return the attempt of the cut: the settings of the last step's trainer, which those before must share."""
+    found = [read_attempt(root, attempt_id) for attempt_id in dict.fromkeys(attempt_ids)]
+    settings = [{k: v for k, v in attempt.config.items() if k not in OFFLINE_SETTINGS} for attempt in found]
+    for attempt, config in zip(found, settings, strict=True):
+        differing = [name for name in config if config[name] != settings[-1].get(name)]
+        if differing:
+            raise ConfigError(
+                f"{root.url}: no checkpoint is left between the step and attempt {attempt.attempt_id}, which trained "
+                f"with another {differing[0]}; such steps can't be cut"
+            )
+    _check_reference(root, settings[-1])
+    defaults = {name: value for name, value in TrainConfig().flat().items() if name in OFFLINE_SETTINGS}
+    return replace(
+        found[-1],
+        attempt_id=CUT_ATTEMPT,
+        parent_attempt=None,
+        parent_step=None,
+        owner="cut",
+        config=json.loads(json.dumps(settings[-1] | defaults)),
+    )
+
+
+def _check_reference(root: Root, config: Mapping[str, Any]) -> None:
+    reference = config.get("reference")
+    if reference is not None and reference != root.run.model and not is_hub_id(reference):
+        raise ConfigError(
+            f"{root.url} trains with the reference {reference}, a folder that another machine lacks; a cut can take "
+            "along only the run's first model, or name one of the Hub"
+        )
+
+
+def _copy_model(root: Root, target: Root, attempt: Attempt, start: CheckpointId | None) -> None:
+    """Copy the model's configuration and tokenizer, and the first weights if a replay needs them."""
+    needs_weights = start is None or attempt.config.get("lora_rank") is not None
+    if not (needs_weights or attempt.config.get("reference") == root.run.model):
+        copy_kept(root, target)
+        return
+    identity = read_identity(root)
+    if identity is None:
+        raise ConfigError(f"{root.url} does not keep its model (model/); start a trainer on it once, then cut again")
+    with first_model(root) as found, target.scratch_folder() as scratch:
+        for name in (*identity.config, *identity.tokenizer, *identity.weights):
+            if (found / name).exists():
+                shutil.copyfile(found / name, scratch / name)
+        keep_model(target, scratch, identity, with_weights=True)
+
+
+def _copy_checkpoint(root: Root, target: Root, start: CheckpointId) -> None:
+    """Copy a checkpoint as one of the cut's attempt, its marker last."""
+    folder = checkpoint_folder((CUT_ATTEMPT, start[1]))
+    with target.scratch_folder() as scratch:
+        root.download(checkpoint_folder(start), scratch, leave_out=[MARKER])
+        target.upload(scratch, folder)
+    name = f"{checkpoint_folder(start)}/{MARKER}"
+    info = CheckpointInfo.from_json(root.read(name), f"{root.url}/{name}")
+    target.put(f"{folder}/{MARKER}", replace(info, attempt_id=CUT_ATTEMPT).to_json())
+
+
+def _copy_policies(root: Root, target: Root, version: int) -> bool:
+    """Copy the record of each version up to `version`, and its weights in full; return whether the run has them."""
+    for number in range(version + 1):
+        policy = read_policy(root, number)
+        if policy is not None:
+            target.put(policy.name, encode_record(replace(policy, attempt_id=min(policy.attempt_id, CUT_ATTEMPT))))
+    if not has_weights(root, version):
+        return False
+    with target.scratch_folder() as scratch:
+        copy_policy(root, version, scratch)
+        (scratch / "policy.json").unlink(missing_ok=True)
+        target.upload(scratch, policy_folder(version), last="config.json")
+    point_latest(target, LatestPolicy(version=version, groups_per_worker=0))
+    return True
