@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.viewer.dashboard_tables import by_environment, by_worker, rates
-from ludic.viewer.output import age, plural, printable, sparkline
+from ludic.viewer.output import age, plural, printable, size, sparkline
 from ludic.viewer.status import WINDOW, Row, RunStatus, Trainer
 
 _MOST_COLUMNS = 80
@@ -89,8 +89,14 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         yield "loss", Text(_losses(steps[-1]))
         yield "speed", Text(_speed(recent, status))
         yield "time", _where_time_goes(recent, width)
+        if status.balance is not None:
+            yield "balance", Text(str(status.balance))
         yield "waiting", Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned")
     yield "policy", Text(_policy(status))
+    if publishing := _publishing(recent, status.newest_calls):
+        yield "publishing", Text(publishing)
+    if status.calls:
+        yield "at risk", Text(f"up to {_largest_call(status.calls):,} tokens if a worker is killed: those of its call")
     checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
     yield "checkpoint", Text(checkpoint)
     if steps:
@@ -228,6 +234,27 @@ def _policy(status: RunStatus) -> str:
         return text
     mean, largest = (status.steps[-1][name] for name in ("lag_mean", "lag_max"))  # stored names
     return f"{text}; off-policy steps {mean:.1f}, at most {largest}"
+
+
+def _publishing(recent: Sequence[Row], calls: Sequence[Row]) -> str:
+    """Format what a version costs: its bytes, and the seconds until workers sample with it; empty if not known."""
+    parts = []
+    if any(row["publish_bytes"] is not None for row in recent):
+        num_bytes, write_s = _mean(recent, "publish_bytes"), _mean(recent, "publish_write_s")
+        parts.append(f"{size(num_bytes)} a version, written in {write_s:.2g} s")
+    swaps = [row for row in calls if row["first_token_s"] is not None][-_RECENT_STEPS:]
+    if swaps:
+        first, fetch, load = (_mean(swaps, name) for name in ("first_token_s", "fetch_s", "load_s"))
+        parts.append(f"first token after {first:.2g} s (fetch {fetch:.2g} s, load {load:.2g} s)")
+    return "; ".join(parts)
+
+
+def _largest_call(calls: Sequence[Row]) -> int:
+    """Return the most tokens of a call of an engine; its rows, one an environment, share worker and seconds."""
+    tokens: Counter[tuple[str, float]] = Counter()
+    for row in calls:
+        tokens[row["worker_id"], row["step_s"]] += row["num_tokens"] or 0
+    return max(tokens.values())
 
 
 def _drops(recent: Sequence[Row]) -> str:

@@ -29,7 +29,11 @@ SHOWN_ITEMS = 6
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _NOTEBOOK_COLUMNS = 100
-_PRE = '<pre style="line-height:normal;font-family:Menlo,Consolas,monospace;background:white;color:black">{code}</pre>'
+_PRE = (
+    # Jupyter would break lines within words.
+    '<pre style="word-break:normal;line-height:normal;'
+    'font-family:Menlo,Consolas,monospace;background:white;color:black">{code}</pre>'
+)
 _LITERAL: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
 """Options of a console that prints text as it is."""
 

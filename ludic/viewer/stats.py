@@ -16,6 +16,7 @@ from ludic.sql import connect
 from ludic.sql.reports import read_reports
 from ludic.sql.snapshot import count_rows
 from ludic.store import Root
+from ludic.store.policies import versions_with_weights
 from ludic.store.quarantine import list_quarantined
 from ludic.store.track import Track, untracked
 from ludic.viewer.output import Shown, cell, number, pairs, plain_table, plural, printable, size, sparkline
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import polars as pl
 
 _MOST_VERSIONS = 10
+_SHOWN_DIGITS = 12
 _KEY_TITLES = {"policy_version": "version", "env_name": "env"}
 _FRACTIONS = {
     "truncated": "truncated_fraction",
@@ -77,6 +79,11 @@ class Stats(Shown):
         return self._frame("drops")
 
     @property
+    def scores(self) -> "pl.DataFrame":
+        """Counts of values and failures, and the mean value, by scorer, its version, and name of the value."""
+        return self._frame("scores")
+
+    @property
     def attempts(self) -> "pl.DataFrame":
         """Starts of trainers; on_chain is false for those that a later attempt has replaced."""
         return self._frame("attempts")
@@ -90,7 +97,7 @@ class Stats(Shown):
 
     def print_to(self, console: Console) -> None:
         """Print tables for people."""
-        _print_run(console, self.facts)
+        console.print(pairs(describe_run(self.facts)))
         _print_folders(console, self.facts)
         if self.facts["rollouts"]["num_rollouts"]:
             _print_means(console, "environments", self.facts["environments"])
@@ -98,6 +105,7 @@ class Stats(Shown):
         else:
             console.print("no rollouts yet")
         _print_means(console, "evals", self.facts["evals"])
+        _print_scores(console, self.facts["scores"])
         _print_training(console, self.facts)
         for file in self.facts["unreadable"]:
             _print_file(console, "unreadable", "bold red", f"{file['name']}: {file['problem']}")
@@ -146,7 +154,7 @@ def _count(footers: list[Footer]) -> dict[str, int]:
 def _policies(sizes: dict[str, int]) -> dict[str, Any]:
     """Count the versions that were claimed and the versions whose weights are still stored."""
     claimed = _folders_with(sizes, "policy.json")
-    stored = sorted(int(name.rpartition("=")[2]) for name in _folders_with(sizes, "config.json"))
+    stored = versions_with_weights(sizes)
     return {"num_versions": len(claimed), "num_stored": len(stored), "newest_stored": max(stored, default=None)}
 
 
@@ -158,23 +166,20 @@ def _print_file(console: Console, what: str, style: str, line: str) -> None:
     console.print(Text(f"{what} ", style=style).append(printable(line), "default"), soft_wrap=True)
 
 
-def _print_run(console: Console, stats: Mapping[str, Any]) -> None:
+def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
+    """Return a run's main settings as texts by title. stats: root, run_id and run, as in `Stats.facts`."""
     run = stats["run"]
     top = "".join(f", {name} {number(run[name])}" for name in ("top_p", "top_k") if run[name] not in (None, 1))
-    console.print(
-        pairs(
-            {
-                "run": f"{stats['root']}  {stats['run_id']}",
-                "model": run["model"],
-                "environments": ", ".join(run["env"]),
-                "batch": f"{plural(run['groups_per_batch'], 'group')} of {run['group_size']}, "
-                f"{plural(run['steps_per_version'], 'step')} a version",
-                "sampling": f"temperature {number(run['temperature'])}{top}, max_tokens {run['max_tokens']}, "
-                f"seed {run['seed']}",
-                "workers": f"{run['num_workers']}, batches_ahead {run['batches_ahead']}",
-            }
-        )
-    )
+    return {
+        "run": f"{stats['root']}  {stats['run_id']}",
+        "model": run["model"],
+        "environments": ", ".join(run["env"]),
+        "batch": f"{plural(run['groups_per_batch'], 'group')} of {run['group_size']}, "
+        f"{plural(run['steps_per_version'], 'step')} a version",
+        "sampling": f"temperature {number(run['temperature'])}{top}, max_tokens {run['max_tokens']}, "
+        f"seed {run['seed']}",
+        "workers": f"{run['num_workers']}, batches_ahead {run['batches_ahead']}",
+    }
 
 
 def _print_folders(console: Console, stats: Mapping[str, Any]) -> None:
@@ -212,6 +217,17 @@ def _print_means(console: Console, key: str, rows: list[dict[str, Any]]) -> None
             *(f"{row[name]:.1%}" for name in _FRACTIONS.values()),
         )
     console.print(Text(key, style="bold"))
+    console.print(table)
+
+
+def _print_scores(console: Console, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    table = plain_table("scorer", "version", "value", ">scores", ">mean", ">failed")
+    for row in rows:
+        names = (printable(row["scorer"]), printable(row["scorer_version"][:_SHOWN_DIGITS]), printable(row["name"]))
+        table.add_row(*names, f"{row['num_scores']:,}", number(row["value_mean"], 4), f"{row['num_failed']:,}")
+    console.print(Text("scores", style="bold"))
     console.print(table)
 
 

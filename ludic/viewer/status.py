@@ -14,10 +14,18 @@ from rich.console import Console
 
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
 from ludic.store.attempts import CheckpointId
+from ludic.store.balance import Balance, find_balance
 from ludic.store.checkpoints import checkpoint_ids
 from ludic.store.lease import LeaseState, LeaseWatch, newest_claim, read_lease
 from ludic.store.policies import Policy, read_policy
-from ludic.store.troubles import Trouble, find_sampling_troubles, find_shortage, find_training_troubles
+from ludic.store.troubles import (
+    Trouble,
+    find_mismatch,
+    find_sampling_troubles,
+    find_shortage,
+    find_training_troubles,
+    find_truncated_support,
+)
 from ludic.viewer.output import Shown
 
 Row = Mapping[str, Any]
@@ -26,6 +34,7 @@ Row = Mapping[str, Any]
 WINDOW = timedelta(minutes=5)
 """Time window of the workers' rates."""
 _MOST_STEPS = 1000
+_BALANCE_STEPS = 20
 _NEWEST_CALLS = 256
 """Number of engine calls, of any age, that are searched for troubles."""
 _NEWEST_FILES = 64
@@ -72,13 +81,21 @@ class RunStatus(Shown):
 
         console.print(draw(self, console.width))
 
+    @property
+    def balance(self) -> Balance | None:
+        """Who waits for whom over the newest 20 steps, and how many workers would balance; None if it is not known."""
+        calls = self.calls if len(self.calls) > len(self.newest_calls) else self.newest_calls
+        return find_balance(self.steps[-_BALANCE_STEPS:], calls)
+
     def troubles(self) -> Iterator[Trouble]:
         """Yield the troubles of the run that its newest metrics show."""
         run, config = self.root.run, self.trainer.config if self.trainer else {}
         yield from find_sampling_troubles(self.newest_calls, run)
         # Steps of earlier trainers had other settings: sft, say, learns without advantages.
         own_steps = [row for row in self.steps if self.trainer and row["attempt_id"] == self.trainer.attempt_id]
+        yield from find_truncated_support(run, config)
         yield from find_training_troubles(own_steps, config)
+        yield from find_mismatch(own_steps, run, config)
         yield from find_shortage(self.steps, self.newest_calls, run, config)
 
 

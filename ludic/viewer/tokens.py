@@ -1,4 +1,4 @@
-"""Show tokens as readable text, coloured by their probability or by their advantage.
+"""Show tokens as readable text, coloured by their probability, advantage, ratio or mask.
 
 Reads tokenizer.json of the newest published policy that has one; without a tokenizer, tokens are shown as ids.
 """
@@ -16,14 +16,17 @@ from tokenizers import Tokenizer
 from ludic.store import Root
 from ludic.viewer.output import cell, number, plain_table, printable
 
-Color = Literal["logprob", "advantage", "none"]
+Color = Literal["logprob", "advantage", "ratio", "mask", "none"]
 TokenReader = Callable[[Sequence[int]], list[str]]
 """Returns the text that each token adds."""
 
 _TOKENIZER = re.compile(r"policies/version=(\d+)/tokenizer\.json")
 # Minimum probability and style, from likely to unlikely.
 _SHADES = ((0.9, "green"), (0.5, "bright_green"), (0.1, "yellow"), (0.01, "bright_red"), (0.0, "bold red"))
+# Minimum ratio of the probabilities under the trainer's and the sampler's weights, and style.
+_RATIOS = ((1.2, "bold green"), (1.02, "green"), (0.98, "dim"), (0.8, "red"), (0.0, "bold red"))
 _MASKED = "dim italic"
+_SAMPLED = "bold"
 _UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
@@ -37,6 +40,10 @@ class TokenRow:
     reward: float
     sampled: bool
     """False for tokens that the environment or a tool inserted."""
+    ratio: float | None = None
+    """Probability under the trainer's weights, as a multiple of the sampler's; None without token statistics."""
+    advantage: float | None = None
+    """Advantage of this token in training; None if the rollout has one for all."""
 
 
 def load_token_reader(root: Root) -> TokenReader:
@@ -68,7 +75,7 @@ def token_texts(decode: Callable[[list[int]], str], token_ids: Sequence[int]) ->
 
 
 def token_rows(row: dict[str, Any], reader: TokenReader, start: int, end: int) -> list[TokenRow]:
-    """Return tokens start to end of a row's response."""
+    """Return tokens start to end of a row's response. The row may have lists of `ratios` and `token_advantages`."""
     token_ids = row["response_tokens"][start:end]
     columns = (
         token_ids,
@@ -76,8 +83,15 @@ def token_rows(row: dict[str, Any], reader: TokenReader, start: int, end: int) -
         row["response_logprobs"][start:end],
         row["token_rewards"][start:end],
         row["action_mask"][start:end] if row["action_mask"] else [True] * len(token_ids),
+        *(_padded(row.get(name), start, end) for name in ("ratios", "token_advantages")),
     )
     return [TokenRow(*values) for values in zip(*columns, strict=True)]
+
+
+def _padded(values: Sequence[float] | None, start: int, end: int) -> list[float | None]:
+    """Return items start to end; None for those that are missing, since max_seq_len may cut a response in training."""
+    found = list((values or ())[start:end])
+    return [*found, *[None] * (end - start - len(found))]
 
 
 def coloured(tokens: Sequence[TokenRow], color: Color, advantage: float | None) -> Text:
@@ -100,6 +114,13 @@ def colour_legend(color: Color, advantage: float | None) -> Text:
             text.append(f"advantage {advantage:+.6g}", style=_advantage_style(advantage))
         case "advantage":
             text.append("without an advantage")
+        case "ratio":
+            text.append("trainer / sampler ")
+            for least, style in _RATIOS:
+                text.append(f" ≥ {least:g} " if least else " less ", style=style)
+            text.append("  not in token_stats", style="")
+        case "mask":
+            text.append("sampled", style=_SAMPLED)
     return text.append("  not sampled", style=_MASKED) if color != "none" else text
 
 
@@ -124,8 +145,13 @@ def _style(token: TokenRow, color: Color, advantage: float | None) -> str:
         return ""
     if not token.sampled:
         return _MASKED
+    if color == "mask":
+        return _SAMPLED
+    if color == "ratio":
+        return "" if token.ratio is None else next(style for least, style in _RATIOS if token.ratio >= least)
     if color == "advantage":
-        return "" if advantage is None else _advantage_style(advantage)
+        own = advantage if token.advantage is None else token.advantage
+        return "" if own is None else _advantage_style(own)
     return next(style for least, style in _SHADES if math.exp(token.logprob) >= least)
 
 

@@ -1,9 +1,11 @@
-"""Print a rollout or a group for people: conversation, tokens in colours, outcome, and uses in training."""
+"""Show a rollout or a group to people: conversation, tokens in colours, outcome, and uses in training."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
@@ -35,60 +37,72 @@ class Look:
     """How a rollout is printed."""
 
     color: Color = "logprob"
-    """Colour the response's tokens by their probability, or by the advantage used in training."""
+    """Colour the response's tokens by their probability, the advantage used in training, the ratio or the mask."""
     tokens: bool = False
     """List the tokens, one per line."""
     full: bool = False
     """Print long texts and responses whole."""
+    to_see_all: str = "--full shows them"
+    """What shows a text that is left out."""
 
 
 def print_found(console: Console, found: "Found", look: Look) -> None:
     """Print a rollout, or a table of a group's rollouts."""
+    is_coloured = bool(console.color_system) and not console.no_color
     if found.kind == "rollout":
-        _print_rollout(console, found, look)
+        for part in rollout_parts(found, look, load_token_reader(found.root), legend=is_coloured):
+            console.print(part)
     else:
         _print_group(console, found.rows, found.uses, look)
 
 
-def _print_rollout(console: Console, found: "Found", look: Look) -> None:
+def rollout_parts(found: "Found", look: Look, reader: TokenReader, *, legend: bool = True) -> Iterator[RenderableType]:
+    """Yield all that is known of a rollout, from top to bottom. legend: explain the colours of its tokens."""
     row, uses = found.rows[0], found.uses
-    console.print(pairs(_identity(row)))
+    yield pairs(_identity(row))
     if len(found.episode) > 1:
-        console.rule("episode", align="left", style="dim")
-        console.print(episode_tree(found.episode, row["rollout_id"], found.advantages))
-    console.rule("conversation", align="left", style="dim")
-    _print_conversation(console, row["messages"], look)
-    use = uses[0] if uses else None
-    _print_response(console, row, load_token_reader(found.root), use["advantage"] if use else None, look)
-    console.rule("outcome", align="left", style="dim")
-    console.print(pairs({name: _shorten(value, look) for name, value in _outcome(row).items()}))
+        yield _rule("episode")
+        yield episode_tree(found.episode, row["rollout_id"], found.advantages)
+    yield _rule("conversation")
+    yield from _conversation(row["messages"], look)
+    yield from _response(row, reader, uses[0]["advantage"] if uses else None, look, legend=legend)
+    yield _rule("outcome")
+    yield pairs({name: _shorten(value, look) for name, value in _outcome(row).items()})
     if row["num_turns"] > 1 or any(step["tool_calls"] for step in row["agent_steps"]):
-        console.print(_agent_steps(row["agent_steps"], look))
-        console.print(_environment_steps(row["environment_steps"], look))
-    console.rule("training", align="left", style="dim")
-    _print_uses(console, uses)
+        yield _agent_steps(row["agent_steps"], look)
+        yield _environment_steps(row["environment_steps"], look)
+    yield _rule("training")
+    if not uses:
+        yield Text("no gradient step has considered it yet")
+    for use in uses:
+        yield Text(_use_text(use), style="dim" if use["superseded"] else "")
     if found.code:
-        console.rule("code", align="left", style="dim")
-        console.print(pairs(_code_lines(found.code)))
+        yield _rule("code")
+        yield pairs(_code_lines(found.code))
 
 
-def _print_response(
-    console: Console, row: dict[str, Any], reader: TokenReader, advantage: float | None, look: Look
-) -> None:
-    """Print the tokens in colours, then one line per token with --tokens; leave out the middle of a long response."""
+def _rule(title: str) -> Rule:
+    return Rule(title, align="left", style="dim")
+
+
+def _response(
+    row: dict[str, Any], reader: TokenReader, advantage: float | None, look: Look, *, legend: bool
+) -> Iterator[RenderableType]:
+    """Yield the tokens in colours, then one line per token with --tokens; leave out the middle of a long response."""
     length = row["response_length"]
-    console.rule(f"response, {length} tokens", align="left", style="dim")
+    yield _rule(f"response, {length} tokens")
     kept = length if look.full else min(length, _SHOWN_TOKENS)
-    head = token_rows(row, reader, 0, kept - kept // 2)
-    tail = token_rows(row, reader, length - kept // 2, length)
+    first = length if kept == length else kept - kept // 2  # a second part would lose the space before its first word
+    head = token_rows(row, reader, 0, first)
+    tail = token_rows(row, reader, length - (kept - first), length)
     text = coloured(head, look.color, advantage)
     if kept < length:
-        text.append(f"\n… {length - kept:,} tokens left out; --full shows them …\n", style="dim")
-    console.print(text.append(coloured(tail, look.color, advantage)))
-    if console.color_system and not console.no_color and head:
-        console.print(colour_legend(look.color, advantage))
+        text.append(f"\n… {length - kept:,} tokens left out; {look.to_see_all} …\n", style="dim")
+    yield text.append(coloured(tail, look.color, advantage))
+    if legend and head:
+        yield colour_legend(look.color, advantage)
     if look.tokens:
-        console.print(token_table([*head, *tail]))
+        yield token_table([*head, *tail])
 
 
 def _identity(row: dict[str, Any]) -> dict[str, str]:
@@ -125,16 +139,16 @@ def _shorten(text: str, look: Look) -> str:
     if left_out <= 0:
         return text
     half = _SHOWN_CHARACTERS // 2
-    return f"{text[:half]}\n… {left_out:,} characters left out; --full shows them …\n{text[-half:]}"
+    return f"{text[:half]}\n… {left_out:,} characters left out; {look.to_see_all} …\n{text[-half:]}"
 
 
-def _print_conversation(console: Console, messages: list[dict[str, Any]], look: Look) -> None:
+def _conversation(messages: list[dict[str, Any]], look: Look) -> Iterator[Text]:
     for message in messages:
         name = f" {printable(message['name'])}" if message["name"] else ""
         text = Text(f"{printable(message['role'])}{name}  ", style="bold cyan")
-        console.print(text.append(printable(_shorten(message["content"], look)), style="not bold default"))
+        yield text.append(printable(_shorten(message["content"], look)), style="not bold default")
         for call in message["tool_calls"]:
-            console.print(Text(f"  {_call_text(call, look)}", style="magenta"))
+            yield Text(f"  {_call_text(call, look)}", style="magenta")
 
 
 def _call_text(call: dict[str, Any], look: Look) -> str:
@@ -191,13 +205,6 @@ def _environment_steps(steps: list[dict[str, Any]], look: Look) -> Table:
     return table
 
 
-def _print_uses(console: Console, uses: list[dict[str, Any]]) -> None:
-    if not uses:
-        console.print("no gradient step has considered it yet")
-    for use in uses:
-        console.print(Text(_use_text(use), style="dim" if use["superseded"] else ""))
-
-
 def _code_lines(code: list[dict[str, Any]]) -> dict[str, str]:
     """Return the code that scored and the code that gave advantages, by title."""
     lines = {}
@@ -233,7 +240,8 @@ def _print_group(console: Console, rows: list[dict[str, Any]], uses: list[dict[s
             }
         )
     )
-    _print_conversation(console, first["messages"][:1], look)
+    for part in _conversation(first["messages"][:1], look):
+        console.print(part)
     use_of = {use["rollout_id"]: use for use in reversed(uses)}
     titles = ("", "agent", "rollout (its end)", ">reward", ">advantage", ">tokens", "finish", "training")
     is_told = {"agent": len({row["agent_id"] for row in rows}) > 1, ">advantage": bool(uses)}

@@ -1,0 +1,169 @@
+"""Show the numbers of evaluations, and of a comparison in pairs."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ludic.eval.compare import Compared
+from ludic.eval.numbers import Numbers
+from ludic.viewer.output import Shown, cell, number, plain_table, plural, printable
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_DIGITS = 4
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Evaluation(Shown):
+    """Numbers of stored evaluations. Prints well; the tables are Polars DataFrames."""
+
+    url: str
+    """Root of the run."""
+    numbers: Numbers
+    confidence: float
+
+    @cached_property
+    def samples(self) -> "pl.DataFrame":
+        """Counts of examples, samples, failures and tokens, by evaluation, version and environment."""
+        import polars as pl
+
+        frame = pl.from_arrow(self.numbers.counts)
+        assert isinstance(frame, pl.DataFrame)
+        return frame
+
+    @cached_property
+    def measures(self) -> "pl.DataFrame":
+        """Each measure with its interval, by evaluation, version, environment and part."""
+        return self.numbers.frame()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as plain values, as `ludic eval --json` prints them."""
+        samples, measures = self.numbers.counts.to_pylist(), list(self.numbers.rows)
+        return {"root": self.url, "confidence": self.confidence, "samples": samples, "measures": measures}
+
+    def print_to(self, console: Console) -> None:
+        """Print a table of samples, then one of measures."""
+        counts = self.numbers.counts.to_pylist()
+        has_several = len({row["evaluation"] for row in counts}) > 1
+        keys = ["policy_version", "env_name", *(["evaluation"] if has_several else [])]
+        if "entry" in self.numbers.counts.column_names:
+            keys = ["entry", "policy_version"]
+        titles = [{"policy_version": "version", "env_name": "env"}.get(name, name) for name in keys]
+        table = plain_table(*titles, ">examples", ">samples", ">unscored", ">failed", ">sampled tokens")
+        figures = ("num_examples", "num_samples", "num_unscored", "num_failed", "num_sampled_tokens")
+        for row in counts:
+            table.add_row(*(cell(row[name]) for name in keys), *(f"{row[name]:,}" for name in figures))
+        console.print(table)
+        table = plain_table(*titles, "measure", ">mean", f">{100 * self.confidence:g}% interval", ">error", ">left out")
+        of_entries = "entry" in keys
+        for row in sorted(
+            self.numbers.rows, key=lambda row: () if of_entries else (row["policy_version"], row["env_name"])
+        ):
+            table.add_row(
+                *(cell(row[name]) for name in keys),
+                measure_title(row),
+                number(row["estimate"], _DIGITS),
+                interval_text(row),
+                number(row["std_error"], 3),
+                f"{row['num_missing']:,}" if row["num_missing"] else "",
+            )
+        console.print(table)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Comparison(Shown):
+    """Differences from a baseline on the same examples. Prints well; the tables are Polars DataFrames."""
+
+    compared: Compared
+    difference: float
+    """The difference that should be found."""
+    confidence: float
+
+    @cached_property
+    def differences(self) -> "pl.DataFrame":
+        """Each difference with its interval, p-values and power, by side, environment, measure and part."""
+        return self.compared.frame()
+
+    @property
+    def examples(self) -> "pl.DataFrame":
+        """The means of both sides for each example, and their difference: gains and losses."""
+        return self.compared.examples
+
+    @property
+    def warnings(self) -> list[str]:
+        """What should be equal on both sides and is not."""
+        return list(self.compared.warnings)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all figures as plain values, as `ludic eval compare --json` prints them."""
+        return {
+            "confidence": self.confidence,
+            "difference_of_interest": self.difference,
+            "differences": list(self.compared.rows),
+            "warnings": self.warnings,
+        }
+
+    def print_to(self, console: Console) -> None:
+        """Print a table of differences, what limits them, and warnings."""
+        rows = self.compared.rows
+        console.print(Text(f"baseline {printable(rows[0]['a'])}, paired on the same examples"), soft_wrap=True)
+        interval = f">{100 * self.confidence:g}% interval"
+        table = plain_table("side", "env", "measure", ">baseline", ">side", ">diff.", interval, ">p", ">p (Holm)")
+        table.collapse_padding = True  # else nine columns need more than 80 characters
+        for row in rows:
+            means = (number(row[name], 3) for name in ("estimate_a", "estimate_b", "difference"))
+            p_values = (number(row[name], 2) for name in ("p_value", "p_holm"))
+            table.add_row(
+                *map(cell, (side_name(row), row["env_name"])),
+                measure_title(row),
+                *means,
+                interval_text(row, 3),
+                *p_values,
+            )
+        console.print(table)
+        for row in rows:
+            console.print(Text(_limits(row, self.difference), style="dim"), soft_wrap=True)
+        for warning in self.warnings:
+            console.print(Text("warning ", style="yellow").append(printable(warning), "default"), soft_wrap=True)
+
+
+def side_name(row: Mapping[str, Any]) -> str:
+    """Return the name of a side; of the baseline's root its version alone."""
+    url, _, version = row["b"].rpartition("@")
+    return f"@{version}" if row["a"].rpartition("@")[0] == url else row["b"]
+
+
+def measure_title(row: Mapping[str, Any]) -> Text:
+    """Return the name of a row's measure, with its part and k."""
+    k = "" if row["k"] is None else f", k = {row['k']}"
+    return cell(f"{row['measure']}{'' if row['part'] is None else ' ' + row['part']}{k}")
+
+
+def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
+    """Return the interval of a row; a dash if it has none."""
+    return "-" if row["low"] is None else f"{number(row['low'], digits)} to {number(row['high'], digits)}"
+
+
+def _limits(row: Mapping[str, Any], difference: float) -> str:
+    """Return one line: pairs, test, power, and what was left out."""
+    name = f"{printable(side_name(row))} {printable(row['env_name'])} {measure_title(row).plain}"
+    return f"{name}: {', '.join(facts_of(row, difference))}"
+
+
+def facts_of(row: Mapping[str, Any], difference: float) -> Iterator[str]:
+    """Yield the facts about a difference: pairs and test, power, what was left out."""
+    test = {"mcnemar": "McNemar's exact test", "permutation": "permutation test"}[row["test"]]
+    changes = f"{row['num_gains']:,} up and {row['num_losses']:,} down"
+    yield f"{plural(row['num_examples'], 'pair')}, {changes}, {test}"
+    if row["power"] is not None:
+        needed = plural(row["examples_needed"], "example")
+        yield f"power {row['power']:.0%} for a difference of {number(difference)}; 80% needs {needed}"
+    if row["num_only_a"] or row["num_only_b"]:
+        yield f"examples of one side only: {row['num_only_a']:,} of the baseline, {row['num_only_b']:,} of this one"
+    if row["num_missing_a"] or row["num_missing_b"]:
+        yield f"values left out: {row['num_missing_a']:,} of the baseline, {row['num_missing_b']:,} of this one"

@@ -1,0 +1,1 @@
+"""Write a run, its evaluations and a comparison as one HTML file that needs no network and runs no script."""
