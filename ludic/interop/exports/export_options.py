@@ -6,7 +6,7 @@ from typing import Literal
 from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 
-Format = Literal["hf", "delta", "iceberg", "jsonl", "csv"]
+Format = Literal["hf", "delta", "iceberg", "jsonl", "csv", "inspect"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +15,8 @@ class ExportOptions:
 
     format: Format
     """Output format. delta and iceberg register the existing files without copying them; run the command again to add
-    new files. hf writes a folder of weights, configuration and tokenizer, for transformers and vLLM."""
+    new files. hf writes a folder of weights, configuration and tokenizer, for transformers and vLLM. inspect writes
+    evaluations as logs of inspect_ai."""
     table: Literal["rollouts", "evals"] = "rollouts"
     """Table to export."""
     where: str | None = None
@@ -25,7 +26,8 @@ class ExportOptions:
     step: int | None = None
     """hf: export the checkpoint of this step."""
     version: int | None = None
-    """hf: export this published version; the default, without --step, is the newest version."""
+    """hf: export this published version; the default, without --step, is the newest version. inspect: export the
+    evaluations of this version; None is all."""
     model: str | None = None
     """hf: location of the run's first model, which a LoRA adapter needs; None takes the location in run.json."""
 
@@ -34,7 +36,8 @@ class ExportOptions:
         check_numbers(self)
         of_format = {
             **dict.fromkeys(("where", "sql"), ("jsonl", "csv")),
-            **dict.fromkeys(("step", "version", "model"), ("hf",)),
+            **dict.fromkeys(("step", "model"), ("hf",)),
+            "version": ("hf", "inspect"),
         }
         for name, formats in of_format.items():
             if getattr(self, name) is not None and self.format not in formats:

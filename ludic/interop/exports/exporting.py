@@ -1,8 +1,8 @@
-"""Export a run's files as a table, its rows as text, its weights for Hugging Face.
+"""Export a run's files as a table, its rows as text, its weights for Hugging Face, its evaluations for inspect_ai.
 
 delta and iceberg register the existing files without a copy; jsonl and csv stream with one row group in memory (a query
-takes as much as DuckDB needs); hf copies weights (weights.py). Raises ConfigError if options conflict or the target
-exists, StoreError if a table's writer fails, QueryError if the SQL fails.
+takes as much as DuckDB needs); hf copies weights (weights.py); inspect writes logs (inspect_logs.py). Raises
+ConfigError if options conflict or the target exists, StoreError if a table's writer fails, QueryError if the SQL fails.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,6 +16,7 @@ from ludic.errors import ConfigError
 from ludic.interop.exports.delta import export_delta
 from ludic.interop.exports.export_options import ExportOptions
 from ludic.interop.exports.iceberg import export_iceberg
+from ludic.interop.exports.inspect_logs import LogsReport, export_logs
 from ludic.interop.exports.row_files import ROW_WRITERS, open_sink, plain_rows
 from ludic.interop.exports.tables import TableReport
 from ludic.interop.exports.whole_rows import whole_rows
@@ -42,11 +43,11 @@ class TextReport:
 
 def export(
     root: Root, options: ExportOptions, target: str | BinaryIO | None, track: Track = untracked
-) -> "TableReport | TextReport | WeightsReport":
+) -> "TableReport | TextReport | WeightsReport | LogsReport":
     """Export as the options say; return what was written.
 
     target: jsonl, csv: file to write, which must not exist, or an open binary file. hf: folder or URL to write.
-    iceberg: local folder of the catalog; None uses ROOT/iceberg.
+    inspect: local folder of the logs. iceberg: local folder of the catalog; None uses ROOT/iceberg.
     """
     match options.format:
         case "delta":
@@ -61,6 +62,8 @@ def export(
 
             url = _url(target, "hf")
             return export_weights(root, url, step=options.step, version=options.version, model=options.model)
+        case "inspect":
+            return export_logs(root, local_path(_url(target, "inspect"), "the folder of logs"), options.version, track)
     return _export_text(root, options, target)
 
 

@@ -8,8 +8,8 @@ ModelError if an adapter does not fit the model; StoreError if a filesystem fail
 """
 
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_
 from ludic.store.filesystem import Storage
 from ludic.store.local import follow_umask
 from ludic.store.manifest import MANIFEST, check_folder
-from ludic.store.policies import policy_folder, stored_versions
+from ludic.store.policies import stored_versions
+from ludic.store.policy_files import copy_policy, has_weights, policy_folder
 from ludic.training.model import full_state_dict, load_model, save_weights
 
 _OURS = (MARKER, MANIFEST, "policy.json", "optimizer.safetensors", "random.safetensors")
@@ -50,14 +51,22 @@ def export_weights(
     model: passed to `first_model` to find the run's model, into which an adapter is merged.
     """
     assert step is None or version is None
-    source = _policy_folder(root, version) if step is None else _checkpoint_folder(root, step)
+    if step is None:
+        version = _find_version(root, version)
+        source = policy_folder(version)
+    else:
+        source = _checkpoint_folder(root, step)
     storage = Storage.connect(target)
     is_taken = Path(storage.path).exists() if storage.is_local else storage.exists("config.json")
     if is_taken:
         raise ConfigError(f"{storage.url} exists; choose another target, or delete it")
     with _staging_folder(storage) as staged:
         folder = Path(staged, "weights")
-        _download(root, source, folder)
+        with _refusing_deleted(root, source):
+            if version is not None:
+                _download_policy(root, version, folder)
+            else:
+                _download_checkpoint(root, source, folder)
         if (folder / ADAPTER_CONFIG).exists():
             with first_model(root, model) as base:
                 _merge_adapter(base, folder, f"{root.url}/{source}")
@@ -67,18 +76,34 @@ def export_weights(
     return WeightsReport(location=storage.url, source=source, num_files=len(sizes), size_bytes=sum(sizes))
 
 
-def _download(root: Root, source: str, folder: Path) -> None:
-    """Copy weights to a local folder. Raises ConfigError if a trainer deletes them during the copy.
+def _download_policy(root: Root, version: int, folder: Path) -> None:
+    """Copy a policy to a local folder. Raises FileNotFoundError if a trainer deletes it during the copy.
 
     A trainer that prunes deletes the file that completes a folder before model*.safetensors: if that file still exists
     after the copy, the weights were whole.
     """
-    with suppress(FileNotFoundError):
-        check_folder(root, source)
-        root.download(source, folder, leave_out=_OURS)
-        if root.exists(f"{source}/{MARKER if source.startswith('checkpoints/') else 'config.json'}"):
-            return
-    raise ConfigError(f"{root.url}/{source} was deleted while it was copied; export a newer one")
+    copy_policy(root, version, folder)
+    for name in _OURS:
+        (folder / name).unlink(missing_ok=True)
+    if not has_weights(root, version):
+        raise FileNotFoundError(policy_folder(version))
+
+
+def _download_checkpoint(root: Root, source: str, folder: Path) -> None:
+    """Copy the weights of a checkpoint to a local folder; see _download_policy."""
+    check_folder(root, source)
+    root.download(source, folder, leave_out=_OURS)
+    if not root.exists(f"{source}/{MARKER}"):
+        raise FileNotFoundError(source)
+
+
+@contextmanager
+def _refusing_deleted(root: Root, source: str) -> Iterator[None]:
+    """Raise ConfigError instead of FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise ConfigError(f"{root.url}/{source} was deleted while it was copied; export a newer one") from None
 
 
 def _merge_adapter(model: Path, folder: Path, where: str) -> None:
@@ -99,7 +124,8 @@ def _checkpoint_folder(root: Root, step: int) -> str:
     return checkpoint_folder(checkpoint_id_to_resume(root, newest_attempt_id(root), fitting) or fitting[-1])
 
 
-def _policy_folder(root: Root, version: int | None) -> str:
+def _find_version(root: Root, version: int | None) -> int:
+    """Return the version to export, by default the newest. Raises ConfigError if it has no weights."""
     versions = stored_versions(root)
     if version is None and versions:
         version = versions[-1]
@@ -109,7 +135,7 @@ def _policy_folder(root: Root, version: int | None) -> str:
             f"there are {_named('version', versions)}"
         )
     assert version is not None
-    return policy_folder(version)
+    return version
 
 
 def _named(noun: str, numbers: Sequence[int]) -> str:

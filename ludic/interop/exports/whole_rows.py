@@ -39,7 +39,7 @@ def _batches(root: Root, folder: Folder, schema: pa.Schema, rollout_ids: Set[str
                 for table in _tables(parquet, schema, wanted, where):
                     yield from table.to_batches()
         except FileNotFoundError:
-            raise StoreError(f"{where} was deleted meanwhile, by a compaction or an expiry; export again") from None
+            raise StoreError(f"{where} was deleted meanwhile, by a compaction or an expiry; try again") from None
         except SchemaError as error:
             logger.warning("left out: %s", error)
 

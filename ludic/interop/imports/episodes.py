@@ -57,6 +57,8 @@ class Row:
     """(response_length,) float32, nats; None if they are not known."""
     action_mask: np.ndarray | None = None
     """(response_length,) bool; None if all tokens were sampled."""
+    kept_tokens: Sequence[np.ndarray] | None = None
+    """Token ids, (kept,) int32, that the sampler kept at each token; None if they are not known."""
     token_rewards: np.ndarray | None = None
     """(response_length,) float32; None puts the reward of the episode at the end of its last row."""
     messages: Sequence[Any] = ()
@@ -86,7 +88,8 @@ def rows_of(episode: Episode, get_tokenizer: GetTokenizer) -> Iterator[Row]:
         if isinstance(part, Conversation):
             yield from _conversation_rows(part, get_tokenizer())
             continue
-        row = _texts_row(part, get_tokenizer()) if isinstance(part, Texts) else part
+        failed = episode.columns.get("error") is not None
+        row = _texts_row(part, get_tokenizer(), failed) if isinstance(part, Texts) else part
         messages, steps = _to_messages("messages", row.messages), row.agent_steps
         if steps is None and row.action_mask is None:
             action = messages[-1].content if messages and messages[-1].role == "assistant" else None
@@ -107,17 +110,23 @@ def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[
     )
 
 
-def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase") -> Row:
+def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool) -> Row:
+    """Return the row of two texts. An empty completion is the end token alone; of a failed episode it is no token."""
     if isinstance(texts.prompt, str):
         messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
         prompt_tokens = _encode(tokenizer, texts.prompt)
     else:
         messages = _to_messages("the prompt", texts.prompt)
         prompt_tokens = _encode(tokenizer, _render(tokenizer, messages))
+    completion = _encode(tokenizer, texts.completion)
+    if not len(completion) and not failed and tokenizer.eos_token_id is not None:
+        completion = np.array([tokenizer.eos_token_id], np.int32)
+    said = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
     return Row(
         prompt_tokens=prompt_tokens,
-        response_tokens=_encode(tokenizer, texts.completion),
-        messages=(*messages, Message(role="assistant", content=texts.completion)),
+        response_tokens=completion,
+        messages=(*messages, *said),
+        agent_steps=None if said else (),
     )
 
 

@@ -18,6 +18,9 @@ import numpy as np
 
 from ludic.errors import ConfigError
 from ludic.interop.imports.episodes import Conversation, Episode, Row, Texts
+from ludic.interop.imports.evaluations import inspect as inspect_ai
+from ludic.interop.imports.evaluations import lighteval, lm_eval, read_inspect, read_lm_eval
+from ludic.interop.imports.reading import Records, read_records
 from ludic.interop.imports.record import Record, RefusedRecordError, finite_numbers, is_number, refusal
 from ludic.interop.imports.verifiers import FINISH_REASONS, prime_rl
 from ludic.records import Purpose, WeightSpan
@@ -32,6 +35,10 @@ class Format:
     function: Callable[[Record], Episode | Iterable[Episode]]
     path: str = ""
     """Regular expression searched in a file's path; its named groups become fields of records that lack them."""
+    read: Callable[[str], Records] = read_records
+    """Yields the records of a file, each with its line or number."""
+    env_field: str = ""
+    """Field of a record that names its environment, unless the user names it."""
     name: str = ""
     user_file: UserFile | None = None
     """The user's file that holds the function."""
@@ -59,7 +66,7 @@ def jsonl(record: Record) -> Episode:
     that the model was shown, as in OpenAI's chat format), else two texts.
     """
     record.used.update(_REDUNDANT)
-    texts = ("env_name", "env_example_id", "agent_id", "model", "truncation_reason", "error")
+    texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "truncation_reason", "error")
     integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
     components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
     if "episode_reward" not in record.values and components:
@@ -106,6 +113,7 @@ def _jsonl_row(record: Record) -> Row | Conversation | Texts:
     tokens: dict[str, Any] = {name: record.array(name, np.int32) for name in ("prompt_tokens", "response_tokens")}
     tokens |= {name: record.array(name, np.float32) for name in ("response_logprobs", "token_rewards")}
     tokens["action_mask"] = record.array("action_mask", np.bool_)
+    tokens["kept_tokens"] = record.arrays("kept_tokens", np.int32)
     completion, messages = record.text("completion"), record.get("messages") or ()
     if tokens["prompt_tokens"] is not None and tokens["response_tokens"] is not None:
         return Row(**tokens, messages=messages)
@@ -195,7 +203,15 @@ def _step(record: Record) -> int:
 
 FORMATS: Mapping[str, Format] = {
     "art": Format(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$"),
+    "inspect": Format(function=inspect_ai, read=read_inspect, env_field="log.task"),
     "jsonl": Format(function=jsonl),
+    "lighteval": Format(function=lighteval, env_field="doc.task_name"),
+    "lm-eval": Format(
+        function=lm_eval,
+        path=r"samples_(?P<task>[^/]+)_\d{4}-\d\d-\d\dT[^/_]*\.jsonl$",
+        read=read_lm_eval,
+        env_field="task",
+    ),
     "prime-rl": Format(function=prime_rl, path=r"step_(?P<file_step>\d+)/(?P<file_kind>train|eval)/"),
     "trl": Format(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$"),
     "verl": Format(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$"),

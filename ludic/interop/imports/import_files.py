@@ -6,6 +6,7 @@ Raises ConfigError if the format is unknown, a file is foreign, or the model is 
 import functools
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,14 @@ def import_files(
 ) -> list[ImportReport]:
     """Import files, paths or URLs, of one format; return a report for each.
 
-    format: the name of a built-in format, or the path of a user's. env: environment of records that name none; None
-    uses the format's name. tokenizer: folder, Hugging Face id or URL of the tokenizer for texts; None uses the run's.
-    model: another location of the run's model, which is stored in the run.
+    format: the name of a built-in format, or the path of a user's. env: environment of records that name none, and of
+    samples of other evaluation programs whatever their task; None uses the format's name. tokenizer: folder, Hugging
+    Face id or URL of the tokenizer for texts; None uses the run's. model: another location of the run's model, which is
+    stored in the run.
     """
     mapping = load_format(format)
+    if env is not None:
+        mapping = replace(mapping, env_field="")
     if not files:
         raise ConfigError("no file to import was named")
     if model not in (None, root.run.model):

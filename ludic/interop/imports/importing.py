@@ -26,7 +26,7 @@ import numpy as np
 from ludic.errors import ConfigError, LudicError, SchemaError
 from ludic.interop.imports.episodes import Episode, GetTokenizer, Row, Texts, rows_of
 from ludic.interop.imports.formats import Format
-from ludic.interop.imports.reading import open_file, read_records
+from ludic.interop.imports.reading import open_file
 from ludic.interop.imports.record import Record, RefusedRecordError, as_texts
 from ludic.paths import is_url
 from ludic.records import LARGEST_REWARD, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
@@ -174,7 +174,7 @@ def _check_same(job: _Import, how: Mapping[str, Any], stored: Mapping[str, Any] 
 def _read(job: _Import) -> int:
     """Use or refuse every record; return their number. Raises ConfigError if no record can be used."""
     num_records = number = 0
-    for line, values in read_records(job.url):
+    for line, values in job.format.read(job.url):
         num_records += 1
         try:
             if isinstance(values, str):
@@ -242,6 +242,7 @@ def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[s
     run = job.root.run
     given = {name: value for name, value in episode.columns.items() if value is not None}
     own = {name: record.values.get(name) for name in run.extra_columns}
+    named = record.text(job.format.env_field) if job.format.env_field else None
     columns = {
         **{name: getattr(run, name) for name in ("model", "temperature", "top_p", "top_k", "max_tokens")},
         **dict.fromkeys(("episode_reward", "finish_reason")),
@@ -249,7 +250,7 @@ def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[s
         "group_size": 1,
         "purpose": "train",
         "agent_id": "agent",
-        "env_name": job.env_name,
+        "env_name": named or job.env_name,
         "env_example_id": hashlib.sha256(_prompt(episode, row).encode()).hexdigest()[:12],
         **given,
         "extra": {name: value for name, value in own.items() if value is not None} | given.get("extra", {}),
@@ -281,6 +282,7 @@ def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
         "response_logprobs": logprobs if mask is None or len(mask) != len(logprobs) else np.where(mask, logprobs, 0),
         "token_rewards": rewards,
         "action_mask": None if mask is None or mask.all() else mask,
+        "kept_tokens": row.kept_tokens,
         "num_turns": max(1, len(steps)),
         "agent_steps": steps,
         "messages": tuple(row.messages),

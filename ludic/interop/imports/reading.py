@@ -15,8 +15,11 @@ from ludic.errors import ConfigError, one_line
 
 _ROWS_A_BATCH = 256
 
+Records = Iterator[tuple[int, dict[str, Any] | str]]
+"""Records with their lines or numbers, from 1; a text is the reason for which one can't be read."""
 
-def read_records(url: str) -> Iterator[tuple[int, dict[str, Any] | str]]:
+
+def read_records(url: str) -> Records:
     """Yield each JSON line or Parquet row, counted from 1; for a line that is no JSON object, the reason."""
     with open_file(url) as file:
         magic = file.read(4)

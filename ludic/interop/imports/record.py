@@ -60,6 +60,10 @@ class Record:
         """Return an array of shape (length,). dtype: np.int32, np.float32 or np.bool_."""
         return self._get([name], lambda value: to_array(value, dtype), f"a list of {np.dtype(dtype)}")
 
+    def arrays(self, name: str, dtype: type) -> tuple[np.ndarray, ...] | None:
+        """Return an array for each list of a list. dtype: as in `array`."""
+        return self._get([name], lambda value: _to_arrays(value, dtype), f"a list of lists of {np.dtype(dtype)}")
+
     def object(self, name: str) -> dict[str, Any]:
         """Return an object, which may be JSON text; empty if it is absent."""
         return self._get([name], _to_object, "an object") or {}
@@ -98,6 +102,12 @@ def to_array(values: Any, dtype: type) -> np.ndarray:
 
 _KINDS = {np.int32: "iu", np.float32: "iuf", np.bool_: "biu"}
 """Kinds of NumPy types that may be converted to each dtype."""
+
+
+def _to_arrays(values: Any, dtype: type) -> tuple[np.ndarray, ...]:
+    if not isinstance(values, list):
+        raise ValueError("no list of lists")
+    return tuple(to_array(each, dtype) for each in values)
 
 
 def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -164,18 +164,17 @@ def test_records_that_cannot_be_used_are_refused_one_by_one(tmp_path: Path, mode
         peers.verl_record("dd", 0.0),
     ]
     report = bring_in(root, peers.write_verl(tmp_path, records))
-    assert (report.num_records, report.num_rollouts) == (9, 2)
+    assert (report.num_records, report.num_rollouts) == (9, 3)  # an empty answer is the end token alone
     assert {refusal.line: refusal.reason for refusal in report.refused} == {
         2: "is no JSON: Invalid control character at: line 1 column 22 (char 21)",
         3: "is list, wanted a JSON object",
-        4: "response_length is 0, wanted at least one response token, since no error is set",
         5: "has no output",
         6: "score is nan, wanted a finite number",
         7: "score is 'high', wanted a finite number",
         8: "the reward is 1e+300, wanted a finite float32",
     }
     # The group is as large as what is left of it.
-    assert query(root, "select group_index, group_size from rollouts order by 1") == [(0, 2), (1, 2)]
+    assert query(root, "select group_index, group_size from rollouts order by 1") == [(0, 3), (1, 3), (2, 3)]
 
 
 def test_a_step_that_the_records_do_not_have_is_read_from_the_name_of_the_file(tmp_path: Path, model_folder: str):
@@ -264,7 +263,7 @@ def by_old_id(root: Root) -> dict[str, Any]:
 _COME_BACK = """
 env_name env_example_id purpose agent_id policy_version policy_version_last model temperature top_p top_k max_tokens
 seed prompt_tokens response_tokens response_logprobs token_rewards episode_reward reward_components truncated
-truncation_reason finish_reason error messages weight_versions
+truncation_reason finish_reason error messages weight_versions engine kept_tokens
 """
 
 
