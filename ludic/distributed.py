@@ -1,4 +1,4 @@
-"""The process group of a trainer: started by torchrun, or a single rank.
+"""The process group of a trainer: started by torchrun or Ray Train, or a single rank.
 
 Rank 0's decisions are sent to other ranks as JSON, never pickled. A LudicError of one rank is raised on every rank,
 because a rank that waits for a collective alone hangs.
@@ -20,23 +20,26 @@ from ludic.errors import LudicError
 
 T = TypeVar("T")
 
+BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+"""Backends of the process group, by device."""
+
 
 def init_distributed(device: str | None = None) -> DeviceMesh:
     """Join the group that torchrun describes in the environment, or start a group of one rank.
 
     device: "cpu" (gloo) or "cuda" (nccl for CUDA tensors, gloo for the others; this process
     takes the device numbered LOCAL_RANK); None takes CUDA if available.
-    Returns the one-dimensional mesh to shard over; a second call returns a mesh over the same group.
+    Returns the one-dimensional mesh to shard over; a second call returns a mesh over the same group. A caller that has
+    joined a group before, as Ray Train does, has also chosen the CUDA device of this process.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     if not dist.is_initialized():
-        backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+        if device == "cuda":
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         if "WORLD_SIZE" in os.environ:
-            dist.init_process_group(backend)
+            dist.init_process_group(BACKENDS[device])
         else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(BACKENDS[device], store=dist.HashStore(), rank=0, world_size=1)
     return init_device_mesh(device, (num_ranks(),))
 
 

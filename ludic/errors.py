@@ -61,6 +61,14 @@ class ModelError(LudicError, ValueError):
     """A model folder or a tokenizer could not be loaded."""
 
 
+class EngineError(LudicError, RuntimeError):
+    """An inference engine's process or server is gone, or broke its contract; a worker must start it again."""
+
+
+class NoServerError(LudicError, ConnectionError):
+    """No inference server answers, or none holds the wanted weights yet; one may come later."""
+
+
 class TrainingError(LudicError, ArithmeticError):
     """A loss or a gradient is not finite; the weights were not changed."""
 

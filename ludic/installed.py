@@ -12,8 +12,9 @@ LUDIC = "ludic-rl"
 
 
 def is_installed(package: str) -> bool:
-    """Return whether a package can be imported; does not import it."""
-    return importlib.util.find_spec(package) is not None
+    """Return whether a package can be imported; does not import it. A folder of that name without code is none."""
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def require(package: str, extra: str, what: str) -> None:

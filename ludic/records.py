@@ -128,6 +128,8 @@ class Rollout:
     weight_versions: Sequence[WeightSpan] | None = None
     """Spans of response_tokens by version; None if one version sampled all tokens."""
     model: str
+    engine: str | None = None
+    """Engine that sampled the tokens, with its version; None if it is not known."""
     temperature: float
     top_p: float = 1.0
     top_k: int | None = None
@@ -144,6 +146,9 @@ class Rollout:
     """(response_length,) float32; the reward that the episode gave at each token."""
     action_mask: np.ndarray | None = None
     """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
+    kept_tokens: Sequence[np.ndarray] | None = None
+    """Token ids, (kept,) int32 ascending, that top_k and top_p kept at each response token; empty where action_mask is
+    0. None if nothing was cut, or it is not known."""
 
     num_turns: int = 1
     episode_reward: float | None

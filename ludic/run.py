@@ -15,9 +15,11 @@ from ludic.bounds import check_names
 from ludic.consent import CodeSettings
 from ludic.defaults import TARGET_BYTES
 from ludic.errors import ConfigError
+from ludic.launch import eval_methods, what_if_methods
 from ludic.launch import run_methods as methods
 from ludic.store import Root, RunConfig
 from ludic.store.track import Track, untracked
+from ludic.viewer import methods as view_methods
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
     from ludic.interop.exports.export_options import Format
     from ludic.interop.exports.exporting import TextReport
+    from ludic.interop.exports.inspect_logs import LogsReport
     from ludic.interop.exports.tables import TableReport
     from ludic.interop.exports.weights import WeightsReport
     from ludic.interop.imports.importing import ImportReport
@@ -32,9 +35,8 @@ if TYPE_CHECKING:
     from ludic.maintenance.expire import ExpiryReport
     from ludic.maintenance.verify import Report
     from ludic.rollouts.sample import Answer
+    from ludic.scoring.score import ScoreReport
     from ludic.sql.roots import RootLike
-    from ludic.viewer.found import Found
-    from ludic.viewer.stats import Stats
     from ludic.viewer.status import RunStatus, Watcher
 
 
@@ -60,19 +62,22 @@ class Run:
     # --- Sample and train ----------------------------------------------------------------------------------
 
     work = methods.work
+    serve = methods.serve
     train = methods.train
     launch = methods.launch
+    scale = methods.scale
+    cluster_files = methods.cluster_files
+    evaluate = eval_methods.evaluate
 
     # --- Read --------------------------------------------------------------------------------------------
 
-    def stats(self, *, track: Track = untracked) -> "Stats":
-        """Return the figures of the run as DataFrames: folders, rollouts, environments, versions, evals, attempts.
-
-        Files that can't be read are listed and left out. Raises QueryError.
-        """
-        from ludic.viewer.stats import collect_stats
-
-        return collect_stats(self.root, track)
+    stats = view_methods.stats
+    evaluation = eval_methods.evaluation
+    compare = eval_methods.compare
+    contamination = eval_methods.contamination
+    what_if = what_if_methods.what_if
+    bisect = what_if_methods.bisect
+    cut = what_if_methods.cut
 
     def sql(
         self,
@@ -127,26 +132,12 @@ class Run:
 
         return Watcher(self.url)
 
-    def rollout(self, rollout_id: str) -> "Found":
-        """Find a rollout by its id, or by a beginning or an end that no other rollout_id has.
-
-        Its `record` is the rollout, `tokens()` a table of its response. Raises UnknownIdError.
-        """
-        from ludic.viewer.found import look_up
-
-        return look_up(self.root, rollout_id, "rollout")
-
-    def group(self, group_id: str) -> "Found":
-        """Find a group by its id, or a beginning or an end of it; `records` are its rollouts. Raises UnknownIdError."""
-        from ludic.viewer.found import look_up
-
-        return look_up(self.root, group_id, "group")
-
-    def show(self, any_id: str) -> "Found":
-        """Find a rollout or a group by its id, or by a beginning or an end of it. Raises UnknownIdError."""
-        from ludic.viewer.found import look_up
-
-        return look_up(self.root, any_id)
+    view = view_methods.view
+    label = view_methods.label
+    rollout = view_methods.rollout
+    group = view_methods.group
+    show = view_methods.show
+    report = view_methods.report
 
     def sample(
         self,
@@ -183,6 +174,42 @@ class Run:
         )
         return sample_run(self.root, question, version)
 
+    def score(
+        self,
+        scorer: str | None = None,
+        *,
+        name: str | None = None,
+        table: Literal["rollouts", "evals"] = "rollouts",
+        where: str | None = None,
+        concurrency: int = 16,
+        scorer_timeout_s: float = 60.0,
+        retry_failed: bool = False,
+        track: Track = untracked,
+        **judge: Any,
+    ) -> "ScoreReport":
+        """Score stored rollouts with a user's function, or with an LLM judge, and append the values to scores/.
+
+        scorer: path/to/file.py:function, or None for a judge. name: of the scorer. where: a SQL predicate; None scores
+        all. concurrency: rollouts at a time. scorer_timeout_s: maximum seconds of one rollout. retry_failed: also score
+        those that failed before. judge: the options judge_url, judge_model, ... of `ludic score`. A rollout that this
+        version of the scorer has scored is left out. Raises ConfigError, QueryError; TimeLimitError if a scorer hangs.
+        """
+        from ludic.scoring.options import ScoreOptions
+        from ludic.scoring.score import score_rollouts
+
+        check_names(judge, ScoreOptions, "a judge")
+        options = ScoreOptions(
+            scorer=scorer,
+            name=name,
+            table=table,
+            where=where,
+            concurrency=concurrency,
+            scorer_timeout_s=scorer_timeout_s,
+            retry_failed=retry_failed,
+            **judge,
+        )
+        return score_rollouts(self._writable(), options, track)
+
     # --- Maintain ----------------------------------------------------------------------------------------
 
     def compact(
@@ -216,7 +243,7 @@ class Run:
         before: int | None = None,
         older_than: str | None = None,
         where: str | None = None,
-        folder: Literal["rollouts", "evals", "token_stats"] = "rollouts",
+        folder: Literal["rollouts", "evals", "token_stats", "scores"] = "rollouts",
         break_resume: bool = False,
         break_replay: bool = False,
         dry_run: bool = False,
@@ -264,13 +291,13 @@ class Run:
         version: int | None = None,
         model: str | None = None,
         track: Track = untracked,
-    ) -> "TableReport | TextReport | WeightsReport":
-        """Export the files as a delta or iceberg table, rows as jsonl or csv, or weights as hf, a Hugging Face folder.
+    ) -> "TableReport | TextReport | WeightsReport | LogsReport":
+        """Export the files as a delta or iceberg table, rows as jsonl or csv, weights as hf, evaluations as inspect.
 
         target: jsonl, csv: a file that does not exist, or an open binary file; hf: a folder or URL that does not exist;
-        iceberg: the local folder of the catalog. where, sql: the rows of jsonl and csv. step, version, model: the
-        weights of hf, by default the newest version. Raises ConfigError if options do not fit the format or the target
-        exists, QueryError if the SQL fails, ModelError if a LoRA adapter does not fit the model.
+        iceberg, inspect: the local folder of the catalog or of the logs. where, sql: the rows of jsonl and csv. step,
+        version, model: the weights of hf, by default the newest version; version also of inspect, by default all.
+        Raises ConfigError if options do not fit the format or the target exists, QueryError if the SQL fails.
         """
         from ludic.interop.exports.export_options import ExportOptions
         from ludic.interop.exports.exporting import export
@@ -292,9 +319,9 @@ class Run:
     ) -> "list[ImportReport]":
         """Import files that other programs wrote, in a format of docs/interop.md; return a report for each file.
 
-        env: environment of records that name none, by default the format's name. tokenizer: folder, Hugging Face id or
-        URL of the tokenizer for texts, by default the run's. model: another location of the run's model. A second
-        import of a file changes nothing. Raises ConfigError for an unknown format or a foreign file.
+        env: environment of records that name none, by default the task or the format's name. tokenizer: folder, Hugging
+        Face id or URL of the tokenizer for texts, by default the run's. model: another location of the run's model. A
+        second import of a file changes nothing. Raises ConfigError for an unknown format or a foreign file.
         """
         from ludic.interop.imports.import_files import import_files
 

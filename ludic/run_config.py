@@ -42,6 +42,8 @@ class RunConfig:
     """Sample from this number of the most likely tokens; None samples from all."""
     max_tokens: int = 256
     """Maximum tokens in one completion."""
+    keep_sampling_mask: bool = False
+    """Store the tokens that top_k and top_p kept at each sampled token, so that the trainer renormalises over them."""
     sweep: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that the episodes of a group take in turn, such as {"temperature": [0.7, 1.0, 1.3]}; also
     top_p, top_k and max_tokens. Several settings are combined."""

@@ -106,8 +106,13 @@ def exit_is_an_error() -> Iterator[None]:
     try:
         yield
     except SystemExit as error:
-        failure = RuntimeError(f"sys.exit({error.code!r}) was called; raise an error instead")
-        raise failure.with_traceback(error.__traceback__) from error
+        raise as_error(error) from error
+
+
+def as_error(exit_: SystemExit) -> RuntimeError:
+    """Return the error that stands for an exit, with its traceback."""
+    failure = RuntimeError(f"sys.exit({exit_.code!r}) was called; raise an error instead")
+    return failure.with_traceback(exit_.__traceback__)
 
 
 @contextmanager

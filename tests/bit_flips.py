@@ -21,6 +21,7 @@ from ludic.store.lease import read_lease
 from ludic.store.manifest import check_folder
 from ludic.store.parquet import decode
 from ludic.store.policies import read_policy
+from ludic.store.policy_files import read_delta
 from ludic.store.quarantine import list_quarantined
 from ludic.store.reference import read_reference, read_reference_index
 from ludic.store.slots import read_slot_claim
@@ -128,6 +129,8 @@ def _policy(root: Root, name: str) -> Any:
     folder = name.split("/")[1]
     if name.endswith("/policy.json"):
         return read_policy(root, int(folder.removeprefix("version=")))
+    if name.endswith("/delta.json"):
+        return read_delta(root, int(folder.removeprefix("version=")))
     check_folder(root, f"policies/{folder}")
     return Path(root.at(name)).read_bytes()
 

@@ -38,6 +38,7 @@ class ScriptedEngine:
     """Says the given texts, one per call; a text that is cut off comes without the end token."""
 
     script: Sequence[str | tuple[str, FinishReason]]
+    name: str = "scripted 1"
     max_length: int = 100_000
     policy_version: int = 3
     delay_s: float = 0.0

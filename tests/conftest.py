@@ -5,6 +5,7 @@ s3:// URL works here and in every process that a test starts.
 """
 
 import faulthandler
+import signal
 import uuid
 from collections.abc import Iterator
 
@@ -20,6 +21,10 @@ from ludic.store.run_json import RunConfig
 # A busy machine is no failure.
 hypothesis.settings.register_profile("ludic", deadline=None)
 hypothesis.settings.load_profile("ludic")
+
+# A shell starts what runs in the background with SIGINT ignored, and so would everything be that a test starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:

@@ -50,11 +50,14 @@ def end(reward: float = 1.0, **options: Any) -> Transition:
 def run_episode(
     agent: Agent, environment: Any, protocol: play.Protocol = by_environment, **options: Any
 ) -> list[Rollout]:
-    """The rows of one episode, which may be stored. Options are example, max_tokens, and those of EpisodeLimits."""
+    """The rows of one episode, which may be stored.
+
+    Options are example, max_tokens, sampling (other sampling parameters), and those of EpisodeLimits.
+    """
     request = EpisodeRequest(
         env_name="script",
         example=options.pop("example", EXAMPLE),
-        params=SamplingParams(max_tokens=options.pop("max_tokens", 64)),
+        params=SamplingParams(max_tokens=options.pop("max_tokens", 64), **options.pop("sampling", {})),
         seed=5,
         group_id="group",
         request_index=0,

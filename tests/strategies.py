@@ -245,12 +245,21 @@ def _weight_versions(draw: st.DrawFn, response_length: int) -> tuple[WeightSpan,
 
 
 @st.composite
+def _kept_tokens(draw: st.DrawFn, tokens: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, ...]:
+    is_sampled = [True] * len(tokens) if mask is None else mask.tolist()
+    others = draw(st.lists(st.sets(_TOKENS, max_size=3), min_size=len(tokens), max_size=len(tokens)))
+    rows = zip(tokens.tolist(), others, is_sampled, strict=True)
+    return tuple(np.array(sorted({token, *ids}) if sampled else [], np.int32) for token, ids, sampled in rows)
+
+
+@st.composite
 def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
     """Any row that validation passes; identity: what its group decides."""
     error = draw(_MAYBE_TEXT)
     length = draw(st.integers(0 if error is not None else 1, 6))
     mask = draw(st.none() | _arrays(st.booleans(), np.bool_, length))
     logprobs = draw(_arrays(_LOGPROBS, np.float32, length))
+    tokens = draw(_arrays(_TOKENS, np.int32, length))
     agent_steps = draw(st.lists(_agent_steps(length), max_size=2).map(tuple))
     truncation_reason = draw(st.sampled_from([None, "max_steps", "env", "max_seq_len", "context_length"]))
     versions = sorted(draw(st.tuples(*[st.integers(0, 2**63 - 1)] * 2)))
@@ -263,6 +272,7 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
         policy_version_last=versions[1],
         weight_versions=draw(st.none() | _weight_versions(length)),
         model=draw(_TEXT),
+        engine=draw(_MAYBE_TEXT),
         # Stored as float32, which keeps decimals of up to six digits.
         temperature=draw(st.integers(0, 200)) / 100,
         top_p=draw(st.integers(1, 1000)) / 1000,
@@ -270,10 +280,11 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
         max_tokens=draw(_INT32),
         seed=draw(_INT64),
         prompt_tokens=draw(st.integers(1, 4).flatmap(lambda n: _arrays(_TOKENS, np.int32, n))),
-        response_tokens=draw(_arrays(_TOKENS, np.int32, length)),
+        response_tokens=tokens,
         response_logprobs=logprobs if mask is None else np.where(mask, logprobs, np.float32(0)),
         token_rewards=draw(_arrays(_FLOAT32, np.float32, length)),
         action_mask=mask,
+        kept_tokens=draw(st.none() | _kept_tokens(tokens, mask)),
         num_turns=draw(st.integers(0, 2**31 - 1)),
         episode_reward=draw(_FLOAT64 if error is None else st.none() | _FLOAT64),
         reward_components=draw(st.dictionaries(_TEXT, _FLOAT64, max_size=2)),

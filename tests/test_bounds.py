@@ -1,7 +1,6 @@
 """Every number that a user can set has a bound, and what is beyond it is refused in one line that names the bound."""
 
 import importlib
-import keyword
 import math
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
@@ -11,7 +10,7 @@ import pytest
 
 from ludic.batches.config import BatchConfig
 from ludic.bounds import BOUNDS, check_numbers
-from ludic.cli.main import COMMANDS
+from ludic.cli.main import COMMANDS, module_of
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
 from ludic.interop.exports.export_options import ExportOptions
@@ -36,7 +35,7 @@ CONFIGS = {
 
 def settings_of_commands() -> Iterator[type]:
     for name in COMMANDS:
-        yield importlib.import_module(f"ludic.cli.{name}{'_' if keyword.iskeyword(name) else ''}").Settings
+        yield importlib.import_module(f"ludic.cli.{module_of(name)}").Settings
 
 
 def kinds(hint: object) -> set[object]:
@@ -151,7 +150,7 @@ def test_a_value_of_another_type_is_refused_by_name(settings, message):
 
 
 def test_an_unknown_folder_or_table_is_refused():
-    with pytest.raises(ConfigError, match="folder is 'rollouts/', wanted one of 'rollouts', 'evals', 'token_stats'"):
+    with pytest.raises(ConfigError, match="folder is 'rollouts/', wanted one of 'rollouts', 'evals', 'token_stats', "):
         ExpiryRule(folder="rollouts/", before=1)
     with pytest.raises(ConfigError, match="table is 'metrics', wanted one of 'rollouts', 'evals'"):
         ExportOptions(format="delta", table="metrics")

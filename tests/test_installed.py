@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 import pytest
 
 from ludic.environments.sources import installed_source
-from ludic.installed import installed_version
+from ludic.installed import installed_version, is_installed
 from ludic.sql import BatchRules
 from ludic.sql.rule_code import describe_rules
 
@@ -31,3 +31,10 @@ def test_a_folder_of_sources_that_is_not_installed_has_no_version():
     assert (len(digest), package) == (64, None)
     (advantage, *_) = describe_rules(BatchRules(advantage="rloo", groups_per_batch=1))
     assert (len(advantage.sha256), advantage.package) == (64, None)
+
+
+def test_a_folder_with_the_name_of_a_package_is_no_package(tmp_path, monkeypatch):
+    (tmp_path / "no_such_package").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert is_installed("numpy")
+    assert not is_installed("no_such_package")

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(("target", "installed"), [("demo", ["."]), ("demo-agents", ["."]), ("unit", [".", ".[dev]"])])
+@pytest.mark.parametrize(
+    ("target", "installed"), [("demo", ["."]), ("demo-agents", ["."]), ("unit", [".", ".[dev]"]), ("test-vllm", ["."])]
+)
 def test_the_demos_install_the_package_alone(target: str, installed: list[str]) -> None:
     make = ["make", "--dry-run", "--always-make", target]
     said = subprocess.run(make, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=60, check=True)

@@ -140,7 +140,8 @@ def test_offline_training_in_a_run_of_its_own(run: ludic.Run, tmp_path: Path) ->
 
 def test_an_engine_is_a_name_an_object_or_a_function(run: ludic.Run, tiny: str, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from ludic.engines.transformers_engine import TransformersEngine\nclass Own(TransformersEngine): ...\n"
+        "from ludic.engines.transformers_engine import make_engine\n"
+        "def own(folder, *, version, setup):\n    return make_engine(folder, version=version, setup=setup)\n"
     )
     made = []
 
@@ -148,7 +149,7 @@ def test_an_engine_is_a_name_an_object_or_a_function(run: ludic.Run, tiny: str, 
         made.append(version)
         return TransformersEngine(folder, device="cpu", version=version)
 
-    for engine in ("transformers", f"{tmp_path}/own.py:Own", TransformersEngine(tiny, device="cpu", version=-1), make):
+    for engine in ("transformers", f"{tmp_path}/own.py:own", TransformersEngine(tiny, device="cpu", version=-1), make):
         assert run.work(1, engine=engine, device="cpu") == 1
     assert made == [0]
     assert ask(run, "select count(*), max(policy_version) from rollouts") == [(8, 0)]
@@ -156,7 +157,7 @@ def test_an_engine_is_a_name_an_object_or_a_function(run: ludic.Run, tiny: str, 
 
 def test_an_unknown_engine_starts_nothing(run: ludic.Run) -> None:
     for start in (lambda: run.work(1, engine="vlm"), lambda: run.launch(num_steps=1, engine="vlm")):
-        with pytest.raises(ConfigError, match="engine 'vlm' is unknown; there are transformers, and "):
+        with pytest.raises(ConfigError, match="engine 'vlm' is unknown; did you mean 'vllm'"):
             start()
     assert not run.root.list("attempts")
     assert not run.root.list("workers")

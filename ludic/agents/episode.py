@@ -58,9 +58,10 @@ class Part:
 class Episode:
     """Records the part of one agent in an episode."""
 
-    def __init__(self, request: EpisodeRequest, part: Part, model: str, policy_version: int) -> None:
-        """policy_version: of the weights in use, for a row in which nothing is sampled."""
-        self._request, self.part, self._model, self._policy_version = request, part, model, policy_version
+    def __init__(self, request: EpisodeRequest, part: Part, model: str, engine: str, policy_version: int) -> None:
+        """engine: its name. policy_version: of the weights in use, for a row in which nothing is sampled."""
+        self._request, self.part, self._model, self._engine = request, part, model, engine
+        self._policy_version = policy_version
         self._transcripts = TranscriptBuilder()
         self._rows: list[_Row] = []
         self._pending: list[tuple[int, int]] = []
@@ -116,7 +117,7 @@ class Episode:
         passed on; None after a parse failure and for internal calls. feedback: what the agent is told of a parse
         failure. reward: for the format, in addition to rewards of the environment.
         """
-        span = self._transcripts.add_call(prompt, completion.tokens, completion.logprobs)
+        span = self._transcripts.add_call(prompt, completion.tokens, completion.logprobs, completion.kept_tokens)
         if span.segment_index == len(self._rows):
             self._rows.append(_Row())
         row = self._rows[span.segment_index]
@@ -231,6 +232,7 @@ class Episode:
             response_tokens=transcript.response_tokens,
             response_logprobs=transcript.response_logprobs,
             action_mask=transcript.action_mask,
+            kept_tokens=transcript.kept_tokens,
             segment_index=transcript.segment_index,
             parent_segment_index=transcript.parent_segment_index,
             # Several rewards at one token may add up to more than a float32 holds.
@@ -267,6 +269,7 @@ class Episode:
             "env_example_id": request.example.example_id,
             "purpose": request.purpose,
             "model": self._model,
+            "engine": self._engine,
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": params.top_k,

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from ludic.agents.tools.toolbox import GRACE_S
+from ludic.environments.nested_loop import outside_of_loops
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -12,8 +13,12 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
     asyncio.run waits for all tasks, so one tool that ignores its cancellation would hang the worker. Here the tasks
     that are left have GRACE_S seconds to end; those that don't never run again, since their event loop is closed.
+
+    Also works inside a running event loop, as of a notebook, which it blocks. A thread would not do: time limits work
+    by signals, which reach only the main thread.
     """
-    with asyncio.Runner() as runner:
+    # With a factory, the runner keeps the thread's own event loop, which the notebook needs.
+    with outside_of_loops(), asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         try:
             runner.run(main)
         finally:

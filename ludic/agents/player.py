@@ -24,7 +24,7 @@ from ludic.agents.steps import Step, merge
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Transition
-from ludic.errors import ModelError
+from ludic.errors import ConfigError, ModelError
 from ludic.models.chat import decode
 from ludic.records import ActionTarget, Message, Rollout, ToolCall
 
@@ -98,7 +98,7 @@ class Player:
         self.external = Toolbox(())
         """Tools that the protocol runs for the agent."""
         self._agent, self._budget = agent, budget
-        self._episode = Episode(request, part, agent.model, agent.engine.policy_version)
+        self._episode = Episode(request, part, agent.model, agent.engine.name, agent.engine.policy_version)
         self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
         self._step: Step | None = None
@@ -363,6 +363,10 @@ class Player:
         finally:
             if self._budget is not None:
                 self._budget.give_back(unused)
+        if params.wants_kept_tokens and completion.kept_tokens is None:
+            raise ConfigError(
+                f"engine {self._agent.engine.name} returns no sampling mask; start a run without --keep-sampling-mask"
+            )
         answer = Message(role="assistant", content=decode(self.tokenizer, completion.tokens))
         self._prompt_builder.complete(messages, prompt, completion, answer)
         return _Call(view=(*messages, answer), prompt=prompt, completion=completion)

@@ -12,7 +12,6 @@ from ludic.agents.failures import fails_the_episode
 from ludic.agents.play import Play, Protocol
 from ludic.agents.several_agents import several_agents
 from ludic.agents.single_agent import single_agent
-from ludic.environments.environment import MultiAgentEnvironment
 from ludic.errors import ConfigError, ModelError
 from ludic.own_classes import find_own, unknown
 from ludic.user_files import NO_FILES, Files, python_file_of
@@ -22,7 +21,7 @@ BUILT_IN: Mapping[str, Protocol] = MappingProxyType({"single_agent": single_agen
 
 async def by_environment(play: Play) -> None:
     """Play the protocol that fits the environment."""
-    has_several = isinstance(play.environment, MultiAgentEnvironment)
+    has_several = hasattr(play.environment, "next_agents")  # isinstance of a Protocol is slow
     await (several_agents if has_several else single_agent)(play)
 
 

@@ -6,9 +6,12 @@ because history was rewritten or shortened, starts a new row: tokens are never a
 in one row only. Pure; knows nothing of text, rewards or the store.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+_NOTHING_KEPT = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,9 @@ class Transcript:
     """False if a completion came without logprobs; then all of response_logprobs are 0."""
     action_mask: np.ndarray | None
     """(response_length,) bool, 1 for sampled tokens; None if all tokens were sampled."""
+    kept_tokens: tuple[np.ndarray, ...] | None = None
+    """Token ids, (kept,) int32, that the sampler kept at each response token, empty where action_mask is 0; None if a
+    completion came without them."""
     segment_index: int = 0
     """Index of the row in the episode."""
     parent_segment_index: int | None = None
@@ -48,11 +54,17 @@ class TranscriptBuilder:
         self._rows: list[RowBuilder] = []
         self._parents: list[int | None] = []
 
-    def add_call(self, prompt_tokens: np.ndarray, tokens: np.ndarray, logprobs: np.ndarray | None = None) -> Span:
+    def add_call(
+        self,
+        prompt_tokens: np.ndarray,
+        tokens: np.ndarray,
+        logprobs: np.ndarray | None = None,
+        kept_tokens: Sequence[np.ndarray] | None = None,
+    ) -> Span:
         """Add a call to the newest row that its prompt extends, else to a new row; return the completion's span.
 
         prompt_tokens: (prompt_length,) int32, the whole prompt. tokens: (length,) int32, the completion. logprobs:
-        (length,) float32.
+        (length,) float32. kept_tokens: for each token (kept,) int32.
         """
         rows = range(len(self._rows) - 1, -1, -1)
         segment = next((index for index in rows if self._rows[index].is_extended_by(prompt_tokens)), None)
@@ -63,7 +75,7 @@ class TranscriptBuilder:
             self._rows.append(RowBuilder(segment))
         row = self._rows[segment]
         row.add_context(prompt_tokens[len(row) :])
-        return row.add_completion(tokens, logprobs)
+        return row.add_completion(tokens, logprobs, kept_tokens)
 
     def transcripts(self) -> tuple[Transcript, ...]:
         """Return the rows so far, by segment_index; empty before the first call."""
@@ -79,6 +91,8 @@ class RowBuilder:
         self._tokens: list[np.ndarray] = []
         self._mask: list[np.ndarray] = []
         self._logprobs: list[np.ndarray] = []
+        self._kept_tokens: list[np.ndarray] | None = []
+        """Of the response; None once a completion came without."""
         self._length = 0
         self._has_logprobs = True
         self._prompt_length: int | None = None
@@ -100,11 +114,18 @@ class RowBuilder:
     def add_context(self, tokens: np.ndarray) -> None:
         """Append tokens that were not sampled: the prompt, and later messages of users, tools and environments."""
         self._append(tokens, np.zeros(len(tokens), np.float32), sampled=False)
+        if self._kept_tokens is not None and self._prompt_length is not None:
+            self._kept_tokens += [_NOTHING_KEPT] * len(tokens)
 
-    def add_completion(self, tokens: np.ndarray, logprobs: np.ndarray | None = None) -> Span:
+    def add_completion(
+        self,
+        tokens: np.ndarray,
+        logprobs: np.ndarray | None = None,
+        kept_tokens: Sequence[np.ndarray] | None = None,
+    ) -> Span:
         """Append sampled tokens and return their span; the response begins with the first of them.
 
-        tokens: (length,) int32. logprobs: (length,) float32.
+        tokens: (length,) int32. logprobs: (length,) float32. kept_tokens: for each token (kept,) int32.
         """
         if self._prompt_length is None:
             self._prompt_length = len(self)
@@ -113,6 +134,10 @@ class RowBuilder:
             self._has_logprobs = False
             logprobs = np.zeros(len(tokens), np.float32)
         self._append(tokens, logprobs, sampled=True)
+        if kept_tokens is None:
+            self._kept_tokens = None
+        elif self._kept_tokens is not None:
+            self._kept_tokens += kept_tokens
         return Span(segment_index=self._segment_index, start=start, end=len(self) - self._prompt_length)
 
     def transcript(self, parent_segment_index: int | None = None) -> Transcript:
@@ -126,6 +151,7 @@ class RowBuilder:
             response_logprobs=logprobs if self._has_logprobs else np.zeros_like(logprobs),
             has_logprobs=self._has_logprobs,
             action_mask=None if mask.all() else mask,
+            kept_tokens=tuple(self._kept_tokens) if self._kept_tokens else None,
             segment_index=self._segment_index,
             parent_segment_index=parent_segment_index,
         )

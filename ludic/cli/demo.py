@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ludic.cli.flags.demo import Settings
+from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig
 from ludic.launch.demo import NUM_WORKERS, demo_config, heldout_answers, open_demo
 from ludic.launch.local import launch
@@ -35,7 +36,7 @@ def main(settings: Settings) -> None:
     root = open_demo(settings.root or "runs/demo")
     interrupt_on_sigterm()
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
-    launch(root, demo_config(settings.num_steps or 60), LaunchConfig())
+    launch(root, demo_config(settings.num_steps or 60), LaunchConfig(), EngineConfig())
     _print_answers(console, root)
     _print_curve(console, root)
     _print_query(console, root)

@@ -1,46 +1,34 @@
 """`ludic demo --agents`: teach a tiny model to call a calculator; print held-out answers before and after RL."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+import ludic
 from ludic.cli.demo import draw_curve, print_next, save
 from ludic.cli.flags.demo import Settings
-from ludic.launch.demo_agents import improve, open_demo, warm_start
+from ludic.launch.demo_agents import EVAL_EVERY, improve, open_demo, version_before_rl, warm_start
 from ludic.launch.process import interrupt_on_sigterm
 from ludic.sql import connect
 from ludic.store import Root
+from ludic.viewer.evaluation import Comparison
 from ludic.viewer.output import printable, sparkline
 
 _SHOWN_PROBLEMS = 3
+_CLEAR = 0.05
+"""Largest p-value that counts as a clear difference."""
 
-REWARDS = """
-    select policy_version, avg(coalesce(episode_reward, 0)) as reward,
-        1.96 * stddev_samp(coalesce(episode_reward, 0)) / sqrt(count(*)) as half_width, count(*) as episodes
-    from evals group by all order by all
-"""
-"""Held-out reward by version, with the half width of its 95% interval (normal approximation)."""
+Row = Mapping[str, Any]
+"""Mean reward of a version on held-out problems, with its interval."""
+
 CURVE = """
     select policy_version, avg(episode_reward)
     from rollouts where worker_id not like 'import-%' group by all order by all
 """
 """Reward by version of what the workers sampled."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Heldout:
-    """Mean reward of held-out problems under one version, with a 95% interval."""
-
-    version: int
-    reward: float
-    half_width: float
-    episodes: int
-
-    def __str__(self) -> str:
-        low, high = max(0.0, self.reward - self.half_width), min(1.0, self.reward + self.half_width)
-        return f"{self.reward:.3f} ({low:.3f} to {high:.3f})"
 
 
 def main(settings: Settings) -> None:
@@ -49,22 +37,48 @@ def main(settings: Settings) -> None:
     interrupt_on_sigterm()
     console.print(f"[bold]Warm start in {root.url}: import of demonstrations, supervised fine-tuning[/]")
     warm_start(root)
-    console.print(f"[bold]RL in {root.url}: a worker and a trainer[/]")
+    console.print(f"[bold]RL in {root.url}: a worker, a trainer, and an evaluation each {EVAL_EVERY} versions[/]")
     improve(root, settings.num_steps or 50)
-    measured = [_Heldout(*row) for row in connect(root).execute(REWARDS).fetchall()]
-    before, after = measured[0], measured[-1]
-    _print_answers(console, root, before, after)
+    before = version_before_rl(root)
+    assert before is not None, "the warm start is evaluated"
+    run = ludic.Run(root)
+    measured = [
+        row for row in run.evaluation(measures=["mean_reward"]).to_dict()["measures"] if _version(row) >= before
+    ]
+    after = max(map(_version, measured))
+    _print_answers(console, root, measured)
     _print_curve(console, root, measured)
-    _print_next(console, root, after)
+    _print_comparison(console, run.compare(before, after))
+    _print_next(console, root, before, after)
 
 
-def _print_answers(console: Console, root: Root, before: _Heldout, after: _Heldout) -> None:
+def _version(row: Row) -> int:
+    return int(row["policy_version"])
+
+
+def _print_answers(console: Console, root: Root, measured: Sequence[Row]) -> None:
     table = Table("problem (held out)", "before RL", "after RL", title="Answers at temperature 1", show_lines=True)
-    old, new = (_answers(root, measured.version) for measured in (before, after))
+    ends = measured[0], measured[-1]
+    old, new = (_answers(root, _version(row)) for row in ends)
     for problem in list(old)[:_SHOWN_PROBLEMS]:
         table.add_row(*(Text(printable(text)) for text in (problem, old[problem], new[problem])))
-    table.add_row(f"mean reward of {after.episodes}, 95% interval", f"[bold]{before}[/]", f"[bold]{after}[/]")
+    means = (f"[bold]{row['estimate']:.3f} ({row['low']:.3f} to {row['high']:.3f})[/]" for row in ends)
+    table.add_row(f"mean reward of {measured[-1]['num_examples']}, 95% interval", *means)
     console.print(table)
+
+
+def _print_comparison(console: Console, comparison: Comparison) -> None:
+    """Print whether RL improved the answers, and the comparison that says so."""
+    (row,) = comparison.to_dict()["differences"]
+    is_clear = row["p_value"] < _CLEAR and row["difference"] != 0
+    verdict = ("RL improved it" if row["difference"] > 0 else "RL made it worse") if is_clear else "not clear"
+    test = {"mcnemar": "McNemar's exact test", "permutation": "permutation test"}[row["test"]]
+    console.print(
+        f"\nDid RL help? [bold]{verdict}[/]: mean reward {row['difference']:+.3f} "
+        f"({row['low']:+.3f} to {row['high']:+.3f}, 95%), p = {row['p_value']:.2g} ({test}, same problems)",
+        highlight=False,
+    )
+    comparison.print_to(console)
 
 
 def _answers(root: Root, version: int) -> dict[str, str]:
@@ -78,33 +92,37 @@ def _as_line(message: dict[str, str]) -> str:
     return f"-> {message['content']}" if message["role"] == "tool" else message["content"]
 
 
-def _print_curve(console: Console, root: Root, measured: list[_Heldout]) -> None:
+def _print_curve(console: Console, root: Root, measured: Sequence[Row]) -> None:
     versions, rewards = zip(*connect(root).execute(CURVE).fetchall(), strict=True)
     console.print(f"\nReward by policy version in training, {rewards[0]:.3f} to {rewards[-1]:.3f}:")
     console.print(f"  [green]{sparkline(rewards, 72)}[/]")
     figure = draw_curve(versions, rewards, "Word problems with a calculator, RL after a warm start")
     (axes,) = figure.axes
+    means = [row["estimate"] for row in measured]
     axes.errorbar(
-        [one.version for one in measured],
-        [one.reward for one in measured],
-        yerr=[one.half_width for one in measured],
+        list(map(_version, measured)),
+        means,
+        yerr=[
+            [mean - row["low"] for mean, row in zip(means, measured, strict=True)],
+            [row["high"] - mean for mean, row in zip(means, measured, strict=True)],
+        ],
         fmt="o",
         capsize=4,
         color="tab:blue",
-        label="held out, 95% interval",
+        label=f"{measured[-1]['num_examples']} held-out problems, 95% interval",
     )
     axes.set_ylim(0, 1)
-    axes.legend(loc="upper left")
+    axes.legend(loc="lower right")
     console.print(f"  {save(figure, root)}")
 
 
-def _print_next(console: Console, root: Root, after: _Heldout) -> None:
+def _print_next(console: Console, root: Root, before: int, after: int) -> None:
     query = "select rollout_id from evals where policy_version = ? order by episode_reward desc limit 1"
-    ((rollout_id,),) = connect(root).execute(query, [after.version]).fetchall()
+    ((rollout_id,),) = connect(root).execute(query, [after]).fetchall()
     kinds = "select metadata['kind'] as kind, count(*), avg(episode_reward) from rollouts group by all order by all"
     print_next(
         console,
         f"show {root.url} {rollout_id}",
         f'sql {root.url} "{kinds}"',
-        f'sql {root.url} "{" ".join(REWARDS.split())}"',
+        f"eval compare {root.url}@{before} @{after}",
     )

@@ -25,12 +25,13 @@ def main(settings: Settings) -> None:
             dry_run=settings.dry_run,
             track=track,
         )
-    is_stats = settings.rule.folder == "token_stats"
+    deleted = report.token_stats | report.scores
+    has_partitions = settings.rule.folder in ("rollouts", "evals")
     if settings.json:
         facts = {"root": run.url, "rule": report.rule, "dry_run": report.dry_run}
-        print_json(facts | ({"deleted": list(report.token_stats)} if is_stats else _as_json(report)))
-    elif is_stats:
-        sizes = report.token_stats.values()
+        print_json(facts | (_as_json(report) if has_partitions else {"deleted": list(deleted)}))
+    elif not has_partitions:
+        sizes = deleted.values()
         stdout_console().print(f"{plural(len(sizes), 'file')}, {size(sum(sizes))}, {_done(report)}")
     else:
         _print(stdout_console(), report)

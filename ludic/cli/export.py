@@ -1,4 +1,4 @@
-"""`ludic export ROOT --format ...`: export a run's files as a table, its rows as text, its weights for Hugging Face."""
+"""`ludic export ROOT --format ...`: export a run's files as a table, its rows as text, its weights, its evaluations."""
 
 import sys
 from dataclasses import asdict
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import ludic
 from ludic.cli.flags.export import Settings
 from ludic.interop.exports.exporting import TextReport
+from ludic.interop.exports.inspect_logs import LogsReport
 from ludic.interop.exports.tables import TableReport
 from ludic.viewer.output import plural, print_json, printable, progress_bar, size, stdout_console
 
@@ -23,7 +24,7 @@ def main(settings: Settings) -> None:
         _print(report, settings)
 
 
-def _print(report: "TableReport | WeightsReport", settings: Settings) -> None:
+def _print(report: "TableReport | WeightsReport | LogsReport", settings: Settings) -> None:
     if settings.json:
         print_json({"format": settings.options.format, **asdict(report)})
     else:
@@ -33,9 +34,12 @@ def _print(report: "TableReport | WeightsReport", settings: Settings) -> None:
             print(printable(f"ludic: {name} was left out: {reason}"), file=sys.stderr)
 
 
-def _text(report: "TableReport | WeightsReport", settings: Settings) -> str:
+def _text(report: "TableReport | WeightsReport | LogsReport", settings: Settings) -> str:
     files = plural(report.num_files, "file")
     if isinstance(report, TableReport):
         changes = f"{plural(report.num_added, 'file')} added, {report.num_removed:,} removed"
         return f"{settings.options.format} table of {files}; {changes}"
+    if isinstance(report, LogsReport):
+        logs = f"{plural(report.num_files, 'log')} of {plural(report.num_samples, 'sample')}"
+        return f"{logs}; `inspect view --log-dir` shows them"
     return f"{report.source} as {files}, {size(report.size_bytes)}"

@@ -11,7 +11,8 @@ import keyword
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ludic.errors import LudicError
 from ludic.installed import LUDIC, installed_version
@@ -20,15 +21,26 @@ from ludic.printable import printable
 
 COMMANDS = {
     "demo": "Teach a tiny model on this machine, in a minute; with --agents, to call a tool",
-    "run": "Start or resume a run: workers and trainer on this machine",
+    "run": "Start or resume a run: workers and trainer on this machine or a Ray cluster",
+    "launch": "Write the files that start a run with Slurm, Kubernetes or SkyPilot",
     "create": "Create a run without starting a process",
     "worker": "Sample rollouts for a run",
     "train": "Train on a run's rollouts, and publish weights",
+    "serve": "Run a vLLM server on this machine that follows a run's policies",
     "sample": "Sample answers from a run's policy or from a model",
+    "score": "Score stored rollouts, by a function or an LLM judge",
+    "eval": "Evaluate versions of a run, or a model, on held-out examples",
+    "eval compare": "Compare two evaluations on the same examples, in pairs",
+    "eval contamination": "Find prompts of an evaluation in texts that a run trained on",
+    "what-if": "Plan a run's stored batches by another advantage, filters or algorithm",
+    "bisect": "Find the first step at which a SQL predicate is true",
+    "cut": "Write the smallest folder that replays one step bit for bit",
     "sql": "Query rollouts, batches and metrics in SQL",
     "stats": "Summarize a run: environments, versions, steps and files",
     "watch": "Show the live state of a run",
     "show": "Show one rollout or group",
+    "view": "Look at a run in the terminal or a browser: versions, groups, rollouts, tokens, labels",
+    "report": "Write a run, its evaluations and a comparison as one HTML file",
     "verify": "Check a root's files and data; with --repair, quarantine broken files",
     "compact": "Rewrite the many small files of finished versions into few large ones",
     "expire": "Delete rollouts that are no longer needed",
@@ -39,8 +51,8 @@ COMMANDS = {
 `Settings`, and one of ludic.cli with a function `main(settings)`. Flags with any number of positional arguments also
 have `positionals_to_flags(args)`."""
 
-_RESUMING = ("run", "train")
-"""Commands that reuse settings of a root; their modules have `earlier_settings(root, given)`."""
+_RESUMING = {"run": 0, "train": 0, "launch": 1}
+"""Commands that reuse settings of a root, with ROOT's index; their modules have `earlier_settings(root, given)`."""
 _DECISIVE = ("algorithm", "kl_weight", "objective", "replay_batches")
 """Settings that decide which settings of a root are reused."""
 _MOST_LINES = 4
@@ -54,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     _log_to_stderr()
     if sys.stdout is None:
         fail("stdout is closed, and results go there; redirect it to a file or to /dev/null")
-    for chatty in ("httpx", "botocore", "aiobotocore", "transformers"):
+    for chatty in ("httpx", "httpx2", "botocore", "aiobotocore", "transformers"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.getLogger("huggingface_hub").propagate = False  # it has its own handler
     try:
@@ -105,35 +117,50 @@ def _dispatch(args: list[str]) -> int:
     if args[0] in ("-V", "--version", "version"):
         print(f"ludic {installed_version(LUDIC) or '(from a folder that is not installed)'}")
         return 0
-    name = args[0]
+    words = 2 if " ".join(args[:2]) in COMMANDS else 1
+    name = " ".join(args[:words])
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean `ludic {close[0]}`?" if close else "`ludic --help` lists them"
         print(f"ludic: there is no command {name!r}; {hint}", file=sys.stderr)
         return 2
-    return _run(name, args[1:])
+    return _run(name, args[words:])
+
+
+def module_of(name: str) -> str:
+    """Return the name of a command's modules: eval_compare for `eval compare`, import_ for `import`."""
+    return f"{name.replace(' ', '_').replace('-', '_')}{'_' if keyword.iskeyword(name) else ''}"
 
 
 def _run(name: str, args: list[str]) -> int:
     from ludic.cli import settings as parser  # imports tyro, which the rest does not need
 
-    module = f"{name}{'_' if keyword.iskeyword(name) else ''}"
+    module = module_of(name)
     flags = importlib.import_module(f"ludic.cli.flags.{module}")
     if hasattr(flags, "positionals_to_flags"):
         args = flags.positionals_to_flags(args)
-    earlier = {}
+    earlier: Mapping[str, Any] = {}
     rest, values = parser.take_config(args, flags.Settings)
     if name in _RESUMING and rest and not {"-h", "--help"}.intersection(rest):
         if rest[0].startswith("-"):
             print(f"ludic: ROOT comes first: ludic {name} ROOT [options]", file=sys.stderr)
             return 2
-        command = importlib.import_module(f"ludic.cli.{module}")
-        given = parser.given_settings([*to_flags(values), *rest[1:]], _DECISIVE)
-        earlier = command.earlier_settings(rest[0], given)
+        earlier = _earlier_settings(name, rest, to_flags(values), module)
     texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
     settings = parser.parse(flags.Settings, args, **texts, earlier=earlier)
     importlib.import_module(f"ludic.cli.{module}").main(settings)
     return 0
+
+
+def _earlier_settings(name: str, args: list[str], flags: list[str], module: str) -> Mapping[str, Any]:
+    """Return the settings that the root in `args` holds; {} if it is left out. flags: those of the settings' file."""
+    from ludic.cli import settings as parser
+
+    index = _RESUMING[name]
+    if len(args) <= index or args[index].startswith("-"):
+        return {}
+    given = parser.given_settings([*flags, *args[index + 1 :]], _DECISIVE)
+    return importlib.import_module(f"ludic.cli.{module}").earlier_settings(args[index], given)
 
 
 def _print_help() -> None:

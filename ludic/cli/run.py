@@ -1,4 +1,4 @@
-"""`ludic run ROOT`: run workers and a trainer on this machine, and restart them when they die.
+"""`ludic run ROOT`: run workers and a trainer on this machine or a Ray cluster, and restart them when they die.
 
 The same command resumes a run, with the settings that are stored in the root.
 """
@@ -7,14 +7,17 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+import ludic
 from ludic.cli.flags.run import Settings
 from ludic.errors import MissingRootError
-from ludic.launch.local import check_launch, launch
+from ludic.launch.launching import launch
+from ludic.launch.local import check_launch
 from ludic.launch.process import interrupt_on_sigterm
 from ludic.launch.roots import create_run
 from ludic.launch.train import outcome
 from ludic.store import Root
 from ludic.training import inherited_settings as training_settings
+from ludic.viewer.output import stdout_console
 
 
 def earlier_settings(root_url: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -28,7 +31,10 @@ def earlier_settings(root_url: str, given: Mapping[str, Any]) -> Mapping[str, An
 
 def main(settings: Settings) -> None:
     interrupt_on_sigterm()
-    check_launch(settings.train, settings.launch, settings.run.num_workers)
+    check_launch(settings.train, settings.launch, settings.engine, settings.run.num_workers)
     root = create_run(settings.root, settings.run, settings.train, settings.code)
-    step = launch(root, settings.train, settings.launch, model=settings.run.model)
+    model, code = settings.run.model, settings.code
+    step = launch(root, settings.train, settings.launch, settings.engine, model=model, code=code)
+    if settings.launch.eval_every is not None:
+        ludic.Run(root).evaluation(measures=["mean_reward"]).print_to(stdout_console())
     print(f"{outcome(root.url, step, settings.train.num_steps)}; `ludic stats {root.url}` shows a summary")

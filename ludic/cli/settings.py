@@ -108,8 +108,8 @@ def parse(
     args, values = take_config(args, settings)
     check_flags(args, settings, program)
     inserted = to_flags(earlier or {}) + to_flags(_preset(args, values, settings)) + to_flags(values)
-    # Insert after a leading ROOT: a flag that takes any number of values would swallow ROOT.
-    head = 1 if args and not args[0].startswith("-") else 0
+    # Insert after the positional arguments: a flag that takes any number of values would swallow them.
+    head = next((index for index, arg in enumerate(args) if arg.startswith("-")), len(args))
     args = [*args[:head], *inserted, *args[head:]]
     description = f"{description}. --config FILE.toml sets options."
     with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -172,7 +172,7 @@ def take_config(args: Sequence[str], settings: type) -> tuple[list[str], dict[st
 
 def _preset(args: list[str], values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     """Return the settings of the algorithm named by the flags, else by the file; {} if neither names one."""
-    if "algorithm" not in field_names(settings):
+    if not {"algorithm", "objective"} <= set(field_names(settings)):  # what-if takes only the rules of a preset
         return {}
     _, name = take_option(args, "--algorithm", f"one of {', '.join(algorithm_names())}")
     name = name or values.get("algorithm")

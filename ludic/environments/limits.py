@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ludic.environments.environment import Environment, Example, MultiAgentEnvironment, Split, TaskScorer
+from ludic.environments.environment import Environment, Example, MultiAgentEnvironment, Split
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.errors import Interruption, TimeLimitError
 
@@ -117,9 +117,9 @@ class LimitedEnvironment:
         self._example_id = ""
         self.max_steps: int | None = getattr(environment, "max_steps", None)
         # Only what the environment has, by which protocols tell what it is.
-        if isinstance(environment, MultiAgentEnvironment):
+        if hasattr(environment, "next_agents"):
             self.next_agents = partial(self._limited, "next_agents")
-        if isinstance(environment, TaskScorer):
+        if hasattr(environment, "score_task"):
             self.score_task = partial(self._limited, "score_task")
 
     def example(self, index: int, split: Split) -> Example:

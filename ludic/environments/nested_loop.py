@@ -23,7 +23,7 @@ class NestedTask:
 
         Raises what the coroutine raised.
         """
-        with _outside_of_loops():
+        with outside_of_loops():
             _loop().run_until_complete(self._wait(event))
         if self._task.done():
             self._task.result()
@@ -58,7 +58,7 @@ def _close(loop: asyncio.AbstractEventLoop) -> None:
 
 
 @contextmanager
-def _outside_of_loops() -> Iterator[None]:
+def outside_of_loops() -> Iterator[None]:
     """Let this thread forget the loop and the task that run in it, for as long as the block runs.
 
     asyncio documents these calls for those who write loops and tasks of their own.

@@ -9,7 +9,7 @@ SHA-256 is recorded at each start, a change is logged, and the option sha256 ref
 import logging
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256 as sha256_of
 from typing import Any
@@ -56,10 +56,10 @@ class Questions:
 
         files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct.
         answer_pattern: regular expression; its first group in the answer's column is the answer. columns: further
-        columns, for a scorer of your own. scorer: exact, numeric, math, or path/to/file.py:function. tolerance: of
-        numeric. heldout_share: share of held-out questions, from 0 to 1; None is a quarter. heldout: instead, a split
-        of the dataset, or another file, that holds them. split, config, revision: of a dataset. sha256: the only
-        content that is accepted. Raises ConfigError.
+        columns, for a scorer of your own. scorer: exact, numeric, math, regex, or path/to/file.py:function. tolerance:
+        of numeric. heldout_share: share of held-out questions, from 0 to 1; None is a quarter, and 1 leaves none to
+        train on. heldout: instead, a split of the dataset, or another file, that holds them. split, config, revision:
+        of a dataset. sha256: the only content that is accepted. Raises ConfigError.
         """
         self._seed = seed
         self._system = () if system_prompt is None else (Message(role="system", content=system_prompt),)
@@ -80,8 +80,8 @@ class Questions:
             if heldout is None
             else _join(here.read(chosen), _heldout_source(here, heldout, heldout_share).read(chosen))
         )
-
-        self._numbers_of("train")
+        if heldout_share != 1:  # who holds out every question only evaluates
+            self._numbers_of("train")
 
     def example(self, index: int, split: Split) -> Example:
         rows, numbers = self._numbers_of(split)
@@ -131,6 +131,12 @@ def _join(train: Rows, heldout: Rows) -> dict[Split, tuple[Rows, Sequence[int]]]
             *(train.name, len(train) - len(kept), len(train), heldout.name),
         )
     return {"train": (train, kept), "heldout": (heldout, range(len(heldout)))}
+
+
+def heldout_sha256(source: str, options: Mapping[str, Any]) -> str | None:
+    """Return the SHA-256 of the file that the option `heldout` names; None if it is absent, or a split of a dataset."""
+    heldout = options.get("heldout")
+    return None if heldout is None or Source(name=source).has_splits else Source(name=heldout).sha256()
 
 
 def _heldout_source(here: Source, heldout: str, share: float | None) -> Source:

@@ -1,4 +1,4 @@
-"""Scorers of `qa/SOURCE`: exact, numeric, math (the package math-verify), or a user's function.
+"""Scorers of `qa/SOURCE`: exact, numeric, math (the package math-verify), regex, or a user's function.
 
 An answer may be any text; a useless one scores 0. The run's parser cuts the final answer out of a completion
 (--parser boxed, tag:answer); `numeric` takes the last number of a text, and `math` looks for the answer itself.
@@ -21,7 +21,7 @@ from ludic.user_files import Files, python_file_of
 Scorer = Callable[[Example, str], Score]
 """Returns the score of an answer. example.data["answer"] is the right answer."""
 
-BUILT_IN = ("exact", "numeric", "math")
+BUILT_IN = ("exact", "numeric", "math", "regex")
 MATH_TIMEOUT_S = 5.0
 """Seconds for one comparison of math-verify; an answer that needs longer, such as 9**9**9**9, scores 0."""
 MATH_CHARACTERS = 4000
@@ -44,6 +44,8 @@ def make_scorer(name: str, tolerance: float, files: Files) -> Scorer:
         return score_exact
     if name == "numeric":
         return partial(score_numeric, tolerance=tolerance)
+    if name == "regex":
+        return score_regex
     if name == "math":
         require("math_verify", "math", "scorer math")
         _quiet_math_verify()
@@ -55,6 +57,16 @@ def problem_of(scorer: str, answer: str) -> str | None:
     """Return what is wrong with a right answer for this scorer; None if nothing is."""
     if scorer == "numeric" and _whole_number(answer) is None:
         return "the scorer numeric wants a number, which answer_pattern can cut out of a text"
+    if scorer == "regex":
+        return _problem_of_pattern(answer)
+    return None
+
+
+def _problem_of_pattern(pattern: str) -> str | None:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"the scorer regex wants a regular expression: {error}"
     return None
 
 
@@ -74,6 +86,11 @@ def score_numeric(example: Example, answer: str, tolerance: float = 0.0) -> Scor
     found = _to_float(numbers[-1]) if numbers else None
     is_right = found is not None and abs(found - right) <= tolerance * max(1.0, abs(right))
     return _correct(is_right or found == right)
+
+
+def score_regex(example: Example, answer: str) -> Score:
+    """Reward 1 if the right answer, a regular expression, matches anywhere in the answer; else 0."""
+    return _correct(re.search(example.data["answer"], answer) is not None)
 
 
 def score_math(example: Example, answer: str) -> Score:

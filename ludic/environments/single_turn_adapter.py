@@ -1,6 +1,6 @@
 """Adapt a SingleTurnEnvironment to the Environment protocol; episodes end at their first step."""
 
-from ludic.environments.environment import Example, Score, SingleTurnEnvironment, Split, TaskScorer, Transition
+from ludic.environments.environment import Example, Score, SingleTurnEnvironment, Split, Transition
 from ludic.records import Message
 
 
@@ -12,7 +12,7 @@ class SingleTurn:
     def __init__(self, environment: SingleTurnEnvironment) -> None:
         self.environment = environment
         self._example: Example | None = None
-        if isinstance(environment, TaskScorer):
+        if hasattr(environment, "score_task"):
             self.score_task = environment.score_task
 
     def example(self, index: int, split: Split) -> Example:

@@ -16,6 +16,7 @@ from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Folder, Source, list_versions
+from ludic.store.scores import newest_scores
 from ludic.store.token_stats import token_stats_step
 from ludic.store.tombstones import (
     ExpiredPartition,
@@ -46,6 +47,8 @@ class ExpiryReport:
     """Deleted files of rollouts or evals, by partition."""
     token_stats: dict[str, int] = field(default_factory=dict)
     """Deleted files of token_stats, and their bytes."""
+    scores: dict[str, int] = field(default_factory=dict)
+    """Deleted files of scores, and their bytes."""
     kept_to_resume: Sequence[StoredFile] = ()
     """Matching files that a resumed trainer would train on."""
     kept_to_replay: Sequence[StoredFile] = ()
@@ -71,6 +74,8 @@ def expire(
     """
     if rule.folder == "token_stats":
         return _expire_token_stats(root, rule, dry_run=dry_run)
+    if rule.folder == "scores":
+        return _expire_scores(root, rule, dry_run=dry_run)
     matching, num_rows_left = _match(root, rule, rule.folder)
     for_resume = for_replay = list[StoredFile]()
     if rule.folder == "rollouts" and not break_resume:
@@ -99,6 +104,18 @@ def _expire_token_stats(root: Root, rule: ExpiryRule, *, dry_run: bool) -> Expir
         for name in sizes:
             root.delete(name)
     return ExpiryReport(rule=str(rule), dry_run=dry_run, token_stats=sizes)
+
+
+def _expire_scores(root: Root, rule: ExpiryRule, *, dry_run: bool) -> ExpiryReport:
+    """Delete the files whose scores are all older. Leaves no tombstone: the ledger holds the rewards that were used."""
+    assert rule.age is not None
+    newest = newest_scores(root)
+    sizes = {name: size for name, size in root.sizes("scores").items() if name in newest}
+    old = {name: size for name, size in sizes.items() if newest[name] < datetime.now(UTC) - rule.age}
+    if not dry_run:
+        for name in old:
+            root.delete(name)
+    return ExpiryReport(rule=str(rule), dry_run=dry_run, scores=old)
 
 
 def _match(root: Root, rule: ExpiryRule, folder: Folder) -> tuple[list[StoredFile], int]:

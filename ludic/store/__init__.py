@@ -8,12 +8,12 @@ from ludic.store.metrics import MetricsLog, MetricsTail
 from ludic.store.parquet import read_columns, read_rows
 from ludic.store.policies import (
     LatestPolicy,
-    fetch_policy,
     latest_policy,
     point_latest,
     prune_policies,
     publish_policy,
 )
+from ludic.store.policy_files import fetch_policy
 from ludic.store.reader import RolloutReader
 from ludic.store.root import Root
 from ludic.store.run_json import RunConfig

@@ -69,7 +69,8 @@ class CodeRecord:
     package: str | None = None
     """Name and version of the installed package that contains it, such as ludic-rl 0.1.0."""
     imports: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the modules that were read with a user's file, by module name."""
+    """Digests of the modules that were read with a user's file, by module name; heldout is that of the held-out
+    questions of qa/SOURCE."""
 
     @property
     def digests(self) -> dict[str, str | None]:

@@ -37,7 +37,8 @@ _LONG_TEXTS = {
 _DICTIONARY_ROWS = 64
 """Fewest rows that are encoded with dictionaries; fewer rows are smaller without."""
 _NUMBER_LISTS = [
-    f"{name}.list.element" for name in ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards")
+    f"{name}.list.element"
+    for name in ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "kept_tokens.list.element")
 ]
 
 
@@ -115,7 +116,9 @@ def _is_long(schema: pa.Schema, path: str, is_text: bool) -> bool:
     """Return whether a column may be long: a list of plain values, or a text in _LONG_TEXTS or a run's own column."""
     column, field = path.partition(".")[0], path.rpartition(".")[2]
     type_ = schema.field(column).type
-    is_plain_list = pa.types.is_list(type_) and not pa.types.is_nested(type_.value_type)
+    while pa.types.is_list(type_):
+        type_ = type_.value_type
+    is_plain_list = pa.types.is_list(schema.field(column).type) and not pa.types.is_nested(type_)
     return is_plain_list or (is_text and (field in _LONG_TEXTS or column.startswith("x_")))
 
 

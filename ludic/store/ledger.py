@@ -15,11 +15,21 @@ import pyarrow.compute as pc
 
 from ludic.errors import FencedError
 from ludic.schema import arrow_schema, check_schema, conform
-from ludic.store.attempts import Attempt, CheckpointId, chain, check_not_fenced, read_attempt, read_parent
+from ludic.store.attempts import (
+    Attempt,
+    CheckpointId,
+    chain,
+    check_not_fenced,
+    newest_attempt_id,
+    read_attempt,
+    read_parent,
+)
 from ludic.store.encoding import encode_plain
 from ludic.store.names import NUMBER
 from ludic.store.parquet import decode
 from ludic.store.root import Root
+
+_EVERY_STEP = 2**62
 
 _NAME = re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet")
 
@@ -73,6 +83,13 @@ def effective_steps(
                 (link.attempt_id, step) for step in ledger_steps(root, link.attempt_id) if step <= last_step
             ]
     return checkpoint_ids
+
+
+def attempt_of_steps(root: Root) -> dict[int, int]:
+    """Return the attempt_id of each step of the effective ledger, in order of steps; {} before the first."""
+    newest = newest_attempt_id(root)
+    found = effective_steps(root, (newest, _EVERY_STEP)) if newest else []
+    return {step: attempt_id for attempt_id, step in sorted(found, key=lambda planned: planned[1])}
 
 
 def recall_groups(root: Root, checkpoint_ids: Iterable[CheckpointId]) -> tuple[dict[str, int], set[str]]:

@@ -22,10 +22,11 @@ _BLOCK_BYTES = 8 << 20
 _CONCURRENT_READS = 4
 
 
-def write_manifest(folder: Path) -> None:
-    """Write digests.json into a local folder, which must not change between this call and its upload."""
+def write_manifest(folder: Path) -> dict[str, str]:
+    """Write digests.json into a local folder, which must not change before its upload; returns the digests by file."""
     files = {_relative(file, folder): _digest(file.open("rb")) for file in sorted(folder.rglob("*")) if file.is_file()}
     (folder / MANIFEST).write_bytes(encode_json({"files": files}))
+    return files
 
 
 def check_copy(folder: Path, where: str) -> None:

@@ -105,14 +105,20 @@ class MetricsTail:
         return [rows or [] for rows in found]
 
     def _read_next(self) -> list[_Rows]:
-        found: dict[_MetricsFile, _Rows] = {}
-        for writer, sequence in self._next.items():
-            while (rows := self._read(_MetricsFile(writer, sequence))) is not None:
-                found[_MetricsFile(writer, sequence)] = rows
-                sequence += 1
-        self._seen |= found.keys()
-        self._next |= {file.writer: file.sequence + 1 for file in found}
-        return list(found.values())
+        with ThreadPoolExecutor(_CONCURRENT_READS) as pool:  # one by one, 1,000 workers on S3 would take 20 s and more
+            found = [pair for pairs in pool.map(self._read_on, list(self._next.items())) for pair in pairs]
+        files = [file for file, _ in found]
+        self._seen |= set(files)
+        self._next |= {file.writer: file.sequence + 1 for file in files}
+        return [rows for _, rows in found]
+
+    def _read_on(self, following: tuple[str, int]) -> "list[tuple[_MetricsFile, _Rows]]":
+        """Return the files of a writer from a sequence on, each with its rows."""
+        writer, sequence = following
+        found: list[tuple[_MetricsFile, _Rows]] = []
+        while (rows := self._read(file := _MetricsFile(writer, sequence + len(found)))) is not None:
+            found.append((file, rows))
+        return found
 
     def _read(self, file: "_MetricsFile") -> _Rows | None:
         """Return the rows of a file, an empty list for a broken file; None if there is no such file."""
@@ -139,6 +145,13 @@ class _MetricsFile(NamedTuple):
 def _parse_name(name: str) -> _MetricsFile | None:
     match = _NAME.fullmatch(name)
     return _MetricsFile(match[1], int(match[2])) if match else None
+
+
+def metrics_file_names(root: Root) -> dict[str, list[str]]:
+    """Return the names of the files of each writer, train-ID or worker-ID, in the order in which they were written."""
+    files = sorted(file for file in map(_parse_name, root.list("metrics")) if file is not None)
+    by_writer = itertools.groupby(files, key=lambda file: file.writer)
+    return {writer: [file.name for file in of_writer] for writer, of_writer in by_writer}
 
 
 def _newest(files: Sequence[_MetricsFile], most: int) -> list[_MetricsFile]:

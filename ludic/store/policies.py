@@ -3,21 +3,24 @@
 A publish claims a version by policies/version=V/policy.json, put if absent, so no version is used twice. Then it puts
 the Hugging Face folder beside that file, with digests.json of its files, config.json last. Then it replaces
 policies/LATEST, which names the newest version. So a version with a config.json is complete, and so is the version
-that LATEST names.
+that LATEST names. A version may hold differences to an earlier version instead; then delta.json comes last
+(ludic.store.policy_files).
 """
 
-import shutil
-import tempfile
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from ludic.errors import SchemaError
 from ludic.store.json_files import Count, encode_record, read_record
-from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
+from ludic.store.manifest import MANIFEST, write_manifest
 from ludic.store.names import parse_numbers
+from ludic.store.policy_files import MARKERS, policy_folder, with_chains
 from ludic.store.root import Root
+
+logger = logging.getLogger(__name__)
 
 LATEST = "policies/LATEST"
 
@@ -46,10 +49,6 @@ class LatestPolicy:
     groups_per_worker: Count
     """Groups that each worker may sample with this version. The trainer raises the number when it was
     too low, because filters dropped much or a worker died; so no run can starve."""
-
-
-def policy_folder(version: int) -> str:
-    return f"policies/version={version}"
 
 
 def latest_policy(root: Root) -> LatestPolicy | None:
@@ -96,12 +95,19 @@ def publish_policy(
     return version
 
 
-def write_policy(root: Root, version: int, save: Callable[[Path], None]) -> None:
-    """Write the weights of a claimed version, config.json last. save: see `publish_policy`."""
+def write_policy(root: Root, version: int, save: Callable[[Path], None]) -> int:
+    """Write the weights of a claimed version in full; returns the bytes of its files. save: see `publish_policy`."""
     with root.scratch_folder() as folder:
         save(folder)
         write_manifest(folder)
-        root.upload(folder, policy_folder(version), last="config.json")
+        return upload_policy(root, version, folder, last="config.json")
+
+
+def upload_policy(root: Root, version: int, folder: Path, *, last: str) -> int:
+    """Move the files of a local folder into a claimed version; returns their bytes. last: the file moved last."""
+    num_bytes = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    root.upload(folder, policy_folder(version), last=last)
+    return num_bytes
 
 
 def claim_policy(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
@@ -121,68 +127,43 @@ def claim_policy(root: Root, *, step: int, attempt_id: int, parent_version: int 
         version += 1
 
 
-def fetch_policy(root: Root, version: int, cache: Path) -> str:
-    """Return a local folder with a version's weights: the root's own folder if it is local, else a copy below `cache`.
-
-    Raises FileNotFoundError if the version was never complete or is deleted, SchemaError if its files differ from the
-    published files.
-    """
-    name = policy_folder(version)
-    if not root.exists(f"{name}/config.json"):
-        raise FileNotFoundError(f"{root.url}/{name} holds no weights")
-    if root.is_local:
-        check_folder(root, name)
-        return root.at(name)
-    folder = cache / f"version={version}"
-    if not folder.exists():
-        _copy(root, name, folder)
-    _forget_older(cache, version)
-    return str(folder)
-
-
-def _copy(root: Root, name: str, folder: Path) -> None:
-    """Make a local copy that appears whole; several processes may copy at the same time."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(dir=folder.parent))
-    try:
-        root.download(name, partial)
-        check_copy(partial, f"{root.url}/{name}")
-        partial.rename(folder)
-    except OSError:
-        if not folder.exists():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _forget_older(cache: Path, version: int) -> None:
-    """Delete local copies older than the version before this one; they are never sampled with again."""
-    for folder in cache.glob("version=*"):
-        if int(folder.name.removeprefix("version=")) < version - 1:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
 def policy_versions(root: Root) -> list[int]:
     """Return the claimed versions, in order; the newest may be incomplete."""
     return parse_numbers([folder.rpartition("version=")[2] for folder in root.folders("policies")])
 
 
 def stored_versions(root: Root) -> list[int]:
-    """Return the versions whose weights are stored, in order, by one listing."""
-    names = [name.split("/") for name in root.list("policies")]
-    return parse_numbers([parts[1].removeprefix("version=") for parts in names if parts[2:] == ["config.json"]])
+    """Return the versions whose weights are stored, in full or as differences, in order, by one listing."""
+    return versions_with_weights(root.list("policies"))
+
+
+def versions_with_weights(names: Iterable[str]) -> list[int]:
+    """Return the versions whose weights are complete, in order. names: of the files in policies/."""
+    parts = [name.split("/") for name in names]
+    return parse_numbers([part[1].removeprefix("version=") for part in parts if len(part) == 3 and part[2] in MARKERS])
 
 
 def prune_policies(root: Root, keep: int, latest_version: int) -> None:
     """Delete the weights of versions older than the newest `keep`, and the files of claims never completed.
 
+    Versions that a kept version is a difference to are kept, too; so is everything if a kept delta.json is damaged.
     policy.json is kept: it is a few bytes, and rollouts refer to it.
     """
+    oldest_kept = latest_version - keep + 1
+    try:
+        needed = with_chains(root, range(max(0, oldest_kept), latest_version + 1))
+    except SchemaError as error:
+        logger.warning("no old weights are deleted: %s", error)
+        return
     # Nine versions, not one, so that a successor deletes the versions that a killed trainer left.
-    for version in range(max(0, latest_version - keep - 8), latest_version - keep + 1):
-        folder = policy_folder(version)
-        # In this order, so that a reader finds no version rather than a version that lacks files.
-        first = [f"{folder}/config.json", f"{folder}/{MANIFEST}"]
-        for name in sorted(root.list(folder), key=lambda name: name not in first):
-            if not name.endswith("/policy.json"):
-                root.delete(name)
+    old = with_chains(root, range(max(0, oldest_kept - 9), oldest_kept), strict=False) - needed
+    for version in sorted(old, reverse=True):  # differences before the versions that they need
+        _delete_weights(root, policy_folder(version))
+
+
+def _delete_weights(root: Root, folder: str) -> None:
+    # In this order, so that a reader finds no version rather than a version that lacks files.
+    first = [f"{folder}/{name}" for name in (*MARKERS, MANIFEST)]
+    for name in sorted(root.list(folder), key=lambda name: name not in first):
+        if not name.endswith("/policy.json"):
+            root.delete(name)

@@ -30,6 +30,12 @@ _WHAT_TO_DO = {
     "max_off_policy_steps": "their weights are too old; lower --batches-ahead, or raise --max-off-policy-steps",
     "max_age": "they are too old; add workers, or raise --max-age-s",
 }
+_MOST_MISMATCH = 0.01
+"""Mean k3, in nats, of rollouts that the trainer's own weights sampled, above which there is trouble. It is half the
+mean square of the log ratio, so ratios are then off by a factor of about e^0.14: numerics alone bring tokens near the
+usual clip of 0.2. Rounding logits of about 10 to bfloat16 gives some 1e-4."""
+_WITHOUT_RATIO = ("sft", "dpo", "ipo", "orpo")
+"""Objectives whose loss does not use the sampler's logprobs."""
 _ON_PURPOSE = ("where", "drop_not_best_of_group")
 """Filters whose purpose is to drop most rollouts."""
 
@@ -96,6 +102,45 @@ def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> I
     recent = steps[-_RECENT_STEPS:]
     if len(recent) >= _FEWEST_STEPS:
         yield from _find_drops(recent)
+
+
+def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterator[Trouble]:
+    """Find settings by which the sampler leaves tokens out, while the loss takes it to sample from all tokens.
+
+    config: settings of the trainer, as in attempts/N.json.
+    """
+    if run.keep_sampling_mask or config.get("objective") in _WITHOUT_RATIO:
+        return
+    for name in ("top_p", "top_k"):
+        values = [getattr(run, name), *run.sweep.get(name, ())]
+        cuts = [str(value) for value in values if value not in (None, 1)]
+        if cuts:
+            text = f"{name} is {' or '.join(dict.fromkeys(cuts))}: importance ratios are biased below 1, since the "
+            yield Trouble(
+                f"truncated by {name}", f"{text}sampler left tokens out; start a run with --keep-sampling-mask"
+            )
+
+
+def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any]) -> Iterator[Trouble]:
+    """Find that sampler and trainer give different logprobs under the same weights.
+
+    steps: rows of gradient steps, in order. config: settings of the trainer, as in attempts/N.json.
+    """
+    if config.get("offline") or config.get("replay_batches") is not None:
+        return  # the weights move on without a new version
+    if any(find_truncated_support(run, config)):
+        return  # which explains it
+    same = [
+        row["sampler_kl"] for row in steps if row["lag_max"] == 0 and (row["step"] - 1) % run.steps_per_version == 0
+    ]
+    found = [kl for kl in same if kl is not None][-_RECENT_STEPS:]
+    if found and sum(found) / len(found) > _MOST_MISMATCH:
+        yield Trouble(
+            "mismatch",
+            f"sampler_kl is {sum(found) / len(found):.2g} nats per token in {len(found):,} steps on rollouts of the "
+            "trainer's own weights, wanted about 0: sampler and trainer compute other probabilities; compare their "
+            "dtype, attention and --float32-head, and look at the view mismatch (--keep-token-stats)",
+        )
 
 
 def find_shortage(

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ludic.records import RolloutBatch
-from ludic.schema import TOKEN_COLUMNS, to_table, validate
+from ludic.schema import RAGGED_COLUMNS, TOKEN_COLUMNS, to_table, validate
 from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.encoding import encode, group_starts, release_memory
 from ludic.store.files import Folder, RolloutFile, check_worker_id
@@ -120,8 +120,10 @@ class RolloutWriter:
 
 def _least_bytes(batch: RolloutBatch) -> int:
     """Return the bytes of a batch's token columns; the batch is not validated, so a column may be missing."""
-    rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
-    return sum(getattr(getattr(rollout, name), "nbytes", 0) for rollout in rollouts for name in TOKEN_COLUMNS)
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    arrays = (getattr(rollout, name) for rollout in rollouts for name in TOKEN_COLUMNS)
+    ragged = (array for rollout in rollouts for name in RAGGED_COLUMNS for array in getattr(rollout, name) or ())
+    return sum(getattr(array, "nbytes", 0) for array in itertools.chain(arrays, ragged))
 
 
 def _partitions(table: pa.Table) -> dict[tuple[int, str], pa.Table]:

@@ -236,7 +236,7 @@ def test_a_parser_that_fails_keeps_what_was_sampled() -> None:
 
 def test_an_error_of_the_engine_is_not_one_of_the_episode() -> None:
     class Unable:
-        policy_version, max_length = 0, 1000
+        name, policy_version, max_length = "unable 1", 0, 1000
 
         async def generate(self, request: object) -> None:
             raise ConfigError("no such token")
@@ -244,6 +244,11 @@ def test_an_error_of_the_engine_is_not_one_of_the_episode() -> None:
     agent = scripted_agent([])
     with pytest.raises(ConfigError, match="no such token"):
         run_episode(type(agent)(engine=Unable(), tokenizer=agent.tokenizer, model="m"), Script([]))
+
+
+def test_an_engine_that_returns_no_sampling_mask_is_told_so() -> None:
+    with pytest.raises(ConfigError, match=r"engine scripted 1 returns no sampling mask.*without --keep-sampling-mask"):
+        run_episode(scripted_agent(["a"]), Script([end()]), sampling={"top_k": 5, "return_mask": True})
 
 
 def test_a_reset_that_fails_gives_the_examples_prompt() -> None:
@@ -324,7 +329,7 @@ def test_large_rewards_at_one_token_stay_finite() -> None:
 
 def test_a_timeout_of_the_engine_is_not_the_episodes() -> None:
     class Late:
-        policy_version, max_length = 0, 1000
+        name, policy_version, max_length = "unable 1", 0, 1000
 
         async def generate(self, request: object) -> None:
             raise TimeoutError("the server is away")

@@ -124,7 +124,7 @@ def test_a_context_that_asks_nothing_sensible_fails_the_episode(question: tuple[
 
 def test_an_error_of_the_engine_in_a_question_is_not_one_of_the_episode() -> None:
     class Unable:
-        policy_version, max_length = 0, 1000
+        name, policy_version, max_length = "unable 1", 0, 1000
 
         async def generate(self, request: object) -> None:
             raise ModelError("half loaded")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+import transformers
 from tiny_models import forward_logprobs
 
 from ludic.agents.agent import Agent
@@ -172,6 +173,7 @@ def test_rows_say_what_was_asked_and_may_be_stored(rollouts: list[Rollout]) -> N
         assert (rollout.group_id, rollout.group_index, rollout.group_size) == ("group", index, NUM_EPISODES)
         assert (rollout.request_index, rollout.seed) == (index, request.seed)
         assert (rollout.env_name, rollout.env_example_id, rollout.purpose) == ("sums", QUESTION.example_id, "train")
+        assert rollout.engine == f"transformers {transformers.__version__}"
         assert (rollout.model, rollout.temperature, rollout.top_p, rollout.top_k) == ("tiny", 1.0, 1.0, None)
         assert (rollout.max_tokens, rollout.num_turns, rollout.segment_index) == (32, 1, 0)
     assert len({rollout.rollout_id for rollout in rollouts}) == NUM_EPISODES

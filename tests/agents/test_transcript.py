@@ -134,3 +134,20 @@ def test_each_call_can_be_read_from_its_row_and_nothing_is_stored_twice(
     assert num_stored <= sum(len(suffix) + len(completion) for _, suffix, completion in turns)
     assert [row.segment_index for row in rows] == list(range(len(rows)))
     assert all(row.parent_segment_index < row.segment_index for row in rows[1:])  # type: ignore[operator]
+
+
+def test_kept_tokens_are_empty_at_tokens_that_were_not_sampled() -> None:
+    builder = TranscriptBuilder()
+    builder.add_call(ids(1, 2), ids(3, 4), nats(-1, -2), (ids(3, 9), ids(4)))
+    builder.add_call(ids(1, 2, 3, 4, 5), ids(8), nats(-4), (ids(7, 8),))
+    (row,) = builder.transcripts()
+    assert row.kept_tokens is not None
+    assert [kept.tolist() for kept in row.kept_tokens] == [[3, 9], [4], [], [7, 8]]
+
+
+def test_a_row_with_a_completion_that_lacks_its_kept_tokens_has_none() -> None:
+    builder = TranscriptBuilder()
+    builder.add_call(ids(1), ids(3), nats(-1), (ids(3, 9),))
+    builder.add_call(ids(1, 3, 5), ids(8), nats(-4))
+    (row,) = builder.transcripts()
+    assert row.kept_tokens is None

@@ -24,14 +24,14 @@ def run_python(*args: str) -> str:
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=850,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_all_benchmarks_run_and_print_ratios():
     printed = run_python("-m", "benchmarks", "--quick")
     titles = (
@@ -44,6 +44,8 @@ def test_all_benchmarks_run_and_print_ratios():
         "by its id",
         "Peak resident memory",
         "Planning a batch",
+        "scale: time of the trainer's parts",
+        "scale: requests to S3",
         "stream:",
         "packing:",
         "one_rank:",
@@ -54,6 +56,8 @@ def test_all_benchmarks_run_and_print_ratios():
         "The whole ring",
         "continuous_batching:",
         "episodes:",
+        "weights:",
+        "viewer:",
     )
     indexes = [printed.index(title) for title in titles]
     assert indexes == sorted(indexes)
@@ -119,3 +123,37 @@ def test_sql_and_plain_python_plan_the_same_batch():
     assert by_sql is not None
     assert by_sql["rollout_id"].to_pylist() == [row["rollout_id"] for row in by_python]
     assert by_sql["advantage"].to_pylist() == pytest.approx([row["advantage"] for row in by_python])
+
+
+def test_every_rollout_of_a_simulated_run_is_stored_and_planned_once(tmp_path):
+    """`simulate` itself asserts that no group is planned twice, and that each is delivered."""
+    from benchmarks.scale import _config
+    from benchmarks.simulation import FIRST_VERSION, simulate
+    from ludic.distributed import init_distributed, shut_down
+    from ludic.store import Root, list_files, read_columns, read_ledger
+
+    init_distributed("cpu")
+    root = Root.create(str(tmp_path / "run"), _config(3))
+    outcome = simulate(root, root, num_steps=2, train_s=3.2)
+    shut_down()
+    stored = [row for file in list_files(root) for row in read_columns(root, file.name, ["rollout_id"]).to_pylist()]
+    assert len({row["rollout_id"] for row in stored}) == len(stored) == outcome.num_rollouts
+    # A batch is a call of each of 3 workers: 3 x 8 groups of 8. The first step has it after a call, 6.4 s.
+    ledgers = [read_ledger(root, 1, step) for step in (1, 2)]
+    assert [ledger.num_rows for ledger in ledgers] == [192, 192]
+    assert set(ledgers[0]["policy_version"].to_pylist()) == {FIRST_VERSION}
+    assert outcome.clock_s > 2 * 6.4
+
+
+def test_requests_to_the_s3_server_are_counted_by_client_kind_and_folder():
+    from benchmarks.s3_server import Request, _described
+
+    def described(method, path, query=""):
+        return _described("trainer", {"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query})
+
+    assert described("PUT", "/bucket/run/metrics/a-0.parquet") == Request("trainer", "PUT", "metrics")
+    assert described("GET", "/bucket/run/policies/LATEST") == Request("trainer", "GET", "policies/LATEST")
+    assert described("GET", "/bucket/run/policies/version=1/a") == Request("trainer", "GET", "policies")
+    listing = described("GET", "/bucket", "list-type=2&prefix=run%2Frollouts%2Fversion%3D7%2F")
+    assert listing == Request("trainer", "LIST", "rollouts")
+    assert described("POST", "/bucket", "delete=") == Request("trainer", "DELETE", "")

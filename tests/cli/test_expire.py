@@ -1,12 +1,14 @@
 """`ludic expire`: what it prints, and wrong usage (tests/maintenance/test_expire.py has what it deletes)."""
 
 import json
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from strategies import make_batch
 from tiny_runs import fill, train_here
 
 from ludic.store import RolloutWriter, Root, list_files
+from ludic.store.scores import ScoreLog
 from ludic.store.tombstones import read_tombstones
 
 pytestmark = pytest.mark.slow
@@ -88,3 +90,20 @@ def test_token_stats_go_by_the_weights_that_their_steps_started_from(ludic, star
     refused = ludic("expire", started.url, "--folder", "token_stats", "--older-than", "7d")
     assert refused.code == 2
     assert "wanted keep_versions or before" in " ".join(refused.err.replace("│", " ").split())
+
+
+def test_scores_go_by_their_age(ludic, started: Root) -> None:
+    row = {"rollout_id": "a", "name": "score", "value": 1.0, "scorer_version": "aa"}
+    with ScoreLog(started, "judge") as log:
+        log.append(row | {"created_at": datetime.now(UTC) - timedelta(days=8)})
+    (old,) = started.list("scores")
+    with ScoreLog(started, "judge") as log:
+        log.append(row | {"created_at": datetime.now(UTC) - timedelta(days=8)})
+        log.append(row | {"created_at": datetime.now(UTC)})
+    rule = ["--folder", "scores", "--older-than", "7d"]
+    assert json.loads(ludic("expire", started.url, *rule, "--dry-run", "--json").out)["deleted"] == [old]
+    assert ludic("expire", started.url, *rule).out.startswith("1 file, ")
+    (left,) = started.list("scores")
+    assert left != old
+    refused = ludic("expire", started.url, "--folder", "scores", "--before", "3")
+    assert "whose files only have an age" in " ".join(refused.err.replace("│", " ").split())

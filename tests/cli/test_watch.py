@@ -86,6 +86,21 @@ def test_a_frame_says_where_the_run_is(status: RunStatus) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_a_frame_says_what_a_version_costs_and_what_a_kill_loses(status: RunStatus) -> None:
+    assert "publishing" not in shown(status)
+    assert "at risk" not in shown(status)
+    # Versions of 20 and 40 MB: 30 MB. Two workers swapped; a call of two environments has 600 + 600 tokens.
+    steps = [train_row(1, publish_bytes=20_000_000, publish_write_s=0.2)]
+    steps += [train_row(2), train_row(3, publish_bytes=40_000_000, publish_write_s=0.4)]
+    times = {"first_token_s": 1.0, "fetch_s": 0.25, "load_s": 0.5}
+    calls = [worker_row("w0", 10, **times), worker_row("w0", 10, env_name="opposites")]
+    calls += [worker_row("w1", 5, step_s=19.0, **times | {"first_token_s": 2.0})]
+    text = shown(replace(status, steps=steps, calls=calls, newest_calls=calls))
+    assert "publishing  30.0 MB a version, written in 0.3 s; first token after 1.5 s" in text
+    assert "(fetch 0.25 s, load 0.5 s)" in text
+    assert line(text, "at risk") == "up to 1,200 tokens if a worker is killed: those of its call"
+
+
 def test_time_is_shared_out_over_the_phases_of_the_loop(status: RunStatus) -> None:
     # 0.5 waiting, 1 stepping, 0.3 publishing, 0.2 checkpointing: 2 s a step, of which 0.1 s of the step is nobody's.
     parts = {"forward_s": 0.4, "backward_s": 0.4, "collectives_s": 0.06, "optimizer_s": 0.04, "checkpoint_s": 0.2}
@@ -96,6 +111,16 @@ def test_time_is_shared_out_over_the_phases_of_the_loop(status: RunStatus) -> No
     assert "│             optimizer 2%  other 5%  publish 15%  checkpoint 10%" in text
     assert "beside it: read 0.05 s, pack 0.01 s" in text
     assert "MFU 41.5%" in line(text, "speed")
+
+
+def test_the_panel_says_who_waits_and_how_many_workers_would_balance(status: RunStatus) -> None:
+    assert status.balance is None
+    assert "│ balance" not in shown(status)
+    # 5 s of work and 5 s of waiting, while a worker samples for all of the 10 s
+    step = train_row(1, step_s=5.0, wait_s=5.0, publish_s=0.0)
+    calls = [worker_row("w0", seconds_ago, step_s=10.0, wait_s=0.0) for seconds_ago in (10.0, 0.0)]
+    text = shown(replace(status, steps=[step], calls=calls))
+    assert line(text, "balance").startswith("trainer busy 50%, 1 worker busy 100%: the trainer waits; 2.0")
 
 
 @pytest.mark.parametrize(("imbalance", "is_told"), [(1.25, True), (1.01, False), (None, False)])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from ludic.environments.environment import Environment
 from ludic.environments.registry import make_environment
-from ludic.environments.sources import installed_source
+from ludic.environments.sources import heldout_questions, installed_source
 from ludic.environments.splits import is_heldout
 from ludic.errors import ConfigError
 
@@ -239,7 +239,7 @@ def test_a_users_scorer_gets_the_example_and_the_columns_it_asks_for(jsonl, tmp_
 @pytest.mark.parametrize(
     ("scorer", "message"),
     [
-        ("nice", "scorer is 'nice', wanted exact, numeric, math, or path/to/file.py:function"),
+        ("nice", "scorer is 'nice', wanted exact, numeric, math, regex, or path/to/file.py:function"),
         ("gone.py:score", r"scorer gone\.py:score: there is no file .*gone\.py"),
         ("{folder}/mine.py:lenght", r"mine\.py has no function 'lenght'"),
         ("{folder}/wrong.py:score", r"wrong\.py, line 1, failed: ZeroDivisionError"),
@@ -289,6 +289,10 @@ def test_a_broken_row_is_named(tmp_path, text, message):
         ({"answer": "soluton"}, r"line 1 has no column 'soluton'; It has|line 1 has no column 'soluton'; .*'solution'"),
         ({"answer": "solution.text"}, "line 1 has no column 'solution.text'"),
         ({"answer": "solution", "scorer": "numeric"}, r"line 2, column 'solution' is 'two'; the scorer numeric wants"),
+        (
+            {"answer": "pattern", "scorer": "regex"},
+            r"line 2, column 'pattern' is '\('; the scorer regex wants a regular",
+        ),
         ({"answer": "solution", "answer_pattern": r"\d+"}, r"line 2, .* is 'two', in which answer_pattern finds no"),
         ({"answer": "solution", "answer_pattern": "("}, r"answer_pattern '\(' is not a regular expression"),
         ({"answer": "solution", "columns": ["when"]}, r"line 1 has no column 'when'"),
@@ -308,7 +312,8 @@ def test_a_broken_row_is_named(tmp_path, text, message):
     ],
 )
 def test_wrong_options_are_refused(jsonl, options, message):
-    name = jsonl({"question": "a", "solution": "1"}, {"question": "b", "solution": "two"})
+    rows = ({"solution": "1", "pattern": "[0-9]"}, {"solution": "two", "pattern": "("})
+    name = jsonl(*({"question": f"number {number}", **row} for number, row in enumerate(rows)))
     with pytest.raises(ConfigError, match=message):
         make(name, **options)
 
@@ -353,7 +358,38 @@ def test_a_split_without_questions_is_explained(jsonl):
     with pytest.raises(ConfigError, match=r"rows\.jsonl has 1 questions, none of them held out; raise heldout_share"):
         environment.example(0, "heldout")
     with pytest.raises(ConfigError, match=r"rows\.jsonl has 1 questions, none of them to train on; lower"):
-        make(jsonl(SUMS[0]), heldout_share=1)
+        make(jsonl(SUMS[0]), heldout_share=1).example(0, "train")
+
+
+def test_all_questions_may_be_held_out(write):
+    environment = make(write(SUMS[:9]), heldout_share=1)
+    held_out = {environment.example(index, "heldout").data["question"] for index in range(9)}
+    assert held_out == {row["question"] for row in SUMS[:9]}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "given", "is_right"),
+    [
+        ("4[012]", "some 41 cats", True),
+        ("4[012]", "43", False),
+        ("^(?i:yes)$", "YES", True),
+        ("^(?i:yes)$", "YES, or no", False),
+        ("a|b", "", False),
+    ],
+)
+def test_a_regular_expression_is_looked_for_in_the_answer(jsonl, pattern, given, is_right):
+    environment = make(jsonl({"question": "?", "answer": pattern}), scorer="regex", heldout_share=0)
+    assert reward(environment, given) == float(is_right)
+
+
+def test_the_file_of_heldout_questions_is_recorded_by_its_digest(tmp_path):
+    train = write_jsonl(tmp_path / "train.jsonl", SUMS[:3])
+    test = write_jsonl(tmp_path / "test.jsonl", SUMS[3:5])
+    before = heldout_questions(f"qa/{train}", {"heldout": test})
+    assert before == {"heldout": installed_source(f"qa/{test}")[0]}
+    write_jsonl(tmp_path / "test.jsonl", SUMS[3:6])
+    assert heldout_questions(f"qa/{train}", {"heldout": test}) != before
+    assert heldout_questions(f"qa/{train}", {}) == heldout_questions("addition", {}) == {}
 
 
 def test_the_data_are_recorded_by_their_digest(write):

@@ -322,7 +322,7 @@ def test_nothing_is_lost_or_doubled_by_a_thousand_crashes(capsys, monkeypatch):
     run_state_machine_as_test(
         StoreUnderFaults,
         settings=settings(
-            max_examples=5_000 if is_soak else 80,
+            max_examples=5_000 if is_soak else 90,
             stateful_step_count=100 if is_soak else 50,
             derandomize=not is_soak,
             deadline=None,

@@ -33,8 +33,9 @@ from ludic.viewer.dashboard import draw
 from ludic.viewer.status import Watcher
 
 HERE = Path(__file__).parent
-SINCE_1_2: dict[str, Any] = {"parent_segment_index": None, "weight_versions": None}
-STORES = {"v1.0": {"extra": {}, **SINCE_1_2}, "v1.1": SINCE_1_2, "v1.2": {}}
+SINCE_1_3: dict[str, Any] = {"engine": None, "kept_tokens": None}
+SINCE_1_2: dict[str, Any] = {"parent_segment_index": None, "weight_versions": None, **SINCE_1_3}
+STORES = {"v1.0": {"extra": {}, **SINCE_1_2}, "v1.1": SINCE_1_2, "v1.2": SINCE_1_3, "v1.3": {}}
 """What a Rollout of each version had not yet, as it reads now."""
 STEPS_SINCE_1_2 = {"agent_steps": "parse_feedback", "environment_steps": "observation_hash"}
 """Fields of steps that are null before 1.2."""
@@ -174,7 +175,7 @@ def rewritten(tmp_path: Path, name: str, version: str) -> Root:
 
 
 def test_a_newer_minor_version_reads_the_same(tmp_path, name, expected):
-    root = rewritten(tmp_path, name, "1.3")
+    root = rewritten(tmp_path, name, "1.4")
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None).num_rows == len(list(rows_of(expected, "rollouts")))
     for file, groups in expected["files"].items():
@@ -212,6 +213,8 @@ METRICS_1_1 = (
 """Columns that metrics 1.0 had not yet."""
 METRICS_1_2 = ("token_imbalance", "preference_margin", "preference_accuracy")
 METRICS_1_3 = ("num_incomplete_completions", "num_zero_variance_groups", "first_error")
+# v1.3 was written with metrics 1.4; its row leaves them null, too.
+METRICS_1_4 = ("sampler_kl_k1", "ratio_p01", "ratio_p99")
 
 
 def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, expected):
@@ -222,7 +225,7 @@ def test_metrics_of_an_older_schema_read_with_nulls_for_what_they_lack(root, exp
     assert all(asked[name] == asked[stored] for name, stored in added.items())
     for row in (tailed, asked):
         assert {name: row[name] for name in expected["metrics"]} == expected["metrics"]
-        assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3)} == {None}
+        assert {row[name] for name in (*METRICS_1_1, *METRICS_1_2, *METRICS_1_3, *METRICS_1_4)} == {None}
 
 
 def test_a_run_of_an_older_schema_can_be_watched(root):

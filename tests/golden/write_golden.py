@@ -1,4 +1,4 @@
-"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 and v1.2.
+"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.3.
 
     PYTHONPATH=<checkout of that time> python tests/golden/write_golden.py tests/golden/v1.0
 
@@ -45,6 +45,8 @@ HAS_EXTRA = SCHEMA_VERSION != "1.0"
 """Columns x_* came with 1.1."""
 HAS_SEGMENTS = SCHEMA_VERSION not in ("1.0", "1.1")
 """Versions of weights by token, parents of segments, feedback and hashes of observations came with 1.2."""
+HAS_MASK = HAS_SEGMENTS and SCHEMA_VERSION != "1.2"
+"""The engine and the tokens that top_k and top_p kept came with 1.3."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -108,11 +110,13 @@ def single_turn() -> RolloutGroup:
 
 def mixed_versions() -> RolloutGroup:
     """Weights were swapped under it; the second episode was cut off."""
+    kept = tuple(np.array([token, token + 7, 149_999], np.int32) for token in range(5))
+    mask: dict[str, Any] = {"engine": "vllm 0.32.0", "kept_tokens": kept} if HAS_MASK else {}
     cut_off = {"truncated": True, "truncation_reason": "max_steps", "terminated": False, "finish_reason": "length"}
     return RolloutGroup(
         key="moar_cats/prompt-2",
         rollouts=(
-            rollout("mixed", 0, 3, version=4, reward=2.0, top_p=0.9, top_k=50),
+            rollout("mixed", 0, 3, version=4, reward=2.0, top_p=0.9, top_k=50, **mask),
             rollout("mixed", 1, 3, version=3, reward=0.0, incomplete_completion=True, parse_error=True, **cut_off),
             rollout("mixed", 2, 3, version=3, reward=-1.0, policy_version_last=4),
         ),
@@ -167,6 +171,11 @@ def several_turns() -> RolloutGroup:
         versions = (WeightSpan(version=3, start=0, end=2), WeightSpan(version=4, start=3, end=5))
         spans = {"policy_version_last": 4, "weight_versions": versions}
         parent = {"parent_segment_index": 0}
+    if HAS_MASK:
+        parent["kept_tokens"] = tuple(np.array([token, 50_000 + token], np.int32) for token in range(5))
+        spans["kept_tokens"] = tuple(
+            ids[: 2 * sampled] for ids, sampled in zip(parent["kept_tokens"], mask, strict=True)
+        )
     first = rollout(
         "turns",
         0,

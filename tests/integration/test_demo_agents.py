@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import ludic
-from ludic.launch.demo_agents import NUM_EPOCHS, PER_PROBLEM, evaluated_versions, open_demo, warm_start
+from ludic.launch.demo_agents import NUM_EPOCHS, NUM_HELDOUT, PER_PROBLEM, open_demo, version_before_rl, warm_start
 
 NUM_PROBLEMS, NUM_STEPS = 64, 2
 # 64 groups a pass, 16 groups a batch.
@@ -19,20 +19,26 @@ def test_the_agents_demo_warm_starts_once_and_then_improves_with_tools(tmp_path:
     url = str(tmp_path / "run")
     root = open_demo(url)
     warm_start(root, num_problems=NUM_PROBLEMS, num_heldout=16)
-    versions = evaluated_versions(root)
-    assert len(versions) == 1
+    before = version_before_rl(root)
+    assert before is not None
+    assert ludic.open(url).evaluation().samples.select("policy_version", "num_examples").rows() == [(before, 16)]
 
     command = [sys.executable, "-m", "ludic", "demo", "--agents", "--root", url, "--num-steps", str(NUM_STEPS)]
     demo = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert demo.returncode == 0, demo.stderr
     assert "before RL" in demo.stdout
     assert "after RL" in demo.stdout
+    assert "Did RL help?" in demo.stdout
+    assert "p = " in demo.stdout
     assert (tmp_path / "run" / "reward.png").read_bytes().startswith(b"\x89PNG")
 
     run = ludic.open(url)
-    # The command found the warm start, which is not repeated, and evaluated the last version.
+    # The command found the warm start, which is not repeated, and evaluated the first model and the last version, too.
     assert run.sql("select count(*) as n from attempts")["n"].to_list() == [2]
-    assert evaluated_versions(root) == [*versions, max(run.sql("from policies")["version"])]
+    last = max(run.sql("from policies")["version"])
+    evaluated = run.evaluation().samples.select("policy_version", "num_examples", "num_samples").rows()
+    assert evaluated == [(version, NUM_HELDOUT, NUM_HELDOUT) for version in (0, before, last)]
+    assert run.compare(before, last).differences["test"].to_list() == ["mcnemar"]
     used = run.sql("""
         select step, count(*) as rollouts, bool_and(rollouts.worker_id like 'import-%') as demonstrations
         from batches join rollouts using (rollout_id) where used group by step order by step

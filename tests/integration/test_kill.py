@@ -33,6 +33,7 @@ CONFIG = TrainConfig.of(
     learning_rate=1e-3,
     checkpoint_every=2,
     keep_checkpoints=2,
+    full_version_every=3,
     rollout_timeout_s=120.0,
     device="cpu",
 )

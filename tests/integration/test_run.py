@@ -112,7 +112,8 @@ def test_what_always_fails_is_given_up_with_its_last_words(root: Root) -> None:
     broken = start(root, *SETTINGS, "--num-steps", "2")
     _, errors = broken.communicate(timeout=120)
     assert broken.returncode == 1
-    assert errors.rstrip().splitlines()[-1].startswith("ludic: trainer died 3 times soon after its start: ")
+    last = errors.rstrip().splitlines()[-1]  # on a busy machine, a start takes too long to be called soon
+    assert re.match("ludic: trainer died 3 times (soon after its start|with the same last words): ", last)
     assert "weights differ (model.safetensors)" in errors
 
 

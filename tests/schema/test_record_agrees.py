@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ludic.records import Rollout
-from ludic.schema import TOKEN_COLUMNS, arrow_schema
+from ludic.schema import RAGGED_COLUMNS, TOKEN_COLUMNS, arrow_schema
 from ludic.schema.conversion import RECORDS
 from ludic.schema.references import INDEX_FIELDS
 
@@ -22,6 +22,8 @@ def kind_of(type_: pa.DataType, name: str) -> Any:
     """The Python type that holds values of an Arrow type."""
     if name in TOKEN_COLUMNS:
         return np.ndarray
+    if name in RAGGED_COLUMNS:
+        return Sequence[np.ndarray]
     if pa.types.is_list(type_):
         return Sequence[kind_of(type_.value_type, name)]
     if pa.types.is_map(type_):

@@ -10,6 +10,7 @@ from strategies import as_plain, make_batch
 from ludic.errors import ConfigError, SchemaError
 from ludic.schema import (
     EXTRA_TYPES,
+    RAGGED_COLUMNS,
     SCALAR_COLUMNS,
     SCHEMA_VERSION,
     TOKEN_COLUMNS,
@@ -55,8 +56,8 @@ def test_every_kind_of_type_reaches_arrow_with_its_nullability():
 
 
 def test_a_schema_carries_its_table_and_version():
-    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.2"}
-    assert SCHEMA_VERSION == "1.2"
+    assert ROLLOUTS.metadata == {b"ludic.table": b"rollouts", b"ludic.schema_version": b"1.3"}
+    assert SCHEMA_VERSION == "1.3"
     assert arrow_schema("metrics").metadata[b"ludic.table"] == b"metrics"
 
 
@@ -99,9 +100,10 @@ def test_an_unknown_table_is_refused_by_name():
 
 
 def test_scalar_and_token_columns_are_told_from_the_types():
+    assert RAGGED_COLUMNS == ("kept_tokens",)
     assert TOKEN_COLUMNS == ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "action_mask")
     nested = {"agent_steps", "environment_steps", "messages", "reward_components", "metadata", "weight_versions"}
-    assert set(ROLLOUTS.names) == set(SCALAR_COLUMNS) | set(TOKEN_COLUMNS) | nested
+    assert set(ROLLOUTS.names) == {*SCALAR_COLUMNS, *TOKEN_COLUMNS, *RAGGED_COLUMNS, *nested}
 
 
 @pytest.mark.parametrize("name", ["rollouts", "batches", "metrics"])
@@ -166,9 +168,9 @@ def test_every_wrong_column_is_listed():
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.2; upgrade ludic"),
-        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.2"),
-        ("one", "its schema version is 'one', wanted a number such as 1.2"),
+        ("2.0", "rollouts schema 2.0 is newer than this ludic, which reads 1.3; upgrade ludic"),
+        ("0.9", "rollouts schema 0.9 is older than this ludic, which reads 1.3"),
+        ("one", "its schema version is 'one', wanted a number such as 1.3"),
     ],
 )
 def test_another_major_version_is_refused_by_name(version, message):

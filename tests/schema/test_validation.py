@@ -309,3 +309,39 @@ def test_values_of_a_runs_own_columns_may_be_left_out_null_or_of_numpy():
 def test_extra_that_is_no_mapping_is_refused():
     (found,) = find_problems(batch_of(group_of(FIRST, replace(SECOND, extra=["x_a"]))))
     assert str(found) == f"rollout {SECOND.rollout_id}: extra is ['x_a'], wanted a mapping"
+
+
+# SECOND has four tokens; those of TURNS at index 3 were not sampled.
+SOUND = tuple(tokens(*sorted({int(token), 200_000})) for token in SECOND.response_tokens)
+
+
+def test_kept_tokens_of_every_token_are_sound():
+    assert problems_of_second(kept_tokens=SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("kept_tokens", "reason"),
+    [
+        (SOUND[:3], "has length 3, response_tokens has 4"),
+        (SOUND[0], "is ndarray, wanted a tuple of NumPy arrays of int32"),
+        ((*SOUND[:3], [1]), "holds other values than NumPy arrays of int32 of one dimension"),
+        ((*SOUND[:3], tokens()), "at token 3 lacks the sampled token, wanted it among the kept ones"),
+        (
+            (tokens(200_000), SOUND[1], tokens(200_000), SOUND[3]),
+            "at token 0, and 1 more lacks the sampled token, wanted it among the kept ones",
+        ),
+        ((SOUND[0][::-1], *SOUND[1:]), "at token 0 does not ascend, wanted sorted ids, each once"),
+        (
+            (tokens(-1, *SOUND[0]), *SOUND[1:]),
+            "at token 0 holds a negative number, wanted token ids of at least 0",
+        ),
+    ],
+)
+def test_kept_tokens_that_the_trainer_can_not_renormalise_over_are_refused(kept_tokens, reason):
+    assert problems_of_second(kept_tokens=kept_tokens) == [("kept_tokens", reason)]
+
+
+def test_tokens_that_were_not_sampled_keep_none():
+    kept = tuple(tokens(token) for token in TURNS.response_tokens)
+    (problem,) = find_problems(batch_of(group_of(replace(TURNS, kept_tokens=kept))))
+    assert problem.reason == "at token 3 is not empty, wanted no ids, since action_mask is 0"

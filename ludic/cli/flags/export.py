@@ -17,9 +17,10 @@ class Settings:
     catalog: str | None = None
     """Iceberg: local folder of the catalog; None uses ROOT/iceberg."""
     out: str | None = None
-    """JSONL and CSV: file to write, which must not exist; None writes to stdout. hf: folder or URL to write."""
+    """JSONL and CSV: file to write, which must not exist; None writes to stdout. hf: folder or URL to write.
+    inspect: local folder of the logs."""
     json: bool = False
-    """Delta, Iceberg and hf: print the report as JSON."""
+    """Delta, Iceberg, hf and inspect: print the report as JSON."""
 
     def __post_init__(self) -> None:
         format = self.options.format
@@ -33,6 +34,8 @@ class Settings:
                 raise ConfigError(f"--{name} does not apply to --format {format}; leave it out")
         if format == "hf" and self.out is None:
             raise ConfigError("--format hf needs --out: a folder or URL that does not exist")
+        if format == "inspect" and self.out is None:
+            raise ConfigError("--format inspect needs --out: a local folder for the logs")
 
     @property
     def is_text(self) -> bool:

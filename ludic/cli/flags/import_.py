@@ -16,9 +16,11 @@ class Settings:
     files: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE")]
     """Files to import, paths or URLs."""
     from_: Annotated[str, tyro.conf.arg(name="from", metavar="FORMAT")]
-    """Format of the files: jsonl, verl, trl, prime-rl, art, or path/to/file.py:function (docs/interop.md)."""
+    """Format of the files: jsonl, verl, trl, prime-rl, art, inspect, lm-eval, lighteval, or path/to/file.py:function
+    (docs/interop.md)."""
     env: str | None = None
-    """Environment name for records without one; None uses the name of the format or function."""
+    """Environment name for records without one, and for all samples of inspect, lm-eval and lighteval instead of their
+    task; None uses the task, or the name of the format or function."""
     tokenizer: str | None = None
     """Folder, Hugging Face id or URL of the tokenizer for texts; None uses the tokenizer of the run's model."""
     model: str | None = None

@@ -6,6 +6,7 @@ import tyro
 
 from ludic.cli.settings import Algorithm, RootUrl
 from ludic.consent import CodeSettings
+from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig
 from ludic.run_config import RunConfig
 from ludic.training.config import TrainConfig
@@ -20,6 +21,7 @@ class Settings:
     """Use the settings of this algorithm (docs/algorithms.md); settings given explicitly override them."""
     train: tyro.conf.OmitArgPrefixes[TrainConfig] = field(default_factory=TrainConfig)
     code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
+    engine: tyro.conf.OmitArgPrefixes[EngineConfig] = field(default_factory=EngineConfig)
     launch: tyro.conf.OmitArgPrefixes[LaunchConfig] = field(default_factory=LaunchConfig)
 
     def __post_init__(self) -> None:

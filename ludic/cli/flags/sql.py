@@ -18,7 +18,8 @@ class Settings:
     """Folder or URL of the run."""
     query: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUERY")]
     """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, workers, code, policies,
-    metrics, reference and token_stats. Column root is the run of a row; in batches and all_batches, ledger_root is."""
+    metrics, reference, token_stats, trained_tokens, mismatch, scores and labels. Column root is the run of a row; in
+    batches and all_batches, ledger_root is."""
     also: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROOT [ROOT ...]")] = ()
     """More runs to query; `ludic sql ROOT ROOT ... QUERY` does the same."""
     format: Format | None = None

@@ -7,7 +7,7 @@ import tyro
 
 from ludic.cli.settings import RootUrl
 from ludic.consent import CodeSettings
-from ludic.defaults import ENGINE
+from ludic.engines.config import EngineConfig
 from ludic.rollouts.config import WorkerConfig
 
 
@@ -17,8 +17,7 @@ class Settings:
     """Folder or URL of the run."""
     worker: tyro.conf.OmitArgPrefixes[WorkerConfig] = field(default_factory=WorkerConfig)
     code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
-    engine: str = ENGINE
-    """Inference engine: a built-in name (transformers), or path/to/file.py:ClassName of your own."""
+    engine: tyro.conf.OmitArgPrefixes[EngineConfig] = field(default_factory=EngineConfig)
     device: Literal["cpu", "cuda"] | None = None
     """Device to sample on; None uses CUDA if available."""
     model: str | None = None

@@ -8,12 +8,17 @@ from ludic.maintenance.verify.rows import MOST_SHOWN, ROW_CHECKS, row_findings
 from ludic.sql import connect
 from ludic.sql.library import load_checks, load_notes, run_query
 from ludic.store import Root
+from ludic.store.cut_record import read_cut
 from ludic.store.track import Track, untracked
+
+_NOT_OF_A_CUT = ("step_gaps", "sequence_gaps")
+"""Checks that a cut (`ludic cut`) fails by design: it lacks the steps before, and files of other steps."""
 
 
 def check_data(root: Root, without: Iterable[str], track: Track = untracked) -> Iterator[Finding]:
     """Run the checks; findings show the first rows of each check's result. without: names of unreadable files."""
-    checks = {name: sql for name, sql in load_checks().items() if name not in ROW_CHECKS}
+    left_out = {*ROW_CHECKS, *(_NOT_OF_A_CUT if read_cut(root) else ())}
+    checks = {name: sql for name, sql in load_checks().items() if name not in left_out}
     return _run(root, without, track(checks.items(), len(checks), "data checks"))
 
 

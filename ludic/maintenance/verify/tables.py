@@ -22,9 +22,11 @@ from ludic.schema import arrow_schema, check_schema
 from ludic.store import RolloutFile, Root
 from ludic.store.encoding import group_starts
 from ludic.store.files import Folder, Source
+from ludic.store.labels import LABELS_NAME
 from ludic.store.ledger import ledger_name
 from ludic.store.names import NUMBER
 from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
+from ludic.store.scores import SCORES_NAME, scorer_folder
 from ludic.store.sources import sources_of
 from ludic.store.token_stats import TOKEN_STATS_NAME, token_stats_name
 from ludic.store.track import Track, untracked
@@ -36,6 +38,8 @@ TABLES = {
     "metrics": "metrics",
     "reference": "reference",
     "token_stats": "token_stats",
+    "scores": "scores",
+    "labels": "labels",
 }
 """The table that each folder of Parquet files holds."""
 
@@ -48,6 +52,8 @@ _NAMES = {
     "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
     "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
     "token_stats": TOKEN_STATS_NAME,
+    "scores": SCORES_NAME,
+    "labels": LABELS_NAME,
 }
 # `ludic export --format delta` writes its log beside the files that it registers.
 _DELTA_LOG = "/_delta_log/"
@@ -57,6 +63,8 @@ _KEYS = {
     "metrics": ["run_id"],
     "reference": ["model"],
     "token_stats": ["attempt_id", "step"],
+    "scores": ["run_id", "scorer"],
+    "labels": ["run_id"],
 }
 
 
@@ -234,7 +242,7 @@ def _homes(keys: pa.Table, name: str) -> set[str]:
     match name.partition("/")[0]:
         case "batches":
             return {ledger_name(**row) for row in _distinct(keys, "attempt_id", "step")}
-        case "metrics":
+        case "metrics" | "labels":
             return {name}
         case "reference":
             base = name.rpartition("/")[2]
@@ -243,6 +251,8 @@ def _homes(keys: pa.Table, name: str) -> set[str]:
             match = TOKEN_STATS_NAME.fullmatch(name)
             rank = int(match[3]) if match else 0
             return {token_stats_name(**row, rank=rank) for row in _distinct(keys, "attempt_id", "step")}
+        case "scores":
+            return {f"{scorer_folder(row['scorer'])}/{name.rpartition('/')[2]}" for row in _distinct(keys, "scorer")}
     # A group is stored in the partition of its oldest version.
     groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
     groups = groups.aggregate([("policy_version", "min")])

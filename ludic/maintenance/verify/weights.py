@@ -13,12 +13,14 @@ from ludic.maintenance.verify.tables import FOREIGN_NAME
 from ludic.store import Attempt, Root, latest_policy, read_attempt
 from ludic.store.attempts import read_parent
 from ludic.store.checkpoints import MARKER, checkpoint_folder
+from ludic.store.cut_record import read_cut
 from ludic.store.json_files import decode_json
 from ludic.store.lease import Lease, read_lease
 from ludic.store.ledger import ledger_name
 from ludic.store.manifest import folder_problems
 from ludic.store.names import parse_attempt_id, parse_number
-from ludic.store.policies import LATEST, Policy, policy_folder, read_policy
+from ludic.store.policies import LATEST, Policy, read_policy, versions_with_weights
+from ludic.store.policy_files import DELTA, MARKERS, policy_folder, read_delta
 from ludic.store.quarantine import QUARANTINE_FOLDERS
 from ludic.store.slots import FOLDER as WORKERS
 from ludic.store.slots import SlotClaim, claim_name, read_slot_claim
@@ -47,6 +49,9 @@ def check_weights(root: Root) -> Iterator[Finding]:
         elif name.endswith("/config.json"):  # the last file of a complete version
             folder = name.removesuffix("/config.json")
             yield from _unless_gone(_findings("policy", root, folder, _weights_problems(root, folder, policies)))
+        elif name.endswith(f"/{DELTA}"):  # the last file of a version of differences
+            folder = name.removesuffix(f"/{DELTA}")
+            yield from _unless_gone(_findings("policy", root, folder, _delta_problems(root, folder, policies)))
     yield from _check_latest(root, policies)
     checkpoints = root.sizes("checkpoints")
     for name in checkpoints:
@@ -129,8 +134,23 @@ def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
     except _UNREADABLE as error:
         yield Finding(check="policy", where=LATEST, problem=reason_of(error))
         return
-    if latest is not None and f"{policy_folder(latest.version)}/config.json" not in sizes:
-        yield Finding(check="policy", where=LATEST, problem=f"names version {latest.version}, which has no config.json")
+    if latest is not None and latest.version not in versions_with_weights(sizes):
+        problem = f"names version {latest.version}, which has neither config.json nor {DELTA}"
+        yield Finding(check="policy", where=LATEST, problem=problem)
+
+
+def _delta_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Find a broken delta.json, and a base without weights. The result of the differences is not computed."""
+    version = parse_number(folder.removeprefix("policies/version="))
+    if version is None:
+        return  # its policy.json has a finding of its own
+    try:
+        delta = read_delta(root, version)
+    except _UNREADABLE as error:
+        yield f"{DELTA} can't be used: {reason_of(error)}"
+        return
+    if delta is not None and not any(f"{policy_folder(delta.base)}/{marker}" in sizes for marker in MARKERS):
+        yield f"holds differences to version {delta.base}, which has no weights"
 
 
 def _checkpoint_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
@@ -162,6 +182,9 @@ def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
         parent = read_parent(root, attempt_id)
     except _UNREADABLE:
         return  # the attempt has a finding of its own
+    cut = read_cut(root)
+    if cut is not None and step < cut.first_step:
+        return
     name = ledger_name(attempt_id, step)
     names = (name, *(f"{folder}/{name}" for folder in QUARANTINE_FOLDERS))
     if step > (parent[1] if parent else 0) and not any(map(root.exists, names)):

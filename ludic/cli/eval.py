@@ -1,0 +1,20 @@
+"""`ludic eval ROOT`: sample held-out examples with versions of a run, and print the numbers with error bars."""
+
+from dataclasses import fields
+
+import ludic
+from ludic.cli.flags.eval import Settings
+from ludic.launch.evaluation import open_to_evaluate
+from ludic.viewer.output import print_json, stdout_console
+
+
+def main(settings: Settings) -> None:
+    run = ludic.Run(open_to_evaluate(settings.root, settings.config, settings.model, settings.code, settings.suite))
+    parts = (settings.config, settings.measure, settings.code)
+    options = {field.name: getattr(part, field.name) for part in parts for field in fields(part)}
+    own = {name: getattr(settings, name) for name in ("suite", "interval", "engine", "device", "model")}
+    found = run.evaluate(**options, **own)
+    if settings.json:
+        print_json(found.to_dict())
+    else:
+        found.print_to(stdout_console())

@@ -1,0 +1,33 @@
+"""Flags of `ludic eval`."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+import tyro
+
+from ludic.cli.settings import RootUrl
+from ludic.consent import CodeSettings
+from ludic.engines.config import EngineConfig
+from ludic.eval.config import EvalConfig, Interval, MeasureConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    root: RootUrl
+    """Folder or URL of the run; created if it does not exist and --model is given."""
+    suite: str | None = None
+    """TOML file that lists environments with their settings and measures (docs/evaluation.md), instead of --env and
+    the settings of samples."""
+    config: tyro.conf.OmitArgPrefixes[EvalConfig] = field(default_factory=EvalConfig)
+    measure: tyro.conf.OmitArgPrefixes[MeasureConfig] = field(default_factory=MeasureConfig)
+    interval: Interval = "clustered"
+    """Kind of interval: clustered by example, bootstrap of examples, or Wilson's for shares."""
+    code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
+    engine: tyro.conf.OmitArgPrefixes[EngineConfig] = field(default_factory=EngineConfig)
+    device: Literal["cpu", "cuda"] | None = None
+    """Device to sample on; None uses CUDA if available."""
+    model: str | None = None
+    """Folder, Hugging Face id or URL of the model to evaluate, for a root that is created; for another root, another
+    location of the run's first model."""
+    json: bool = False
+    """Print JSON instead of tables."""

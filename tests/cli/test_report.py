@@ -1,0 +1,65 @@
+"""`ludic report`: the file that it writes, and how it explains what is wrong."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ludic.store import Root
+
+
+def test_one_file_is_written(ludic: Any, trained: Root, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    result = ludic("report", trained.url, "--output", file)
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"{file}: ")
+    assert file.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert [each.name for each in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_file_is_replaced_only_if_asked(ludic: Any, started: Root, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text("mine")
+    result = ludic("report", started.url, "--output", file)
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"ludic: {file} exists; choose another output, or replace it with --overwrite\n"
+    assert file.read_text() == "mine"
+    assert ludic("report", started.url, "--output", file, "--overwrite").code == 0
+    assert file.read_text().startswith("<!DOCTYPE html>")
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "message"),
+    [
+        (("--versions", "first"), 2, "versions has 'first', wanted a number, latest, or a range such as"),
+        (("--versions", "7"), 1, "has no evaluation; it has none; `ludic eval "),
+        (("--compare", "0"), 1, "there is nothing to compare 0 with; wanted two or more sides"),
+        (("--compare", "0", "1"), 1, "has no evaluation of version 0; it has none"),
+        (("--output", "s3://bucket/report.html"), 1, "output is s3://bucket/report.html, a URL; wanted a path"),
+    ],
+)
+def test_what_is_wrong_is_one_line(
+    ludic: Any, started: Root, tmp_path: Path, flags: Any, code: int, message: str
+) -> None:
+    file = tmp_path / "report.html"
+    result = ludic("report", started.url, "--output", file, *flags)
+    assert (result.code, result.out) == (code, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert not file.exists()
+
+
+def test_a_folder_that_takes_no_file_is_one_line(ludic: Any, started: Root, tmp_path: Path) -> None:
+    occupied = tmp_path / "file"
+    occupied.write_text("")
+    result = ludic("report", started.url, "--output", occupied / "report.html")
+    assert result.err == f"ludic: {occupied / 'report.html'} can't be written: Not a directory\n"
+    result = ludic("report", started.url, "--output", tmp_path / "none" / "report.html")
+    assert result.err == f"ludic: {tmp_path / 'none' / 'report.html'} can't be written: No such file or directory\n"
+    assert ludic("report", started.url, "--output", tmp_path).err.startswith(f"ludic: {tmp_path} is a folder, wanted")
+
+
+def test_a_root_that_is_not_there_is_one_line(ludic: Any, tmp_path: Path) -> None:
+    result = ludic("report", tmp_path / "none", "--output", tmp_path / "report.html")
+    assert result.code == 1
+    assert result.err.count("\n") == 1

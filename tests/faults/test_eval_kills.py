@@ -1,0 +1,68 @@
+"""Evaluators that are really killed, at random: the evaluation ends with the same report as an unbroken one."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tiny_models import make_model
+
+import ludic
+from ludic.consent import CodeSettings
+from ludic.eval.config import EvalConfig
+from ludic.launch.evaluation import open_to_evaluate
+from ludic.store import Root
+
+pytestmark = pytest.mark.slow
+
+NUM_KILLS = 3
+NUM_EXAMPLES, N = 32, 3
+OPTIONS = ["--num-examples", NUM_EXAMPLES, "--n", N, "--examples-per-call", 2, "--device", "cpu", "--json"]
+
+
+def start(root: Root) -> subprocess.Popen:
+    args = [sys.executable, "-m", "ludic", "eval", root.url, *map(str, OPTIONS)]
+    return subprocess.Popen(
+        args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+
+
+def report(process: subprocess.Popen) -> dict:
+    """What the process printed, but for the root's name."""
+    out, said = process.communicate(timeout=240)
+    assert process.returncode == 0, said.decode()
+    return json.loads(out) | {"root": ""}
+
+
+def kill_after_a_while(root: Root, process: subprocess.Popen, chance: random.Random) -> None:
+    """Kill it after up to three more files, and a random moment later."""
+    wanted = len(root.list("evals")) + chance.randint(1, 3)
+    while process.poll() is None and len(root.list("evals")) < wanted:
+        time.sleep(0.005)
+    time.sleep(chance.random() * 0.2)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.timeout(900)
+def test_a_killed_evaluation_ends_with_the_report_of_an_unbroken_one(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", seed=1)
+    config = EvalConfig(env=("addition",), max_tokens=8)
+    unbroken, killed = (open_to_evaluate(str(tmp_path / name), config, folder, CodeSettings()) for name in ("a", "b"))
+    wanted = report(start(unbroken))
+    assert wanted["samples"][0]["num_samples"] == NUM_EXAMPLES * N
+
+    chance = random.Random(0)
+    for _ in range(NUM_KILLS):
+        process = start(killed)
+        kill_after_a_while(killed, process, chance)
+        assert process.returncode == -signal.SIGKILL
+    assert 0 < len(killed.list("evals")) < len(unbroken.list("evals"))
+    both = [start(killed), start(killed)]  # two at once make the rest
+    assert [report(process) for process in both] == [wanted, wanted]
+    assert not ludic.Run(killed).verify().findings

