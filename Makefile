@@ -1,11 +1,12 @@
-.PHONY: help demo demo-agents test test-all unit integration faults readers soak check format bench notebooks clean
+.PHONY: help demo demo-agents test test-all environments test-vllm inspect unit integration faults readers clusters soak check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
 WHOLE_RUNS := integration pipelines notebooks benchmarks
+VLLM := .venv-vllm/bin
 # A process a core, each with one thread of its own.
 UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
-	$(foreach folder,$(WHOLE_RUNS) faults readers,--ignore=tests/$(folder))
+	$(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,22 +20,37 @@ demo-agents: .venv/demo  ## teach a tiny model to call a tool: demonstrations, w
 test: .venv/installed  ## run the quick tests, in some minutes
 	$(UNIT_TESTS) -m "not slow"
 
-test-all: check faults readers integration unit  ## run everything, as CI does, in about an hour
+test-all:  ## run everything, as CI does, in an hour and a quarter
+	$(MAKE) --jobs 3 environments
+	$(MAKE) check faults readers clusters integration test-vllm inspect unit
+
+environments: .venv/clusters .venv-vllm/installed .venv/skypilot/installed  ## install all that the tests need, side by side
+	$(MAKE) .venv/inspect/installed
 
 unit: .venv/installed  ## run all tests of the package's parts, the slow ones too
 	$(UNIT_TESTS)
 
 integration: .venv/installed  ## whole runs in processes of their own, pipelines, notebooks, benchmarks at a tiny size
-	$(BIN)/python -m pytest $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
 
 faults: .venv/installed  ## a thousand injected crashes and a hundred real kills
-	$(BIN)/python -m pytest tests/faults
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/faults
 
 soak: .venv/installed  ## the state machine of the store, for an hour
 	LUDIC_SOAK=1 $(BIN)/python -m pytest tests/faults --timeout=7200
 
 readers: .venv/readers  ## read a root with pandas, datasets, Ray and Spark
 	$(BIN)/python -m pytest tests/readers
+
+test-vllm: .venv-vllm/installed  ## sample with vLLM on the CPU: engine suite, whole runs, benchmark at a tiny size
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/engines tests/vllm_runs
+	OMP_NUM_THREADS=1 $(VLLM)/python -m benchmarks.engines --quick
+
+inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
+	.venv/inspect/bin/python -m pytest tests/interop/exports/test_inspect_logs.py tests/interop/imports/test_inspect.py
+
+clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster that loses nodes; files for other clusters
+	$(BIN)/python -m pytest tests/clusters tests/launch/test_clusters.py
 
 check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff format --check .
@@ -55,10 +71,37 @@ notebooks: .venv/installed  ## execute the notebooks on a store that a run reall
 	$(BIN)/python -m pytest tests/notebooks
 
 clean:  ## remove what the other targets made
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/readers: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[readers]'
+	touch $@
+
+# vLLM pins other versions than constraints.txt, so it gets an environment of its own.
+.venv-vllm/installed: pyproject.toml requirements-vllm.txt
+	$(PYTHON) -m venv .venv-vllm
+	$(VLLM)/pip install --quiet --upgrade pip
+	$(VLLM)/pip install --quiet --no-deps --requirement requirements-vllm.txt
+	$(VLLM)/pip install --quiet --no-deps --editable .
+	touch $@
+
+.venv/clusters: .venv/readers
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[clusters]'
+	touch $@
+
+# SkyPilot wants other versions of packages than constraints.txt pins; only its parser is used.
+.venv/skypilot/installed: .venv/installed
+	$(PYTHON) -m venv .venv/skypilot
+	.venv/skypilot/bin/pip install --quiet skypilot==0.14.1
+	touch $@
+
+# inspect_ai wants an older fsspec than constraints.txt pins: its packages lie over those of .venv.
+.venv/inspect/installed: .venv/installed
+	$(PYTHON) -m venv --without-pip .venv/inspect
+	.venv/inspect/bin/python -c "from sysconfig import get_path as path; from pathlib import Path; \
+		below = path('purelib').replace('.venv/inspect', '.venv'); \
+		Path(path('purelib'), 'below.pth').write_text(f'import site; site.addsitedir({below!r})')"
+	$(BIN)/pip --python .venv/inspect/bin/python install --quiet inspect-ai==0.3.285 pandas==3.1.1
 	touch $@
 
 # What the tests, the checks and the notebooks need besides the package.

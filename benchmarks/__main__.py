@@ -17,13 +17,16 @@ from benchmarks import (
     packing,
     planner,
     point_read,
+    scale,
     sql,
     store_size,
     stream,
     tail,
     train_step,
     train_wait,
+    viewer,
     wait,
+    weights,
 )
 
 BENCHMARKS = (
@@ -38,6 +41,7 @@ BENCHMARKS = (
     memory,
     object_store,
     planner,
+    scale,
     stream,
     packing,
     one_rank,
@@ -48,6 +52,8 @@ BENCHMARKS = (
     loop,
     continuous_batching,
     episodes,
+    weights,
+    viewer,
 )
 
 

@@ -107,7 +107,7 @@ def _sample_batch(model: PreTrainedModel, requests: Sequence[GenerationRequest])
     sequences = Sequences(model, [request.prompt_tokens for request in requests], max_length=32_768)
     tokens = torch.zeros(len(requests), steps, dtype=torch.int64)
     for step in range(steps):
-        drawn, _ = sample(sequences.logits, rows, uniforms[index, step])
+        drawn = sample(sequences.logits, rows, uniforms[index, step]).tokens
         tokens[index, step] = drawn
         live = (max_tokens[index] > step + 1).nonzero()[:, 0]
         if len(live) == 0:

@@ -116,6 +116,8 @@ class Wait:
 class SlowEngine:
     """Engine that answers a tool's result with an answer, and everything else with a call of the tool."""
 
+    name: str = "slow 1"
+    repeats_in_any_batch: bool = True
     policy_version: int = 0
     max_length: int = 100_000
     batches: list[int] = field(default_factory=list)

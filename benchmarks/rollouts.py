@@ -36,15 +36,23 @@ Passage = tuple[np.ndarray, str]
 VOCABULARY_SIZE = 150_000
 _ZIPF = np.cumsum(1 / (np.arange(VOCABULARY_SIZE) + 2.7))
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
-_PROMPT_LENGTH = 120
 
 
 def make_batch(
-    num_groups: int, *, mean_length: int = 1000, group_size: int = 8, seed: int = 0, source: Source = "zipf"
+    num_groups: int,
+    *,
+    mean_length: int = 1000,
+    prompt_length: int = 120,
+    group_size: int = 8,
+    seed: int = 0,
+    source: Source = "zipf",
 ) -> RolloutBatch:
     """Return groups of one environment and version; the same arguments give the same data, except for ids."""
     rng = np.random.default_rng(seed)
-    groups = tuple(_make_group(rng, number, group_size, mean_length, source) for number in range(num_groups))
+    draw: Callable[[int], Passage] = partial(_zipf_passage if source == "zipf" else _python_passage, rng)
+    groups = tuple(
+        _make_group(rng, number, group_size, mean_length, draw, draw(prompt_length)) for number in range(num_groups)
+    )
     return RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id="w0-benchmark", timestamp=datetime.now(UTC)))
 
 
@@ -76,10 +84,14 @@ def with_own_requests(table: pa.Table, file_number: int) -> pa.Table:
 
 
 def _make_group(
-    rng: np.random.Generator, number: int, group_size: int, mean_length: int, source: Source
+    rng: np.random.Generator,
+    number: int,
+    group_size: int,
+    mean_length: int,
+    draw: Callable[[int], Passage],
+    prompt: Passage,
 ) -> RolloutGroup:
-    draw: Callable[[int], Passage] = partial(_zipf_passage if source == "zipf" else _python_passage, rng)
-    group_id, prompt = new_id(), draw(_PROMPT_LENGTH)
+    group_id = new_id()
     lengths = rng.integers(mean_length // 2, mean_length * 3 // 2 + 1, group_size).tolist()
     rollouts = tuple(
         _make_rollout(
