@@ -16,7 +16,7 @@ import duckdb
 
 from ludic.errors import QueryError
 from ludic.sql.library import quote_list
-from ludic.sql.root_views import create_root_views, join_views
+from ludic.sql.root_views import create_views
 from ludic.sql.roots import RootLike, open_roots
 from ludic.sql.snapshot import Snapshot
 from ludic.store import Root
@@ -45,9 +45,7 @@ def connect(
     opened, without = open_roots(roots), list(without)
     con = open_duckdb()
     snapshots = [Snapshot(root, without) for root in opened]
-    numbered = enumerate(zip(opened, snapshots, strict=True))
-    urls = [create_root_views(con, root, number, snapshot, without) for number, (root, snapshot) in numbered]
-    join_views(con, opened)
+    urls = create_views(con, opened, snapshots, without)
     # Refresh last: DuckDB lists the files when it creates a view, although it needs only the columns.
     for snapshot in snapshots:
         snapshot.refresh()

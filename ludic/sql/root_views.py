@@ -6,7 +6,8 @@ column with the root. Raises QueryError if DuckDB can't name a folder.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from string import Template
 
@@ -22,6 +23,7 @@ from ludic.sql.lists import ARGUMENTS, ListReader
 from ludic.sql.roots import ROOT_COLUMN
 from ludic.sql.scalars import segment_schema
 from ludic.sql.snapshot import Snapshot
+from ludic.sql.types import columns_sql, duckdb_type
 from ludic.store import Root
 from ludic.store.code_files import read_kept_text
 from ludic.store.files import Folder
@@ -107,27 +109,62 @@ _VIEWS = {
 _ROOT_COLUMNS = {"batches": "ledger_root", "all_batches": "ledger_root"}
 
 
-def create_root_views(
-    con: duckdb.DuckDBPyConnection, root: Root, number: int, snapshot: Snapshot, without: Iterable[str]
-) -> str:
-    """Create the views of one root, in their own schema; returns DuckDB's folder or URL of the root.
+def create_views(
+    con: duckdb.DuckDBPyConnection, roots: Sequence[Root], snapshots: Sequence[Snapshot], without: Iterable[str]
+) -> list[str]:
+    """Create the views of roots, each root's in a schema of its own; returns DuckDB's folder or URL of each root.
 
-    without: names, below the root, of files to leave out.
+    snapshots: one of each root. without: names, below each root, of files to leave out.
     """
+    # DuckDB binds a view, and all views below it, when it creates it: it lists folders and reads footers. Until all
+    # views are there, an empty table stands for each, so that each view is bound twice, and not with every other.
+    urls = [_create_schemas(con, root, number, snapshots[number]) for number, root in enumerate(roots)]
+    queries = [_create_stand_ins(con, root, number, urls[number], without) for number, root in enumerate(roots)]
+    _join_views(con, roots)
+    for number, query_of in enumerate(queries):
+        _replace_stand_ins(con, number, query_of)
+    return urls
+
+
+def _create_schemas(con: duckdb.DuckDBPyConnection, root: Root, number: int, snapshot: Snapshot) -> str:
+    """Create what the views of a root need; returns DuckDB's folder or URL of the root."""
     url = _duckdb_url(root, number)
     if not root.is_local:
         con.register_filesystem(RangedFileSystem(root.fs, _protocol(number)))
     _create_functions(con, root, number, url, snapshot)
     con.execute(f"create schema empty_{number}")
     con.execute(f"create schema root_{number}")
-    # Names in a view are resolved in the schema that was current when the view was created.
-    con.execute(f"set schema = 'root_{number}'")
-    _create_views(con, root, number, url, without)
-    con.execute("set schema = 'main'")
     return url
 
 
-def join_views(con: duckdb.DuckDBPyConnection, roots: Sequence[Root]) -> None:
+def _create_stand_ins(
+    con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, without: Iterable[str]
+) -> dict[str, str]:
+    """Create an empty table with the columns of each view, in order; returns the queries of the views."""
+    with _schema_of(con, number):
+        query_of = _view_queries(con, root, number, url, without)
+        for view, query in query_of.items():
+            con.execute(f"create table {view} as from (\n{query}\n) limit 0")
+    return query_of
+
+
+def _replace_stand_ins(con: duckdb.DuckDBPyConnection, number: int, query_of: Mapping[str, str]) -> None:
+    """Create the views of a root, the last first, while empty tables still stand for those that they read."""
+    with _schema_of(con, number):
+        for view, query in reversed(query_of.items()):
+            con.execute(f"drop table {view}")
+            con.execute(f"create view {view} as\n{query}")
+
+
+@contextmanager
+def _schema_of(con: duckdb.DuckDBPyConnection, number: int) -> Iterator[None]:
+    """Make the schema of a root current: a view looks up names in the schema that was current when it was created."""
+    con.execute(f"set schema = 'root_{number}'")
+    yield
+    con.execute("set schema = 'main'")
+
+
+def _join_views(con: duckdb.DuckDBPyConnection, roots: Sequence[Root]) -> None:
     """Create, in schema main, the views over all roots, and the table `roots`."""
     names = [quote(root.url) for root in roots]
     for view in _VIEWS:
@@ -162,20 +199,23 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, u
         side_effects=False,
     )
     reader, schema = ListReader(root), rollouts_schema(root.run.extra_columns)
-    address_types, types = _duckdb_types(con, segment_schema(root)), _duckdb_types(con, schema)
+    address_types = [duckdb_type(segment_schema(root).field(name).type) for name in ARGUMENTS]
     for column in filter(_is_list, schema):
         con.create_function(
             f"read_{column.name}_{number}",
             partial(reader.read, column.name),
-            [address_types[name] for name in ARGUMENTS],
-            types[column.name],
+            address_types,
+            duckdb_type(column.type),
             type=PythonUDFType.ARROW,
             null_handling=FunctionNullHandling.SPECIAL,
             side_effects=False,
         )
 
 
-def _create_views(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, without: Iterable[str]) -> None:
+def _view_queries(
+    con: duckdb.DuckDBPyConnection, root: Root, number: int, url: str, without: Iterable[str]
+) -> dict[str, str]:
+    """Return the SQL of each view, in order of their dependencies."""
     empty = f"empty_{number}"
     values = {
         "root": quote(_escape_glob(url)),
@@ -189,10 +229,12 @@ def _create_views(con: duckdb.DuckDBPyConnection, root: Root, number: int, url: 
     }
     tables = dict.fromkeys(filter(None, _VIEWS.values()))
     columns_of = {table: _create_empty_table(con, f"{empty}.{table}", _schema(root, table)) for table in tables}
+    queries = {}
     for view, table in _VIEWS.items():
         text = read_packaged("views", "rollouts" if table == "rollouts" else view)
         literals = {**values, **(columns_of[table] if table else {}), "folder": view}
-        con.execute(f"create view {view} as\n{Template(text).safe_substitute(literals)}")
+        queries[view] = Template(text).safe_substitute(literals)
+    return queries
 
 
 def _is_list(column: pa.Field) -> bool:
@@ -206,18 +248,13 @@ def _schema(root: Root, table: str) -> pa.Schema:
     return _JSON_TABLES[table] if table in _JSON_TABLES else arrow_schema(table)
 
 
-def _duckdb_types(con: duckdb.DuckDBPyConnection, schema: pa.Schema) -> dict[str, str]:
-    relation = con.from_arrow(schema.empty_table())
-    return dict(zip(relation.columns, map(str, relation.types), strict=True))
-
-
 def _create_empty_table(con: duckdb.DuckDBPyConnection, table: str, schema: pa.Schema) -> dict[str, str]:
     """Create an empty table, which gives a view its columns while there are no files; returns SQL of the columns.
 
     With `schema`, read_parquet fills columns that older files lack, without opening every file.
     """
-    con.from_arrow(schema.append(pa.field("filename", pa.string())).empty_table()).create(table)
-    columns = _duckdb_types(con, schema)
+    con.execute(f"create table {table} ({columns_sql(schema)}, filename varchar)")
+    columns = {column.name: duckdb_type(column.type) for column in schema}
     types = [f"{quote(name)}: {quote(type_)}" for name, type_ in columns.items()]
     fields = [
         f"{quote(name)}: {{name: {quote(name)}, type: {quote(type_)}, default_value: null}}"

@@ -5,7 +5,7 @@ if the run is gone, StoreError if its filesystem fails, SchemaError if a file is
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -102,9 +102,10 @@ class RunStatus(Shown):
 class Watcher:
     """Reads the state of one run repeatedly."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, poll: Callable[[], Iterable[Row]] | None = None) -> None:
+        """poll: returns rows of the metrics that are new since its last call; None reads the newest files."""
         self._url = url
-        self._tail = MetricsTail(Root.open(url), newest_files=_NEWEST_FILES)
+        self._poll = poll or MetricsTail(Root.open(url), newest_files=_NEWEST_FILES).poll
         self._lease_watch = LeaseWatch()
         self._attempt: Attempt | None = None
         self._steps: dict[CheckpointId, Row] = {}
@@ -114,7 +115,7 @@ class Watcher:
     def look(self) -> RunStatus:
         root = Root.open(self._url)  # raises if the run is gone
         now = datetime.now(UTC)
-        self._take(self._tail.poll(), now)
+        self._take(self._poll(), now)
         latest = latest_policy(root)
         return RunStatus(
             root=root,

@@ -12,10 +12,11 @@ from ludic.store.files import Folder
 _MOST_CHARACTERS = 4_000
 """Characters of each text that are shown, half of them from each end."""
 _MOST_MESSAGES = 40
+# `in (select unnest(...))` would be a join, for which DuckDB reads the messages of all rows.
 _MESSAGES = """
 select rollout_id, messages
 from {table}
-where version in (select unnest($versions::bigint[])) and rollout_id in (select unnest($ids::varchar[]))
+where list_contains($versions::bigint[], version) and list_contains($ids::varchar[], rollout_id)
 """
 
 Message = Mapping[str, Any]

@@ -26,7 +26,6 @@ from ludic.viewer.evaluation import interval_text
 from ludic.viewer.output import number, printable
 from ludic.viewer.report import evaluations, training
 from ludic.viewer.stats import describe_run
-from ludic.viewer.status import Watcher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +73,7 @@ def gather(root: Root, versions: str | None, sides: Sequence[str], measure: Meas
             "made_at": datetime.now(UTC),
             "ludic_version": installed_version(LUDIC),
             "facts": describe_run({"root": root.url, "run_id": root.run_id, "run": asdict(root.run)}),
-            "troubles": [trouble.text for trouble in Watcher(root.url).look().troubles()],
+            "troubles": training.read_troubles(con, root),
             "reports": {name: table.to_pylist() for name, table in read_reports(con, root).items()},
             "figures": training.step_figures(con, root),
             "errors": training.read_errors(con, root),

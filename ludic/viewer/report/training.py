@@ -9,6 +9,7 @@ from ludic.sql.query import ask
 from ludic.store import Root
 from ludic.viewer.report.conversations import read_conversations
 from ludic.viewer.report.plots import Figure, Series, draw
+from ludic.viewer.status import Watcher
 
 _NUM_GROUPS = 3
 """Number of best groups, and of worst groups."""
@@ -67,6 +68,10 @@ from rollouts
 left join uses using (rollout_id)
 where version in (select unnest($versions::bigint[])) and group_id in (select unnest($ids::varchar[]))
 order by group_id, group_index, depth
+"""
+_NEWEST_METRICS = """
+from metrics
+qualify row_number() over (partition by kind order by created_at desc) <= 1000
 """
 _ERRORS = """
 select env_name, left(error, 2000) as error, count(*) as num_rollouts, max(version) as last_version
@@ -133,6 +138,12 @@ def _drops(rows: Sequence[Mapping[str, Any]]) -> Figure:
     ]
     note = "" if any(outcome != "used" for outcome in outcomes) else "No rollout was dropped."
     return draw("Rollouts used and dropped", "rollouts per step", "step", series, note=note)
+
+
+def read_troubles(con: duckdb.DuckDBPyConnection, root: Root) -> list[str]:
+    """Return the troubles of the run that its newest metrics show, as `ludic watch` words them."""
+    status = Watcher(root.url, lambda: ask(con, root, _NEWEST_METRICS)).look()
+    return [trouble.text for trouble in status.troubles()]
 
 
 def read_errors(con: duckdb.DuckDBPyConnection, root: Root) -> list[dict[str, Any]]:
