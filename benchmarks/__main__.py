@@ -17,6 +17,7 @@ from benchmarks import (
     packing,
     planner,
     point_read,
+    report,
     scale,
     sql,
     store_size,
@@ -54,6 +55,7 @@ BENCHMARKS = (
     episodes,
     weights,
     viewer,
+    report,
 )
 
 

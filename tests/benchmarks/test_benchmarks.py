@@ -58,6 +58,7 @@ def test_all_benchmarks_run_and_print_ratios():
         "episodes:",
         "weights:",
         "viewer:",
+        "report:",
     )
     indexes = [printed.index(title) for title in titles]
     assert indexes == sorted(indexes)

