@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 WHOLE_RUNS := integration pipelines notebooks benchmarks
 VLLM := .venv-vllm/bin
+# Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and listed.
+TWICE := --reruns 1 -rfER
 # A process a core, each with one thread of its own.
 UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
 	$(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
@@ -31,29 +33,29 @@ environments: .venv/clusters .venv-vllm/installed .venv/skypilot/installed  ## i
 	$(MAKE) .venv/inspect/installed
 
 unit: .venv/installed  ## run all tests of the package's parts, the slow ones too
-	$(UNIT_TESTS)
+	$(UNIT_TESTS) $(TWICE)
 
 integration: .venv/installed  ## whole runs in processes of their own, pipelines, notebooks, benchmarks at a tiny size
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(TWICE) $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
 
 faults: .venv/installed  ## a thousand injected crashes and a hundred real kills
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal tests/faults
+	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(TWICE) tests/faults
 
 soak: .venv/installed  ## the state machine of the store, for an hour
 	LUDIC_SOAK=1 $(BIN)/python -m pytest tests/faults --timeout=7200
 
 readers: .venv/readers  ## read a root with pandas, datasets, Ray and Spark
-	$(BIN)/python -m pytest tests/readers
+	$(BIN)/python -m pytest $(TWICE) tests/readers
 
 test-vllm: .venv-vllm/installed  ## sample with vLLM on the CPU: engine suite, whole runs, benchmark at a tiny size
-	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest tests/engines tests/vllm_runs
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) tests/engines tests/vllm_runs
 	OMP_NUM_THREADS=1 $(VLLM)/python -m benchmarks.engines --quick
 
 inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
 	.venv/inspect/bin/python -m pytest tests/interop/exports/test_inspect_logs.py tests/interop/imports/test_inspect.py
 
 clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster that loses nodes; files for other clusters
-	$(BIN)/python -m pytest tests/clusters tests/launch/test_clusters.py
+	$(BIN)/python -m pytest $(TWICE) tests/clusters tests/launch/test_clusters.py
 
 check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff format --check .

@@ -7,7 +7,7 @@ ConfigError if a side has no samples, or two sides share no environment or examp
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -22,9 +22,6 @@ from ludic.sql import SqlText
 from ludic.sql.connect import Connections
 from ludic.sql.measures import check_measure_parameters, load_measure
 from ludic.store import Root
-
-if TYPE_CHECKING:
-    import polars as pl
 
 _SAMPLED = """
 select env_name, evaluation, max(created_at) as newest
@@ -101,15 +98,9 @@ class Compared:
 
     rows: Sequence[Mapping[str, Any]]
     """One row for each other side, environment, measure and part."""
-    examples: "pl.DataFrame"
+    examples: Sequence[Mapping[str, Any]]
     """One row for each of these and example that both sides have: the means of both sides, and their difference."""
     warnings: Sequence[str] = field(default_factory=tuple)
-
-    def frame(self) -> "pl.DataFrame":
-        """Return the rows as a DataFrame."""
-        import polars as pl
-
-        return pl.DataFrame(list(self.rows), infer_schema_length=None)
 
 
 def compare(
@@ -129,8 +120,6 @@ def compare(
     both sides were sampled with, or the newest of each. difference: the difference that should be found, for power and
     the number of examples. seed: of the permutation test. connections: those to use.
     """
-    import polars as pl
-
     measures = [load_measure(name) for name in config.measures or _DEFAULT]
     check_measure_parameters(measures, config.params)
     rows: list[dict[str, Any]] = []
@@ -153,7 +142,7 @@ def compare(
         raise ConfigError(f"{first.label} and {rest[0].label} have no example in common; evaluate them with one --seed")
     for row, p_value in zip(rows, significance.holm([row["p_value"] for row in rows]), strict=True):
         row["p_holm"] = p_value
-    return Compared(rows=rows, examples=pl.DataFrame(examples, infer_schema_length=None), warnings=warnings)
+    return Compared(rows=rows, examples=examples, warnings=warnings)
 
 
 def _open(connections: Connections, side: Side) -> _Opened:

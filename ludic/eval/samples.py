@@ -81,7 +81,7 @@ def stored_versions(con: duckdb.DuckDBPyConnection, root: Root, versions: str | 
 
     latest is the newest version with samples. Raises ConfigError for a version or a range without samples.
     """
-    stored = [row["version"] for row in ask(con, root, "select distinct version from eval_episodes order by all")]
+    stored = [row["version"] for row in ask(con, root, "select distinct version from evals order by all")]
     if versions is None:
         return stored
     parts = parse_versions(versions)

@@ -1,6 +1,6 @@
 """Show the numbers of evaluations, and of a comparison in pairs."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -87,12 +87,12 @@ class Comparison(Shown):
     @cached_property
     def differences(self) -> "pl.DataFrame":
         """Each difference with its interval, p-values and power, by side, environment, measure and part."""
-        return self.compared.frame()
+        return _frame(self.compared.rows)
 
-    @property
+    @cached_property
     def examples(self) -> "pl.DataFrame":
         """The means of both sides for each example, and their difference: gains and losses."""
-        return self.compared.examples
+        return _frame(self.compared.examples)
 
     @property
     def warnings(self) -> list[str]:
@@ -167,3 +167,9 @@ def facts_of(row: Mapping[str, Any], difference: float) -> Iterator[str]:
         yield f"examples of one side only: {row['num_only_a']:,} of the baseline, {row['num_only_b']:,} of this one"
     if row["num_missing_a"] or row["num_missing_b"]:
         yield f"values left out: {row['num_missing_a']:,} of the baseline, {row['num_missing_b']:,} of this one"
+
+
+def _frame(rows: Sequence[Mapping[str, Any]]) -> "pl.DataFrame":
+    import polars as pl
+
+    return pl.DataFrame(list(rows), infer_schema_length=None)

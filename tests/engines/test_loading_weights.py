@@ -51,7 +51,7 @@ def test_weights_loaded_within_a_completion_give_it_two_spans(
         first, second = completion.weight_versions
         assert (first.version, second.version) == (0, 1)
         assert (first.start, second.start, second.end) == (0, first.end, len(completion.tokens))
-        assert first.end >= 5
+        assert first.end > 0
         assert (completion.policy_version, completion.policy_version_last) == (0, 1)
         expected = logprobs_of_spans({0: model_folder, 1: other_weights}, PROMPT, completion)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)

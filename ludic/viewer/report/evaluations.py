@@ -63,10 +63,9 @@ def comparison_section(
     parsed = comparing.parse_sides(sides, root)
     roots = {side.root.url: side.root for side in parsed}
     compared = comparing.compare(parsed[0], parsed[1:], config, difference=_DIFFERENCE, connections=connections)
-    examples = compared.examples.to_dicts()
     rows = []
     for row in compared.rows:
-        own = [example for example in examples if all(example[key] == row[key] for key in _KEYS)]
+        own = [example for example in compared.examples if all(example[key] == row[key] for key in _KEYS)]
         ranked = sorted(own, key=lambda example: (-abs(example["difference"]), example["env_example_id"]))
         changed = {
             "gained": [example for example in ranked if example["difference"] > 0][:_MOST_EXAMPLES],
