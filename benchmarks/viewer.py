@@ -2,10 +2,10 @@
 
     python -m benchmarks.viewer
 
-The run has 1,563 files of workers, whose scalars an earlier connection has cached. First `ludic view` runs in a terminal
-of its own: its start includes Python's, and a key is timed until the last byte that it draws. Then the viewer runs in
-this process without a terminal, for its CPU time, of all threads: a key is timed until its rows are drawn, and opening
-includes a connection and the first query, but not the imports, which are timed in a process of their own.
+The run has 1,563 files of workers, whose scalars an earlier connection has cached. First `ludic view` runs in a
+terminal of its own: its start includes Python's, and a key is timed until the last byte that it draws. Then the viewer
+runs in this process without a terminal, for its CPU time, of all threads: a key is timed until its rows are drawn, and
+opening includes a connection and the first query, but not the imports, which are timed in a process of their own.
 """
 
 import asyncio

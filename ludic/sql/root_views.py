@@ -151,7 +151,7 @@ def _create_stand_ins(
 def _replace_stand_ins(con: duckdb.DuckDBPyConnection, number: int, query_of: Mapping[str, str]) -> None:
     """Create the views of a root, the last first, while empty tables still stand for those that they read."""
     with _schema_of(con, number):
-        for view, query in reversed(query_of.items()):
+        for view, query in reversed(list(query_of.items())):
             con.execute(f"drop table {view}")
             con.execute(f"create view {view} as\n{query}")
 
@@ -199,12 +199,12 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, u
         side_effects=False,
     )
     reader, schema = ListReader(root), rollouts_schema(root.run.extra_columns)
-    address_types = [duckdb_type(segment_schema(root).field(name).type) for name in ARGUMENTS]
+    address_types = tuple(duckdb_type(segment_schema(root).field(name).type) for name in ARGUMENTS)
     for column in filter(_is_list, schema):
         con.create_function(
             f"read_{column.name}_{number}",
             partial(reader.read, column.name),
-            address_types,
+            list(address_types),
             duckdb_type(column.type),
             type=PythonUDFType.ARROW,
             null_handling=FunctionNullHandling.SPECIAL,

@@ -15,22 +15,29 @@ _NUM_GROUPS = 3
 """Number of best groups, and of worst groups."""
 _MOST_ERRORS = 8
 
+_SAMPLED = "sampled_tokens_per_s"
+"""Column of the query that no file holds."""
 _STEPS = """
-with steps as (
-    select metrics.*, created_at - lag(created_at) over (order by step) as since
+with measured as materialized ( -- of many small files, which are read once
+    select kind, attempt_id, step, created_at, num_tokens, {columns}
     from metrics
+),
+
+steps as (
+    select measured.*, created_at - lag(created_at) over (order by step) as since
+    from measured
     inner join attempt_chain using (attempt_id)
     where kind = 'train' and step >= first_step and step <= coalesce(last_step, step)
 ),
 
 sampled as (
     select steps.step, sum(calls.num_tokens) as num_tokens
-    from (from metrics where kind = 'worker') as calls
+    from (from measured where kind = 'worker') as calls
     asof join steps on calls.created_at <= steps.created_at
     group by steps.step
 )
 
-select steps.*, coalesce(sampled.num_tokens, 0) / nullif(epoch(since), 0) as sampled_tokens_per_s
+select step, {columns}, coalesce(sampled.num_tokens, 0) / nullif(epoch(since), 0) as sampled_tokens_per_s
 from steps
 left join sampled using (step)
 order by step
@@ -107,15 +114,16 @@ _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
         "Versions between the weights that sampled and those that train.",
         {"mean": "off_policy_steps_mean", "highest": "off_policy_steps_max"},
     ),
-    ("Throughput", "tokens per second", "", {"trained": "tokens_per_s", "sampled": "sampled_tokens_per_s"}),
+    ("Throughput", "tokens per second", "", {"trained": "tokens_per_s", "sampled": _SAMPLED}),
     ("Time of a step", "seconds", "", {"step": "step_s", "waiting for rollouts": "wait_s"}),
     ("Gradient norm", "before clipping", "", {"norm": "grad_norm"}),
 )
+_STORED_COLUMNS = sorted({column for *_, columns in _FIGURES for column in columns.values()} - {_SAMPLED})
 
 
 def step_figures(con: duckdb.DuckDBPyConnection, root: Root) -> list[Figure]:
     """Return the plots of gradient steps, without steps that a later attempt has replaced; [] if there are none."""
-    rows = ask(con, root, _STEPS)
+    rows = ask(con, root, _STEPS.format(columns=", ".join(_STORED_COLUMNS)))
     if not rows:
         return []
     figures = [
