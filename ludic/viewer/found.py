@@ -128,16 +128,18 @@ class UnknownIdError(LudicError, LookupError):
     """An id matches no rollout or group, or several."""
 
 
-def look_up(root: Root, part: str, *kinds: Kind) -> Found:
-    """Find the rollout or group that `part` of an id matches; kinds: search only these.
+def look_up(root: Root, part: str, *kinds: Kind, con: duckdb.DuckDBPyConnection | None = None) -> Found:
+    """Find the rollout or group that `part` of an id matches; kinds: search only these. con: a connection to the root.
 
     Leaves out broken files, with a warning. Raises UnknownIdError, StoreError.
     """
     kinds = kinds or ("rollout", "group")
     addresses = find_rows(root, part) if _WHOLE_ID.fullmatch(part) else []
     try:
-        found = _look_up(connect(root), root, part, addresses, kinds)
-    except QueryError:
+        found = _look_up(con or connect(root), root, part, addresses, kinds)
+    except QueryError as error:
+        if isinstance(error.__cause__, duckdb.InterruptException):
+            raise
         broken = [footer.name for folder in TABLES for footer in read_footers(root, folder) if footer.problem]
         if not broken:
             raise

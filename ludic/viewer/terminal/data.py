@@ -56,12 +56,16 @@ class RunData:
     def ask(self, query: str, params: Mapping[str, Any]) -> pl.DataFrame:
         """Return the rows of a query that may only read."""
         with self._lock:
-            if self._connection is None:
-                self._connection = connect(self.root, sealed=True)
-            with result_of(self._connection, [self.root], query, params) as reader:
+            with result_of(self._connected(), [self.root], query, params) as reader:
                 frame = pl.from_arrow(reader.read_all())
         assert isinstance(frame, pl.DataFrame)
         return frame
+
+    def _connected(self) -> duckdb.DuckDBPyConnection:
+        """Return the connection; the caller holds the lock."""
+        if self._connection is None:
+            self._connection = connect(self.root, sealed=True)
+        return self._connection
 
     def stop(self) -> None:
         """End the query that is running; its caller gets a QueryError."""
@@ -76,7 +80,8 @@ class RunData:
 
     def find(self, rollout_id: str) -> Found:
         """Return a rollout, whose row also has lists of ratios and token_advantages if training stored them."""
-        found = look_up(self.root, rollout_id, "rollout")
+        with self._lock:
+            found = look_up(self.root, rollout_id, "rollout", con=self._connected())
         row = found.rows[0]
         trained = self.ask(_TRAINED, {"id": row["rollout_id"]}).to_dicts() if found.uses else []
         if not trained:
