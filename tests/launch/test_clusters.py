@@ -121,7 +121,8 @@ def test_slurms_files_run_the_commands_and_quote_names(root: Root, tmp_path: Pat
     assert (program, words[0]) == ("srun", "ludic")
     check_command(words[1:], root.url)
     (tmp_path / "t").mkdir()
-    calls = run_with_stand_ins(trainer, tmp_path / "t", scontrol="echo node1; echo node2", ludic="echo step; echo 2")
+    names = "seq --format=node%.0f 50000"  # more than a pipe holds
+    calls = run_with_stand_ins(trainer, tmp_path / "t", scontrol=names, ludic="echo step; echo 2")
     assert [call[0] for call in calls] == ["scontrol", "srun", "ludic"]
     assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=node1:20001"} <= set(calls[1])
     check_command(calls[1][calls[1].index("ludic") + 1 :], root.url)

@@ -35,7 +35,9 @@ def _trainer(plan: ClusterPlan) -> str:
     }
     train = plan.train_command('"$host"', '"$((20000 + SLURM_JOB_ID % 20000))"')  # two jobs may share a machine
     lines = [
-        'host=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "# Without `| head`, which may kill scontrol, and then this job.",
+        'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "host=${hosts%%$'\\n'*}",
         f"srun {train}",
         "# The workers end with the run, but not if this job was only stopped.",
         f"step=$(ludic sql {plan.quoted_url} {shlex.quote(_NEWEST_STEP)} --format csv | tail -n 1)",
