@@ -21,7 +21,7 @@ from ludic.store import Root
 pytestmark = pytest.mark.slow
 
 NUM_KILLS = 3
-NUM_EXAMPLES, N = 32, 3
+NUM_EXAMPLES, N = 96, 3
 OPTIONS = ["--num-examples", NUM_EXAMPLES, "--n", N, "--examples-per-call", 2, "--device", "cpu", "--json"]
 
 
@@ -44,7 +44,7 @@ def kill_after_a_while(root: Root, process: subprocess.Popen, chance: random.Ran
     wanted = len(root.list("evals")) + chance.randint(1, 3)
     while process.poll() is None and len(root.list("evals")) < wanted:
         time.sleep(0.005)
-    time.sleep(chance.random() * 0.2)
+    time.sleep(chance.random() * 0.1)
     process.send_signal(signal.SIGKILL)
     process.communicate()
 
