@@ -13,7 +13,7 @@ import duckdb
 import pyarrow as pa
 
 from ludic.errors import QueryError
-from ludic.sql.library import SqlText, check_parameters, load_text, packaged_names, run_query
+from ludic.sql.library import SqlText, check_parameters, load_text, run_query
 
 _WANTED = (
     "wanted one SELECT over eval_episodes that returns evaluation, policy_version, env_name, env_example_id and value "
@@ -49,11 +49,6 @@ order by all
 def load_measure(name_or_path: str) -> SqlText:
     """Load a measure: a name in ludic/sql/measures/, or the path of a .sql file."""
     return load_text("measures", name_or_path, "{}", _WANTED)
-
-
-def measure_names() -> list[str]:
-    """Return the names of the measures in ludic/sql/measures/."""
-    return packaged_names("measures")
 
 
 def check_measure_parameters(measures: Iterable[SqlText], given: Mapping[str, Any]) -> None:

@@ -199,7 +199,8 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, u
         side_effects=False,
     )
     reader, schema = ListReader(root), rollouts_schema(root.run.extra_columns)
-    address_types = tuple(duckdb_type(segment_schema(root).field(name).type) for name in ARGUMENTS)
+    segments = segment_schema(root)
+    address_types = tuple(duckdb_type(segments.field(name).type) for name in ARGUMENTS)
     for column in filter(_is_list, schema):
         con.create_function(
             f"read_{column.name}_{number}",

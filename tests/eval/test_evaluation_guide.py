@@ -10,7 +10,7 @@ import ludic
 from ludic.environments.registry import make_environment
 from ludic.eval.config import EvalConfig
 from ludic.eval.suite import _SHARED, read_suite
-from ludic.sql.measures import measure_names
+from ludic.sql.library import packaged_names
 from ludic.store import Root
 
 GUIDE = (Path(__file__).parents[2] / "docs/evaluation.md").read_text(encoding="utf-8")
@@ -21,7 +21,7 @@ def test_the_table_names_every_measure() -> None:
     table = GUIDE.partition("\n## Measures\n")[2].partition("\n## Intervals\n")[0]
     rows = [line for line in table.splitlines() if line.startswith("|")][2:]
     named = [name for row in rows for name in row.split("|")[1].strip().split(", ")]
-    assert sorted(named) == measure_names()
+    assert sorted(named) == packaged_names("measures")
 
 
 SUITE = re.search(r"```toml\n(.*?)```", GUIDE, re.DOTALL)

@@ -12,7 +12,8 @@ from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import numbers
 from ludic.eval.samples import Chosen, Samples
 from ludic.sql import connect
-from ludic.sql.measures import load_measure, measure_names
+from ludic.sql.library import packaged_names
+from ludic.sql.measures import load_measure
 from ludic.store import Root
 
 REWARDS = {"a": [1.0, 0.0, 1.0, 1.0], "b": [0.0, 0.0, 0.0, 1.0], "c": [0.0, 0.0, 0.0, 0.0]}
@@ -158,8 +159,8 @@ def test_a_measure_of_your_own(root: Root, store_samples: StoreSamples, tmp_path
 
 def test_every_measure_runs_on_a_root_with_samples(root: Root, store_samples: StoreSamples) -> None:
     store_samples(REWARDS)
-    found = numbers(root, MeasureConfig(measures=tuple(measure_names())), Chosen(), "wilson").frame()
-    assert set(found["measure"]) == set(measure_names())
+    found = numbers(root, MeasureConfig(measures=tuple(packaged_names("measures"))), Chosen(), "wilson").frame()
+    assert set(found["measure"]) == set(packaged_names("measures"))
     assert set(found.filter(measure="response_length")["interval"]) == {"clustered"}  # a length is no share
     assert set(found.filter(measure="success_rate")["interval"]) == {"wilson"}
 

@@ -4,6 +4,7 @@ Queries run in a thread. A query that fails leaves the rows and the typed text a
 line below the table.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import polars as pl
@@ -29,6 +30,11 @@ _PLACEHOLDERS = {
     "filter": "SQL predicate over the columns, such as episode_reward > 0.5 and error is null; empty shows all",
     "sort": "SQL expression to sort by, such as reward_mean desc; empty is the first order",
 }
+ROLLOUT_KEYS: Sequence[BindingType] = (
+    Binding("l", "label", "label", tooltip="label the rollout with a mark and a note"),
+    Binding("v", "compare", "compare", tooltip="choose another answer to the example, to see both side by side"),
+)
+"""Keys for a rollout, in a list and in its own screen."""
 
 
 class ListScreen(Screen[None]):
@@ -44,8 +50,7 @@ class ListScreen(Screen[None]):
         Binding("a", "all", "all", tooltip="all rollouts of the version, without groups"),
         Binding("A", "whole_run", "whole run", tooltip="all rollouts of all versions"),
         Binding("t", "training", "training", tooltip="add step, advantage and reason of a drop; reads the ledger"),
-        Binding("l", "label", "label", tooltip="label the rollout with a mark and a note"),
-        Binding("v", "compare", "compare", tooltip="choose another answer to the example, to see both side by side"),
+        *ROLLOUT_KEYS,
         Binding("r", "reload", "reload", tooltip="read again, with rollouts stored since"),
     ]
 

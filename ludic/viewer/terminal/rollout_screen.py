@@ -20,7 +20,7 @@ from ludic.printable import printable
 from ludic.viewer.found import Found
 from ludic.viewer.output import number
 from ludic.viewer.terminal.dialogs import LabelForm
-from ludic.viewer.terminal.list_screen import ListScreen
+from ludic.viewer.terminal.list_screen import ROLLOUT_KEYS, ListScreen
 from ludic.viewer.terminal.listings import Table, rollouts
 from ludic.viewer.tokens import Color
 from ludic.viewer.transcript import Look, rollout_parts
@@ -150,8 +150,7 @@ class RolloutScreen(_PaneScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("n", "turn(1)", "next", tooltip="next rollout of the list"),
         Binding("p", "turn(-1)", "previous", tooltip="previous rollout of the list"),
-        Binding("l", "label", "label", tooltip="label the rollout with a mark and a note"),
-        Binding("v", "compare", "compare", tooltip="choose another answer to the example, to see both side by side"),
+        *ROLLOUT_KEYS,
         Binding("g", "group", "group", tooltip="rollouts of its group"),
         Binding("a", "episode", "agents", tooltip="rows of its episode: agents, their children, rewritten contexts"),
     ]
