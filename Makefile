@@ -1,11 +1,15 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm inspect unit integration faults readers clusters soak check format bench notebooks clean
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs inspect unit integration faults readers clusters soak durations check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
-WHOLE_RUNS := integration pipelines notebooks benchmarks
+# The longest first: whoever runs it must not begin it last.
+WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
+# Tests start hundreds of processes, and each would compile the package anew.
+export PYTHONDONTWRITEBYTECODE :=
 # Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and listed.
-TWICE := --reruns 1 -rfER
+# How long each test took is kept as build/tests/TARGET.xml.
+TWICE = --reruns 1 -rfER --junitxml=build/tests/$@.xml
 # A process a core, each with one thread of its own.
 UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
 	$(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
@@ -22,11 +26,11 @@ demo-agents: .venv/demo  ## teach a tiny model to call a tool: demonstrations, w
 test: .venv/installed  ## run the quick tests, in some minutes
 	$(UNIT_TESTS) -m "not slow"
 
-# Targets that run one test at a time go side by side; test-vllm takes as long as the others together.
+# Targets that run one test at a time go side by side, the longest first.
 test-all:  ## run everything, as CI does, in an hour
 	$(MAKE) --jobs 3 environments
 	$(MAKE) check faults integration
-	$(MAKE) --jobs 2 --output-sync=target test-vllm clusters readers inspect
+	$(MAKE) --jobs 2 --output-sync=target vllm-runs clusters vllm-engines readers inspect
 	$(MAKE) unit
 
 environments: .venv/clusters .venv-vllm/installed .venv/skypilot/installed  ## install all that the tests need, side by side
@@ -36,7 +40,7 @@ unit: .venv/installed  ## run all tests of the package's parts, the slow ones to
 	$(UNIT_TESTS) $(TWICE)
 
 integration: .venv/installed  ## whole runs in processes of their own, pipelines, notebooks, benchmarks at a tiny size
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile $(TWICE) $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(TWICE) $(foreach folder,$(WHOLE_RUNS),tests/$(folder))
 
 faults: .venv/installed  ## a thousand injected crashes and a hundred real kills
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(TWICE) tests/faults
@@ -47,15 +51,25 @@ soak: .venv/installed  ## the state machine of the store, for an hour
 readers: .venv/readers  ## read a root with pandas, datasets, Ray and Spark
 	$(BIN)/python -m pytest $(TWICE) tests/readers
 
-test-vllm: .venv-vllm/installed  ## sample with vLLM on the CPU: engine suite, whole runs, benchmark at a tiny size
-	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) tests/engines tests/vllm_runs
+test-vllm: vllm-engines vllm-runs  ## sample with vLLM on the CPU: engine suite, whole runs, benchmark at a tiny size
+
+# The other engines' tests are part of `unit`, and so are those of servers that only look like vLLM's.
+vllm-engines: .venv-vllm/installed
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) -k "vllm or server" tests/engines \
+		--ignore=tests/engines/test_server_engine.py
 	OMP_NUM_THREADS=1 $(VLLM)/python -m benchmarks.engines --quick
 
+vllm-runs: .venv-vllm/installed
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) tests/vllm_runs
+
 inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
-	.venv/inspect/bin/python -m pytest tests/interop/exports/test_inspect_logs.py tests/interop/imports/test_inspect.py
+	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/interop/exports/test_inspect_logs.py tests/interop/imports/test_inspect.py
 
 clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster that loses nodes; files for other clusters
 	$(BIN)/python -m pytest $(TWICE) tests/clusters tests/launch/test_clusters.py
+
+durations:  ## list the files whose tests took longest in the last run of each target
+	$(BIN)/python .ci/durations.py
 
 check: .venv/installed  ## format, lint, types, import contracts, generated docs
 	$(BIN)/ruff format --check .
@@ -76,7 +90,7 @@ notebooks: .venv/installed  ## execute the notebooks on a store that a run reall
 	$(BIN)/python -m pytest tests/notebooks
 
 clean:  ## remove what the other targets made
-	rm -rf .venv .venv-vllm runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-vllm build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/readers: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[readers]'

@@ -10,7 +10,6 @@ formats have no contention either.
 """
 
 import math
-import multiprocessing
 import tempfile
 import time
 from collections import Counter
@@ -22,15 +21,12 @@ from multiprocessing.synchronize import Barrier
 import numpy as np
 import tyro
 
-from benchmarks.measure import print_table
+from benchmarks.measure import print_table, processes
 from benchmarks.rollouts import make_batch, make_like
 from benchmarks.tables import TABLES
 from ludic.schema import to_table
 
 GROUP_SIZE = 8
-# The fork server imports modules first, so that a writer starts in some ms.
-_processes = multiprocessing.get_context("forkserver")
-_processes.set_forkserver_preload(["benchmarks.tables"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +81,11 @@ def _run(name: str, num_writers: int, seconds: float) -> Outcome:
     table = TABLES[name]
     with tempfile.TemporaryDirectory() as folder:
         table.create(folder, to_table(make_batch(1), run_id="none", sequence=0).schema)
-        start = _processes.Barrier(num_writers)
-        pipes = [_processes.Pipe(duplex=False) for _ in range(num_writers)]
+        context = processes()
+        start = context.Barrier(num_writers)
+        pipes = [context.Pipe(duplex=False) for _ in range(num_writers)]
         writers = [
-            _processes.Process(target=_write, args=(name, folder, f"w{number}", start, seconds, says))
+            context.Process(target=_write, args=(name, folder, f"w{number}", start, seconds, says))
             for number, (_, says) in enumerate(pipes)
         ]
         for writer, (_, says) in zip(writers, pipes, strict=True):

@@ -134,6 +134,7 @@ class _Recorder:
     def __init__(self, engine: "VllmEngine") -> None:
         self._engine = engine
         self.policy_version, self.max_length = engine.policy_version, engine.max_length
+        self.max_batch = engine.max_batch
         self.requests: list[GenerationRequest] = []
         self.first: dict[int, float] = {}
 
@@ -192,9 +193,9 @@ def _publish(engine: "VllmEngine", folder: str, rounds: int) -> list[float]:
     with tempfile.TemporaryDirectory() as url:
         run = RunConfig(model=folder, env=("moar_cats",), max_tokens=1, accept_incomplete=True)
         root = Root.create(f"{url}/run", run)
-        publish = partial(publish_policy, root, save, attempt_id=1, groups_per_worker=lambda version: 1)
+        publish = partial(publish_policy, root, save, attempt_id=1, budget=1)
         publish(step=0, parent_version=None)
-        config = WorkerConfig(slot=0, follow_quota=False)
+        config = WorkerConfig(slot=0, follow_budget=False)
         worker = threading.Thread(
             target=partial(work, root, config, stop, engine=recorder, report=lambda batch: None), daemon=True
         )

@@ -117,6 +117,7 @@ class SlowEngine:
     """Engine that answers a tool's result with an answer, and everything else with a call of the tool."""
 
     name: str = "slow 1"
+    max_batch: int = _MAX_BATCH
     repeats_in_any_batch: bool = True
     policy_version: int = 0
     max_length: int = 100_000

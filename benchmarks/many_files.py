@@ -8,24 +8,22 @@ queries the same files. Each call is a process of its own, whose imports are not
 CPU seconds are of the whole process, and show more than the time when the machine is busy.
 """
 
-import multiprocessing
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 
 import duckdb
 import tyro
 
 import ludic
-from benchmarks.measure import median_ratio, print_table
+from benchmarks.measure import in_a_process, median_ratio, print_table
 from benchmarks.sql import by_sql, connect, plain_duckdb
 from benchmarks.stores import GROUPS_A_FILE, make_store
 from benchmarks.tail import COLUMNS
-from ludic.sql.snapshot import CACHE_VARIABLE
+from ludic.paths import CACHE_VARIABLE
 from ludic.store import RolloutReader, Root
 from ludic.viewer.stats import collect_stats
 
@@ -59,7 +57,7 @@ def print_times(url: str, num_files: int, rounds: int) -> None:
             for name in TASKS:
                 if "first" in name:
                     shutil.rmtree(f"{cache}/scalars", ignore_errors=True)
-                wall_s, cpu_s = in_own_process(name, url)
+                wall_s, cpu_s = in_a_process(timed, name, url)
                 seconds[name].append(wall_s)
                 cpu[name].append(cpu_s)
     rows = [
@@ -74,13 +72,8 @@ def print_times(url: str, num_files: int, rounds: int) -> None:
     print_table(f"many_files: {num_files:,} files of workers", columns, rows)
 
 
-def in_own_process(name: str, url: str) -> tuple[float, float]:
-    """Return the wall and CPU seconds of a task in a new process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(timed, name, url).result()
-
-
 def timed(name: str, url: str) -> tuple[float, float]:
+    """Return the wall and CPU seconds of a task."""
     root = Root.open(url)
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     TASKS[name](root)

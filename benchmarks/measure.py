@@ -1,12 +1,23 @@
 """Time contestants in turns, so that other load on the machine affects all of them equally, and print tables."""
 
 import gc
+import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from statistics import median
+from typing import ParamSpec, TypeVar
 
 from rich.console import Console
 from rich.table import Table
+
+_PRELOADED = ("benchmarks", "ludic", "pyarrow", "duckdb", "transformers")
+"""Packages whose modules are imported once for all processes; ludic's own import torch."""
+_Params = ParamSpec("_Params")
+_Result = TypeVar("_Result")
 
 
 def take_turns(
@@ -37,6 +48,30 @@ def _seconds(call: Callable[[], object]) -> float:
         return time.perf_counter() - start
     finally:
         gc.enable()
+
+
+def in_a_process(function: Callable[_Params, _Result], *args: _Params.args, **kwargs: _Params.kwargs) -> _Result:
+    """Return the result of a call in a process of its own, which has imported the program, and has run nothing yet.
+
+    It has the environment variables of now.
+    """
+    # The fork server has those of its start.
+    environment = dict(os.environ)
+    with ProcessPoolExecutor(1, processes(), initializer=_take_environment, initargs=(environment,)) as pool:
+        return pool.submit(function, *args, **kwargs).result()
+
+
+def _take_environment(environment: Mapping[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def processes() -> ForkServerContext:
+    """Return the context of processes that are forked from one with the imports of this one: torch takes seconds."""
+    context = get_context("forkserver")
+    # Without the program itself, which each process runs as its main module.
+    context.set_forkserver_preload([name for name in sys.modules if name.partition(".")[0] in _PRELOADED])
+    return context
 
 
 def median_ratio(numerators: Sequence[float], denominators: Sequence[float]) -> float:

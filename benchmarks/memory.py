@@ -8,17 +8,15 @@ groups of rollouts of about 150,000 tokens. The reader polls, and reads tokens a
 trainer's rank does. The compaction rewrites all files, which are in one partition. Then a reader reads the result.
 """
 
-import multiprocessing
 import tempfile
 from collections.abc import Callable
 from itertools import count
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import tyro
 
-from benchmarks.measure import print_table
+from benchmarks.measure import in_a_process, print_table
 from benchmarks.rollouts import make_batch, make_like
 from ludic.maintenance.compact import compact
 from ludic.records import new_id
@@ -27,8 +25,6 @@ from ludic.store.ledger_reads import read_rollouts
 
 Role = Callable[..., None]
 COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "token_rewards"]
-# A forked process would start with the memory of its parent.
-_processes = multiprocessing.get_context("spawn")
 
 
 def main(quick: bool = False, sizes_gb: tuple[float, ...] = (1, 4, 16)) -> None:
@@ -39,7 +35,7 @@ def main(quick: bool = False, sizes_gb: tuple[float, ...] = (1, 4, 16)) -> None:
         sizes_gb: Sizes of the stores, in 10^9 bytes.
     """
     mean_length = 1_000 if quick else 150_000
-    sizes = (0.0005, 0.001) if quick else sizes_gb
+    sizes = (0.0005,) if quick else sizes_gb
     rows = []
     for group_size in (8, 64):
         peaks = [_measure(group_size, mean_length, size) for size in sizes]
@@ -56,23 +52,14 @@ def _measure(group_size: int, mean_length: int, size_gb: float) -> dict[str, int
     with tempfile.TemporaryDirectory() as folder:
         root = Root.create(f"{folder}/run", RunConfig(model="none", env=("moar_cats",), group_size=group_size))
         args = (root.url, group_size, mean_length, int(size_gb * 1e9))
-        return {role: _peak_bytes(function, *args) for role, function in ROLES.items()}
+        return {role: in_a_process(_peak_bytes, function, *args) for role, function in ROLES.items()}
 
 
-def _peak_bytes(function: Role, *args: object) -> int:
-    hears, says = _processes.Pipe(duplex=False)
-    process = _processes.Process(target=_play, args=(says, function, *args))
-    process.start()
-    says.close()
-    peak = hears.recv()
-    process.join()
-    return peak
-
-
-def _play(says: Connection, function: Role, *args: Any) -> None:
+def _peak_bytes(function: Role, *args: Any) -> int:
+    """Play a role, and return the most memory that its process ever held."""
     function(*args)
     (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    says.send(int(line.split()[1]) * 1024)
+    return int(line.split()[1]) * 1024
 
 
 def write(url: str, group_size: int, mean_length: int, size_bytes: int) -> None:

@@ -7,10 +7,7 @@ first puts rows of similar length together, as a careful user would. Each contes
 turns.
 """
 
-import json
 import resource
-import subprocess
-import sys
 import time
 from statistics import median
 
@@ -20,7 +17,7 @@ import tyro
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.measure import median_ratio, print_table
+from benchmarks.measure import in_a_process, median_ratio, print_table
 from benchmarks.models import make_model
 from benchmarks.padding import fill_padded, padded_logprobs
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign, pack
@@ -40,7 +37,7 @@ def main(quick: bool = False) -> None:
     """
     sizes = (8, 16, 256) if quick else (64, 1000, TrainConfig().batch.max_tokens_per_micro_batch)
     rounds = 1 if quick else 3
-    found = [{name: _in_a_process(name, *sizes) for name in CONTESTANTS} for _ in range(rounds)]
+    found = [{name: in_a_process(measure, name, *sizes) for name in CONTESTANTS} for _ in range(rounds)]
     ours = [results["packed"] for results in found]
     rows = []
     for name in CONTESTANTS:
@@ -60,12 +57,6 @@ def main(quick: bool = False) -> None:
     title = f"packing: {sizes[0]} sequences, log-normal lengths (sigma 1), at most {sizes[2]:,} tokens at once"
     columns = ["", "tokens/s", "packed is faster", "peak memory of the step", "of packed's", "padding"]
     print_table(title, columns, rows)
-
-
-def _in_a_process(name: str, num_sequences: int, mean_length: int, budget: int) -> dict[str, float]:
-    sizes = map(str, (num_sequences, mean_length, budget))
-    command = [sys.executable, "-m", "benchmarks.packing", "--contestant", name, *sizes]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def measure(name: str, num_sequences: int, mean_length: int, budget: int) -> dict[str, float]:
@@ -147,7 +138,4 @@ def _peak_mb() -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--contestant"]:
-        print(json.dumps(measure(sys.argv[2], *map(int, sys.argv[3:]))))
-    else:
-        tyro.cli(main, description=__doc__)
+    tyro.cli(main, description=__doc__)

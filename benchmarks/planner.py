@@ -68,7 +68,7 @@ def pending_rows(num_groups: int) -> pa.Table:
         "row_group": pa.repeat(pa.scalar(0, pa.int32()), table.num_rows),
         "row": indexes.cast(pa.int32()),
         "arrival": indexes,
-        "is_duplicate": pa.repeat(pa.scalar(False), table.num_rows),
+        "refusal": pa.nulls(table.num_rows, pa.string()),
     }
     for name, column in address.items():
         table = table.append_column(name, column)

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import tyro
 
-from benchmarks.measure import print_table
+from benchmarks.measure import in_a_process, print_table
 from benchmarks.sql import plain_duckdb
 from benchmarks.stores import compact_copy, make_store
 from ludic.schema import arrow_schema
@@ -95,8 +94,7 @@ def print_reads(reads: Mapping[str, Read], ids: list[tuple[str, int]], title: st
     for rollout_id, version in ids:
         for name, read in reads.items():
             # One read per process, which has opened and parsed no file before.
-            with get_context("spawn").Pool(1) as pool:
-                ms[name].append(pool.apply(timed_ms, (read, rollout_id, version)))
+            ms[name].append(in_a_process(timed_ms, read, rollout_id, version))
     ours = median(next(iter(ms.values())))
     rows = [[name, f"{median(m):.0f} ms", f"{max(m):.0f} ms", f"{median(m) / ours:.2g}x"] for name, m in ms.items()]
     print_table(title, ["", "median", "worst", "of the first line"], rows)

@@ -88,6 +88,7 @@ def _config(num_workers: int) -> RunConfig:
         env=("moar_cats",),
         group_size=GROUP_SIZE,
         groups_per_batch=groups_per_batch,
+        batches_ahead=1,
         num_workers=num_workers,
     )
 

@@ -21,13 +21,15 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow as pa
+
 from benchmarks.rollouts import make_batch
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
 from ludic.batches.reading import read_rank_batch
 from ludic.records import RolloutBatch, RolloutGroup, new_id
 from ludic.rollouts import worker as real_worker
-from ludic.rollouts.metrics import call_metrics
+from ludic.rollouts.metrics import stream_metrics
 from ludic.rollouts.schedule import Schedule, new_worker_id
 from ludic.store import (
     LatestPolicy,
@@ -137,8 +139,9 @@ class Worker:
         self._claim = claim_slot(root, slot, self.worker_id)
         self._writer = RolloutWriter(root, self.worker_id)
         self._log = MetricsLog(root, "worker", self.worker_id)
-        self._made: Counter[int] = Counter()
+        self._store = real_worker._Store(root, self._writer, self._log, lambda: None, clock, [])
         self._version = -1
+        self._latest: LatestPolicy | None = None
         self._pauses = self._back_off()
 
     def ask(self, now_s: float) -> None:
@@ -150,11 +153,11 @@ class Worker:
         if latest.version > self._version:
             fetch_policy(self._root, latest.version, self._cache)
             self._version = latest.version
-        num_groups = min(latest.groups_per_worker - self._made[self._version], GROUPS_PER_CALL)
+        num_groups = min(latest.num_allowed(self._store.num_unread(latest)), GROUPS_PER_CALL)
         if num_groups <= 0:
             return self._clock.at(now_s + next(self._pauses), self.ask)
         check_holds_slot(self._root, self._claim)
-        self._pauses = self._back_off()
+        self._pauses, self._latest = self._back_off(), latest
         step_s = num_groups * GROUP_SIZE / ROLLOUTS_A_SECOND
         return self._clock.at(now_s + step_s, partial(self._commit, num_groups))
 
@@ -164,9 +167,10 @@ class Worker:
         batch = self._sampled(num_groups)
         self._writer.append(batch)
         self._writer.flush()
-        self._made[self._version] += num_groups
+        self._store.expect(num_groups, self._latest)
         self.num_committed += num_groups
-        for row in call_metrics(batch, wait_s=0.0, step_s=num_groups * GROUP_SIZE / ROLLOUTS_A_SECOND):
+        step_s = num_groups * GROUP_SIZE / ROLLOUTS_A_SECOND
+        for row in stream_metrics(batch, wait_s=0.0, step_s=step_s, policy_version=self._version):
             self._log.write(**row)
         self._log._appender.flush()  # on the clock, the row is older than the second after which it is written
         self.ask(now_s)
@@ -209,10 +213,19 @@ class Trainer:
         self._root, self._clock, self._times, self._train_s = root, clock, times, train_s
         self._config = TrainConfig.of(num_steps=1).batch
         self._attempt = start_attempt(root)
-        point_latest(root, LatestPolicy(version=FIRST_VERSION - 1, groups_per_worker=0))
-        self._publisher = Publisher(root, self._attempt, keep=4)
+        point_latest(root, LatestPolicy(version=FIRST_VERSION - 1, budget=0))
+        most = self._config.max_off_policy_steps
+        self._publisher = Publisher(root, self._attempt, keep=4, max_off_policy_steps=most)
+        note_arrivals = self._publisher.note_arrivals
+
+        def count_arrivals(rows: pa.Table, num_ready_groups: int) -> None:
+            self._num_delivered += len(rows["group_id"].unique())
+            note_arrivals(rows, num_ready_groups)
+
+        self._publisher.note_arrivals = count_arrivals  # type: ignore[method-assign]
         self.source = OnlineSource(root, self._config, clock)
         self.source.resume(None, self._publisher)
+        self._num_delivered = 0
         self.used: set[str] = set()
         """group_ids of all plans."""
         self.waits_s: list[float] = []
@@ -234,7 +247,7 @@ class Trainer:
         """Return the number of groups that were ever delivered, after a last poll."""
         rest = RolloutReader.poll(self.source._reader, None)
         last = 0 if rest is None else len(rest["group_id"].unique())
-        return self._publisher._demand.num_arrived + last
+        return self._num_delivered + last
 
     def close(self) -> None:
         self._publisher.close()
@@ -254,8 +267,7 @@ class Trainer:
         self.used |= groups
 
     def _publish(self, step: int, now_s: float) -> None:
-        num_ready = self.source.count_ready_groups(self._publisher.version)
-        self._publisher.publish(_save, step=step, num_ready_groups=num_ready)
+        self._publisher.publish(_save, step=step)
 
     def _time_parts(self) -> None:
         reader, planner, timed = self.source._reader, self.source._planner, self._times.timed

@@ -28,8 +28,8 @@ import ludic
 from benchmarks.measure import median_ratio, print_table, take_turns
 from benchmarks.row_formats import readers, write_rows
 from benchmarks.stores import compact_copy, make_store
+from ludic.paths import CACHE_VARIABLE
 from ludic.sql import advantages
-from ludic.sql.snapshot import CACHE_VARIABLE
 from ludic.store import Root, list_files
 
 FILTERS = (
@@ -49,7 +49,9 @@ PARAMS: Mapping[str, Any] = {
 }
 OURS = "ludic: SQL"
 _JSON_COLUMNS = {
-    **dict.fromkeys(("rollout_id", "group_id", "episode_id", "agent_id", "error"), "VARCHAR"),
+    **dict.fromkeys(("rollout_id", "group_id", "episode_id", "trajectory_id", "parent_rollout_id"), "VARCHAR"),
+    **dict.fromkeys(("env_name", "agent_id", "error"), "VARCHAR"),
+    **dict.fromkeys(("depth", "segment_index", "request_index", "response_length", "action_length"), "INTEGER"),
     **dict.fromkeys(("truncated", "incomplete_completion", "parse_error"), "BOOLEAN"),
     "episode_reward": "DOUBLE",
     "policy_version": "INTEGER",

@@ -14,7 +14,6 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import get_context
 from statistics import median
 from typing import Any
 
@@ -24,7 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import tyro
 
-from benchmarks.measure import median_ratio, print_table, take_turns, with_spread
+from benchmarks.measure import in_a_process, median_ratio, print_table, take_turns, with_spread
 from benchmarks.rollouts import Source, make_batch
 from ludic.records import RolloutBatch, new_id
 from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
@@ -118,8 +117,7 @@ def print_speeds(num_groups: int, mean_length: int, num_tokens: int, rounds: int
     reading: dict[str, list[float]] = {name: [] for name in FORMATS}
     for _ in range(rounds):
         for name in writing:
-            with get_context("spawn").Pool(1) as pool:
-                seconds = pool.apply(measure_speed, (name, num_groups, mean_length))
+            seconds = in_a_process(measure_speed, name, num_groups, mean_length)
             writing[name].append(seconds["write"])
             if name in reading:
                 reading[name].append(seconds["read"])

@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +28,7 @@ import pyarrow as pa
 import torch
 import tyro
 
-from benchmarks.measure import median_ratio, print_table, take_turns
+from benchmarks.measure import in_a_process, median_ratio, print_table, take_turns
 from benchmarks.padding import fill_padded
 from benchmarks.rollouts import make_batch, with_own_requests
 from ludic.batches.reading import read_rank_batch
@@ -61,8 +60,8 @@ def main(quick: bool = False) -> None:
     seconds: dict[str, list[float]] = {name: [] for name in CONTESTANTS}
     for _ in range(rounds):
         for name in CONTESTANTS:
-            with tempfile.TemporaryDirectory() as folder, get_context("spawn").Pool(1) as pool:
-                num_tokens, taken = pool.apply(measure, (name, folder, mean_length))
+            with tempfile.TemporaryDirectory() as folder:
+                num_tokens, taken = in_a_process(measure, name, folder, mean_length)
                 seconds[name].append(taken)
     ours = seconds["Parquet (ludic), packed"]
     rows = [

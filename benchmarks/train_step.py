@@ -12,7 +12,6 @@ has a separate process; the first step warms up and is not counted.
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import get_context
 from statistics import median
 from types import MethodType
 from typing import Any, Literal
@@ -25,7 +24,7 @@ from torch.distributed.fsdp import register_fsdp_forward_method
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from benchmarks.measure import print_table
+from benchmarks.measure import in_a_process, print_table
 from benchmarks.models import make_model
 from benchmarks.packing import skewed_sequences
 from benchmarks.padding import fill_padded, pad_tokens, padded_logprobs, response_states
@@ -65,10 +64,7 @@ def main(quick: bool = False, size: Size = "0.6B") -> None:
     size, rollouts = (
         ("tiny", (8, 16, 256)) if quick else (size, (64, 1000, TrainConfig().batch.max_tokens_per_micro_batch))
     )
-    found = {}
-    for name in CONTESTANTS:
-        with get_context("spawn").Pool(1) as pool:
-            found[name] = pool.apply(measure, (name, size, *rollouts))
+    found = {name: in_a_process(measure, name, size, *rollouts) for name in CONTESTANTS}
     rows = [[name, *_cells(result, found["packed (ludic)"])] for name, result in found.items()]
     columns = ["", "tokens/s", "packed is faster", "MFU", "peak memory", "of packed's", "padding"]
     print_table(f"train_step: {size}, {rollouts[0]} rollouts, {found['packed (ludic)']['device']}", columns, rows)

@@ -120,7 +120,7 @@ def _open_stream(root: Root, num_steps: int) -> Iterator[PlannedStream]:
     """Open the stream as a trainer does; the new attempt counts no rollout as used."""
     config, attempt = TrainConfig.of(num_steps=num_steps), start_attempt(root)
     publisher = Publisher(root, attempt, keep=None)
-    publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
+    publisher.publish(lambda folder: None, step=0)
     stop = threading.Event()
     source = OnlineSource(root, config.batch, stop)
     source.resume(None, publisher)

@@ -27,7 +27,7 @@ from textual.pilot import Pilot
 import ludic
 from benchmarks.measure import print_table, with_spread
 from benchmarks.stores import make_store
-from ludic.sql.snapshot import CACHE_VARIABLE
+from ludic.paths import CACHE_VARIABLE
 from ludic.store import Root
 from ludic.viewer.terminal.app import ViewApp
 

@@ -38,6 +38,7 @@ from benchmarks.s3_server import BUCKET, s3_server
 from ludic.batches.packing import TrainingSequence, pack
 from ludic.distributed import init_distributed, shut_down
 from ludic.engines import continuous
+from ludic.engines.config import EngineConfig
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
@@ -78,13 +79,13 @@ def main(quick: bool = False) -> None:
     Args:
         quick: Use small models and few steps, to check that the benchmark works; the figures mean nothing.
     """
-    rates, num_versions = (LEARNING_RATES[:1], 3) if quick else (LEARNING_RATES, 9)
+    rates, num_versions = (LEARNING_RATES[:1], 2) if quick else (LEARNING_RATES, 9)
     with s3_server(S3_LATENCY_S):
         init_distributed("cpu")
         found = {rate: list(_publish_steps(rate, num_versions, QUICK_SIZES if quick else SIZES)) for rate in rates}
         _print_bytes(found)
         _print_seconds(found)
-        _print_run(num_steps=8 if quick else 60, num_kills=1 if quick else 8)
+        _print_run(num_steps=4 if quick else 60, num_kills=1 if quick else 8)
         shut_down()
 
 
@@ -241,7 +242,7 @@ def _print_run(num_steps: int, num_kills: int) -> None:
         (found,) = opened.sql(RUN_NUMBERS).to_dicts()
         (stored,) = opened.sql("select sum(response_length) as num_tokens from rollouts").to_dicts()
         lost = (workers.count_tokens() - stored["num_tokens"]) / workers.num_killed
-    call = run.group_size * WorkerConfig().groups_per_call * run.max_tokens
+    in_flight = EngineConfig().max_batch * run.max_tokens
     numbers = {
         "publish to first token, median": f"{found['first_token_s']:.2f} s",
         "of it: write, fetch, load": " + ".join(f"{found[f'{part}_s']:.2f}" for part in ("write", "fetch", "load"))
@@ -249,7 +250,7 @@ def _print_run(num_steps: int, num_kills: int) -> None:
         "the slowest, while no worker lived": f"{found['slowest_first_token_s']:.2f} s",
         "bytes of a publish, median": f"{found['publish_bytes'] / 1e3:,.0f} kB",
         "bytes of a full version": f"{found['full_bytes'] / 1e3:,.0f} kB",
-        "tokens lost by a SIGKILL of the worker, mean": f"{lost:,.0f} (a call has up to {call:,})",
+        "tokens lost by a SIGKILL of the worker, mean": f"{lost:,.0f} (up to {in_flight:,} are in flight)",
         "off-policy steps trained on, mean": f"{found['off_policy_steps']:.2f}",
         "off-policy steps trained on, most": str(found["most_off_policy_steps"]),
     }

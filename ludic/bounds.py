@@ -3,13 +3,20 @@
 Bounds are far above any sensible value, and below the values that overflow a column, a wait or a machine.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from types import MappingProxyType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ludic.errors import ConfigError
+from ludic.masking import SERVER_LOGIN, has_secret, public_url
+
+_LOGINS = {
+    "server_url": f"leave it out, and set {SERVER_LOGIN}=user:password where the workers run",
+    "judge_url": "name the variable that holds the key in judge_key_env",
+}
+"""What to do about a secret in a URL, by setting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         # request_index, the number of a group times group_size, fits int64 in all slots that num_workers share.
         "group_size": Bounds(1, 10**5),
         "groups_per_batch": Bounds(1, 10**6),
-        "groups_per_call": Bounds(1, 10**5),
+        "in_flight": Bounds(1, 10**6),
         "steps_per_version": _COUNT,
         "batches_ahead": Bounds(0, 10**4),
         "num_workers": _PROCESSES,
@@ -119,6 +126,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         "interval_s": Bounds(0, 86_400, above=True),
         "env_timeout_s": Bounds(0, 86_400, above=True),
         "episode_timeout_s": Bounds(0, 86_400, above=True),
+        "stop_within_s": Bounds(1, 43_200),
         # After a trainer dies, the next one waits this long before it takes over.
         "lease_s": Bounds(0, 86_400, above=True),
         "concurrency": Bounds(1, 1024),
@@ -156,11 +164,42 @@ def check_numbers(settings: Any) -> None:
                 raise ConfigError(f"{name} is {value}, wanted {bounds.wanted(number)}")
 
 
-def check_types(settings: Any) -> None:
+def check_urls(settings: Any) -> None:
+    """Check that no value of a dataclass is a URL with a secret. Raises ConfigError, without the secret."""
+    for field in fields(settings):
+        for text in _texts(getattr(settings, field.name)):
+            check_url(text, field.name)
+
+
+def check_url(text: str, what: str) -> None:
+    """Refuse a URL with a secret, which files, logs and lists of processes would show; other texts pass.
+
+    what: the setting's name. Raises ConfigError, without the secret.
+    """
+    if has_secret(text):
+        raise ConfigError(
+            f"{what} holds a user, a password or a key ({public_url(text)}), which files, logs and lists of processes "
+            f"would show; {_LOGINS.get(what, 'put it into the environment')}"
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a value, also in lists and mappings."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)
+
+
+def check_types(settings: Any, *, is_stored: bool = False) -> None:
     """Check that the values of a dataclass fit the types of its fields; Python itself does not. Raises ConfigError.
 
-    Mappings are left to the class's own checks, which name the key.
+    Mappings are left to the class's own checks, which name the key. URLs with secrets are refused too (`check_urls`),
+    unless the settings may come from a file of an older ludic (is_stored).
     """
+    if not is_stored:
+        check_urls(settings)
     given = {field.name: field.type for field in fields(settings) if getattr(settings, field.name) is not field.default}
     checked = {name: kind for name, kind in given.items() if not is_dataclass(kind) and get_origin(kind) is not Mapping}
     if not checked:

@@ -4,6 +4,8 @@ A message says where the error is, the value found, the value wanted, and what t
 prints it as one line and exits with 1. Any other error is a bug and shows its traceback.
 """
 
+from ludic.masking import mask
+
 
 class LudicError(Exception):
     """Base class of all errors that ludic raises on purpose."""
@@ -35,6 +37,10 @@ class NameTakenError(LudicError, FileExistsError):
 
 class FencedError(LudicError, RuntimeError):
     """A newer attempt owns this root; this process must stop."""
+
+
+class ReplacedRootError(FencedError):
+    """The root was deleted, or deleted and made again, since this process opened it; this process must stop."""
 
 
 class SlotTakenError(LudicError, RuntimeError):
@@ -89,9 +95,13 @@ class Interruption(BaseException):
     """A timer interrupted a user's code; not an Exception, so that code that catches Exception does not continue."""
 
 
-def one_line(error: Exception) -> str:
-    """Return an error's message on one line, for use in another message; never raises."""
+class StopNowInterrupt(KeyboardInterrupt):
+    """A second Ctrl-C. A KeyboardInterrupt that a user's code raises itself is not taken for it."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's message on one line and without secrets, for use in another message; never raises."""
     try:
-        return " ".join(str(error).split())
+        return " ".join(mask(str(error)).split())
     except Exception as failure:  # of a user's __str__
         return f"its message could not be read, {type(failure).__name__} was raised"

@@ -1,11 +1,16 @@
-"""Distinguish URLs from paths on this machine; no other module does this.
+"""Distinguish URLs from paths on this machine, which no other module does; name the user's cache folder.
 
 Raises ConfigError for a URL in a setting that takes only a path.
 """
 
+import os
 from pathlib import Path
 
+import platformdirs
+
 from ludic.errors import ConfigError
+
+CACHE_VARIABLE = "LUDIC_CACHE_DIR"
 
 
 def is_url(text: str) -> bool:
@@ -18,3 +23,8 @@ def local_path(text: str, what: str) -> Path:
     if is_url(text):
         raise ConfigError(f"{what} is {text}, a URL; wanted a path on this machine, so copy the file here first")
     return Path(text)
+
+
+def cache_folder() -> Path:
+    """Return the folder of what can be computed again; LUDIC_CACHE_DIR overrides the user's own."""
+    return Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("ludic", appauthor=False))

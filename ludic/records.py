@@ -73,7 +73,8 @@ class AgentStep:
     parse_feedback: str | None = None
     """What the agent was told after a parse failure."""
     action: str | None = None
-    """The parsed action that was passed on; None after a parse failure."""
+    """The parsed action that was passed on; for an internal call, its text. None after a parse failure and for an
+    external call."""
     tool_calls: tuple[ToolCall, ...] = ()
 
 
@@ -120,6 +121,9 @@ class Rollout:
     segment_index: int = 0
     parent_segment_index: int | None = None
     """The earlier row of this agent whose context was rewritten into this one; None for the first row."""
+    trajectory_id: str | None = None
+    """rollout_id of the first row of the same trajectory: one agent's one life in an episode; None if it is not known:
+    RolloutGroup.trajectory_ids derives it."""
 
     policy_version: int
     """Version of the weights that sampled the first token."""
@@ -192,20 +196,37 @@ class RolloutGroup:
     rollouts: tuple[Rollout, ...]
 
     def rloo_advantages(self) -> np.ndarray:
-        """(len(rollouts),) float64: reward minus the mean reward of the other scored episodes.
+        """(len(rollouts),) float64: reward minus the mean reward of the other scored trajectories.
 
-        REINFORCE leave-one-out, Ahmadian et al. 2024 (arXiv 2402.14740), equation 8. An episode of several
-        rows counts once for each agent. In a group with one scored episode its advantage is 0. An unscored row gets
-        NaN.
+        REINFORCE leave-one-out, Ahmadian et al. 2024 (arXiv 2402.14740), equation 8. A trajectory counts once, with all
+        its rows (trajectory_ids). Agents of the environment share a baseline; a sub-agent is compared with the
+        sub-agents of its agent_id and depth. A trajectory that is alone in this gets 0, an unscored row NaN.
         ludic/sql/advantages/rloo.sql is tested against this function.
         """
-        scored = {(r.episode_id, r.agent_id): r.episode_reward for r in self.rollouts if r.episode_reward is not None}
-        rewards = np.array([r.episode_reward for r in self.rollouts], dtype=np.float64)  # None becomes NaN
-        # Subtract the lowest reward first, so that ties give exactly 0 and large rewards lose no digits. The result
-        # is the same for any constant subtracted from all: r - (sum - r) / (n - 1) = (n r - sum) / (n - 1).
-        lowest = min(scored.values(), default=0.0)
-        total = math.fsum(reward - lowest for reward in scored.values())
-        return (len(scored) * (rewards - lowest) - total) / max(len(scored) - 1, 1)
+        advantages = np.array([r.episode_reward for r in self.rollouts], dtype=np.float64)  # None becomes NaN
+        peers = [r.depth and (r.agent_id, r.depth) for r in self.rollouts]
+        ids = self.trajectory_ids()
+        for own in set(peers):
+            rows = [index for index, of_row in enumerate(peers) if of_row == own]
+            scored = {ids[i]: advantages[i] for i in rows if self.rollouts[i].episode_reward is not None}
+            # Subtract the lowest reward first, so that ties give exactly 0 and large rewards lose no digits. The
+            # result is the same for any constant subtracted from all: r - (sum - r) / (n - 1) = (n r - sum) / (n - 1).
+            lowest = min(scored.values(), default=0.0)
+            total = math.fsum(reward - lowest for reward in scored.values())
+            advantages[rows] = (len(scored) * (advantages[rows] - lowest) - total) / max(len(scored) - 1, 1)
+        return advantages
+
+    def trajectory_ids(self) -> list[str]:
+        """The trajectory_id of each rollout, by the rule of ludic/sql/views/trajectory_rows.sql where it is None."""
+        alike: dict[tuple[object, ...], list[tuple[int, str]]] = {}
+        keys = [(r.episode_id, r.agent_id, r.parent_rollout_id, r.episode_reward) for r in self.rollouts]
+        for key, r in zip(keys, self.rollouts, strict=True):
+            alike.setdefault(key, []).append((r.segment_index, r.rollout_id))
+        firsts = [min(alike[key]) for key in keys]
+        return [
+            r.trajectory_id or (r.rollout_id if r.segment_index == segment_index else first)
+            for r, (segment_index, first) in zip(self.rollouts, firsts, strict=True)
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

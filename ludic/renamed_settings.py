@@ -1,4 +1,4 @@
-"""New names of settings that older versions of ludic stored in attempts/N.json and checkpoint.json."""
+"""New names of settings that older versions of ludic knew, or stored in attempts/N.json and checkpoint.json."""
 
 import difflib
 from collections.abc import Collection, Mapping
@@ -12,6 +12,8 @@ RENAMED: Mapping[str, str] = {
     "mask_sequence_ratio": "is_sequence_ratio_bounds",
     "stall_limit_s": "rollout_timeout_s",
     "micro_token_budget": "max_tokens_per_micro_batch",
+    "groups_per_call": "in_flight",
+    "follow_quota": "follow_budget",
 }
 """Current name of a setting by its former name."""
 

@@ -92,12 +92,10 @@ class Run:
         any statement, which may read and write files; without it, a query may only read, and only these runs.
         Raises QueryError.
         """
-        import polars as pl
+        from ludic.sql.query import to_frame
 
         with self.sql_stream(query, *params, also=also, unsafe=unsafe) as reader:
-            frame = pl.from_arrow(reader.read_all())
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+            return to_frame(reader)
 
     def sql_stream(
         self, query: str, *params: Any, also: "Iterable[RootLike]" = (), unsafe: bool = False

@@ -11,6 +11,11 @@ from ludic.extra_columns import check_extra_columns
 
 SWEPT = ("temperature", "top_p", "top_k", "max_tokens")
 """Settings that `sweep` may hold."""
+AGE_SHARE = 3 / 8
+"""Mean age of a rollout when it is used, as a share of max_off_policy_steps, at the largest budget of open groups.
+Answers of log-normal length, the longest eight times the mean, then lose few tokens as too old
+(benchmarks/in_flight.py)."""
+_NO_BOUND = 10**6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +35,9 @@ class RunConfig:
     """Groups in the batch of a gradient step, counted after filters."""
     steps_per_version: int = 1
     """Gradient steps between two published versions."""
-    batches_ahead: int = 1
-    """Batches that workers may sample beyond those that the current version needs; 0 is nearly on-policy."""
+    batches_ahead: int | None = None
+    """Batches that workers may sample beyond those that the current version needs; 0 is nearly on-policy. None lets
+    them sample as far ahead as keeps the trainer busy, within max_off_policy_steps (ludic.batches.budget)."""
     num_workers: int = 1
     """Number of workers that share the schedule. More or fewer may run; see ludic.rollouts.schedule."""
     temperature: float = 1.0
@@ -42,8 +48,9 @@ class RunConfig:
     """Sample from this number of the most likely tokens; None samples from all."""
     max_tokens: int = 256
     """Maximum tokens in one completion."""
-    keep_sampling_mask: bool = False
-    """Store the tokens that top_k and top_p kept at each sampled token, so that the trainer renormalises over them."""
+    keep_sampling_mask: bool | None = None
+    """Store the tokens that top_k and top_p kept at each sampled token, so that the trainer renormalises over them.
+    None stores them in training where top_k or top_p is set; True in evaluations too."""
     sweep: Mapping[str, Any] = field(default_factory=dict)
     """Sampling settings that the episodes of a group take in turn, such as {"temperature": [0.7, 1.0, 1.3]}; also
     top_p, top_k and max_tokens. Several settings are combined."""
@@ -87,7 +94,7 @@ class RunConfig:
     """Extra columns of the run's rollouts, type by name, such as {"x_judge": "string"}; Score.extra fills them."""
 
     def __post_init__(self) -> None:
-        check_types(self)
+        check_types(self, is_stored=True)  # Root.create checks its URLs
         check_numbers(self)
         if not self.env:
             raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")
@@ -113,8 +120,27 @@ class RunConfig:
         """Groups that the gradient steps of one version train on."""
         return self.groups_per_batch * self.steps_per_version
 
+    def budget_bounds(self, max_off_policy_steps: int | None) -> tuple[int, int]:
+        """Return the least and the most groups that may be open at a time (ludic.batches.budget).
+
+        With batches_ahead both are what it says. Else the most let a rollout be AGE_SHARE of max_off_policy_steps old
+        on average when it is used.
+        """
+        ahead = 1 if self.batches_ahead is None else self.batches_ahead
+        least = self.groups_per_version + ahead * self.groups_per_batch
+        if self.batches_ahead is not None:
+            return least, least
+        if max_off_policy_steps is None:
+            return least, _NO_BOUND
+        return least, max(least, round(max_off_policy_steps * self.groups_per_version * AGE_SHARE))
+
     def differences(self, other: "RunConfig") -> str:
-        """Describe in one sentence the settings that differ, compared as JSON; empty if none differs."""
+        """Describe in one sentence the settings that differ, compared as JSON; empty if none differs.
+
+        A keep_sampling_mask of None was not asked for, and differs from nothing: older runs hold False.
+        """
         mine, theirs = (json.loads(json.dumps(asdict(config))) for config in (self, other))
+        if mine["keep_sampling_mask"] is None:
+            del mine["keep_sampling_mask"]
         names = [name for name in mine if mine[name] != theirs[name]]
         return ", ".join(f"{name} is {theirs[name]!r} there, {mine[name]!r} was asked for" for name in names)

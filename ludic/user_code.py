@@ -6,8 +6,10 @@ The text that ludic.user_files has read is what runs, even if the file has chang
 import importlib.abc
 import importlib.util
 import linecache
+import signal
 import sys
 import traceback
+from asyncio import CancelledError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
@@ -15,7 +17,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from ludic.errors import Interruption, LudicError, one_line
+from ludic.errors import Interruption, LudicError, StopNowInterrupt, one_line
 from ludic.paths import local_path
 from ludic.user_files import NO_FILES, Files, UserFile, read_user_file
 
@@ -101,31 +103,37 @@ def _make_importable(name: str, file: UserFile) -> None:
 
 
 @contextmanager
-def exit_is_an_error() -> Iterator[None]:
-    """Turn a SystemExit of a user's code into RuntimeError: an episode may fail, but the process continues."""
+def only_exceptions(*, in_coroutine: bool = False) -> Iterator[None]:
+    """Turn what a user's code raises into an Exception, as `as_error` does: a task may fail, the process goes on."""
     try:
         yield
-    except SystemExit as error:
-        raise as_error(error) from error
-
-
-def as_error(exit_: SystemExit) -> RuntimeError:
-    """Return the error that stands for an exit, with its traceback."""
-    failure = RuntimeError(f"sys.exit({exit_.code!r}) was called; raise an error instead")
-    return failure.with_traceback(exit_.__traceback__)
-
-
-@contextmanager
-def only_exceptions() -> Iterator[None]:
-    """Turn what a user's code raises into RuntimeError, unless it is an Exception, Ctrl-C or the end of its time."""
-    try:
-        with exit_is_an_error():
-            yield
-    except (Exception, KeyboardInterrupt, Interruption):
-        raise
     except BaseException as error:
-        failure = RuntimeError(f"{type(error).__name__} was raised: {error}; raise an Exception instead")
-        raise failure.with_traceback(error.__traceback__) from error
+        failure = as_error(error, in_coroutine=in_coroutine)
+        if failure is None or failure is error:
+            raise
+        raise failure from error
+
+
+def as_error(error: BaseException, *, in_coroutine: bool) -> Exception | None:
+    """Return the Exception that stands for what a user's code raised; None if it must pass.
+
+    The end of its time, Ctrl-C and, in a coroutine, the end of its task pass. A KeyboardInterrupt that the code raised
+    itself does not: where ludic handles Ctrl-C, the real one is a StopNowInterrupt.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, Interruption | StopNowInterrupt):
+        return None
+    if in_coroutine and isinstance(error, CancelledError | GeneratorExit):
+        return None
+    if isinstance(error, SystemExit):
+        text = f"sys.exit({error.code!r}) was called; raise an error instead"
+    elif isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        return None
+    else:
+        text = ": ".join(filter(None, (f"{type(error).__name__} was raised", one_line(error))))
+        text += "; raise an Exception instead"
+    return RuntimeError(text).with_traceback(error.__traceback__)
 
 
 def describe_failure(path: Path, error: Exception) -> str:

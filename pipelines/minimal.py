@@ -60,7 +60,7 @@ def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[s
     model, attempt, worker_id = load_model(root.run.model), store.start_attempt(root), new_worker_id(slot=0)
     optimizer = build_optimizer(model, config)
     publisher, save = Publisher(root, attempt, keep=config.checkpoint.keep_policies), partial(save_policy, root, model)
-    version = publisher.publish(save, step=0, num_ready_groups=0)
+    version = publisher.publish(save, step=0)
     engine = TransformersEngine(store.fetch_policy(root, version, cache), device="cpu", version=version)
     agent = Agent(engine=engine, tokenizer=load_tokenizer(root.run.model), model=root.run.model)
     sampler, group_numbers = GroupSampler.of_run(root.run, agent), count()
@@ -83,7 +83,7 @@ def learn(root: store.Root, config: TrainConfig, cache: Path) -> Iterator[dict[s
                 num_ranks=1,
                 learning_rate=learning_rate(step, config),
             )
-            version = publisher.publish(save, step=step, num_ready_groups=0)
+            version = publisher.publish(save, step=step)
             engine.load_weights(store.fetch_policy(root, version, cache), version)
             yield metrics | {"reward": pc.mean(plan["episode_reward"]).as_py()}
     shut_down()

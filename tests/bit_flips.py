@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import LudicError
-from ludic.maintenance.verify.code import check_code
+from ludic.maintenance.verify.code import check_code, check_json
 from ludic.maintenance.verify.compactions import check_compactions
 from ludic.maintenance.verify.model import check_model
 from ludic.maintenance.verify.tables import TABLES, check_file
@@ -84,6 +84,7 @@ def is_named(root: Root, name: str) -> bool:
             *check_model(root),
             *check_compactions(root, []),
         ]
+        findings += check_json(root, {each.where for each in findings})
     except LudicError as error:
         return f"{root.url}/{name}" in str(error)
     return any(name in (each.where, f"{each.where}/{each.problem.split()[0]}") for each in findings)

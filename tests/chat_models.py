@@ -54,10 +54,12 @@ class ScriptedEngine:
         tokenizer = self.tokenizer
         ids = tokenizer(text or "." * (reason == "length"), add_special_tokens=False)["input_ids"]
         ids += [tokenizer.eos_token_id] * (reason == "stop")
+        if len(ids) > request.params.max_tokens:
+            ids, reason = ids[: request.params.max_tokens], "length"
         tokens = np.array(ids, np.int32)
         completion = Completion(
             tokens=tokens,
-            logprobs=-np.arange(1, len(tokens) + 1, dtype=np.float32) / (len(self.calls) + 2),
+            logprobs=-np.minimum(np.arange(1, len(tokens) + 1, dtype=np.float32) / (len(self.calls) + 2), 99),
             finish_reason=reason,
             weight_versions=(WeightSpan(version=self.policy_version, start=0, end=len(tokens)),),
         )

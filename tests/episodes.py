@@ -57,7 +57,7 @@ def run_episode(
     request = EpisodeRequest(
         env_name="script",
         example=options.pop("example", EXAMPLE),
-        params=SamplingParams(max_tokens=options.pop("max_tokens", 64), **options.pop("sampling", {})),
+        params=SamplingParams(max_tokens=options.pop("max_tokens", 256), **options.pop("sampling", {})),
         seed=5,
         group_id="group",
         request_index=0,

@@ -1,6 +1,7 @@
 """An HTTP server with vLLM's endpoints, for what a real vLLM can't be made to do: faults, other flags, other versions.
 
-It samples token 5 again and again, with logprob -1, or 0 where only one token may be sampled.
+It samples token 5 again and again, with logprob -1, or 0 where only one token may be sampled. A comparison after a load
+gets the logprobs of the files.
 """
 
 import json
@@ -8,8 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import numpy as np
+import torch
+
+from ludic.models.families import logprobs_alone
+from ludic.models.weight_files import load_pretrained
 
 Fault = Callable[[dict[str, Any]], tuple[int, bytes]]
 """Returns status and body of an answer to a request for a completion; given the usual answer."""
@@ -26,6 +34,12 @@ class FakeVllm:
         self.has_weights_endpoints = True
         self.fails_loads = False
         self.raw_logprobs = False
+        self.device_and_dtype: tuple[str | None, str] | None = ("cuda", "float32")
+        """What it tells that it runs on and in; None is a server without /server_info."""
+        self.has_extension = False
+        """Whether it was started with ludic's worker extension."""
+        self.logprobs_of: Callable[[list[int]], list[float]] | None = None
+        """Gives the logprobs of all tokens but the first of a sequence; None is the constant logprob."""
         self.latency_s = 0.0
         self.hangs = threading.Event()
         """While set, completions wait."""
@@ -64,9 +78,14 @@ class FakeVllm:
                 "POST /collective_rpc": self._load,
                 "POST /reset_prefix_cache": lambda body: {"success": True},
             }
+        if self.device_and_dtype is not None:
+            routes["GET /server_info"] = lambda body: self._server_info(*self.device_and_dtype)
         route = routes.get(f"{method} {path}")
         if route is None:
             return 404, b'{"detail":"Not Found"}'
+        salt = body.get("cache_salt", "")
+        if len(salt) > 128 or set(salt) & set("@/\\\0"):  # as vLLM 0.32
+            return 400, b'{"error":{"message":"Parameter \'cache_salt\' must be at most 128 characters"}}'
         found = route(body)
         if isinstance(found, tuple):
             return found
@@ -85,8 +104,12 @@ class FakeVllm:
         self.is_paused = is_paused
         return {}
 
+    def _server_info(self, device: str | None, dtype: str) -> dict[str, Any]:
+        device_config = {"device": device}  # as vLLM 0.32 answers
+        return {"vllm_config": {"device_config": device_config, "model_config": {"dtype": f"torch.{dtype}"}}}
+
     def _load(self, body: dict[str, Any]) -> Any:
-        if body["method"] != "reload_weights":
+        if body["method"] != "reload_weights" and not self.has_extension:
             return 500, b'{"error":{"message":"Method \'x\' is not implemented."}}'
         if self.fails_loads:
             return 500, b'{"error":{"message":"no such folder"}}'
@@ -95,18 +118,18 @@ class FakeVllm:
 
     def _generate(self, body: dict[str, Any]) -> dict[str, Any]:
         params = body["sampling_params"]
-        tokens, logprob = self._sample(body, params)
-        content = [{"token_id": 5, "logprob": logprob, "top_logprobs": []} for _ in tokens]
+        tokens, logprobs = self._sample(body, params, body["token_ids"])
+        content = [{"token_id": 5, "logprob": logprob, "top_logprobs": []} for logprob in logprobs]
         span = {"version": self.label, "start": 0, "end": len(tokens)}
         choice = {"token_ids": tokens, "finish_reason": "length", "weight_versions": [span]}
         return {"choices": [choice | {"logprobs": {"content": content}}]}
 
     def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
-        tokens, logprob = self._sample(body, body)
+        tokens, logprobs = self._sample(body, body, body["prompt"])
         choice = {"text": "never read", "token_ids": tokens, "finish_reason": "length"}
-        return {"choices": [choice | {"logprobs": {"token_logprobs": [logprob] * len(tokens)}}]}
+        return {"choices": [choice | {"logprobs": {"token_logprobs": logprobs}}]}
 
-    def _sample(self, body: dict[str, Any], params: dict[str, Any]) -> tuple[list[int], float]:
+    def _sample(self, body: dict[str, Any], params: dict[str, Any], prompt: list[int]) -> tuple[list[int], list[float]]:
         while self.is_paused:
             time.sleep(0.01)
         if not self._is_check(body):
@@ -114,14 +137,36 @@ class FakeVllm:
             with self.lock:
                 self.num_completions += 1
         is_certain = params["top_k"] == 1 and not self.raw_logprobs
-        return [5] * params["max_tokens"], 0.0 if is_certain else -1.0
+        tokens = [5] * params["max_tokens"]
+        logprobs_of = self.logprobs_of
+        if logprobs_of is None and self._is_comparison(body):
+            logprobs_of = logprobs_of_folder(self.loads[-1])
+        if logprobs_of is not None and not is_certain:
+            return tokens, logprobs_of([*prompt, *tokens])[-len(tokens) :]
+        return tokens, [0.0 if is_certain else -1.0] * len(tokens)
 
     def _is_check(self, body: dict[str, Any]) -> bool:
-        return body.get("cache_salt") == "check"
+        return body.get("cache_salt", "").startswith("check")
+
+    def _is_comparison(self, body: dict[str, Any]) -> bool:
+        return body.get("cache_salt", "").startswith("check ")
+
+
+@cache
+def logprobs_of_folder(folder: str, off_by: float = 0.0) -> Callable[[list[int]], list[float]]:
+    """Return what a server with a folder's weights computes, off by some nats."""
+    model = load_pretrained(folder, dtype=torch.float32)
+
+    def logprobs_of(tokens: list[int]) -> list[float]:
+        with torch.inference_mode():
+            return (logprobs_alone(model, np.array(tokens)) - off_by).tolist()
+
+    return logprobs_of
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else the body waits 40 ms for the headers' receipt
     fake: FakeVllm
     is_down = False
 
@@ -134,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method: str, body: dict[str, Any]) -> None:
         path = self.path.partition("?")[0]
-        while self.fake.hangs.is_set() and "token_ids" in body and body["cache_salt"] != "check":
+        while self.fake.hangs.is_set() and "token_ids" in body and not self.fake._is_check(body):
             time.sleep(0.01)
             self.connection.setblocking(False)
             try:

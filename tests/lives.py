@@ -31,6 +31,8 @@ SEEDS_OF_ONE_LIFE = (0, 2, 3)
 CHECKPOINT = "trainer.json"
 # What Python reports before it makes a system call that a store on a local disk depends on.
 STORAGE_CALLS = {"open", "os.link", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.scandir", "os.listdir"}
+# Where the arguments of a call name the folder that its path is relative to, as a descriptor.
+_FOLDER_ARGUMENTS = {"os.link": (2, 3), "os.rename": (2, 3), "os.remove": (1,), "os.mkdir": (2,), "os.rmdir": (1,)}
 
 
 def live(function: Callable[..., None], environment: Mapping[str, str], says: Connection, *args: object) -> None:
@@ -134,12 +136,28 @@ def live_once(says: Connection, url: str, calls: int) -> None:
     expire(root, [stored for stored in stored_files(root) if stored.file.version == 0], rule="version 0")
 
 
+def paths_of(event: str, args: tuple[Any, ...]) -> list[str]:
+    """Return the paths of a call, those relative to a folder with the folder in front."""
+    folders = [args[index] for index in _FOLDER_ARGUMENTS.get(event, ())]
+    paths = [os.fspath(arg) for arg in args if isinstance(arg, str | os.PathLike)]
+    return [
+        path if folder < 0 or path.startswith("/") else os.path.join(os.readlink(f"/proc/self/fd/{folder}"), path)  # noqa: PTH115, PTH118
+        for path, folder in itertools.zip_longest(paths, folders, fillvalue=-1)
+    ]
+
+
+def _is_below(folder: str, event: str, args: tuple[Any, ...]) -> bool:
+    # Python does not say what folder a file is opened in by its descriptor; the store alone opens files so.
+    path = paths_of(event, args[:1] if event == "open" else args)[:1]
+    return bool(path) and (path[0].startswith(folder) or (event == "open" and not path[0].startswith("/")))
+
+
 def die_at_call(folder: str, number: int) -> None:
     """SIGKILL this process before it makes so many more storage calls below a folder."""
     calls = itertools.count()
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
-        if event in STORAGE_CALLS and str(args[0]).startswith(folder) and next(calls) == number:
+        if event in STORAGE_CALLS and _is_below(folder, event, args) and next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(watch)

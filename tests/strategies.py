@@ -192,7 +192,7 @@ _INT64 = st.integers(-(2**63), 2**63 - 1)
 _TOKENS = st.integers(0, 2**31 - 1)
 _FLOAT32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 _FLOAT64 = st.floats(allow_nan=False, allow_infinity=False)
-_LOGPROBS = st.floats(width=32, max_value=0, allow_infinity=False)
+_LOGPROBS = st.floats(width=32, min_value=-100, max_value=0)
 _TEXT = st.text(max_size=5)
 _MAYBE_TEXT = st.none() | _TEXT
 _FINISH_REASONS = st.sampled_from([None, "stop", "length"])
@@ -268,6 +268,7 @@ def _rollouts(draw: st.DrawFn, **identity: Any) -> Rollout:
         agent_id=draw(st.text(min_size=1, max_size=5)),
         parent_rollout_id=draw(st.none() | st.text(min_size=1, max_size=5)),
         depth=draw(st.integers(0, 2**31 - 1)),
+        trajectory_id=draw(st.none() | st.text(min_size=1, max_size=5)),
         policy_version=versions[0],
         policy_version_last=versions[1],
         weight_versions=draw(st.none() | _weight_versions(length)),

@@ -1,6 +1,9 @@
 """docs/agents.md: its environment plays, and its questions in SQL are answered by a store of such episodes."""
 
+import json
 import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -105,6 +108,33 @@ def test_the_guides_sub_agent_solves(tmp_path: Path) -> None:
     parent, child = run_episode(scripted_agent(script, sub_agents=sub_agents), Script([end()]), max_tokens=128)
     assert parent.agent_steps[0].tool_calls[0].result == "2"
     assert [step.action_target for step in child.agent_steps] == ["internal", "env"]
+
+
+class Judge(BaseHTTPRequestHandler):
+    """Gives 1 to answers with cats."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = json.dumps({"score": float("cats" in asked["answer"])}).encode()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_guides_environment_with_tools_and_a_judge_plays(tmp_path: Path) -> None:
+    name = example(tmp_path, "Safe")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        make = make_environment(name, {"judge_url": f"http://127.0.0.1:{server.server_port}"})
+        script = [hermes_call("turn", to=1), hermes_call("look"), hermes_call("turn", to=3), "cats"]
+        (row,) = run_episode(scripted_agent(script), make, example=make().example(3, "train"), max_tokens=128)
+        server.shutdown()
+    results = [call.result for step in row.agent_steps for call in step.tool_calls]
+    assert results == ["It does not open.", "1: too low", "It opens: there are cats in it."]
+    assert (row.error, row.episode_reward) == (None, 1.0)
 
 
 def test_the_guides_protocol_revises(tmp_path: Path) -> None:

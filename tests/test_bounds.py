@@ -95,7 +95,7 @@ class Lone:
         ("sql", "select 1", "--max-rows"),
         ("train", "--ranks"),
         ("watch", "--interval-s"),
-        ("worker", "--groups-per-call"),
+        ("worker", "--in-flight"),
     ],
     ids=lambda args: args[0],
 )

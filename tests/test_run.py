@@ -202,7 +202,7 @@ def test_only_sealed_versions_are_compacted_unless_told(started: Root) -> None:
         fill(started, num_files=2, groups_per_file=1, worker_id=f"w{version}-t", seed=version, policy_version=version)
     assert run.compact().before_version == 0
     start_attempt(started, config={"max_off_policy_steps": 1})
-    point_latest(started, LatestPolicy(version=2, groups_per_worker=1))
+    point_latest(started, LatestPolicy(version=2, budget=1))
     assert [partition.num_files_before for partition in run.compact(dry_run=True).partitions] == [2]
     assert len(list_files(started)) == 4
     run.compact()
@@ -298,7 +298,7 @@ def test_progress_is_told_to_who_asks(own: ludic.Run) -> None:
 
 def test_a_run_works_on_every_filesystem(root_url: str, model: str, tmp_path: Path) -> None:
     root = create_root(root_url, model)
-    publish(root, model, groups_per_worker=1)
+    publish(root, model, budget=1)
     groups = fill(root, num_files=2, groups_per_file=1)
     run = ludic.open(root_url)
     (rollout_id,) = run.sql("select rollout_id from rollouts order by episode_reward desc limit 1")["rollout_id"]

@@ -45,15 +45,13 @@ def forward_logprobs(
     return logprobs[positions, tokens[0, 1:][positions]].numpy()
 
 
-def publish(root: Root, folder: str, *, groups_per_worker: int) -> int:
-    """Publish a model folder as the next version, as a trainer would; returns the version."""
+def publish(root: Root, folder: str, *, budget: int) -> int:
+    """Publish a model folder as the next version, as a trainer would; returns the version. budget: of open groups."""
 
     def save(target: Path) -> None:
         shutil.copytree(folder, target, dirs_exist_ok=True)
 
-    return publish_policy(
-        root, save, step=0, attempt_id=1, parent_version=None, groups_per_worker=lambda version: groups_per_worker
-    )
+    return publish_policy(root, save, step=0, attempt_id=1, parent_version=None, budget=budget)
 
 
 def committed_rows(root: Root, *columns: str) -> list[dict[str, Any]]:

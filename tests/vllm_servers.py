@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-FLAGS = (
-    *("--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--enable-scale-out"),
-    *("--max-logprobs", "-1", "--worker-extension-cls", "ludic.engines.vllm_worker.WorkerExtension"),
-)
+from ludic.engines import server_http
+
+RECOMMENDED = tuple(server_http.FLAGS.partition(" MODEL ")[2].split())
+"""Flags of the command that ludic's errors recommend."""
+FLAGS = (*RECOMMENDED, "--max-logprobs", "-1")
 _START_WITHIN_S = 180.0
 
 

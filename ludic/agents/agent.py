@@ -25,6 +25,8 @@ class Agent:
     """Tokenizer of transformers with a chat template."""
     model: str
     """Model name, stored with each rollout."""
+    vocab_size: int | None = None
+    """Tokens that the model knows, the rows of its embedding; no engine may answer with others. None if not known."""
     parser: Parser = field(default_factory=partial(make_parser, "whole"))
     """Reads the action in a completion."""
     make_context: Callable[[], Context] = field(default_factory=partial(make_context, "full"))

@@ -19,6 +19,7 @@ from ludic.agents.tools.registry import as_tool
 from ludic.agents.tools.tool import Tool
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import TaskScorer, Transition
+from ludic.environments.limits import HeldEnvironment
 from ludic.errors import ConfigError
 from ludic.own_classes import build_own, find_own, unknown
 from ludic.records import Message
@@ -169,15 +170,15 @@ def delegate_schema(sub_agents: tuple[SubAgent, ...]) -> Mapping[str, Any]:
 class SubTask:
     """A task that was handed on, as the environment of the agent that works on it: one answer ends it."""
 
-    def __init__(self, environment: Any, agent_id: str, task: str) -> None:
-        """environment: of the episode. It may score the task, see TaskScorer."""
-        self._environment, self._agent_id, self._task = environment, agent_id, task
-        self.has_score = isinstance(environment, TaskScorer)
+    def __init__(self, held: HeldEnvironment, agent_id: str, task: str) -> None:
+        """held: the environment of the episode. It may score the task, see TaskScorer."""
+        self._held, self._agent_id, self._task = held, agent_id, task
+        self.has_score = isinstance(held.environment, TaskScorer)
         self.answer: str | None = None
 
-    def step(self, action: str) -> Transition:
+    async def step(self, action: str) -> Transition:
         """Note the answer, and score it if the environment does."""
         self.answer = action
         if not self.has_score:
             return Transition(observation=None, reward=0.0, terminated=True)
-        return score_task(self._environment, self._agent_id, self._task, action)
+        return await score_task(self._held, self._agent_id, self._task, action)

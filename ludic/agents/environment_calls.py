@@ -5,29 +5,25 @@ from dataclasses import replace
 from typing import Any, SupportsFloat
 
 from ludic.agents.failures import fails_the_episode
-from ludic.environments.environment import (
-    Environment,
-    Example,
-    MultiAgentEnvironment,
-    SpanReward,
-    TaskScorer,
-    Transition,
-)
+from ludic.environments.environment import Example, SpanReward, Transition
+from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
 from ludic.environments.single_turn_adapter import transition_of
 from ludic.printable import storable
 from ludic.records import LARGEST_REWARD, Message
 
 
-def make(make_environment: Callable[[], Any]) -> Any:
+async def make(make_environment: LimitedEnvironments | Callable[[], Any]) -> HeldEnvironment:
     """Make the environment of an episode. Raises EpisodeFailedError."""
+    if not isinstance(make_environment, LimitedEnvironments):
+        make_environment = LimitedEnvironments("", make_environment)
     with fails_the_episode():
-        return make_environment()
+        return await make_environment.open()
 
 
-def reset(environment: Environment, example: Example) -> tuple[Message, ...]:
+async def reset(held: HeldEnvironment, example: Example) -> tuple[Message, ...]:
     """Begin an episode and return its first messages. Raises EpisodeFailedError."""
     with fails_the_episode():
-        return checked_messages("reset", environment.reset(example))
+        return checked_messages("reset", await held.call("reset", example))
 
 
 def own_max_steps(environment: Any) -> int | None:
@@ -39,19 +35,19 @@ def own_max_steps(environment: Any) -> int | None:
         return max_steps
 
 
-def step(environment: Environment, action: str) -> Transition:
+async def step(held: HeldEnvironment, action: str) -> Transition:
     """Apply an action and return the transition, as the environment gave it. Raises EpisodeFailedError."""
     with fails_the_episode():
-        transition = environment.step(action)
+        transition: Transition = await held.call("step", action)
         if transition.observation is None and not (transition.terminated or transition.truncated):
             raise ValueError("step returned no observation, wanted one since the episode goes on")
         return transition
 
 
-def reset_agents(environment: MultiAgentEnvironment, example: Example) -> dict[str, tuple[Message, ...]]:
+async def reset_agents(held: HeldEnvironment, example: Example) -> dict[str, tuple[Message, ...]]:
     """Begin an episode and return the first messages of each agent. Raises EpisodeFailedError."""
     with fails_the_episode():
-        first = environment.reset(example)
+        first = await held.call("reset", example)
         if not first:
             raise ValueError("reset returned no agent, wanted at least one")
         _check_texts("the id of an agent", first)
@@ -61,35 +57,35 @@ def reset_agents(environment: MultiAgentEnvironment, example: Example) -> dict[s
         }
 
 
-def next_agents(environment: MultiAgentEnvironment, playing: Collection[str]) -> tuple[str, ...]:
+async def next_agents(held: HeldEnvironment, playing: Collection[str]) -> tuple[str, ...]:
     """Return who moves now. playing: agents for which the episode is not over. Raises EpisodeFailedError."""
     with fails_the_episode():
-        ids = tuple(environment.next_agents())
+        ids = tuple(await held.call("next_agents"))
         if not ids or len(set(ids)) < len(ids) or not set(ids) <= set(playing):
             wanted = f"one or more of the agents that still play, {', '.join(map(repr, playing))}"
             raise ValueError(f"next_agents returned {ids!r}, wanted {wanted}")
         return ids
 
 
-def step_agents(
-    environment: MultiAgentEnvironment, actions: Mapping[str, str], agent_ids: Collection[str]
+async def step_agents(
+    held: HeldEnvironment, actions: Mapping[str, str], agent_ids: Collection[str]
 ) -> dict[str, Transition]:
     """Apply actions and return the transitions, as the environment gave them. agent_ids: all agents.
 
     Raises EpisodeFailedError.
     """
     with fails_the_episode():
-        transitions = environment.step(actions)
+        transitions = await held.call("step", actions)
         if not set(actions) <= set(transitions) <= set(agent_ids):
             wanted = f"one for each of {', '.join(map(repr, actions))}, and none for others than {', '.join(agent_ids)}"
             raise ValueError(f"step returned transitions for {', '.join(map(repr, transitions))}; wanted {wanted}")
         return dict(transitions)
 
 
-def score_task(environment: TaskScorer, agent_id: str, task: str, answer: str) -> Transition:
+async def score_task(held: HeldEnvironment, agent_id: str, task: str, answer: str) -> Transition:
     """Return the score of a task as the transition that ends it. Raises EpisodeFailedError."""
     with fails_the_episode():
-        return transition_of(environment.score_task(agent_id, task, answer))
+        return transition_of(await held.call("score_task", agent_id, task, answer))
 
 
 def checked(transition: Transition, action_length: int) -> Transition:

@@ -114,8 +114,8 @@ class Episode:
         """Note a model call, before its tools are run.
 
         messages: what the call saw, and its completion as the last message. prompt: (length,) int32. action: what was
-        passed on; None after a parse failure and for internal calls. feedback: what the agent is told of a parse
-        failure. reward: for the format, in addition to rewards of the environment.
+        passed on, or the text of an internal call; None after a parse failure and for external calls. feedback: what
+        the agent is told of a parse failure. reward: for the format, in addition to rewards of the environment.
         """
         span = self._transcripts.add_call(prompt, completion.tokens, completion.logprobs, completion.kept_tokens)
         if span.segment_index == len(self._rows):
@@ -169,7 +169,7 @@ class Episode:
             reward=transition.reward + sum(reward for _, reward in token_rewards),
             terminated=transition.terminated,
             truncated=transition.truncated,
-            info=transition.info,
+            info={"truncation_reason": "env", **transition.info} if transition.truncated else transition.info,
         )
         row.environment_steps.append(step)
         span, _ = row.completions[-1]
@@ -227,6 +227,7 @@ class Episode:
         return Rollout(
             **self._identity(),
             rollout_id=row.rollout_id,
+            trajectory_id=(self._rows or [row])[0].rollout_id,
             **_versions(row, self._policy_version),
             prompt_tokens=transcript.prompt_tokens,
             response_tokens=transcript.response_tokens,

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from ludic.agents.tools.toolbox import GRACE_S
 from ludic.environments.nested_loop import outside_of_loops
+from ludic.waits import GRACE_S
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

@@ -2,8 +2,12 @@
 
 from types import TracebackType
 
+from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.printable import storable
 from ludic.user_code import as_error, describe
+
+ENGINE_ERRORS = (ModelError, ConfigError, EngineError)
+"""Errors of an engine, which end the worker; no agent reads them, and no episode fails by them."""
 
 
 class EpisodeFailedError(Exception):
@@ -20,7 +24,7 @@ class LimitReachedError(Exception):
 
 
 class fails_the_episode:  # noqa: N801
-    """Raise EpisodeFailedError for an error in the block, and for an exit; its text is one line that UTF-8 can hold.
+    """Raise EpisodeFailedError for what the block raises, see `as_error`; its text is one line that UTF-8 can hold.
 
     An episode enters about ten of these, and a generator would cost three times as much.
     """
@@ -37,7 +41,6 @@ class fails_the_episode:  # noqa: N801
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if isinstance(error, SystemExit):
-            error = as_error(error)
-        if isinstance(error, Exception) and not isinstance(error, self._passing):
-            raise EpisodeFailedError(storable(describe(error))) from error
+        failure = None if error is None else as_error(error, in_coroutine=True)
+        if failure is not None and not isinstance(failure, self._passing):
+            raise EpisodeFailedError(storable(describe(failure))) from failure

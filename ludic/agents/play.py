@@ -9,24 +9,32 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ludic.agents import environment_calls as calls
 from ludic.agents.agent import Agent
 from ludic.agents.delegation import Delegate, SubAgent, SubTask, delegate_validators
-from ludic.agents.environment_calls import check_text, make, own_max_steps
 from ludic.agents.episode import Part
-from ludic.agents.failures import EpisodeFailedError, LimitReachedError, fails_the_episode
+from ludic.agents.failures import ENGINE_ERRORS, EpisodeFailedError, LimitReachedError, fails_the_episode
 from ludic.agents.limits import EpisodeLimits, TokenBudget
 from ludic.agents.player import Player
 from ludic.agents.requests import EpisodeRequest, derive_seed
 from ludic.agents.single_agent import play_alone
+from ludic.agents.tools.functions import environment_tools
+from ludic.agents.tools.tool import Tool
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.errors import ConfigError, ModelError, ToolError
+from ludic.environments.environment import Transition
+from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
+from ludic.errors import ConfigError, LudicError, ToolError
 from ludic.printable import storable
 from ludic.records import Message, Rollout, new_id
 from ludic.schema.validation import TRUNCATION_REASONS
 from ludic.user_code import describe
+from ludic.waits import GRACE_S
 
 MAX_STEPS = 32
 """Steps of an episode if neither the run nor the environment says."""
+
+_NOTHING = HeldEnvironment(None, LimitedEnvironments("", lambda: None))  # type: ignore[arg-type,return-value]
+"""Before the environment is made."""
 
 Protocol = Callable[["Play"], Awaitable[None]]
 """Plays one episode to its end."""
@@ -39,13 +47,16 @@ async def run_episode(
     request: EpisodeRequest,
     limits: EpisodeLimits | None = None,
 ) -> list[Rollout]:
-    """Run an episode and return its rows, at least one. Raises ModelError and ConfigError of the engine."""
+    """Run an episode and return its rows, at least one. Raises the engine's ModelError, ConfigError, EngineError."""
     limits = limits or EpisodeLimits()
     play = Play(agent, request, limits)
     try:
         async with asyncio.timeout(limits.timeout_s) as time_limit:
-            play.environment = make(make_environment)
-            await protocol(play)
+            try:
+                play.held = await calls.make(make_environment)
+                await protocol(play)
+            finally:
+                await play.settle()
     except LimitReachedError as error:
         play.end(error.reason, str(error))
     except EpisodeFailedError as error:
@@ -64,10 +75,10 @@ class Play:
 
     def __init__(self, agent: Agent, request: EpisodeRequest, limits: EpisodeLimits) -> None:
         self.request, self.limits = request, limits
-        self.environment: Any = None
-        """Environment of this episode; the protocol resets it."""
+        self.held: HeldEnvironment = _NOTHING
+        """Environment of this episode, and how it is called."""
         self._agent = agent
-        self.engine_error: ModelError | ConfigError | None = None
+        self.engine_error: LudicError | None = None
         """Error of the engine in a task that was handed on, which is not the agent's to read."""
         self._why = "the protocol ended before a model was called"
         """Why there are no rows, should there be none."""
@@ -76,28 +87,47 @@ class Play:
         """Agents of the environment."""
         self._children: list[tuple[Player, Player | None]] = []
         """Agents that work for others, each with the player whose reward counts for it, if it has none of its own."""
+        self._acting: set[asyncio.Task[Any]] = set()
+        """Tasks in which a player is asked."""
         self._num_tasks = 0
         self._budget = None if limits.max_child_tokens is None else TokenBudget(limits.max_child_tokens)
+
+    @property
+    def environment(self) -> Any:
+        """The environment of this episode, as the user wrote it; around a question and a score, a SingleTurn."""
+        return self.held.environment
+
+    async def reset(self) -> tuple[Message, ...]:
+        """Begin the episode of the environment and return its first messages, in time. Raises EpisodeFailedError."""
+        return await calls.reset(self.held, self.request.example)
+
+    async def step(self, action: str) -> Transition:
+        """Apply an action to the environment and return the transition, in time. Raises EpisodeFailedError."""
+        return await calls.step(self.held, action)
 
     def join(self, agent_id: str = "agent", messages: Sequence[Message] | None = None) -> Player:
         """Let an agent join. messages: what it sees first; None is the example's.
 
-        Raises EpisodeFailedError if the id is no text, or the environment's own max_steps no number of steps.
+        Raises EpisodeFailedError if the id is no text or is another agent's, or the environment's own max_steps no
+        number of steps.
         """
         with fails_the_episode():
-            check_text("the id of an agent", agent_id or None)
+            calls.check_text("the id of an agent", agent_id or None)
+            if any(agent_id == player.part.agent_id for player in self._players):
+                raise ValueError(f"an agent {agent_id!r} has joined already; each needs an id of its own")
         player = self._new_player(agent_id)
         if messages is not None:
             player.messages = list(messages)
-        player.max_steps = self.limits.max_steps or own_max_steps(self.environment) or MAX_STEPS
-        self._players.append(self._with_delegation(player))
+        player.max_steps = self.limits.max_steps or calls.own_max_steps(self.environment) or MAX_STEPS
+        self._players.append(self._with_tools(player))
         return player
 
     def _new_player(self, agent_id: str = "agent") -> Player:
         request = self.request
         if self._players:
             request = replace(request, seed=derive_seed(request.seed, 0, len(self._players)))
-        return Player(self._agent, request, self.limits, Part(episode_id=self._episode_id, agent_id=agent_id))
+        part = Part(episode_id=self._episode_id, agent_id=agent_id)
+        return Player(self._agent, request, self.limits, part, acting=self._acting)
 
     def end(self, reason: str, explanation: str) -> None:
         """End the episode of all agents for which it is not over, by a limit.
@@ -119,6 +149,17 @@ class Play:
             if not player.is_over:
                 player.fail(error)
 
+    async def settle(self) -> None:
+        """Stop the agents that are still asked, and wait until what they were answered is in their rows.
+
+        One whose own code ignores that it is cancelled is given up after GRACE_S.
+        """
+        if left := self._acting - {asyncio.current_task()}:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=GRACE_S)
+        self.held.close()
+
     def rollouts(self) -> list[Rollout]:
         """Return the rows of all agents, at least one."""
         rows = [row for player in self._players for row in player.rollouts()]
@@ -138,17 +179,30 @@ class Play:
 
     # --- Delegation ------------------------------------------------------------------------------------------
 
-    def _with_delegation(self, player: Player, root: Player | None = None) -> Player:
-        """Give a player the tool with which it hands on tasks. root: the agent of the environment above it."""
+    def _with_tools(self, player: Player, root: Player | None = None) -> Player:
+        """Give a player the tools of the environment, if it is in it, and the tool with which it hands on tasks.
+
+        root: the agent of the environment above it; None if it is itself one. Raises ConfigError if two tools have the
+        same name.
+        """
+        tools: list[Tool] = []
+        validators: dict[str, Any] = {}
+        if root is None:
+            of_environment, validators = environment_tools(self.held)
+            tools += of_environment
         if self._agent.sub_agents and player.part.depth < self.limits.max_depth:
 
             async def delegate(task: str, sub_agent: SubAgent) -> str:
                 return await self._run_child(player, root or player, task, sub_agent)
 
-            # Its limit of time is the episode's.
-            sub_agents = self._agent.sub_agents
-            validators = delegate_validators(sub_agents)
-            player.external = Toolbox([Delegate(sub_agents, delegate)], time_limit_s=None, validators=validators)
+            tools.append(Delegate(self._agent.sub_agents, delegate))
+            validators |= delegate_validators(self._agent.sub_agents)
+        if tools:
+            twice = [tool.name for tool in tools if tool.name in self._agent.toolbox]
+            if twice:
+                raise ConfigError(f"the environment and the run's tools have a tool {twice[0]!r} each; rename one")
+            # Limits of time are those of the environment and of the episode.
+            player.external = Toolbox(tools, time_limit_s=None, validators=validators)
         return player
 
     async def _run_child(self, parent: Player, root: Player, task: str, sub_agent: SubAgent) -> str:
@@ -163,20 +217,21 @@ class Play:
             depth=parent.part.depth + 1,
         )
         request = replace(self.request, seed=derive_seed(parent.request.seed, self._num_tasks, part.depth))
-        child = Player(sub_agent.equip(self._agent), request, self.limits, part, budget=self._budget)
+        agent = sub_agent.equip(self._agent)
+        child = Player(agent, request, self.limits, part, acting=self._acting, budget=self._budget)
         child.messages, child.max_steps = sub_agent.messages(task), sub_agent.max_steps
-        environment = SubTask(self.environment, sub_agent.name, task)
-        self._children.append((self._with_delegation(child, root), None if environment.has_score else root))
+        environment = SubTask(self.held, sub_agent.name, task)
+        self._children.append((self._with_tools(child, root), None if environment.has_score else root))
         try:
             return await _answer(child, environment)
-        except (ModelError, ConfigError) as error:
+        except ENGINE_ERRORS as error:
             self.engine_error = error
             raise
 
 
 async def _answer(child: Player, environment: SubTask) -> str:
     try:
-        await play_alone(child, environment)
+        await play_alone(child, environment.step)
     except LimitReachedError as error:
         child.end(error.reason, str(error))
         raise ToolError(f"the agent gave no answer: {error}") from error

@@ -22,6 +22,7 @@ from ludic.agents.requests import EpisodeRequest, derive_seed
 from ludic.agents.reward_spans import rewards_at_tokens
 from ludic.agents.steps import Step, merge
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.engines.checks import check_completion
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Transition
 from ludic.errors import ConfigError, ModelError
@@ -46,10 +47,8 @@ class _Call:
     """What the model saw, and its completion as the last message."""
     prompt: np.ndarray
     completion: Completion
-
-    @property
-    def text(self) -> str:
-        return self.view[-1].content
+    said: str
+    """Text of the completion; the last message of `view` may hold its tool calls in another form."""
 
     def marked_text(self, tokenizer: Any) -> str:
         """Return the text after thinking, with special tokens, by which some model families mark tool calls.
@@ -87,9 +86,10 @@ class Player:
         limits: EpisodeLimits,
         part: Part,
         *,
+        acting: set[asyncio.Task[Any]],
         budget: TokenBudget | None = None,
     ) -> None:
-        """budget: tokens that this player shares with others; None is no limit."""
+        """acting: holds the tasks in which players of the episode are asked. budget: tokens that it shares, or None."""
         self.request, self.limits, self.part, self.tokenizer = request, limits, part, agent.tokenizer
         self.max_steps: int | None = None
         """Largest number of steps; None is no limit."""
@@ -97,7 +97,7 @@ class Player:
         """The dialogue so far."""
         self.external = Toolbox(())
         """Tools that the protocol runs for the agent."""
-        self._agent, self._budget = agent, budget
+        self._agent, self._acting, self._budget = agent, acting, budget
         self._episode = Episode(request, part, agent.model, agent.engine.name, agent.engine.policy_version)
         self._context: Context | None = None
         self._prompts: PromptBuilder | None = None
@@ -131,6 +131,17 @@ class Player:
         None after a completion without an action: the agent was told what was wrong, and may act again. Raises
         LimitReachedError if the agent has no step, no token or no room left, and EpisodeFailedError.
         """
+        task = asyncio.current_task()
+        assert task is not None, "a coroutine runs in a task"
+        is_first = task not in self._acting  # an agent that waits for another asks in the task of its tool
+        self._acting.add(task)
+        try:
+            return await self._act()
+        finally:
+            if is_first:
+                self._acting.discard(task)
+
+    async def _act(self) -> str | None:
         self._record_step()
         if self.max_steps is not None and self._episode.num_steps >= self.max_steps:
             raise LimitReachedError("max_steps", f"the agent has made {self.max_steps} steps")
@@ -298,7 +309,7 @@ class Player:
                 return _Decision(tool_calls=_numbered(found.calls, self._episode.num_calls))
         try:
             with fails_the_episode():
-                parsed = self._agent.parser.parse(call.text)
+                parsed = self._agent.parser.parse(call.said)
                 check_text(
                     "the parser's action or feedback", parsed.feedback if parsed.action is None else parsed.action
                 )
@@ -310,15 +321,17 @@ class Player:
 
     def _note(self, call: _Call, decision: _Decision) -> None:
         target: ActionTarget = "env"
-        if decision.tool_calls:
-            is_external = any(each.name in self.external for each in decision.tool_calls)
-            target = "external" if is_external else "internal"
+        action = decision.action
+        if any(each.name in self.external for each in decision.tool_calls):
+            target = "external"
+        elif decision.tool_calls:
+            target, action = "internal", call.said
         self._episode.add_call(
             call.view,
             call.prompt,
             call.completion,
             target=target,
-            action=decision.action,
+            action=action,
             feedback=decision.feedback,
             tool_calls=decision.tool_calls,
             reward=decision.reward,
@@ -333,8 +346,8 @@ class Player:
         except Exception as error:
             self._error_of_ask = error
             raise
-        self._episode.add_call(call.view, call.prompt, call.completion, target="internal")
-        return call.text
+        self._episode.add_call(call.view, call.prompt, call.completion, target="internal", action=call.said)
+        return call.said
 
     @property
     def _prompt_builder(self) -> PromptBuilder:
@@ -359,17 +372,19 @@ class Player:
         unused = granted
         try:
             completion = await self._agent.engine.generate(generation)
+            check_completion(self._agent.engine.name, generation, completion, self._agent.vocab_size)
             unused -= len(completion.tokens)
         finally:
             if self._budget is not None:
                 self._budget.give_back(unused)
         if params.wants_kept_tokens and completion.kept_tokens is None:
             raise ConfigError(
-                f"engine {self._agent.engine.name} returns no sampling mask; start a run without --keep-sampling-mask"
+                f"engine {self._agent.engine.name} returns no sampling mask, which training needs with top_k or top_p; "
+                "start a run without these, or with --keep-sampling-mask False, which biases importance ratios"
             )
         answer = Message(role="assistant", content=decode(self.tokenizer, completion.tokens))
         self._prompt_builder.complete(messages, prompt, completion, answer)
-        return _Call(view=(*messages, answer), prompt=prompt, completion=completion)
+        return _Call(view=(*messages, answer), prompt=prompt, completion=completion, said=answer.content)
 
     def _room(self, prompt_length: int, *, is_first: bool) -> int:
         """Return max_tokens of a call: later calls get what is left. Raises LimitReachedError if nothing is."""

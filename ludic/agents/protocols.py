@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from functools import wraps
 from types import MappingProxyType
 
-from ludic.agents.failures import fails_the_episode
+from ludic.agents.failures import ENGINE_ERRORS, fails_the_episode
 from ludic.agents.play import Play, Protocol
 from ludic.agents.several_agents import several_agents
 from ludic.agents.single_agent import single_agent
-from ludic.errors import ConfigError, ModelError
+from ludic.errors import ConfigError
 from ludic.own_classes import find_own, unknown
 from ludic.user_files import NO_FILES, Files, python_file_of
 
@@ -42,7 +42,7 @@ def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
 
     @wraps(own)
     async def guarded(play: Play) -> None:
-        with fails_the_episode(unless=(ModelError, ConfigError)):
+        with fails_the_episode(unless=ENGINE_ERRORS):
             await own(play)
 
     return guarded

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from ludic.agents.environment_calls import next_agents, reset_agents, step_agents
 from ludic.agents.failures import EpisodeFailedError
 from ludic.agents.player import Player
-from ludic.environments.environment import MultiAgentEnvironment
 
 if TYPE_CHECKING:
     from ludic.agents.play import Play
@@ -15,14 +14,13 @@ if TYPE_CHECKING:
 
 async def several_agents(play: "Play") -> None:
     """Play all agents of a MultiAgentEnvironment, each with the run's model and a dialogue of its own."""
-    environment: MultiAgentEnvironment = play.environment
-    first = reset_agents(environment, play.request.example)
+    first = await reset_agents(play.held, play.request.example)
     players = {agent_id: play.join(agent_id, messages) for agent_id, messages in first.items()}
     while playing := [agent_id for agent_id, player in players.items() if not player.is_over]:
-        acting = next_agents(environment, playing)
+        acting = await next_agents(play.held, playing)
         actions = await _act_together([players[agent_id] for agent_id in acting])
         try:
-            transitions = step_agents(environment, dict(zip(acting, actions, strict=True)), players)
+            transitions = await step_agents(play.held, dict(zip(acting, actions, strict=True)), players)
             for agent_id, transition in transitions.items():
                 player = players[agent_id]
                 (player.take if agent_id in acting else player.hear)(transition)

@@ -29,9 +29,9 @@ class BatchConfig:
     """Values of the $parameters of advantage, filters and selection; docs/algorithms.md lists them."""
     max_uses: int = 1
     """Maximum number of steps that train on one group, online."""
-    max_off_policy_steps: int | None = 8
-    """Drop rollouts sampled more than this many policy versions before the trainer's version; None keeps all. Not used
-    offline."""
+    max_off_policy_steps: int | None = 32
+    """Drop rollouts sampled more than this many policy versions before the trainer's version; None keeps all. It also
+    bounds how far ahead workers sample (ludic.batches.budget). Not used offline."""
     max_age_s: float | None = None
     """Drop rollouts written more than this many seconds ago; None keeps all. Not used offline."""
     baseline_over: Literal["group", "kept"] = "group"

@@ -17,7 +17,8 @@ import pyarrow.compute as pc
 from ludic.batches.config import BatchConfig
 from ludic.batches.history import recall_history
 from ludic.batches.rules import own_rules
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
+from ludic.batches.vetting import Vetting
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
 from ludic.schema import arrow_schema, rollouts_schema
@@ -61,13 +62,14 @@ class StoredRollouts:
         num_unreadable_files = 0
         for source in sources:
             known = rollouts_schema(source.run.extra_columns).names
-            reader = RolloutReader(source, [name for name in schema.names if name in known])
+            is_own = own is not None and source.run_id == own.run_id
+            reader = RolloutReader(source, [name for name in schema.names if name in known], any_run=not is_own)
             rows = reader.poll(None)
             for name, why in reader.broken_files.items():
                 logger.warning("%s/%s is left out: %s", source.url, name, why)
             num_unreadable_files += len(reader.broken_files)
             if rows is not None:
-                url = None if own is not None and source.run_id == own.run_id else source.url
+                url = None if is_own else source.url
                 tables.append(_new_groups(_conform(rows, schema), url, tables))
         urls = tuple(source.url for source in sources)
         if not tables:
@@ -94,10 +96,23 @@ class StoredRollouts:
         return planner
 
     def plan(
-        self, planner: Planner, step: int, *, attempt_id: int, trainer_version: int, cursor: Mapping[str, Any]
+        self,
+        planner: Planner,
+        vetting: Vetting,
+        step: int,
+        *,
+        attempt_id: int,
+        trainer_version: int,
+        cursor: Mapping[str, Any],
     ) -> Plan | None:
         """Return a planner's next plan; the last one may have fewer groups than a batch. None after the last."""
-        rows = planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version, at_least=1)
+        rows = planner.plan(
+            step=step,
+            attempt_id=attempt_id,
+            trainer_version=trainer_version,
+            at_least=1,
+            find_untrainable=lambda chosen: vetting.find(self._with_root(chosen)),
+        )
         if rows is None:
             return None
         return Plan(
@@ -106,10 +121,11 @@ class StoredRollouts:
             cursor=cursor,
             num_pending_groups=planner.num_pending_groups,
             num_unreadable_files=self.num_unreadable_files,
+            tokens=vetting.tokens,
         )
 
     def _with_root(self, ledger: pa.Table) -> pa.Table:
-        """Return the ledger rows with column `root` filled in."""
+        """Return rows of a plan with column `root` filled in."""
         indexes = pc.index_in(ledger["rollout_id"], self.rows["rollout_id"].combine_chunks())
         return ledger.set_column(ledger.schema.get_field_index("root"), "root", self.rows["root"].take(indexes))
 
@@ -135,6 +151,7 @@ class OfflineSource:
         self._root, self._epochs = root, config.epochs
         self._rules = own_rules(root, config, loss_unit=loss_unit)
         self._stored = StoredRollouts.read(sources, self._rules, own=root)
+        self._vetting = Vetting(root)
         self._num_groups = self._stored.count_groups(self._rules)
         self._choice = {"sources": list(self._stored.sources), "where": config.where}
 
@@ -148,7 +165,7 @@ class OfflineSource:
         keep_files(self._root, self._rules.files)
         return describe_rules(self._rules)
 
-    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
+    def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         first_step = self._first_step(resumed)
         cursor = resumed.cursor if resumed else Cursor().to_dict()
         self._cursor = {**cursor, _KEY: {"first_step": first_step, **self._choice}}
@@ -161,9 +178,19 @@ class OfflineSource:
             recall_history(self._root, self._planner, checkpoint, baseline_over=self._rules.baseline_over)
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
-        return self._stored.plan(
-            self._planner, step, attempt_id=attempt_id, trainer_version=trainer_version, cursor=self._cursor
+        """Return the next plan; see Source. Raises ConfigError if none of the rollouts can be trained on."""
+        plan = self._stored.plan(
+            self._planner,
+            self._vetting,
+            step,
+            attempt_id=attempt_id,
+            trainer_version=trainer_version,
+            cursor=self._cursor,
         )
+        if plan is None and step == self._cursor[_KEY]["first_step"]:
+            why = self._planner.shortage(step, trainer_version).describe()
+            raise ConfigError(f"{', '.join(self._stored.sources)}: nothing to train on; {why}")
+        return plan
 
     def count_ready_groups(self, latest_version: int | None) -> int:
         """Return more groups than any batch takes, so that workers are asked for none."""

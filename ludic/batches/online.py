@@ -12,12 +12,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.history import recall_history
 from ludic.batches.rules import own_rules
-from ludic.batches.source import Plan, Quota
+from ludic.batches.source import Demand, Plan
+from ludic.batches.vetting import Vetting
 from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import LossUnit, Planner, Shortage
 from ludic.sql.rule_code import describe_rules
@@ -41,7 +41,7 @@ class OnlineSource:
     """Source of plans over the rollouts that workers deliver."""
 
     _reader: RolloutReader
-    _quota: Quota
+    _demand: Demand
 
     def __init__(self, root: Root, config: BatchConfig, stop: threading.Event, *, loss_unit: LossUnit = "row") -> None:
         """stop: ends the wait for a plan. Raises ConsentError, ConfigError, QueryError."""
@@ -49,6 +49,7 @@ class OnlineSource:
         self._rules = own_rules(root, config, loss_unit=loss_unit)
         self._planner = Planner(self._rules, root.run.extra_columns)
         self._scores = ScoreReader(root, self._planner.scorers)
+        self._vetting = Vetting(root)
         self._num_ready_groups = 0
         self._failure: StoreError | None = None
         """Error of the last poll; None if it succeeded."""
@@ -62,7 +63,7 @@ class OnlineSource:
         keep_files(self._root, self._rules.files)
         return describe_rules(self._rules)
 
-    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
+    def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         num_uses = count_uses(self._root, (resumed.attempt_id, resumed.step) if resumed else None)
         self._planner.recall_uses(num_uses)
         if resumed is not None:
@@ -77,7 +78,7 @@ class OnlineSource:
             checkpoint = resumed.attempt_id, resumed.step
             recall_sources(self._root, cursor, first_version, checkpoint, forgets=window is not None)
         self._reader = RolloutReader(replace(self._root, stop=self._stop), self._planner.columns, cursor)
-        self._quota = quota
+        self._demand = demand
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
         """Wait until enough groups are pending; see Source."""
@@ -89,7 +90,12 @@ class OnlineSource:
                 has_new = self._poll(trainer_version)
             if has_new or shortage is None:
                 wait.heard_something()
-                rows = self._planner.plan(step=step, attempt_id=attempt_id, trainer_version=trainer_version)
+                rows = self._planner.plan(
+                    step=step,
+                    attempt_id=attempt_id,
+                    trainer_version=trainer_version,
+                    find_untrainable=self._vetting.find,
+                )
                 if rows is not None:
                     return self._consume(step, rows, window_of(self._config, trainer_version))
                 shortage = self._planner.shortage(step, trainer_version)
@@ -97,7 +103,7 @@ class OnlineSource:
         return None
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return the pending groups and those of the newest plan.
+        """Return the pending groups; while a plan waits, those that it could use.
 
         Before the first plan, polls the store for groups that an earlier trainer left.
         """
@@ -131,9 +137,7 @@ class OnlineSource:
     def _add(self, rows: pa.Table) -> None:
         self._planner.add(rows)
         self._num_ready_groups = self._planner.num_pending_groups
-        new = rows.filter(pc.invert(rows["is_duplicate"]))
-        if new.num_rows:
-            self._quota.note_arrivals(new)
+        self._demand.note_arrivals(rows, self._num_ready_groups)
 
     def _consume(self, step: int, rows: pa.Table, window: range | None) -> Plan:
         """Move the reader behind a plan's rows."""
@@ -142,20 +146,22 @@ class OnlineSource:
         if window is not None:
             # Not at each poll: the first poll may look from a newer version than the step that follows.
             self._reader.forget_before(window.start)
-        num_pending_groups = self._planner.num_pending_groups
-        self._num_ready_groups = num_pending_groups + self._root.run.groups_per_batch
+        num_pending_groups = self._num_ready_groups = self._planner.num_pending_groups
+        self._demand.note_plan(step, num_pending_groups)
         return Plan(
             step=step,
             rows=rows,
             cursor=self._reader.cursor.to_dict(),
             num_pending_groups=num_pending_groups,
             num_unreadable_files=len(self._reader.broken_files),
+            tokens=self._vetting.tokens,
         )
 
     def _wait_for_groups(self, step: int, trainer_version: int, shortage: Shortage, wait: "_Wait") -> None:
-        num_missing_groups = shortage.wanted_groups - shortage.ready_groups - shortage.num_waiting_groups
+        self._num_ready_groups = shortage.ready_groups + shortage.num_waiting_groups
+        num_missing_groups = shortage.wanted_groups - self._num_ready_groups
         if num_missing_groups > 0:
-            self._quota.ask_for_more(num_missing_groups, wait.idle_s, version=trainer_version)
+            self._demand.note_wait(self._num_ready_groups, num_missing_groups, wait.idle_s, version=trainer_version)
         if wait.is_over:
             if self._failure is not None:
                 raise StalledError(

@@ -5,7 +5,8 @@ InvalidBatchError if a rollout can't be read or trained on.
 """
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -21,13 +22,14 @@ from ludic.batches.packing import MicroBatch, Sequences, assign_pairs, cap, cut_
 from ludic.batches.source import Plan
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import token_arrays
+from ludic.schema.trainable import TRAINED_COLUMNS
 from ludic.store.ledger_reads import read_rollouts
 from ludic.store.parquet import take_rows
 from ludic.store.quarantine import quarantine
 from ludic.store.root import Root
 
-TOKEN_COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask"]
-_COLUMNS = ["temperature", *TOKEN_COLUMNS, "kept_tokens"]
+_KEYS = ("rollout_id", "prompt_length", "response_length")
+"""Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""
 _PLANNED = ["rollout_id", "group_id", "pair_id", "root", "file", "row_group", "row"]
 _PLANNED += ["prompt_length", "response_length", "advantage", "token_advantages", "weight"]
 """Ledger columns that locate a rollout and say how it is trained on."""
@@ -71,7 +73,7 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
     indexes = [sorted(chain.from_iterable(share)) for share in shares]
     reading_since = time.perf_counter()
     rows = np.unique(units.row[indexes[rank]])
-    sequences, num_truncated = read_sequences(root, take_rows(used, rows.tolist())), 0
+    sequences, num_truncated = read_sequences(root, take_rows(used, rows.tolist()), plan.tokens), 0
     if config.training_unit == "turn":
         of_rank = units.take(indexes[rank])
         sequences = cut_out(sequences, np.searchsorted(rows, of_rank.row), of_rank.start, of_rank.end)
@@ -83,7 +85,7 @@ def read_rank_batch(root: Root, config: BatchConfig, plan: Plan, rank: int, num_
         sequences, [[position_of[index] for index in micro_batch] for micro_batch in shares[rank]]
     )
     return RankBatch(
-        plan=plan,
+        plan=replace(plan, tokens=None),
         micro_batches=micro_batches,
         num_action_tokens=sequences.num_action_tokens,
         num_tokens=sequences.num_tokens,
@@ -117,7 +119,7 @@ def _rows(used: pa.Table) -> _Units:
 def _turns(root: Root, used: pa.Table) -> _Units:
     """Return each run of sampled tokens. Every rank reads all masks: all must know how many micro-batches there are."""
     lengths = used["response_length"].to_pylist()
-    masks = _read_columns(root, used, ["action_mask"])["action_mask"]
+    masks = _columns_of(read_trained(root, used, ["action_mask"]), used, ["action_mask"])["action_mask"]
     turns = [_sampled_runs(np.ones(n, bool) if mask is None else mask) for mask, n in zip(masks, lengths, strict=True)]
     rows = np.repeat(np.arange(len(turns)), [len(of_row) for of_row in turns])
     bounds = np.concatenate([np.zeros((0, 2), np.int64), *turns])
@@ -130,14 +132,17 @@ def _sampled_runs(mask: np.ndarray) -> np.ndarray:
     return edges.reshape(-1, 2)
 
 
-def read_sequences(root: Root, rows: pa.Table) -> Sequences:
+def read_sequences(root: Root, rows: pa.Table, known: pa.Table | None = None) -> Sequences:
     """Read the tokens of ledger rows, in their order, also of rows that compaction has moved.
 
-    Raises StoreError if a file is missing or broken. A broken file is quarantined: the next trainer plans without it.
+    known: rows that were read already, Plan.tokens. Raises StoreError if a file is missing or broken. A broken file is
+    quarantined: the next trainer plans without it.
     """
     if rows.num_rows == 0:
         return Sequences.of([])
-    columns = _read_columns(root, rows, _COLUMNS)
+    if known is None:
+        known = read_trained(root, rows)
+    columns = _columns_of(known, rows, TRAINED_COLUMNS)
     return Sequences(
         rollout_id=rows["rollout_id"].to_pylist(),
         sampler_logprobs=columns.pop("response_logprobs"),
@@ -148,17 +153,27 @@ def read_sequences(root: Root, rows: pa.Table) -> Sequences:
     )
 
 
-def _read_columns(root: Root, rows: pa.Table, names: list[str]) -> dict[str, list[Any]]:
-    """Read columns of ledger rows, in their order. Raises StoreError if a file is missing or broken."""
-    # Read in the order of the files, so that whole row groups are not copied.
-    order = pc.sort_indices(rows, [(name, "ascending") for name in ("file", "row_group", "row")]).to_numpy()
+def read_trained(root: Root, rows: pa.Table, columns: Sequence[str] = TRAINED_COLUMNS) -> pa.Table:
+    """Return columns of the rollouts of ledger rows, in the order of the files, beside the rows' own _KEYS.
+
+    Raises StoreError as `read_sequences`.
+    """
+    # In the order of the files, whole row groups are not copied.
+    rows = rows.sort_by([(name, "ascending") for name in ("file", "row_group", "row")])
     try:
-        table = read_rollouts(root, take_rows(rows, order.tolist()), names, on_broken=partial(quarantine, root))
+        table = read_rollouts(root, rows, list(columns), on_broken=partial(quarantine, root))
     except SchemaError as error:
         raise StoreError(f"{error}; it was planned for a step: start the trainer again to make a new plan") from error
-    positions = np.argsort(order).tolist()
+    for name in _KEYS:
+        table = table.append_column(name, rows[name])
+    return table
+
+
+def _columns_of(table: pa.Table, rows: pa.Table, names: Sequence[str]) -> dict[str, list[Any]]:
+    """Return columns of `read_trained` in the order of `rows`, which may be fewer."""
+    indexes = pc.index_in(rows["rollout_id"], table["rollout_id"].combine_chunks()).to_pylist()
     columns = {name: _values(table[name]) for name in names}
-    return {name: [values[position] for position in positions] for name, values in columns.items()}
+    return {name: [values[index] for index in indexes] for name, values in columns.items()}
 
 
 def _advantages(rows: pa.Table) -> list[float | np.ndarray]:

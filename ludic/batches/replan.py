@@ -8,6 +8,7 @@ Raises StoreError if rollouts are gone, QueryError if the rules do not fit them.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 
@@ -17,12 +18,14 @@ import pyarrow.compute as pc
 from ludic.batches.history import recall_history
 from ludic.errors import QueryError
 from ludic.schema import arrow_schema
-from ludic.sql.planner import BatchRules, Planner
+from ludic.sql.planner import UNTRAINABLE, BatchRules, FindUntrainable, Planner
 from ludic.store import Root
+from ludic.store.reader import DUPLICATE_REQUEST, OTHER_RUN
 from ludic.store.scores import PLAN_COLUMNS, ScoreReader
 
 _EVERY_GROUP = 2**31 - 1
 _PAIRLESS = "no_pair"
+_REFUSALS = pa.array([DUPLICATE_REQUEST, OTHER_RUN])
 _JUST_OVER = timedelta(microseconds=2)
 
 ReadRollouts = Callable[[Root, pa.Table, Sequence[str]], pa.Table]
@@ -41,29 +44,42 @@ class Replanner:
         self._scores: dict[str, pa.Table | None] = {}
         self._is_fresh = True
 
-    def plan(self, ledger: pa.Table) -> pa.Table:
+    def plan(self, ledger: pa.Table, find_untrainable: FindUntrainable | None = None) -> pa.Table:
         """Return the plan of a step as ledger rows.
 
-        ledger: the stored rows of the step. Every considered group that has a row left by the filters is used, so a
-        batch may have more or fewer groups than the run's. Groups of which `where` leaves no row are missing.
+        ledger: the stored rows of the step; those that it dropped as untrainable are dropped again. find_untrainable:
+        looks at the rows that the plan would use, since a filter may have dropped them before. Every considered group
+        that has a row left is used, so a batch may have more or fewer groups than the run's. Groups of which `where`
+        leaves no row are missing.
         """
         step, attempt_id, version = (ledger[name][0].as_py() for name in ("step", "attempt_id", "trainer_version"))
         if self._is_fresh and step > 1:
             recall_history(self._root, self._planner, (attempt_id, step - 1), baseline_over=self._rules.baseline_over)
         self._is_fresh = False
-        rows = self._as_it_was(ledger)
+        with_roots, rows = partial(_with_roots, ledger=ledger), self._as_it_was(ledger)
         if self._planner.scorers:
             self._planner.add_scores(self._scores_of(ledger))
         self._planner.recall_uses(_uses_before(ledger))
         self._planner.add(rows)
+        untrainable = ledger.filter(pc.fill_null(pc.equal(ledger["reason"], UNTRAINABLE), False))
+        self._planner.drop_untrainable(untrainable["rollout_id"].to_pylist())
         now = _time_of_plan(ledger, rows, self._rules.params.get("max_age_s"))
         try:
-            plan = self._planner.plan(step=step, attempt_id=attempt_id, trainer_version=version, now=now, at_least=0)
+            plan = self._planner.plan(
+                step=step,
+                attempt_id=attempt_id,
+                trainer_version=version,
+                now=now,
+                at_least=0,
+                find_untrainable=None
+                if find_untrainable is None
+                else lambda chosen: find_untrainable(with_roots(chosen)),
+            )
         except QueryError as error:
             raise QueryError(f"step {step}: {error}") from error
         self._planner.forget()
         assert plan is not None
-        return _with_roots(plan, ledger)
+        return with_roots(plan)
 
     def _as_it_was(self, ledger: pa.Table) -> pa.Table:
         """Return the rows that the planner of the step had read, in an order of arrival that fits the ledger."""
@@ -74,7 +90,9 @@ class Replanner:
             "row_group": ledger["row_group"],
             "row": ledger["row"],
             "arrival": pa.array([order[group_id] for group_id in ledger["group_id"].to_pylist()], pa.int64()),
-            "is_duplicate": pc.fill_null(pc.equal(ledger["reason"], "duplicate_request"), False),
+            "refusal": pc.if_else(
+                pc.is_in(ledger["reason"], _REFUSALS), ledger["reason"], pa.scalar(None, pa.string())
+            ),
         }
         for name, column in added.items():
             rows = rows.append_column(name, column)

@@ -7,13 +7,14 @@ import pyarrow as pa
 
 from ludic.batches.config import BatchConfig
 from ludic.batches.replan import Replanner
-from ludic.batches.replay import restamp
+from ludic.batches.replay import plan_of_ledger, restamp
 from ludic.batches.rules import own_rules
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
+from ludic.batches.vetting import Vetting
 from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit
 from ludic.sql.rule_code import describe_rules
-from ludic.store import Cursor, Root, read_ledger
+from ludic.store import Root, read_ledger
 from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.ledger import attempt_of_steps
@@ -33,6 +34,7 @@ class ReplanSource:
             raise ConfigError(f"{self._other.url} has no step {self._before + 1}, where replan_from says to begin")
         self._rules = own_rules(root, config, loss_unit=loss_unit)
         self._replanner = Replanner(self._other, self._rules, read_rollouts)
+        self._vetting = Vetting(self._other)
 
     def count_steps(self, resumed: CheckpointInfo | None) -> None:
         """Return None: num_steps is a setting, and the other run's last step ends training too."""
@@ -41,7 +43,7 @@ class ReplanSource:
         keep_files(self._root, self._rules.files)
         return describe_rules(self._rules)
 
-    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
+    def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         """Do nothing: the step alone gives the position."""
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
@@ -49,7 +51,7 @@ class ReplanSource:
         there = self._before + step
         if there not in self._attempt_of:
             return None
-        rows = self._replanner.plan(read_ledger(self._other, self._attempt_of[there], there))
+        rows = self._replanner.plan(read_ledger(self._other, self._attempt_of[there], there), self._vetting.find)
         if not any(rows["used"].to_pylist()):
             raise ConfigError(
                 f"{self._root.url}: the filters drop all rollouts of step {there} of {self._other.url}; train fewer "
@@ -58,7 +60,7 @@ class ReplanSource:
         rows = restamp(rows, self._other.url, attempt_id, trainer_version)
         index = rows.schema.get_field_index("step")
         rows = rows.set_column(index, rows.schema.field(index), pa.repeat(pa.scalar(step, pa.int64()), rows.num_rows))
-        return Plan(step=step, rows=rows, cursor=Cursor().to_dict(), num_pending_groups=0, num_unreadable_files=0)
+        return plan_of_ledger(step, rows, self._vetting)
 
     def count_ready_groups(self, latest_version: int | None) -> int:
         """Return more groups than any batch takes, so that workers are asked for none."""

@@ -8,7 +8,8 @@ have expired. On one rank, the same first weights and settings give bit for bit 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.batches.source import MORE_THAN_ANY_BATCH, Plan, Quota
+from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
+from ludic.batches.vetting import Vetting
 from ludic.errors import ConfigError
 from ludic.store import Cursor, Root, read_ledger
 from ludic.store.attempts import CheckpointId
@@ -28,7 +29,7 @@ class ReplaySource:
         """
         self._other, self._num_steps = other, num_steps
         self._attempt_of = {step: attempt_id for attempt_id, step in effective_steps(other, last)}
-        self._first_step = first_step
+        self._first_step, self._vetting = first_step, Vetting(other)
         missing = set(range(first_step, last[1] + 1)) - self._attempt_of.keys()
         if missing:
             raise ConfigError(
@@ -42,7 +43,7 @@ class ReplaySource:
         """Return no records: the other run's ledger already holds the decisions of its code."""
         return []
 
-    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
+    def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         """Check that a replay of a cut begins with its checkpoint; else the step alone gives the position."""
         step = resumed.step if resumed else 0
         if step + 1 < self._first_step:
@@ -52,16 +53,13 @@ class ReplaySource:
             )
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
+        """Return the plan of a step; see Source. Raises ConfigError if a row of it can't be trained on."""
         if step not in self._attempt_of:
             return None
         rows = read_ledger(self._other, self._attempt_of[step], step)
-        return Plan(
-            step=step,
-            rows=restamp(rows, self._other.url, attempt_id, trainer_version),
-            cursor=Cursor().to_dict(),
-            num_pending_groups=0,
-            num_unreadable_files=0,
-        )
+        rows = restamp(rows, self._other.url, attempt_id, trainer_version)
+        self._vetting.check(rows.filter(rows["used"]), f"step {step} of {self._other.url}")
+        return plan_of_ledger(step, rows, self._vetting)
 
     def count_ready_groups(self, latest_version: int | None) -> int:
         """Return more groups than any batch takes, so that workers are asked for none."""
@@ -71,12 +69,28 @@ class ReplaySource:
         """Do nothing, since no plan waits."""
 
 
+def plan_of_ledger(step: int, rows: pa.Table, vetting: Vetting) -> Plan:
+    """Return a step's plan whose ledger rows come from another run: no group waits, and the step is the position.
+
+    vetting: has looked at the used rows.
+    """
+    return Plan(
+        step=step,
+        rows=rows,
+        cursor=Cursor().to_dict(),
+        num_pending_groups=0,
+        num_unreadable_files=0,
+        tokens=vetting.tokens,
+    )
+
+
 def restamp(rows: pa.Table, url: str, attempt_id: int, trainer_version: int) -> pa.Table:
     """Return another run's ledger rows as rows of this run, with the root of each rollout."""
     values = {
         "attempt_id": pa.repeat(pa.scalar(attempt_id, pa.int32()), rows.num_rows),
         "trainer_version": pa.repeat(pa.scalar(trainer_version, pa.int64()), rows.num_rows),
         "lag": pc.subtract(trainer_version, rows["policy_version"]),
+        "lag_last": pc.add(rows["lag_last"], pc.subtract(trainer_version, rows["trainer_version"])),
         "root": pc.fill_null(rows["root"], url),
     }
     for name, column in values.items():

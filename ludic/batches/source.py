@@ -26,6 +26,9 @@ class Plan:
     num_pending_groups: int
     """Groups that were read and remain for later steps."""
     num_unreadable_files: int
+    tokens: pa.Table | None = None
+    """What rank 0 has read of the used rows to look at them (ludic.batches.reading.read_trained), and need not read
+    again. It is not sent to other ranks."""
 
     def to_bytes(self) -> bytes:
         """Return the plan as Arrow IPC, for other ranks."""
@@ -42,14 +45,17 @@ class Plan:
         return cls(rows=table, **json.loads(table.schema.metadata[b"plan"]))
 
 
-class Quota(Protocol):
-    """Number of groups that workers are asked for; ludic.training.publisher.Publisher keeps it."""
+class Demand(Protocol):
+    """What a source tells of the groups that workers sample; ludic.training.publisher.Publisher keeps the budget."""
 
-    def note_arrivals(self, rows: pa.Table) -> None:
-        """Count the groups of new rows."""
+    def note_arrivals(self, rows: pa.Table, num_ready_groups: int) -> None:
+        """Note new rows. num_ready_groups: read and not planned, with them."""
 
-    def ask_for_more(self, num_missing_groups: int, idle_s: float, *, version: int) -> None:
-        """Ask for more groups of a version if the missing ones will not come by themselves."""
+    def note_plan(self, step: int, num_ready_groups: int) -> None:
+        """Note that a step is planned. num_ready_groups: read and not yet planned."""
+
+    def note_wait(self, num_ready_groups: int, num_missing_groups: int, idle_s: float, *, version: int) -> None:
+        """Note that a step, which starts from a version, waits for groups. num_ready_groups: what it could use."""
 
 
 class Source(Protocol):
@@ -69,7 +75,7 @@ class Source(Protocol):
     def keep_code(self) -> list[CodeRecord]:
         """Copy users' files to the root, and return a record of each SQL or Python text that plans are made with."""
 
-    def resume(self, resumed: CheckpointInfo | None, quota: Quota) -> None:
+    def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         """Set the position to that of a checkpoint, or to the start if it is None."""
 
     def plan(self, step: int, *, attempt_id: int, trainer_version: int) -> Plan | None:
@@ -79,7 +85,7 @@ class Source(Protocol):
         """
 
     def count_ready_groups(self, latest_version: int | None) -> int:
-        """Return the number of groups that workers need not sample: those pending and those of the newest plan.
+        """Return the number of groups that were read and not yet planned.
 
         latest_version: newest published version; None before the first. Any thread may call it.
         """

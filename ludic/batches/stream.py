@@ -14,6 +14,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
 
+import pyarrow as pa
 import torch
 import torch.distributed as dist
 
@@ -22,6 +23,7 @@ from ludic.batches.offline import StoredRollouts
 from ludic.batches.reading import RankBatch, read_rank_batch
 from ludic.batches.rules import batch_rules
 from ludic.batches.source import Plan, Source
+from ludic.batches.vetting import Vetting
 from ludic.distributed import bytes_from_main, num_ranks, rank, run_on_all
 from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit, Planner
@@ -48,6 +50,8 @@ class PlannedStream:
         """source: in the state of the step before. attempt: its ledger is written. Both are None on other ranks."""
         self._root, self._config, self._source, self._attempt, self._stop = root, config, source, attempt, stop
         self._next: Future[RankBatch | None] | None = None
+        self._tokens: pa.Table | None = None
+        """Tokens of the newest plan that its source has read, on rank 0."""
         # A separate group: plans are sent while the step's collectives use the default group.
         self._group: dist.ProcessGroup | None = dist.new_group(backend="gloo", timeout=_UNLIMITED)
 
@@ -86,7 +90,8 @@ class PlannedStream:
         data = bytes_from_main(partial(self._plan, step, trainer_version), self._group)
         if not data:
             return None
-        return read_rank_batch(self._root, self._config, Plan.from_bytes(data), rank(), num_ranks())
+        plan, self._tokens = replace(Plan.from_bytes(data), tokens=self._tokens), None
+        return read_rank_batch(self._root, self._config, plan, rank(), num_ranks())
 
     def _plan(self, step: int, trainer_version: int) -> bytes:
         """Plan a step and write its ledger, on rank 0; returns nothing if there is no plan."""
@@ -98,6 +103,7 @@ class PlannedStream:
         if plan is None:
             return b""
         write_ledger(self._root, self._attempt, step, plan.rows)
+        self._tokens = plan.tokens
         return plan.to_bytes()
 
 
@@ -158,9 +164,10 @@ class BatchStream:
         self.epoch = 1
         self._step = 0
         self._used: set[str] = set()
+        self._vetting = Vetting(self._root)
 
     def __len__(self) -> int:
-        """Return the number of batches of an epoch."""
+        """Return the number of batches of an epoch, if all rollouts can be trained on."""
         return -(-self._num_groups // self._rules.groups_per_batch)
 
     def __iter__(self) -> Iterator[RankBatch]:
@@ -190,5 +197,5 @@ class BatchStream:
         return self._stored.planner(rules, num_uses=dict.fromkeys(groups, self.epoch - 1), without=self._used)
 
     def _read(self, planner: Planner, step: int) -> RankBatch | None:
-        plan = self._stored.plan(planner, step, attempt_id=0, trainer_version=0, cursor={})
+        plan = self._stored.plan(planner, self._vetting, step, attempt_id=0, trainer_version=0, cursor={})
         return read_rank_batch(self._root, self._config, plan, self._rank, self._num_ranks) if plan else None

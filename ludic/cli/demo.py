@@ -1,8 +1,8 @@
 """`ludic demo`: a tiny model learns to say "love cats"; prints its answers before and after, and what to try next."""
 
+import io
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +23,7 @@ from ludic.models.first_model import first_model
 from ludic.sql import connect
 from ludic.sql.library import load_advantage, run_query
 from ludic.store import Root, fetch_policy, latest_policy
+from ludic.temporary import temporary_folder
 from ludic.viewer.output import sparkline
 
 
@@ -46,10 +47,10 @@ def main(settings: Settings) -> None:
 def _print_answers(console: Console, root: Root) -> None:
     latest = latest_policy(root)
     assert latest is not None, "the trainer publishes before it trains"
-    with tempfile.TemporaryDirectory() as cache:
+    with temporary_folder("demo") as cache:
         with first_model(root) as model:
             before = heldout_answers(root, str(model))
-        after = heldout_answers(root, fetch_policy(root, latest.version, Path(cache)))
+        after = heldout_answers(root, fetch_policy(root, latest.version, cache))
     table = Table("prompt (held out)", "before", "after", title="Answers at temperature 0.8", show_lines=True)
     for old, new in list(zip(before, after, strict=True))[:3]:
         texts = (old.messages[0].content, old.messages[-1].content, new.messages[-1].content)
@@ -82,8 +83,13 @@ def draw_curve(versions: Sequence[int], rewards: Sequence[float], title: str) ->
 
 def save(figure: Figure, root: Root) -> Path:
     """Write a picture as reward.png into a local root, else into the working directory; return its path."""
-    path = (Path(root.path) if root.is_local else Path.cwd()) / "reward.png"
-    figure.savefig(path, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120)
+    if root.is_local:
+        root.put("reward.png", picture.getvalue())
+        return Path(root.path, "reward.png")
+    path = Path.cwd() / "reward.png"
+    path.write_bytes(picture.getvalue())
     return path
 
 

@@ -1,5 +1,6 @@
 """`ludic demo --agents`: teach a tiny model to call a calculator; print held-out answers before and after RL."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from ludic.launch.demo_agents import EVAL_EVERY, improve, open_demo, version_bef
 from ludic.launch.process import interrupt_on_sigterm
 from ludic.sql import connect
 from ludic.store import Root
-from ludic.viewer.evaluation import Comparison
+from ludic.viewer.evaluation import Comparison, interval_text
 from ludic.viewer.output import printable, sparkline
 
 _SHOWN_PROBLEMS = 3
@@ -62,7 +63,7 @@ def _print_answers(console: Console, root: Root, measured: Sequence[Row]) -> Non
     old, new = (_answers(root, _version(row)) for row in ends)
     for problem in list(old)[:_SHOWN_PROBLEMS]:
         table.add_row(*(Text(printable(text)) for text in (problem, old[problem], new[problem])))
-    means = (f"[bold]{row['estimate']:.3f} ({row['low']:.3f} to {row['high']:.3f})[/]" for row in ends)
+    means = (f"[bold]{row['estimate']:.3f} ({interval_text(row, 3)})[/]" for row in ends)
     table.add_row(f"mean reward of {measured[-1]['num_examples']}, 95% interval", *means)
     console.print(table)
 
@@ -75,7 +76,7 @@ def _print_comparison(console: Console, comparison: Comparison) -> None:
     test = {"mcnemar": "McNemar's exact test", "permutation": "permutation test"}[row["test"]]
     console.print(
         f"\nDid RL help? [bold]{verdict}[/]: mean reward {row['difference']:+.3f} "
-        f"({row['low']:+.3f} to {row['high']:+.3f}, 95%), p = {row['p_value']:.2g} ({test}, same problems)",
+        f"(95% interval {interval_text(row, 3)}), p = {row['p_value']:.2g} ({test}, same problems)",
         highlight=False,
     )
     comparison.print_to(console)
@@ -103,8 +104,8 @@ def _print_curve(console: Console, root: Root, measured: Sequence[Row]) -> None:
         list(map(_version, measured)),
         means,
         yerr=[
-            [mean - row["low"] for mean, row in zip(means, measured, strict=True)],
-            [row["high"] - mean for mean, row in zip(means, measured, strict=True)],
+            [math.nan if row[name] is None else abs(row[name] - row["estimate"]) for row in measured]
+            for name in ("low", "high")
         ],
         fmt="o",
         capsize=4,

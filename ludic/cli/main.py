@@ -14,9 +14,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ludic.bounds import check_urls
+from ludic.children import protect_children_of_libraries
 from ludic.errors import LudicError
 from ludic.installed import LUDIC, installed_version
 from ludic.launch.flags import to_flags
+from ludic.masking import mask
 from ludic.printable import printable
 
 COMMANDS = {
@@ -62,6 +65,8 @@ _UNWRITABLE = (errno.ENOSPC, errno.EIO, errno.EBADF, errno.EFBIG, errno.EDQUOT)
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and exit."""
+    if argv is None:  # this process is the command, and nobody else's
+        protect_children_of_libraries()
     args = list(sys.argv[1:] if argv is None else argv)
     _log_to_stderr()
     if sys.stdout is None:
@@ -95,15 +100,15 @@ def _log_to_stderr() -> None:
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Escapes control characters, which names in a root may contain."""
+    """Escapes control characters, which names in a root may contain, and masks secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return printable(mask(super().format(record)))
 
 
 def fail(message: str) -> None:
     """Print the message's first lines as one line on stderr, and exit with 1. Only rank 0 prints; all ranks exit."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    lines = [line.strip() for line in mask(message).splitlines() if line.strip()]
     more = f" (and {len(lines) - _MOST_LINES} more)" if len(lines) > _MOST_LINES else ""
     if os.environ.get("RANK", "0") == "0":
         print(printable(f"ludic: {' '.join(lines[:_MOST_LINES])}{more}"), file=sys.stderr)
@@ -148,6 +153,7 @@ def _run(name: str, args: list[str]) -> int:
         earlier = _earlier_settings(name, rest, to_flags(values), module)
     texts = {"program": f"ludic {name}", "description": COMMANDS[name]}
     settings = parser.parse(flags.Settings, args, **texts, earlier=earlier)
+    check_urls(settings)
     importlib.import_module(f"ludic.cli.{module}").main(settings)
     return 0
 

@@ -44,7 +44,7 @@ _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=.*)?$", re.DOTALL)
 _USAGE = re.compile(r" \[-h\] \[OPTIONS\] ([A-Z][A-Z |]*[A-Z])")
 """Matches a usage line of tyro: options, then positional arguments."""
 
-_EXPERIMENT = {"groups_per_batch", "groups_per_call", "num_steps"}
+_EXPERIMENT = {"groups_per_batch", "in_flight", "num_steps"}
 """A command with one of these settings reads experiment files: it skips settings that are for other commands."""
 
 _registry = tyro.constructors.ConstructorRegistry()

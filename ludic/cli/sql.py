@@ -6,6 +6,7 @@ Raises QueryError with DuckDB's reason, ConfigError if a file can't be written.
 
 import io
 import sys
+from typing import Any, BinaryIO, cast
 
 from rich.console import Console
 
@@ -13,6 +14,7 @@ import ludic
 from ludic.cli.flags.sql import Settings
 from ludic.errors import ConfigError
 from ludic.interop.exports.row_files import open_sink, write_result
+from ludic.printable import printable
 from ludic.viewer.output import stdout_console
 from ludic.viewer.tables import print_table
 
@@ -29,4 +31,16 @@ def main(settings: Settings) -> None:
             text = io.TextIOWrapper(sink, encoding="utf-8", write_through=True) if settings.out else None
             print_table(result, Console(file=text, width=200) if text else stdout_console(), settings.max_rows)
         else:
-            write_result(result, settings.chosen_format, sink)
+            is_shown = settings.out is None and sys.stdout.isatty()
+            write_result(result, settings.chosen_format, cast(BinaryIO, _Printable(sink)) if is_shown else sink)
+
+
+class _Printable(io.RawIOBase):
+    """The terminal, which must not obey control characters in the data; a file or a pipe gets them as they are."""
+
+    def __init__(self, terminal: BinaryIO) -> None:
+        self._terminal = terminal
+
+    def write(self, text: Any) -> int:
+        # \r is a control character too, and no line that ludic writes ends with one.
+        return self._terminal.write(printable(bytes(text).decode()).encode())

@@ -11,5 +11,6 @@ def main(settings: Settings) -> None:
         picture=settings.picture,
         web=settings.web,
         host=settings.host,
+        host_names=settings.host_names,
         port=settings.port,
     )

@@ -96,6 +96,9 @@ class Engine(Protocol):
     """Version of the weights in use."""
     max_length: int
     """Maximum tokens of prompt and completion together."""
+    max_batch: int
+    """Sequences that are decoded together; a worker keeps so many requests here. An engine without it is taken to
+    decode as many as `EngineConfig.max_batch` says by default."""
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Return a completion of the request; the engine batches all requests that wait at the same time.

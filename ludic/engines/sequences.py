@@ -13,6 +13,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
+from ludic.models.families import Sampled, probe_sequences
+
 
 class Sequences:
     """A batch of left-padded sequences in a model's key-value cache."""
@@ -123,3 +125,47 @@ def _stack_right_aligned(top: Tensor, bottom: Tensor, length: int) -> Tensor:
     stacked[: len(top), ..., length - top.shape[-2] :, :] = top
     stacked[len(top) :, ..., length - bottom.shape[-2] :, :] = bottom
     return stacked
+
+
+def probe_batches(model: PreTrainedModel) -> Sampled:
+    """Return the logprobs that a batch gives to the sequences of a probe, which join and leave it on the way.
+
+    The first half of each is its prompt; their tokens are given, not drawn.
+    """
+    tokens = probe_sequences()
+    half, longest = len(tokens) // 2, max(map(len, tokens))
+    first, second = [list(range(half)), list(range(half, len(tokens)))]
+    logprobs: list[list[float]] = [[] for _ in tokens]
+
+    def begin(rows: list[int]) -> Sequences:
+        return Sequences(model, [tokens[row][: len(tokens[row]) // 2] for row in rows], longest)
+
+    def next_token(row: int) -> int:
+        return int(tokens[row][len(tokens[row]) // 2 + len(logprobs[row])])
+
+    def is_live(row: int) -> bool:
+        return len(logprobs[row]) < len(tokens[row]) - len(tokens[row]) // 2
+
+    def run(rows: list[int], joining: list[int]) -> None:
+        batch = begin(rows)
+        while True:
+            given = [next_token(row) for row in rows]
+            found = batch.logits.double().log_softmax(-1)
+            for index, row in enumerate(rows):
+                logprobs[row].append(found[index, given[index]].item())
+            live = [index for index, row in enumerate(rows) if is_live(row)]
+            if not live:
+                return
+            batch.select(torch.tensor(live, device=model.device))
+            rows = [rows[index] for index in live]
+            batch.extend(torch.tensor([given[index] for index in live], device=model.device))
+            if joining and len(logprobs[rows[0]]) == 2:
+                batch.join(begin(joining))
+                rows, joining = rows + joining, []
+
+    if begin(first).can_join:
+        run(first, second)
+    else:
+        run(first, [])
+        run(second, [])
+    return list(zip(tokens, logprobs, strict=True))

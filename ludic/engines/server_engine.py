@@ -24,6 +24,7 @@ import logging
 import os
 import sys
 import threading
+from base64 import b64encode
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ from ludic.engines.server_loading import Wanted
 from ludic.engines.server_pool import ServerPool
 from ludic.engines.weight_labels import Weights
 from ludic.errors import ConfigError, ModelError
+from ludic.masking import SERVER_LOGIN, keep_secret
 from ludic.models.adapters import base_of_adapter
 from ludic.models.architecture import check_folder, eos_token_ids, load_config, load_generation_config
 
@@ -82,14 +84,14 @@ class ServerEngine:
         addresses = [check_url(url) for url in dict.fromkeys(urls)]
         self._config = load_config(folder)
         _check(folder, self._config)
+        self.max_batch = max_batch * len(addresses)
         self._run_id = run_id or f"none-{uuid4().hex}"
         self._vocab_size = self._config.get_text_config().vocab_size
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ludic-servers", daemon=True)
         self._thread.start()
-        key = os.environ.get("VLLM_API_KEY")
         self._client = httpx2.AsyncClient(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers=_authorization(),
             # vLLM closes a connection that is idle for 5 s; a request that meets this has to be sent again.
             limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
             trust_env=False,  # a proxy of the environment is for other hosts
@@ -150,6 +152,20 @@ class ServerEngine:
             return future.result()
         finally:
             future.cancel()
+
+
+def _authorization() -> dict[str, str]:
+    """Return the header with the servers' key or login, from the environment. Raises ConfigError."""
+    key, login = (keep_secret(os.environ.get(name, "")) for name in ("VLLM_API_KEY", SERVER_LOGIN))
+    if key and login:
+        raise ConfigError(
+            f"VLLM_API_KEY and {SERVER_LOGIN} are both set, and a request has room for one; unset the other"
+        )
+    if login and ":" not in login:
+        raise ConfigError(f"{SERVER_LOGIN} has no colon; wanted user:password")
+    if login:
+        return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,10 +15,11 @@ from tenacity import retry, retry_if_exception_type, stop_after_attempt, wait_fi
 
 from ludic.engines.engine import GenerationRequest
 from ludic.errors import ConfigError, EngineError, NoServerError, one_line
+from ludic.masking import SERVER_LOGIN, has_secret, mask, public_url
 
 FLAGS = (
     "VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --generation-config vllm --logprobs-mode processed_logprobs "
-    "--enable-scale-out"
+    "--enable-scale-out --worker-extension-cls ludic.engines.vllm_worker.WorkerExtension"
 )
 """How to start a server, for errors."""
 SERVE_NAME = "ludic-serve"
@@ -26,6 +27,8 @@ SERVE_NAME = "ludic-serve"
 
 _CALL_S = 30.0
 _LOAD_S = 1800.0
+_SETUP_S = 120.0
+"""vLLM looks through its machine the first time."""
 _NO_LOGPROB = -9999.0
 """What vLLM sends for NaN and for minus infinity."""
 _OWN_RELOAD = "ludic_reload_weights"
@@ -56,7 +59,16 @@ class MissingEndpointError(BadAnswerError):
     """A server does not have an endpoint."""
 
 
-class Span(msgspec.Struct):
+class _Said(msgspec.Struct):
+    """What a server said; its texts may repeat the key, and enter errors, logs and the names of engines."""
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            if isinstance(value := getattr(self, name), str):
+                setattr(self, name, mask(value))
+
+
+class Span(_Said):
     """Tokens that were sampled under weights of one label."""
 
     version: str
@@ -76,7 +88,7 @@ class Answer(msgspec.Struct):
     """Ids and logprobs of the most likely tokens at each token, if the request asks for them."""
 
 
-class Model(msgspec.Struct):
+class Model(_Said):
     """A model in /v1/models."""
 
     id: str
@@ -87,12 +99,32 @@ class _Models(msgspec.Struct):
     data: list[Model]
 
 
-class _Version(msgspec.Struct):
+class _Version(_Said):
     version: str
 
 
-class _WeightInfo(msgspec.Struct):
+class _WeightInfo(_Said):
     weight_version: str
+
+
+class _Device(msgspec.Struct, frozen=True):
+    """What vLLM 0.32 tells has no device_type, though its source has; on some hardware its device is null."""
+
+    device: str | None = None
+    device_type: str | None = None
+
+
+class _ModelConfig(msgspec.Struct, frozen=True):
+    dtype: str = ""
+
+
+class _VllmConfig(msgspec.Struct):
+    device_config: _Device = _Device()
+    model_config: _ModelConfig = _ModelConfig()
+
+
+class _ServerInfo(msgspec.Struct):
+    vllm_config: _VllmConfig
 
 
 class _IsPaused(msgspec.Struct):
@@ -113,7 +145,7 @@ class _LogProbs(msgspec.Struct):
     content: list[_LogProb]
 
 
-class _Choice(msgspec.Struct):
+class _Choice(_Said):
     token_ids: list[int]
     logprobs: _LogProbs
     finish_reason: str | None
@@ -128,7 +160,7 @@ class _TextLogProbs(msgspec.Struct):
     token_logprobs: list[float]
 
 
-class _TextChoice(msgspec.Struct):
+class _TextChoice(_Said):
     logprobs: _TextLogProbs
     finish_reason: str | None
     token_ids: list[int]
@@ -147,7 +179,7 @@ class Server:
     def __init__(self, url: str, client: httpx2.AsyncClient, timeout_s: float) -> None:
         """url: such as http://node1:8000, from `check_url`. timeout_s: of a request for a completion."""
         self._url, self._client, self._timeout_s = url, client, timeout_s
-        self.name = without_password(url)
+        self.name = public_url(url)
         """The URL without credentials, for logs."""
         self._has_own_reload = True
         """False once the server has said that it has no method of ludic's."""
@@ -197,6 +229,21 @@ class Server:
     async def resume(self) -> None:
         await self._call("POST", "/resume")
 
+    async def device_and_dtype(self) -> tuple[str, str]:
+        """Return what the server computes on and in, such as cpu and float32; "" where it does not tell."""
+        try:
+            content = await self._call("GET", "/server_info", params={"config_format": "json"}, timeout_s=_SETUP_S)
+            found = _parse(content, _ServerInfo, self.name).vllm_config
+        except BadAnswerError:  # a developer's endpoint, which may change
+            return "", ""
+        device = found.device_config.device_type or found.device_config.device or ""
+        return device.partition(":")[0], found.model_config.dtype.removeprefix("torch.")
+
+    @property
+    def has_extension(self) -> bool:
+        """Whether it was started with ludic's worker extension; known after `reload`."""
+        return self._has_own_reload
+
     async def reload(self, folder: str) -> None:
         """Replace the weights by those of a folder that the server sees.
 
@@ -238,7 +285,10 @@ class Server:
         Raises ConfigError for a request that wants the kept tokens.
         """
         if request.params.wants_kept_tokens:
-            raise ConfigError(f"{self.name} does not tell which tokens were kept; start it with --enable-scale-out")
+            raise ConfigError(
+                f"{self.name} does not tell which tokens top_k and top_p kept; start it with --enable-scale-out, or a "
+                "run with --keep-sampling-mask False, which biases importance ratios"
+            )
         own = {name: value for name, value in params.items() if name != "detokenize"}
         body = {
             "model": model,
@@ -298,30 +348,30 @@ class Server:
     def _error(self, path: str, response: httpx2.Response) -> Exception:
         text = f"{self.name}{path} answered {response.status_code}: {_message(response)}"
         if response.status_code in (401, 403):
-            return ConfigError(f"{text}; set VLLM_API_KEY to the key that the server was started with")
+            return ConfigError(
+                f"{text}; set VLLM_API_KEY to the key that the server was started with, or {SERVER_LOGIN} "
+                "to user:password of a proxy before it"
+            )
         kind = {404: MissingEndpointError, 405: MissingEndpointError, 400: RefusedError, 422: RefusedError}
         return kind.get(response.status_code, BadAnswerError)(text)
 
 
 def check_url(url: str) -> str:
-    """Return a server's URL without a slash or /v1 at its end. Raises ConfigError if it is none."""
+    """Return a server's URL without a slash or /v1 at its end. Raises ConfigError if it is none, or has a password."""
     try:
         parsed = httpx2.URL(url)
-        is_usable = parsed.scheme in ("http", "https") and bool(parsed.host) and not parsed.query
+        is_usable = (
+            parsed.scheme in ("http", "https")
+            and bool(parsed.host)
+            and not (parsed.query or parsed.fragment or has_secret(url))
+        )
     except httpx2.InvalidURL:
         is_usable = False
     if not is_usable:
         raise ConfigError(
-            f"server_url is {without_password(url)}, which is no URL of a server; wanted one such as http://node1:8000"
+            f"server_url is {public_url(url)}, which is no URL of a server; wanted one such as http://node1:8000"
         )
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
-
-
-def without_password(url: str) -> str:
-    """Return a URL without user and password."""
-    scheme, separator, rest = url.rpartition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _parse(content: bytes, type_: type[_T], name: str) -> _T:
@@ -343,4 +393,4 @@ def _only(choices: Sequence[_T], name: str) -> _T:
 
 
 def _message(response: httpx2.Response) -> str:
-    return " ".join(response.text.split())[:_MOST_CHARACTERS] or "(no text)"
+    return " ".join(mask(response.text).split())[:_MOST_CHARACTERS] or "(no text)"

@@ -17,6 +17,7 @@ from typing import Any
 
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from ludic.engines.checks import why_no_answer
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.engines.server_checks import ServerFacts, inspect
 from ludic.engines.server_http import (
@@ -33,6 +34,7 @@ from ludic.engines.vllm_params import to_completion, to_vllm_params
 from ludic.engines.weight_labels import is_claim, weights_of
 from ludic.errors import ConfigError, LudicError, ModelError, NoServerError
 from ludic.records import WeightSpan
+from ludic.schema.validation import LOGPROB_TOLERANCE
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +49,10 @@ _ABANDONED_S = 15.0
 """Seconds after which a claim that does not change is looked into."""
 _MOST_ATTEMPTS = 8
 """Maximum number of answers that can't be used until a request fails."""
+
+
+class _NanError(BadAnswerError):
+    """A server says that its weights give NaN; if it is so, all further answers say it too."""
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +146,16 @@ class ServerPool:
                 await asyncio.wait_for(self._changed.wait(), 1.0)
 
     async def sample(self, request: GenerationRequest) -> Completion:
-        """Return a completion; see ludic.engines.engine.Engine. Raises EngineError if answers can't be used."""
+        """Return a completion; see ludic.engines.engine.Engine.
+
+        Raises EngineError if answers can't be used, ModelError if they say that the weights give NaN.
+        """
+        try:
+            return await self._sample_again(request)
+        except _NanError as error:
+            raise ModelError(str(error)) from error
+
+    async def _sample_again(self, request: GenerationRequest) -> Completion:
         params = to_vllm_params(request, self._eos_token_ids, self._vocab_size)
         async for attempt in AsyncRetrying(
             retry=retry_if_exception_type(BadAnswerError),
@@ -215,14 +230,29 @@ class ServerPool:
             before = await server.label()
             answer = await server.complete(request, params, salt, facts.model)
             answer.spans = _same_weights(server, before, await server.label(), len(answer.tokens))
-        return to_completion(
-            request,
-            tokens=answer.tokens,
-            logprobs=answer.logprobs,
-            finish_reason=answer.finish_reason,
-            weight_versions=self._versions(server, answer),
-            candidates=answer.candidates,
-        )
+        self._check(server, request, answer)
+        versions = self._versions(server, answer)
+        try:
+            return to_completion(
+                request,
+                tokens=answer.tokens,
+                logprobs=answer.logprobs,
+                finish_reason=answer.finish_reason,
+                weight_versions=versions,
+                candidates=answer.candidates,
+            )
+        except ModelError as error:
+            raise _NanError(f"{server.name}: {error}") from error
+
+    def _check(self, server: Server, request: GenerationRequest, answer: Answer) -> None:
+        """Raise BadAnswerError for tokens that the model does not know, and for logprobs that are none."""
+        kept = None if answer.candidates is None else [ids for ids, _ in answer.candidates]
+        found = why_no_answer(request, answer.tokens, answer.logprobs, kept, self._vocab_size)
+        of_kept = max((logprob for _, logprobs in answer.candidates or () for logprob in logprobs), default=0.0)
+        if found is None and of_kept > LOGPROB_TOLERANCE:
+            found = f"logprob {of_kept:g} of a kept token, wanted at most 0"
+        if found is not None:
+            raise BadAnswerError(f"{server.name} answered with {found}; is it a server of another model?")
 
     def _versions(self, server: Server, answer: Answer) -> list[WeightSpan]:
         assert self._wanted is not None

@@ -5,6 +5,7 @@ the base that they name. Writes nothing. Raises ModelError if a folder can't be 
 can't be served.
 """
 
+import logging
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,9 +22,11 @@ from ludic.engines.checks import check_request
 from ludic.engines.continuous import ContinuousBatch
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.engines.registry import EngineSetup
+from ludic.engines.sequences import probe_batches
 from ludic.errors import ConfigError, ModelError
 from ludic.models.adapters import base_of_adapter, merge_adapter
 from ludic.models.architecture import check_same_architecture, eos_token_ids, load_config
+from ludic.models.families import Sampled, check_family
 from ludic.models.weight_files import (
     can_read_into,
     check_tensors,
@@ -32,6 +35,10 @@ from ludic.models.weight_files import (
     open_weights,
     read_into,
 )
+
+logger = logging.getLogger(__name__)
+
+_WHAT = "the batches of engine transformers"
 
 
 class TransformersEngine:
@@ -69,7 +76,14 @@ class TransformersEngine:
         if dtype is None and self._device.type == "cpu":
             dtype = torch.float32
         self._base = base
-        self._model = _load_model(folder, dtype, base).to(self._device)
+        self._attention, is_tried = exact_attention(_folder_of_weights(folder, base), folder)
+        if not is_tried:
+            logger.warning(
+                "%s: no small model of its configuration runs, so nobody has tried whether %s give exact logprobs; "
+                "watch sampler_kl, which should be about 0",
+                *(folder, _WHAT),
+            )
+        self._model = _load_model(folder, dtype, base, self._attention).to(self._device)
         if self._device.type == "cpu":  # nobody has measured it elsewhere
             use_decoding_attention(self._model)
         if float32_head:
@@ -77,7 +91,7 @@ class TransformersEngine:
         self.name = f"transformers {transformers.__version__}"
         self._half_loaded: str | None = None
         """Folder whose weights have replaced only a part of those in use."""
-        self.policy_version = version
+        self.policy_version, self.max_batch = version, max_batch
         # A model without a table or range of positions, for example with ALiBi, has no limit in its config.
         self.max_length: int = getattr(self._model.config.get_text_config(), "max_position_embeddings", sys.maxsize)
         self._batch = ContinuousBatch(
@@ -116,7 +130,7 @@ class TransformersEngine:
 
     def _copy_second_model(self, folder: str, version: int) -> None:
         """Load weights that transformers or peft have to convert."""
-        model = _load_model(folder, self._model.dtype, self._base)
+        model = _load_model(folder, self._model.dtype, self._base, self._attention)
         self._replace(folder, version, partial(self._model.load_state_dict, model.state_dict()))
 
     def _replace(self, folder: str, version: int, copy: Callable[[], object]) -> None:
@@ -147,16 +161,38 @@ def make_engine(folder: str, *, version: int, setup: EngineSetup) -> Transformer
     )
 
 
-def _load_model(folder: str, dtype: torch.dtype | None, find_base: Callable[[], str] | None) -> PreTrainedModel:
+def _load_model(
+    folder: str, dtype: torch.dtype | None, find_base: Callable[[], str] | None, attention: str | None
+) -> PreTrainedModel:
     """Load a folder's model on the CPU, in eval mode. dtype: None keeps the dtype of the weights.
 
     Raises ModelError unless the weights are exactly those of the folder's config.json.
     """
+    source = _folder_of_weights(folder, find_base)
+    model = load_pretrained(source, dtype=dtype, where=folder, use_safetensors=True, attn_implementation=attention)
+    return merge_adapter(model, folder) if base_of_adapter(folder) else model
+
+
+def _folder_of_weights(folder: str, find_base: Callable[[], str] | None) -> str:
+    """Return the folder itself, or the folder of the base of its adapter."""
     base = base_of_adapter(folder)
-    if base and find_base:
-        base = find_base()
-    model = load_pretrained(base or folder, dtype=dtype, where=folder, use_safetensors=True)
-    return merge_adapter(model, folder) if base else model
+    return folder if not base else find_base() if find_base else base
+
+
+def exact_attention(folder: str, where: str) -> tuple[str | None, bool]:
+    """Return the attn_implementation that samples exactly, and whether that was tried.
+
+    The first is None for transformers' choice, or eager, as for capped scores. Raises ModelError if neither is exact.
+    """
+    try:
+        return None, check_family(folder, where, _in_batches, attention=None, what=_WHAT)
+    except ModelError:
+        return "eager", check_family(folder, where, _in_batches, attention="eager", what=_WHAT)
+
+
+def _in_batches(model: PreTrainedModel) -> Sampled:
+    use_decoding_attention(model)
+    return probe_batches(model)
 
 
 def _make_logits_in_float32(model: PreTrainedModel) -> None:

@@ -69,6 +69,7 @@ class VllmEngine:
         set_variables()  # before vLLM is imported, which reads some
         self.name = package_of("vllm") or "vllm"
         self.policy_version = version
+        self.max_batch: int = setup.config.max_batch
         self._adapter = open_adapter(folder, version) if base_of_adapter(folder) else None
         model = _model_of(folder, setup)
         self._config = load_config(model)

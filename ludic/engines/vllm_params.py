@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
+from ludic.engines.checks import nan_logits
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.records import FinishReason, WeightSpan
@@ -56,7 +57,7 @@ def _num_candidates(request: GenerationRequest, vocab_size: int) -> int:
     if top_k is None:
         raise ConfigError(
             "top_p alone may keep any number of tokens, and vLLM would send the logprobs of all tokens at each one; "
-            "set top_k too, for example to 200, or leave the mask out"
+            "set top_k too, for example to 200, or --keep-sampling-mask False, which biases importance ratios"
         )
     return min(top_k + _MOST_TIES, vocab_size)
 
@@ -86,8 +87,7 @@ def to_completion(
         raise EngineError(f"vLLM ended a request with finish_reason {finish_reason}; wanted stop or length")
     array = np.array(logprobs, dtype=np.float32)
     if np.isnan(array).any():
-        version = weight_versions[-1].version
-        raise ModelError(f"the weights of version {version} give NaN logits; did training diverge?")
+        raise ModelError(nan_logits(weight_versions[-1].version))
     return Completion(
         tokens=np.array(tokens, dtype=np.int32),
         logprobs=np.zeros_like(array) if request.params.temperature == 0 else array,

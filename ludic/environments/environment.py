@@ -2,13 +2,21 @@
 
 To add your own, write a class in a file that implements `SingleTurnEnvironment` (a question and a score),
 `Environment` (several steps) or `MultiAgentEnvironment` (several agents), and name it `path/to/file.py:ClassName`.
+
+Every method but `example` may be a coroutine (`async def`), which is awaited. The others block all episodes while they
+run, unless the class has `run_in = "thread"`: then each episode has a thread, in which its environment is made and
+called.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from ludic.records import ExtraValue, Message
+
+RUN_IN = ("loop", "thread")
+"""Where the blocking methods of an environment run, by its attribute `run_in`: the first is the default."""
+_MARK = "_is_tool_of_ludic"
 
 Split = Literal["train", "heldout"]
 """Held-out examples never occur among the train examples of the same environment and seed."""
@@ -66,6 +74,24 @@ class Transition:
     """Values of the run's own columns x_*; see Score."""
 
 
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def tool(method: _Method) -> _Method:
+    """Mark a method of an environment as a tool, which the agents of the environment can call in its episode.
+
+    It needs a type hint for each parameter and a line for it under `Args:` of its docstring, from which its schema is
+    made.
+    """
+    setattr(method, _MARK, True)
+    return method
+
+
+def is_tool(method: object) -> bool:
+    """Return whether a method is marked as a tool."""
+    return getattr(method, _MARK, False) is True
+
+
 @runtime_checkable
 class SingleTurnEnvironment(Protocol):
     """Environment with a question and a score: stateless, so one instance serves all episodes."""
@@ -74,7 +100,7 @@ class SingleTurnEnvironment(Protocol):
         """Return example number `index` (any int of at least 0) of a split; the same arguments, the same example."""
         ...
 
-    def score(self, example: Example, answer: str) -> Score:
+    def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         """Return the score of an answer. The answer may be any text; a useless one scores low and must not raise."""
         ...
 
@@ -90,11 +116,11 @@ class Environment(Protocol):
         """Return an example; see SingleTurnEnvironment."""
         ...
 
-    def reset(self, example: Example) -> tuple[Message, ...]:
+    def reset(self, example: Example) -> tuple[Message, ...] | Awaitable[tuple[Message, ...]]:
         """Begin an episode and return its first observation."""
         ...
 
-    def step(self, action: str) -> Transition:
+    def step(self, action: str) -> Transition | Awaitable[Transition]:
         """Apply the agent's final text as an action, and return the result."""
         ...
 
@@ -110,15 +136,17 @@ class MultiAgentEnvironment(Protocol):
         """Return an example; see SingleTurnEnvironment. Its messages are stored with an episode that fails early."""
         ...
 
-    def reset(self, example: Example) -> Mapping[str, tuple[Message, ...]]:
+    def reset(
+        self, example: Example
+    ) -> Mapping[str, tuple[Message, ...]] | Awaitable[Mapping[str, tuple[Message, ...]]]:
         """Begin an episode and return the first observation of each agent by its id, such as "x" and "o"."""
         ...
 
-    def next_agents(self) -> Sequence[str]:
+    def next_agents(self) -> Sequence[str] | Awaitable[Sequence[str]]:
         """Return the ids of the agents who move now, at least one; several move at the same time."""
         ...
 
-    def step(self, actions: Mapping[str, str]) -> Mapping[str, Transition]:
+    def step(self, actions: Mapping[str, str]) -> Mapping[str, Transition] | Awaitable[Mapping[str, Transition]]:
         """Apply the actions of these agents, and return what comes of them for each agent concerned.
 
         An observation of an agent that did not move is shown at its next turn, and a reward counts for its last move.
@@ -131,6 +159,6 @@ class MultiAgentEnvironment(Protocol):
 class TaskScorer(Protocol):
     """Environment that scores the tasks that its agent hands to others; else they get the reward of the episode."""
 
-    def score_task(self, agent_id: str, task: str, answer: str) -> Score:
+    def score_task(self, agent_id: str, task: str, answer: str) -> Score | Awaitable[Score]:
         """Return the score of an answer to a task; both texts come from the model. agent_id: who answered."""
         ...

@@ -1,23 +1,29 @@
-"""Time limit for calls of an environment, so that an endless loop fails one episode, not the run.
+"""Call environments: in time, awaited if a method is a coroutine, and in a thread if the class says so.
 
-In the main thread a timer interrupts the call. This stops Python code, waiting for a socket, and C code that checks
-signals, such as `re` and big integers. For other code, `announce` reports each call to a guard in another process.
+So an endless loop fails one episode, not the run. In the main thread a timer interrupts a call. This stops Python code,
+waiting for a socket, and C code that checks signals, such as `re` and big integers. A coroutine is cancelled. In a
+thread of the episode, Python code is interrupted, and other code is left behind. For code that holds Python's lock,
+`announce` reports each call to a guard in another process.
 """
 
+import asyncio
+import inspect
 import logging
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from ludic.environments.environment import Environment, Example, MultiAgentEnvironment, Split
+from ludic.environments.environment import RUN_IN, Environment, Example, MultiAgentEnvironment, Split
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.errors import Interruption, TimeLimitError
+from ludic.user_code import only_exceptions
+from ludic.waits import SideThread, finished
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +32,9 @@ T = TypeVar("T")
 MOST_TIMEOUTS = 3
 """Timeouts of a method in a row after which it is not called any more."""
 
+Announce = Callable[[str], Callable[[], None]]
+"""Reports that a call with a description begins; returns a function that reports its end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLimit:
@@ -33,8 +42,8 @@ class TimeLimit:
 
     timeout_s: float | None = None
     """Maximum seconds of a call; None is no limit."""
-    announce: Callable[[str], None] | None = None
-    """Called with a description of each call when it begins, and with "" when it ends; only if there is a limit."""
+    announce: Announce | None = None
+    """Called with a description of each call; only if there is a limit."""
 
     def call(self, what: str, function: Callable[[], T]) -> T:
         """Call the function and return its result.
@@ -44,22 +53,47 @@ class TimeLimit:
         """
         if self.timeout_s is None:
             return function()
-        announce = self.announce or (lambda call: None)
-        announce(what)
         began = time.monotonic()
+        with self._announced(what):
+            try:
+                with _interrupted_after(self.timeout_s):
+                    answer = function()
+                if time.monotonic() - began <= self.timeout_s:
+                    return answer
+            except Interruption:
+                pass
+        raise self._error(what)
+
+    async def wait(self, what: str, awaitable: Awaitable[T]) -> T:
+        """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does."""
+        with self._announced(what):
+            task = await finished(_result(awaitable), self.timeout_s)
+        if task is None:
+            raise self._error(what)
+        if task.cancelled():
+            raise RuntimeError(f"{what} cancelled itself")
+        return task.result()
+
+    @contextmanager
+    def _announced(self, what: str) -> Iterator[None]:
+        end = self.announce(what) if self.announce is not None and self.timeout_s is not None else None
         try:
-            with _interrupted_after(self.timeout_s):
-                answer = function()
-            if time.monotonic() - began <= self.timeout_s:
-                return answer
-        except Interruption:
-            pass
+            yield
         finally:
-            announce("")
-        raise TimeLimitError(f"{what} did not return within {self.timeout_s:g} s; --env-timeout-s sets the limit")
+            if end is not None:
+                end()
+
+    def _error(self, what: str) -> TimeLimitError:
+        return TimeLimitError(f"{what} did not return within {self.timeout_s:g} s; --env-timeout-s sets the limit")
 
 
 NO_LIMIT = TimeLimit()
+
+
+async def _result(awaitable: Awaitable[T]) -> T:
+    # In a task, SystemExit and KeyboardInterrupt would end the whole event loop.
+    with only_exceptions(in_coroutine=True):
+        return await awaitable
 
 
 class LimitedEnvironments:
@@ -73,69 +107,113 @@ class LimitedEnvironments:
         self,
         name: str,
         make: Callable[[], Environment | MultiAgentEnvironment],
-        limit: TimeLimit,
+        limit: TimeLimit = NO_LIMIT,
         stop: threading.Event | None = None,
     ) -> None:
         """stop: if it is set, one timeout is enough."""
-        self._name, self._make, self._limit, self._stop = name, make, limit, stop
+        self.limit = limit
+        self._name, self._make, self._stop = name, make, stop
+        self._runs_in_thread = run_in(make) == "thread"
         self._num_timeouts: Counter[str] = Counter()
         """Timeouts in a row, by method."""
         self._has_logged = False
 
-    def __call__(self) -> "LimitedEnvironment":
-        return LimitedEnvironment(self.call("its constructor", "", self._make), self.call)
+    def __call__(self) -> "HeldEnvironment":
+        """Make an environment in this thread. Raises TimeLimitError, and what the constructor raises."""
+        with self.counted("its constructor") as what:
+            return HeldEnvironment(self.limit.call(what, self._make), self)
+
+    async def open(self) -> "HeldEnvironment":
+        """Make the environment of an episode, in a thread of its own if its class says so; raises as `__call__`."""
+        if not self._runs_in_thread:
+            return self()
+        thread = SideThread()
+        try:
+            with self.counted("its constructor") as what:
+                environment = await self.limit.wait(what, thread.run(self._make))
+        except BaseException:
+            thread.interrupt()
+            raise
+        return HeldEnvironment(environment, self, thread)
 
     def restart(self) -> None:
         """Call every method again."""
         self._num_timeouts.clear()
 
-    def call(self, method: str, where: str, function: Callable[[], T]) -> T:
-        """Call a function of the environment and return its result. where: end of the call's name in errors.
-
-        Raises TimeLimitError.
-        """
+    @contextmanager
+    def counted(self, method: str, where: str = "") -> Iterator[str]:
+        """Give the name of a call, and count its timeout. where: end of the name. Raises TimeLimitError."""
         what = f"environment {self._name}: {method}{where}"
         num_timeouts = self._num_timeouts[method]
         if num_timeouts >= (1 if self._stop is not None and self._stop.is_set() else MOST_TIMEOUTS):
             raise TimeLimitError(f"{what} was not called, after timeouts in a row: {num_timeouts}")
-        self._num_timeouts[method] = 0
         try:
-            return self._limit.call(what, function)
+            yield what
         except TimeLimitError as error:
-            self._num_timeouts[method] = num_timeouts + 1
+            self._num_timeouts[method] += 1
             if not self._has_logged:
                 self._has_logged = True
                 logger.warning("%s; further timeouts of this environment are not logged", error)
             raise
+        except Exception:
+            self._num_timeouts[method] = 0
+            raise
+        self._num_timeouts[method] = 0
 
 
-class LimitedEnvironment:
-    """Environment of any protocol whose calls have a time limit."""
+class HeldEnvironment:
+    """The environment of one episode, and how its methods are called."""
 
-    def __init__(self, environment: Any, call: Callable[[str, str, Callable[[], Any]], Any]) -> None:
-        self._environment, self._call = environment, call
+    def __init__(self, environment: Any, limits: LimitedEnvironments, thread: SideThread | None = None) -> None:
+        """thread: in which it was made, and in which its blocking methods run; None is the thread of the event loop."""
+        self.environment = environment
+        """What the user wrote; around an environment with a question and a score, a SingleTurn."""
+        self._limits, self._thread = limits, thread
         self._example_id = ""
-        self.max_steps: int | None = getattr(environment, "max_steps", None)
-        # Only what the environment has, by which protocols tell what it is.
-        if hasattr(environment, "next_agents"):
-            self.next_agents = partial(self._limited, "next_agents")
-        if hasattr(environment, "score_task"):
-            self.score_task = partial(self._limited, "score_task")
+        self._timed_out: str | None = None
+        """The call that went on in the thread when its time was over."""
 
     def example(self, index: int, split: Split) -> Example:
-        return self._call("example", f" of index {index}, {split}", partial(self._environment.example, index, split))
+        """Return an example, in this thread. Raises TimeLimitError."""
+        with self._limits.counted("example", f" of index {index}, {split}") as what:
+            return self._limits.limit.call(what, partial(self.environment.example, index, split))
 
-    def reset(self, example: Example) -> Any:
-        self._example_id = example.example_id
-        return self._call("reset", f" on example {example.example_id!r}", partial(self._environment.reset, example))
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Return what a method returns, awaited if it is a coroutine. Raises TimeLimitError, and what it raises."""
+        if method == "reset":
+            self._example_id = args[0].example_id
+        named = "score" if method == "step" and isinstance(self.environment, SingleTurn) else method
+        function = partial(getattr(self.environment, method), *args, **options)
+        with self._limits.counted(named, f" on example {self._example_id!r}") as what:
+            if self._thread is not None:
+                result = await self._in_thread(self._thread, what, function)
+            else:
+                result = self._limits.limit.call(what, function)
+            if inspect.isawaitable(result):
+                result = await self._limits.limit.wait(what, result)
+            return result
 
-    def step(self, action: Any) -> Any:
-        return self._limited("step", action)
+    def close(self) -> None:
+        """End the thread of the episode."""
+        if self._thread is not None and self._timed_out is None:
+            self._thread.close()
 
-    def _limited(self, method: str, *args: Any) -> Any:
-        called = "score" if method == "step" and isinstance(self._environment, SingleTurn) else method
-        call = partial(getattr(self._environment, method), *args)
-        return self._call(called, f" on example {self._example_id!r}", call)
+    async def _in_thread(self, thread: SideThread, what: str, function: Callable[[], T]) -> T:
+        if self._timed_out is not None:
+            raise TimeLimitError(f"{what} was not called: {self._timed_out} took too long before")
+        try:
+            return await self._limits.limit.wait(what, thread.run(function))
+        except (TimeLimitError, asyncio.CancelledError):  # the latter at the end of the episode's time
+            self._timed_out = what
+            thread.interrupt()
+            raise
+
+
+def run_in(make: Callable[[], Any]) -> str:
+    """Return where the blocking methods of a factory's environments run, as its class says: "loop" or "thread"."""
+    while isinstance(make, partial):
+        make = make.args[0] if make.func is SingleTurn else make.func
+    return getattr(make, "run_in", RUN_IN[0])
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from ludic.consent import QUESTIONS
 from ludic.environments import gymnasium, reasoning_gym, textarena, verifiers
 from ludic.environments.addition import Addition
-from ludic.environments.environment import Environment, MultiAgentEnvironment, SingleTurnEnvironment
+from ludic.environments.environment import RUN_IN, Environment, MultiAgentEnvironment, SingleTurnEnvironment
 from ludic.environments.errands import Errands
 from ludic.environments.guess_number import GuessNumber
 from ludic.environments.moar_cats import MoarCats
@@ -102,6 +102,9 @@ def make_environment(
         raise ConfigError(f"environment {name}: its options are {options!r}, wanted a mapping of names to values")
     build = _with_options(name, _find(name, files), dict(options or {}), seed)
     environment = _build_first(name, build)
+    where = getattr(environment, "run_in", RUN_IN[0])
+    if where not in RUN_IN:
+        raise ConfigError(f"environment {name}: its run_in is {where!r}, wanted {' or '.join(map(repr, RUN_IN))}")
     # A class with the methods of both protocols is used as Environment, the more general one.
     if isinstance(environment, Environment | MultiAgentEnvironment):
         return build

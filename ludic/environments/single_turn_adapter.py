@@ -1,5 +1,9 @@
 """Adapt a SingleTurnEnvironment to the Environment protocol; episodes end at their first step."""
 
+import inspect
+from collections.abc import Awaitable
+from typing import Any
+
 from ludic.environments.environment import Example, Score, SingleTurnEnvironment, Split, Transition
 from ludic.records import Message
 
@@ -12,8 +16,12 @@ class SingleTurn:
     def __init__(self, environment: SingleTurnEnvironment) -> None:
         self.environment = environment
         self._example: Example | None = None
-        if hasattr(environment, "score_task"):
-            self.score_task = environment.score_task
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the environment has, such as score_task and tools; private names are the adapter's own."""
+        if name.startswith("_") or name == "environment":
+            raise AttributeError(name)
+        return getattr(self.environment, name)
 
     def example(self, index: int, split: Split) -> Example:
         return self.environment.example(index, split)
@@ -22,8 +30,8 @@ class SingleTurn:
         self._example = example
         return example.messages
 
-    def step(self, action: str) -> Transition:
-        """Score the answer and end the episode.
+    def step(self, action: str) -> Transition | Awaitable[Transition]:
+        """Score the answer and end the episode; to be awaited if `score` is a coroutine.
 
         Raises RuntimeError if no episode is open: before reset, or at a second step.
         """
@@ -34,7 +42,11 @@ class SingleTurn:
             )
         score = self.environment.score(self._example, action)
         self._example = None
-        return transition_of(score)
+        return _awaited(score) if inspect.isawaitable(score) else transition_of(score)
+
+
+async def _awaited(score: Awaitable[Score]) -> Transition:
+    return transition_of(await score)
 
 
 def transition_of(score: Score) -> Transition:

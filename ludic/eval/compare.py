@@ -195,6 +195,8 @@ class _Pairs:
     b: np.ndarray
     is_binary: bool
     """True if each example has one value on each side, 0 or 1."""
+    is_share: bool
+    """True if the measure is a share on each side."""
     only: tuple[int, int]
     """Examples that only the baseline has, and that only the other side has."""
     num_missing: tuple[int, int]
@@ -221,6 +223,7 @@ def _pairs(
                 a=np.array([a.means[example] for example in common]),
                 b=np.array([b.means[example] for example in common]),
                 is_binary=a.is_binary and b.is_binary,
+                is_share=a.is_share and b.is_share,
                 only=(len(a.means) - len(common), len(b.means) - len(common)),
                 num_missing=(a.num_missing, b.num_missing),
             )
@@ -230,6 +233,7 @@ def _pairs(
 class _Means:
     means: Mapping[str, float]
     is_binary: bool
+    is_share: bool
     num_missing: int
 
 
@@ -239,27 +243,33 @@ def _by_example(table: pa.Table, part: str | None) -> _Means:
     return _Means(
         means={row["env_example_id"]: row["total"] / row["num_values"] for row in scored},
         is_binary=all(row["num_values"] == 1 and row["total"] in (0, 1) for row in scored),
+        is_share=all(row["num_trials"] is not None for row in scored),
         num_missing=sum(row["num_missing"] for row in rows),
     )
 
 
 def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict[str, Any]:
-    differences = pairs.b - pairs.a
-    found = intervals.clustered(differences, np.ones_like(differences), confidence)
+    differences, size = pairs.b - pairs.a, len(pairs.a)
+    found = intervals.clustered(differences, np.ones(size), confidence)
+    if pairs.is_share:
+        found = found.within(-1, 1)
+        if found.low is None:
+            found = intervals.equal_differences(float(differences.mean()), size, confidence)
+    power = significance.power(differences, difference, confidence, is_binary=pairs.is_binary, seed=seed)
     gains, losses = int(np.sum(differences > 0)), int(np.sum(differences < 0))
-    error, size = found.std_error, len(differences)
     return {
         **pairs.keys,
         "estimate_a": float(pairs.a.mean()),
         "estimate_b": float(pairs.b.mean()),
         "difference": found.estimate,
-        "std_error": error,
+        "std_error": found.std_error,
         "low": found.low,
         "high": found.high,
         "test": "mcnemar" if pairs.is_binary else "permutation",
         "p_value": significance.mcnemar(gains, losses)
         if pairs.is_binary
         else significance.permutation(differences, seed=seed),
+        "p_mid": significance.mcnemar_mid_p(gains, losses) if pairs.is_binary else None,
         "num_gains": gains,
         "num_losses": losses,
         "num_examples": size,
@@ -267,6 +277,6 @@ def _row(pairs: _Pairs, confidence: float, difference: float, seed: int) -> dict
         "num_only_b": pairs.only[1],
         "num_missing_a": pairs.num_missing[0],
         "num_missing_b": pairs.num_missing[1],
-        "power": None if error is None else significance.power(error, difference, confidence),
-        "examples_needed": None if error is None else significance.examples_needed(error, size, difference, confidence),
+        "power": power.power,
+        "examples_needed": power.examples_needed,
     }

@@ -101,7 +101,8 @@ class MeasureConfig:
         check_numbers(self)
 
 
-Interval = Literal["clustered", "bootstrap", "wilson"]
+Interval = Literal["korn_graubard", "clustered", "bootstrap", "wilson"]
+"""Kinds of intervals (ludic.eval.intervals). Of measures that are no shares, the first and the last are clustered."""
 
 
 def parse_versions(text: str) -> Sequence[int | str | tuple[int, int | str]]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ludic.errors import ConfigError
 from ludic.eval import intervals
@@ -49,6 +50,7 @@ from (
 )
 """
 _METHODS: Mapping[Interval, Callable[..., intervals.Interval]] = {
+    "korn_graubard": intervals.korn_graubard,
     "clustered": intervals.clustered,
     "bootstrap": intervals.bootstrap,
     "wilson": intervals.wilson,
@@ -59,7 +61,7 @@ def numbers(
     root: Root,
     config: MeasureConfig,
     chosen: Chosen,
-    interval: Interval = "clustered",
+    interval: Interval = "korn_graubard",
     connections: Connections | None = None,
 ) -> "Numbers":
     """Return the numbers of the chosen samples. connections: those to use. Raises ConfigError for none."""
@@ -69,7 +71,7 @@ def numbers(
 
 
 def numbers_of_entries(
-    root: Root, entries: Mapping[str, tuple[MeasureConfig, Chosen]], interval: Interval = "clustered"
+    root: Root, entries: Mapping[str, tuple[MeasureConfig, Chosen]], interval: Interval = "korn_graubard"
 ) -> "Numbers":
     """Return the numbers of several choices of samples, with a column `entry` that names the choice."""
     with Connections() as connections:
@@ -163,10 +165,14 @@ def _rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield a row for each part of a measure; an interval for shares is replaced where others are measured."""
     params = measure.bind({**defaults, **config.params})
-    for keys, totals, counts, num_missing in clusters(samples.measure(measure, params)):
-        scored = counts > 0
-        method = interval if interval != "wilson" or _is_rate(totals, counts) else "clustered"
-        found = _METHODS[method](totals[scored], counts[scored], config.confidence)
+    for keys, part in parts(samples.measure(measure, params)):
+        totals, counts = part.totals, part.counts
+        is_fit = part.is_share or interval not in ("korn_graubard", "wilson")
+        method: Interval = interval if is_fit else "clustered"
+        num_trials = {"num_trials": part.num_trials} if method == "korn_graubard" else {}
+        found = _METHODS[method](totals, counts, config.confidence, **num_trials)
+        if part.is_share:
+            found = found.within(0, 1)
         yield {
             **keys,
             "measure": measure.name,
@@ -176,23 +182,44 @@ def _rows(
             "std_error": found.std_error,
             "low": found.low,
             "high": found.high,
-            "num_examples": int(scored.sum()),
+            "num_examples": len(counts),
             "num_values": int(counts.sum()),
-            "num_missing": num_missing,
+            "num_missing": part.num_missing,
         }
 
 
-def _is_rate(totals: np.ndarray, counts: np.ndarray) -> bool:
-    """Return whether all values may lie between 0 and 1."""
-    return bool(np.all(totals >= 0) and np.all(totals <= counts))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """Values of a part of a measure, added up by example. G = examples that have a value."""
+
+    totals: np.ndarray
+    """(G,) float64"""
+    counts: np.ndarray
+    """(G,) number of values"""
+    num_missing: int
+    num_trials: float | None
+    """Independent trials of a share; None for a measure that is none, or has no value."""
+
+    @property
+    def is_share(self) -> bool:
+        """True if there are trials, and all values may lie between 0 and 1."""
+        return self.num_trials is not None and bool(np.all((self.totals >= 0) & (self.totals <= self.counts)))
 
 
-def clusters(table: pa.Table) -> Iterator[tuple[dict[str, Any], np.ndarray, np.ndarray, int]]:
-    """Yield keys, totals (G,), counts (G,) and the number of missing values of each part of a measure's table."""
+def parts(table: pa.Table) -> Iterator[tuple[dict[str, Any], Part]]:
+    """Yield keys and values of each part of a measure's table (ludic.sql.measures.run_measure)."""
     keys = list(zip(*(table[name].to_pylist() for name in KEYS), strict=True))
-    totals = np.nan_to_num(table["total"].to_numpy())
-    counts, missing = table["num_values"].to_numpy(), table["num_missing"].to_numpy()
     starts = [index for index in range(len(keys)) if index == 0 or keys[index] != keys[index - 1]]
     for start, end in zip(starts, [*starts[1:], len(keys)], strict=True):
-        part = slice(start, end)
-        yield dict(zip(KEYS, keys[start], strict=True)), totals[part], counts[part], int(missing[part].sum())
+        rows = table.slice(start, end - start)
+        scored = rows.filter(pc.greater(rows["num_values"], 0))
+        is_share = scored.num_rows > 0 and scored["num_trials"].null_count == 0
+        yield (
+            dict(zip(KEYS, keys[start], strict=True)),
+            Part(
+                totals=scored["total"].to_numpy(),
+                counts=scored["num_values"].to_numpy(),
+                num_missing=pc.sum(rows["num_missing"]).as_py(),
+                num_trials=pc.sum(scored["num_trials"]).as_py() if is_share else None,
+            ),
+        )

@@ -12,7 +12,7 @@ from itertools import groupby
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example
-from ludic.environments.registry import EnvironmentFactory
+from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ConfigError
 from ludic.eval.config import LATEST, EvalConfig, parse_versions
 from ludic.records import new_id
@@ -103,7 +103,7 @@ def settings_of(run: RunConfig, params: SamplingParams) -> dict[str, object]:
     return {"env_options": dict(run.env_options.get(run.env[0], {})), "seed": run.seed, **sampling, **agents}
 
 
-def heldout_examples(name: str, make: EnvironmentFactory, num_examples: int) -> dict[int, Example]:
+def heldout_examples(name: str, make: LimitedEnvironments, num_examples: int) -> dict[int, Example]:
     """Return the first different held-out examples by index; fewer, with a warning, if there are no more."""
     environment, found = make(), dict[str, tuple[int, Example]]()
     index = num_repeats = 0
@@ -140,16 +140,27 @@ def _newest(root: Root) -> int:
 
 def _stored(root: Root) -> str:
     versions = stored_versions(root)
-    return f"{len(versions)} from {versions[0]} to {versions[-1]}" if versions else "none"
+    if not versions:
+        return "none"
+    found = f"{len(versions)} from {versions[0]} to {versions[-1]}"
+    if len(versions) == versions[-1] - versions[0] + 1:
+        return found
+    listed = [*versions[: _MOST_LISTED // 2], "...", *versions[-_MOST_LISTED // 2 :]]
+    return f"{found}: {', '.join(map(str, versions if len(versions) <= _MOST_LISTED else listed))}"
+
+
+_MOST_LISTED = 20
+"""Maximum versions that an error lists."""
 
 
 class MissingWeightsError(ConfigError):
     """The weights of a version are not stored."""
 
 
-def unknown_version(root: Root, version: int) -> MissingWeightsError:
-    """Return the error of a version without weights."""
-    return MissingWeightsError(f"{root.url} holds no weights of version {version}; it has {_stored(root)}")
+def unknown_versions(root: Root, versions: Sequence[int]) -> MissingWeightsError:
+    """Return the error of versions without weights."""
+    what = f"version{'s' * (len(versions) > 1)} {', '.join(map(str, versions))}"
+    return MissingWeightsError(f"{root.url} holds no weights of {what}; it has {_stored(root)}")
 
 
 def missing_blocks(

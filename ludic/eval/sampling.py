@@ -8,18 +8,17 @@ root that the user has not agreed to, TimeLimitError if an environment is not ma
 
 import logging
 import random
-import tempfile
+import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
 
 from ludic.agents.agent import Agent
 from ludic.engines.engine import Engine
 from ludic.engines.registry import MakeEngine
-from ludic.environments.limits import LimitedEnvironments, TimeLimit
+from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, NameTakenError, SchemaError
 from ludic.eval.config import EvalConfig
 from ludic.eval.plan import (
@@ -31,19 +30,21 @@ from ludic.eval.plan import (
     missing_blocks,
     sampling_params,
     settings_of,
-    unknown_version,
+    unknown_versions,
 )
 from ludic.eval.samples import Chosen
 from ludic.eval.suite import labelled
 from ludic.models.chat import load_tokenizer
-from ludic.models.first_model import first_model
+from ludic.models.first_model import first_model, vocabulary_of
 from ludic.records import RolloutBatch, RolloutMetadata
-from ludic.rollouts.sampler import episodes_of_run, sample_groups
+from ludic.rollouts.pump import sample_groups
+from ludic.rollouts.sampler import episodes_of_run
 from ludic.rollouts.sampling_code import open_code
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
 from ludic.store.evaluations import Evaluation, SampleBlock, put_evaluation, stored_blocks
 from ludic.store.files import RolloutFile
 from ludic.store.policy_files import has_weights
+from ludic.temporary import make_folder
 from ludic.user_files import Files
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def evaluate(
     model: str | None = None,
     versions: Iterable[int] | None = None,
     report: Report | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Announce | None = None,
 ) -> "Sampled":
     """Sample until everything is stored or `stop` is set; returns the evaluations' ids of each of the settings.
 
@@ -82,6 +83,8 @@ def evaluate(
     """
     chosen = choose_versions(root, next(iter(configs.values())).versions) if versions is None else versions
     opened = {label: _open_all(root, label, config, announce, stop) for label, config in configs.items()}
+    if versions is None:
+        _check_weights(root, chosen, [*chain(*opened.values())])
     for each in chain(*opened.values()):
         put_evaluation(root, each.evaluation)
     done: list[int] = []
@@ -115,7 +118,7 @@ class Sampled:
 
 
 def _open_all(
-    root: Root, label: str, config: EvalConfig, announce: Callable[[str], None] | None, stop: threading.Event
+    root: Root, label: str, config: EvalConfig, announce: Announce | None, stop: threading.Event
 ) -> list[_Opened]:
     limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
     with labelled(label):
@@ -124,13 +127,26 @@ def _open_all(
 
 def _open(root: Root, config: EvalConfig, run: RunConfig, limit: TimeLimit, stop: threading.Event) -> _Opened:
     """Load an environment and choose its examples."""
-    made, files, code = open_code(root, limit, run)
-    environments = LimitedEnvironments(run.env[0], made[run.env[0]], limit, stop)
+    made, files, code = open_code(root, limit, run, stop=stop)
+    environments = made[run.env[0]]
     params = sampling_params(run, config)
     examples = heldout_examples(run.env[0], environments, config.num_examples)
     plan = EvaluatedEnvironment(run=run, params=params, examples=examples)
     evaluation = Evaluation.of(plan.name, settings_of(run, params), code)
     return _Opened(config=config, evaluation=evaluation, plan=plan, environments=environments, files=files)
+
+
+def _check_weights(root: Root, versions: Iterable[int], opened: Sequence[_Opened]) -> None:
+    """Raise MissingWeightsError, before anything is sampled, for all versions that need weights and have none."""
+    missing = [
+        version
+        for version in versions
+        if version != 0  # the first model, which may lie elsewhere
+        and not has_weights(root, version)
+        and any(_blocks_left(root, each, version) for each in opened)
+    ]
+    if missing:
+        raise unknown_versions(root, missing)
 
 
 def _sample_missing(
@@ -186,7 +202,7 @@ class _Weights:
 
     def __init__(self, root: Root, make_engine: MakeEngine, model: str | None) -> None:
         self._root, self._make_engine, self._model = root, make_engine, model
-        self._cache = tempfile.TemporaryDirectory(prefix="ludic-weights-")
+        self._cache = make_folder("weights")
         self._engine: Engine | None = None
         self._is_first_model = False
         self._agent: Agent | None = None
@@ -195,7 +211,7 @@ class _Weights:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._cache.cleanup()
+        shutil.rmtree(self._cache, ignore_errors=True)
 
     def agent(self, version: int) -> Agent:
         """Return an agent with the weights of a version."""
@@ -206,7 +222,7 @@ class _Weights:
             except (FileNotFoundError, ModelError, SchemaError):
                 if version == 0 or has_weights(self._root, version):
                     raise
-                raise unknown_version(self._root, version) from None  # the trainer pruned it while it was loaded
+                raise unknown_versions(self._root, [version]) from None  # the trainer pruned it while it was loaded
         assert self._agent is not None
         return self._agent
 
@@ -217,16 +233,21 @@ class _Weights:
         # The first model is a whole one; later versions may be adapters, which need another engine.
         self._engine = self._make_engine(folder, version)
         self._is_first_model = is_first_model
-        self._agent = Agent(engine=self._engine, tokenizer=load_tokenizer(folder), model=self._root.run.model)
+        self._agent = Agent(
+            engine=self._engine,
+            tokenizer=load_tokenizer(folder),
+            model=self._root.run.model,
+            vocab_size=vocabulary_of(self._root),
+        )
 
     @contextmanager
     def _folder(self, version: int) -> Iterator[tuple[str, bool]]:
         """Give the folder of a version, and whether it is the run's first model, which is version 0."""
         try:
-            folder = fetch_policy(self._root, version, Path(self._cache.name))
+            folder = fetch_policy(self._root, version, self._cache)
         except FileNotFoundError:
             if version != 0:
-                raise unknown_version(self._root, version) from None
+                raise unknown_versions(self._root, [version]) from None
             with first_model(self._root, self._model) as found:
                 yield str(found), True
             return

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ludic.bounds import check_names, check_numbers, check_types
-from ludic.defaults import ENV_TIMEOUT_S
+from ludic.defaults import ENV_TIMEOUT_S, STOP_WITHIN_S
 from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
 
@@ -32,6 +32,10 @@ class LaunchConfig:
     """Settings of `ludic eval` for that process as JSON, such as {"num_examples": 64, "n": 4, "temperature": 0}."""
     take_over: bool = False
     """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
+
+    stop_within_s: int = STOP_WITHIN_S
+    """Seconds that a process may take to stop cleanly after Ctrl-C, such as to finish a step and write a checkpoint;
+    then it is killed."""
 
     launcher: Literal["local", "ray"] = "local"
     """local: processes of this machine; ray: actors on the nodes of a Ray cluster, which must reach the root."""

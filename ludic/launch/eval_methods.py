@@ -5,11 +5,12 @@ Each imports what it needs when it is called, so that `import ludic` stays light
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ludic.bounds import check_names
 from ludic.consent import CodeSettings
 from ludic.defaults import ENGINE
+from ludic.eval.config import Interval
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -33,7 +34,7 @@ def evaluate(
     measures: Sequence[str] = (),
     params: Mapping[str, Any] | None = None,
     confidence: float = 0.95,
-    interval: Literal["clustered", "bootstrap", "wilson"] = "clustered",
+    interval: Interval = "korn_graubard",
     engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
     device: str | None = None,
     model: str | None = None,
@@ -92,14 +93,15 @@ def evaluation(
     measures: Sequence[str] = (),
     params: Mapping[str, Any] | None = None,
     confidence: float = 0.95,
-    interval: Literal["clustered", "bootstrap", "wilson"] = "clustered",
+    interval: Interval = "korn_graubard",
 ) -> "Evaluation":
     """Return the numbers of stored evaluations, by settings, version and environment; samples nothing.
 
     versions, env: those to measure; None is all. measures: names in ludic/sql/measures/ or paths of .sql files
     (docs/evaluation.md); by default mean reward, success rate, pass@k and pass^k for several samples, length, unscored
-    samples. params: values of their parameters, such as {"k": 4, "threshold": 0.5, "unscored": 0}. interval: clustered
-    by example, bootstrap of examples, or Wilson's for shares. Raises ConfigError if nothing is stored, QueryError.
+    samples. params: values of their parameters, such as {"k": 4, "threshold": 0.5, "unscored": 0}. interval:
+    korn_graubard or wilson for shares, of which other measures get clustered; clustered by example; or bootstrap of
+    examples. Raises ConfigError if nothing is stored, QueryError.
     """
     from ludic.errors import ConfigError
     from ludic.eval.config import parse_versions
@@ -181,7 +183,7 @@ def _numbers_of_entries(
     run: "HasRoot",
     chosen: "Sequence[tuple[Entry, Chosen]]",
     confidence: float,
-    interval: Literal["clustered", "bootstrap", "wilson"],
+    interval: Interval,
 ) -> "Evaluation":
     from ludic.eval.numbers import numbers_of_entries
     from ludic.viewer.evaluation import Evaluation
@@ -197,7 +199,7 @@ def _numbers(
     measures: Sequence[str],
     params: Mapping[str, Any] | None,
     confidence: float,
-    interval: Literal["clustered", "bootstrap", "wilson"],
+    interval: Interval,
 ) -> "Evaluation":
     from ludic.eval.config import MeasureConfig
     from ludic.eval.numbers import numbers

@@ -31,6 +31,7 @@ from ludic.rollouts.sampling_code import check_sampling_code, uses_of
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.policies import read_policy
 from ludic.training.config import TrainConfig
+from ludic.viewer.evaluation import interval_text
 from ludic.viewer.output import number
 from ludic.viewer.progress import sampling_progress
 
@@ -86,8 +87,8 @@ def _with_numbers(root: Root, versions: Iterable[int], sampled: Container[int]) 
             continue
         with suppress(LudicError):  # training goes on, and so does this
             for row in numbers(root, measure, Chosen(versions=[version])).rows:
-                shown = [number(row[name], 3) for name in ("estimate", "low", "high")]
-                found = f"mean reward {shown[0]} ({shown[1]} to {shown[2]}) of {row['num_examples']} examples"
+                found = f"mean reward {number(row['estimate'], 3)} of {row['num_examples']} examples"
+                found += f", 95% interval {interval_text(row, 3)}"
                 logger.info("version %d of %s: %s", version, row["env_name"], found)
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -17,6 +16,7 @@ from ludic.launch.config import LaunchConfig
 from ludic.launch.evaluation import log_missed
 from ludic.launch.flags import to_flags
 from ludic.launch.gpus import VARIABLE, GpuPlan, Gpus, assign_gpus, parse_gpus, visible_gpus
+from ludic.launch.process import ENVIRONMENT, stop_variables
 from ludic.launch.roots import other_location
 from ludic.launch.supervisor import Child, finish, supervise
 from ludic.launch.train import last_step, train_args
@@ -24,15 +24,12 @@ from ludic.store import Root
 from ludic.store.lease import await_free, newest_claim
 from ludic.store.names import owner_name
 from ludic.store.slots import newest_slot_claim, read_slot_claim
+from ludic.temporary import private_folder
 from ludic.training.config import TrainConfig
 from ludic.viewer.live import open_view
 from ludic.viewer.status import Watcher
 
 logger = logging.getLogger(__name__)
-
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONSAFEPATH": "1"}
-"""Environment variables of all processes. The hash seed is fixed since some reasoning-gym generators draw in the order
-of a set. No module is imported from the working directory, which may be somebody else's root."""
 
 VLLM = "vllm"
 """Name of the engine that takes whole GPUs, and a share of their memory at its start."""
@@ -63,7 +60,7 @@ def launch(
                 _supervise(root, config, processes, engines, model, replaces, plan, evaluator, update_view)
             if evaluator and evaluation:
                 logger.info("training is done; the evaluation of its last version goes on")
-                finish(evaluator, environment=_environment(1), tick=update_view)
+                finish(evaluator, environment=_environment(1, processes), tick=update_view)
                 log_missed(root, evaluation["every"])
     return last_step(root)
 
@@ -81,8 +78,10 @@ def check_launch(config: TrainConfig, processes: LaunchConfig, engine: EngineCon
 def predecessor(root: Root, *, take_over: bool = False) -> int:
     """Return the attempt that a trainer started here may replace; watches its lease if needed, unless take_over is set.
 
-    Raises OwnedError if another live trainer owns the run, so that no second trainer is started.
+    Raises OwnedError if another live trainer owns the run, so that no second trainer is started, and ReplacedRootError
+    if the root is another run by now.
     """
+    root.check_same_run()
     free = newest_claim(root) if take_over else await_free(root, threading.Event())
     assert free is not None, "only who is told to stop gets none"
     return free
@@ -122,15 +121,16 @@ def _supervise(
         for slot, engine in enumerate(engines)
     ]
     others = [*workers, *([evaluator] if evaluator else [])]
-    supervise(trainer, others, environment=_environment(processes.ranks + len(others)), tick=tick)
+    supervise(trainer, others, environment=_environment(processes.ranks + len(others), processes), tick=tick)
 
 
-def _environment(num_processes: int) -> dict[str, str]:
+def _environment(num_processes: int, processes: LaunchConfig) -> dict[str, str]:
     """Return the environment variables of all processes. num_processes: that use the cores at the same time."""
+    environment = {**ENVIRONMENT, **stop_variables(processes.stop_within_s)}
     if "OMP_NUM_THREADS" in os.environ:
-        return dict(ENVIRONMENT)
+        return environment
     # By default torch uses all cores in each process.
-    return {**ENVIRONMENT, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}
+    return {**environment, "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes))}
 
 
 def plan_gpus(config: TrainConfig, processes: LaunchConfig, engine: EngineConfig, num_workers: int) -> GpuPlan | None:
@@ -173,10 +173,9 @@ def worker_flags(processes: LaunchConfig, model: str | None) -> dict[str, Any]:
 
 def worker_child(root: Root, slot: int, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Child:
     """Return a `ludic worker` to supervise; if another worker takes its slot, it waits until that one has ended."""
-    args = ["ludic", "worker", root.url, *to_flags({"slot": slot, **settings})]
     return Child(
         name=f"worker {slot}",
-        args=lambda: args,
+        args=partial(_args, root, ["ludic", "worker", root.url, *to_flags({"slot": slot, **settings})]),
         log=log_folder(root) / f"worker-{slot}.log",
         is_free=partial(_is_slot_free, root, slot),
         was_replaced=partial(was_replaced, root, slot),
@@ -188,14 +187,21 @@ def evaluator_child(
     root: Root, settings: Mapping[str, Any], engine: EngineConfig, model: str | None, plan: GpuPlan | None
 ) -> Child:
     """Return a `ludic eval --every` to supervise. settings: fields of EvalConfig. It has the last GPUs of the plan."""
-    args = ["ludic", "eval", root.url, *to_flags({**settings, "model": model, **asdict(engine)})]
     return Child(
         name="evaluator",
-        args=lambda: args,
+        args=partial(
+            _args, root, ["ludic", "eval", root.url, *to_flags({**settings, "model": model, **asdict(engine)})]
+        ),
         log=log_folder(root) / "evaluator.log",
         environment=_see(plan.workers[-1]) if plan else {},
         is_aside=True,
     )
+
+
+def _args(root: Root, args: list[str]) -> list[str]:
+    """Return the arguments of a process to start. Raises ReplacedRootError: a new life would join the new run."""
+    root.check_same_run()
+    return args
 
 
 def _is_slot_free(root: Root, slot: int) -> bool:
@@ -229,5 +235,10 @@ def newest_checkpoint(root: Root) -> int | None:
 
 
 def log_folder(root: Root) -> Path:
-    """Return the folder for the processes' output: `logs` in a local root, else a folder below the temporary files."""
-    return Path(root.path) / "logs" if root.is_local else Path(tempfile.gettempdir()) / f"ludic-{root.run_id}"
+    """Return the folder for the processes' output: `logs` in a local root, else a private one below temporary files.
+
+    Raises StoreError if another user has made that folder, or may enter it.
+    """
+    if root.is_local:
+        return Path(root.path, "logs")
+    return private_folder(f"ludic-logs-{os.geteuid()}-{root.run_id}")

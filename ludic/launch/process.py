@@ -1,6 +1,5 @@
 """Helpers of long-running work: stop cleanly on signals, and end with the process that started this one."""
 
-import ctypes
 import faulthandler
 import math
 import os
@@ -8,9 +7,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
+
+from ludic.children import signal_when_parent_ends
+from ludic.defaults import STOP_WITHIN_S
+from ludic.errors import StopNowInterrupt
+
+ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+"""Environment variables of all processes. Some reasoning-gym generators draw in the order of a set, which the hash seed
+decides."""
 
 SUPERVISED = "LUDIC_SUPERVISED"
 """Environment variable, set for children of `ludic run`: they stop when their standard input closes, as it ends."""
@@ -18,18 +25,35 @@ SUPERVISED = "LUDIC_SUPERVISED"
 LAUNCHER = "LUDIC_LAUNCHER"
 """Environment variable, set for the ranks of `ludic train --ranks`: process id of the torchrun that starts them."""
 
+STOP_WITHIN = "LUDIC_STOP_WITHIN_S"
+"""Environment variable: seconds that this process and those that it starts have to stop cleanly after SIGTERM, such as
+to finish a step and write a checkpoint. What starts processes sets it for them, and waits as long before it kills."""
+
+_TORCHRUN_STOP_WITHIN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+"""Environment variable of torchrun: seconds between SIGTERM and SIGKILL to its ranks."""
+
 REPLACED = 93
 """Exit status of a worker whose slot another worker took. The supervisor waits until the other worker has ended.
 
 Other programs rarely use it, and it counts only if the slot has a newer claim."""
 
-_GRACE_S = 30.0
-"""Seconds in which a process whose parent is gone may stop cleanly: flush, or write a checkpoint."""
+KILL_AFTER_S = 15.0
+"""Seconds beyond the time to stop until a process that starts others kills them; torchrun kills its ranks first."""
+
 _LAST_WORDS_S = 5.0
 """Seconds until a process that can't end itself after that time is ended with the stacks of its threads, and as many
 again until the kernel ends it."""
 _POLL_S = 1.0
-_PR_SET_PDEATHSIG = 1
+
+
+def stop_variables(within_s: int) -> dict[str, str]:
+    """Return the environment variables of processes, torchrun's ranks included, that have so many seconds to stop."""
+    return {STOP_WITHIN: str(within_s), _TORCHRUN_STOP_WITHIN: str(within_s)}
+
+
+def stop_within_s(environment: Mapping[str, str] = os.environ) -> int:
+    """Return the seconds to stop cleanly of a process with this environment."""
+    return int(environment.get(STOP_WITHIN) or STOP_WITHIN_S)
 
 
 def stop_on_signals() -> threading.Event:
@@ -43,7 +67,7 @@ def stop_on_signals() -> threading.Event:
     if is_supervised():
         _end_after(_wait_for_end_of_input, stop)
     if _is_rank():
-        _ask_for_signal_when_parent_ends()
+        signal_when_parent_ends(signal.SIGTERM)
         _end_after(_wait_for_end_of_launcher, stop)
     return stop
 
@@ -83,7 +107,7 @@ def _set_on_signals(*events: threading.Event) -> dict[signal.Signals, Any]:
 
     def ask_to_stop(number: int, frame: object) -> None:
         if events[0].is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
+            raise StopNowInterrupt
         if _is_rank():
             _end_by_kernel()
         for event in events:
@@ -114,10 +138,11 @@ def _end_after(wait: Callable[[], None], stop: threading.Event) -> None:
         wait()
         stop.set()
         # Needs no Python, should another thread hold the interpreter lock, or stderr block.
-        faulthandler.dump_traceback_later(_GRACE_S + _LAST_WORDS_S, exit=True, file=2)
-        time.sleep(_GRACE_S)
+        grace_s = stop_within_s()
+        faulthandler.dump_traceback_later(grace_s + _LAST_WORDS_S, exit=True, file=2)
+        time.sleep(grace_s)
         with suppress(OSError):
-            print(f"ludic: the parent process ended {_GRACE_S:g} s ago, so this one ends", file=sys.stderr, flush=True)
+            print(f"ludic: the parent process ended {grace_s} s ago, so this one ends", file=sys.stderr, flush=True)
         os._exit(1)
 
     threading.Thread(target=end, daemon=True).start()
@@ -137,24 +162,9 @@ def _wait_for_end_of_launcher() -> None:
 
 
 def _end_by_kernel() -> None:
-    """Let the kernel end this rank some time after the grace period, unless it has ended.
+    """Let the kernel end this rank some time after it should have stopped, unless it has ended.
 
     A rank whose peers are gone may hang in the destructors of C++, after the interpreter and all its threads ended.
     torchrun, while it lives, kills its ranks in the same way.
     """
-    signal.alarm(math.ceil(_GRACE_S + 2 * _LAST_WORDS_S))
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends. Linux only."""
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-
-def _ask_for_signal_when_parent_ends() -> None:
-    """Request SIGTERM for when the parent's starting thread ends, in torchrun the main thread. Linux only."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.alarm(math.ceil(stop_within_s() + 2 * _LAST_WORDS_S))

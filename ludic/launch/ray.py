@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from ludic.launch.ray_workers import RayWorkers
 
 _NAMESPACE = "ludic"
-_STOP_WITHIN_S = 60.0
 _POLL_S = 0.5
 _SETTINGS_OF_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report the use of its libraries to its makers
@@ -103,15 +102,16 @@ def launch(
                 {**worker_flags(processes, model), **asdict(engine), "trust_code": code.trust_code},
                 num_cpus=processes.ray_cpus,
                 num_gpus=engine.tensor_parallel if _has_gpus() else 0,
+                stop_within_s=processes.stop_within_s,
             )
             replaces = predecessor(root, take_over=processes.take_over)
             with _control(root, processes.workers_of(root.run.num_workers)) as control:
                 _warn_of_room(processes, processes.workers_of(root.run.num_workers))
-                _watch(root, control, workers, lambda: trainer.run(replaces, control))
+                _watch(root, control, workers, lambda: trainer.run(replaces, control), processes.stop_within_s)
     return last_step(root)
 
 
-def _watch(root: Root, control: Any, workers: "RayWorkers", train: Callable[[], None]) -> None:
+def _watch(root: Root, control: Any, workers: "RayWorkers", train: Callable[[], None], stop_within_s: float) -> None:
     """Train in a thread, show the run and keep the number of workers, until training ends or an error; then stop all.
 
     Raises the error of `train`, ChildError if a worker's process dies repeatedly, KeyboardInterrupt.
@@ -133,7 +133,7 @@ def _watch(root: Root, control: Any, workers: "RayWorkers", train: Callable[[], 
             update_view()
     finally:
         ray.get(control.stop.remote())
-        trainer.join(_STOP_WITHIN_S if is_training else 0)
+        trainer.join(stop_within_s if is_training else 0)
         workers.stop()
     trainer.raise_error()
 
@@ -224,6 +224,18 @@ def scale(root: Root, num_workers: int, address: str | None = None) -> None:
         ray.get(control.scale.remote(num_workers))
 
 
+def _safe_job() -> Any:
+    """Return the settings of a connection whose processes import no module from this one's working directory.
+
+    Ray puts that folder first into the sys.path of all its processes, unless the job brings a folder of its own.
+    """
+    from ray.job_config import JobConfig
+
+    config = JobConfig()
+    config._runtime_env_has_working_dir = lambda: True
+    return config
+
+
 @contextmanager
 def connected(address: str | None = None) -> Iterator[None]:
     """Connect this process to a Ray cluster while the block lasts, unless it is connected already.
@@ -239,7 +251,7 @@ def connected(address: str | None = None) -> Iterator[None]:
         yield
         return
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
+        ray.init(address=address, job_config=_safe_job(), log_to_driver=False, logging_level=logging.WARNING)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(
             f"no Ray cluster is found at {address or os.environ.get('RAY_ADDRESS')}: {error}; "

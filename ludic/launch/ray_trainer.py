@@ -7,7 +7,6 @@ checkpoints are not used: a lost rank ends the attempt, and the next one resumes
 import contextlib
 import itertools
 import logging
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,12 +25,18 @@ from ludic.launch.local import newest_checkpoint, predecessor
 from ludic.launch.supervisor import ChildError
 from ludic.launch.train import train_here
 from ludic.store import Root
+from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 
 logger = logging.getLogger(__name__)
 
 _MOST_DEATHS = 3
 """Number of failures in a row without a new checkpoint that ends the run. Lost nodes are not counted."""
+_LOSSES = ("RayActorError", "PreemptionError")
+"""Classes of Ray's errors for a process or a node that is gone, or that its cloud takes back. By name: some versions of
+Ray lack the second one."""
+_WRAPPED = ("_base_exc", "health_check_failure", "controller_failure", "cause")
+"""Attributes of Ray's errors that hold the error which they report."""
 _LOOK_EVERY_S = 1.0
 
 
@@ -57,14 +62,14 @@ class RayTrainer:
         another trainer took the run over, ChildError after repeated failures.
         """
         deaths = Deaths(progress=partial(newest_checkpoint, self.root))
-        with tempfile.TemporaryDirectory(prefix="ludic-ray-") as scratch:
+        with temporary_folder("ray") as scratch:
             for start in itertools.count():
                 try:
                     # Ray Train would continue a run of the same folder.
                     self._fit(replaces, control, f"{scratch}/{start}")
                     return
-                except ray_train.WorkerGroupError as error:
-                    failures = [_cause(failure) for failure in error.worker_failures.values()]
+                except (ray_train.TrainingFailedError, ray.exceptions.RayActorError) as error:
+                    failures = list(_failures(error))
                     if fenced := next((failure for failure in failures if isinstance(failure, FencedError)), None):
                         raise fenced from None
                     deaths.count(failures)
@@ -148,7 +153,7 @@ class Deaths:
 
     def count(self, failures: Sequence[BaseException]) -> None:
         """Take the errors of an attempt's ranks. Raises ChildError after 3 failures without a new checkpoint."""
-        if any(isinstance(failure, ray.exceptions.RayActorError) for failure in failures):
+        if any(kind.__name__ in _LOSSES for failure in failures for kind in type(failure).__mro__):
             logger.warning("a rank of the trainer was lost; starting again from the root")
             return
         now = self._progress()
@@ -161,9 +166,18 @@ class Deaths:
         logger.warning("the trainer failed, starting again from the root: %s", words)
 
 
-def _cause(failure: BaseException) -> BaseException:
-    """Return the exception of the code of ludic in what Ray Train wrapped around it."""
-    return getattr(failure, "_base_exc", failure)
+def _failures(error: BaseException) -> Iterator[BaseException]:
+    """Yield what ended an attempt: of each rank, and of Ray Train's own processes, without what Ray wrapped around it.
+
+    Ray Train says that it noticed a lost rank when it checked the rank's health, and keeps why.
+    """
+    inner = [getattr(error, name, None) for name in _WRAPPED]
+    within = [*getattr(error, "worker_failures", {}).values(), *(each for each in inner if each is not None)]
+    if within:
+        for failure in within:
+            yield from _failures(failure)
+    else:
+        yield error
 
 
 def _await_predecessor(root: Root) -> int:

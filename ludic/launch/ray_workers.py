@@ -12,12 +12,11 @@ from typing import Any
 
 import ray
 
-from ludic.launch.local import ENVIRONMENT, worker_child
+from ludic.launch.local import worker_child
+from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.supervisor import ChildError, supervise
 from ludic.store import Root
 
-_STOP_WITHIN_S = 70.0
-"""Longer than the supervision of the process waits for its end."""
 _ANSWER_WITHIN_S = 5.0
 """Seconds in which an actor answers that runs on a node; one that waits for a node does not."""
 
@@ -29,8 +28,9 @@ class _StopAskedError(Exception):
 class WorkerActor:
     """Runs `ludic worker` for one slot, and restarts it when it dies."""
 
-    def __init__(self, url: str, slot: int, settings: Mapping[str, Any]) -> None:
-        """settings: of `ludic worker`, by the names of its flags."""
+    def __init__(self, url: str, slot: int, settings: Mapping[str, Any], stop_within_s: int) -> None:
+        """settings: of `ludic worker`, by the names of its flags. stop_within_s: seconds that it has to stop."""
+        self._environment = {**ENVIRONMENT, **stop_variables(stop_within_s)}
         self._child = worker_child(Root.open(url), slot, settings, environment={})
         self._stop = threading.Event()
 
@@ -38,7 +38,7 @@ class WorkerActor:
         """Sample until `stop` is called. Raises ChildError if the process dies repeatedly."""
         with contextlib.suppress(_StopAskedError):
             while True:
-                supervise(self._child, [], environment=dict(ENVIRONMENT), tick=self._check_stop)
+                supervise(self._child, [], environment=self._environment, tick=self._check_stop)
 
     def stop(self) -> None:
         """Let `run` return once the sampled groups are stored."""
@@ -52,9 +52,11 @@ class WorkerActor:
 class RayWorkers:
     """The workers of a run on the connected cluster; their number may change while the run goes on."""
 
-    def __init__(self, root: Root, settings: Mapping[str, Any], *, num_cpus: int, num_gpus: int) -> None:
-        """settings: of `ludic worker`. num_cpus, num_gpus: reserved for each worker."""
-        self._root, self._settings = root, settings
+    def __init__(
+        self, root: Root, settings: Mapping[str, Any], *, num_cpus: int, num_gpus: int, stop_within_s: int
+    ) -> None:
+        """settings: of `ludic worker`. num_cpus, num_gpus: reserved for each worker. stop_within_s: time to stop."""
+        self._root, self._settings, self._stop_within_s = root, settings, stop_within_s
         self._actor_class = ray.remote(WorkerActor).options(
             num_cpus=num_cpus,
             num_gpus=num_gpus,
@@ -72,7 +74,7 @@ class RayWorkers:
         """
         for slot in range(num_workers):
             if slot not in self._actors:
-                actor = self._actor_class.remote(self._root.url, slot, dict(self._settings))
+                actor = self._actor_class.remote(self._root.url, slot, dict(self._settings), self._stop_within_s)
                 self._actors[slot], self._runs[slot] = actor, actor.run.remote()
         self._stop([slot for slot in self._actors if slot >= num_workers])
 
@@ -94,7 +96,8 @@ class RayWorkers:
     def _stop(self, slots: list[int]) -> None:
         answers = {slot: self._actors[slot].stop.remote() for slot in slots}
         answered = _ended(list(answers.values()), _ANSWER_WITHIN_S)
-        _ended([self._runs[slot] for slot in slots if answers[slot] in answered], _STOP_WITHIN_S)
+        stopping = [self._runs[slot] for slot in slots if answers[slot] in answered]
+        _ended(stopping, self._stop_within_s + 2 * KILL_AFTER_S)  # the actor kills its process after one of them
         for slot in slots:
             ray.kill(self._actors.pop(slot))
             del self._runs[slot]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from ludic.consent import CodeSettings
-from ludic.defaults import ENGINE, ENV_TIMEOUT_S
+from ludic.defaults import ENGINE, ENV_TIMEOUT_S, STOP_WITHIN_S
 from ludic.errors import ConfigError
 from ludic.store import Root
 
@@ -29,7 +29,7 @@ def work(
     engine: "str | EngineConfig | Engine | MakeEngine" = ENGINE,
     device: str | None = None,
     slot: int | None = None,
-    groups_per_call: int = 8,
+    in_flight: int | None = None,
     env_timeout_s: float | None = ENV_TIMEOUT_S,
     model: str | None = None,
     stop: threading.Event | None = None,
@@ -46,10 +46,10 @@ def work(
 
     engine: name of an engine, path/to/file.py:ClassName, its settings (EngineConfig), an engine, or a function that
     makes one from a folder of weights and their version. device: for an engine given by name; None takes CUDA if
-    available. slot: part of the run's schedule; None takes the first one that no living worker holds. model: location
-    of the run's first model, if it is not where run.json says. stop: ends the call when it is set, instead of Ctrl-C.
-    report: called with each batch, instead of the progress that is shown on stderr. trust_code, update_code: see
-    `ludic.create`.
+    available. slot: part of the run's schedule; None takes the first one that no living worker holds. in_flight:
+    episodes that run at a time; None keeps the engine full. model: location of the run's first model, if it is not
+    where run.json says. stop: ends the call when it is set, instead of Ctrl-C. report: called with each batch, instead
+    of the progress that is shown on stderr. trust_code, update_code: see `ludic.create`.
     """
     from ludic.launch.process import interruptible_unless
     from ludic.launch.work import free_slot, publish_first, work
@@ -57,9 +57,9 @@ def work(
 
     config = WorkerConfig(
         slot=free_slot(self.root) if slot is None else slot,
-        groups_per_call=groups_per_call,
+        in_flight=in_flight,
         num_groups=num_groups,
-        follow_quota=num_groups is None,
+        follow_budget=num_groups is None,
         env_timeout_s=env_timeout_s,
     )
     if num_groups is not None:
@@ -143,6 +143,7 @@ def launch(
     eval_options: Mapping[str, Any] | None = None,
     model: str | None = None,
     take_over: bool = False,
+    stop_within_s: int = STOP_WITHIN_S,
     trust_code: bool = False,
     update_code: bool = False,
     **settings: Any,
@@ -156,7 +157,8 @@ def launch(
     divides the GPUs of this machine. env_timeout_s: limit of one call of an environment. launcher: "local" starts
     processes of this machine, "ray" actors on the Ray cluster at `ray_address` (docs/launch.md), each with `ray_cpus`
     CPUs. eval_every, eval_options: evaluate each version whose number is a multiple of this, in a process of its own
-    with these settings of `evaluate`; the trainer never waits for it. For the others see `train`.
+    with these settings of `evaluate`; the trainer never waits for it. stop_within_s: seconds that a process may take to
+    stop cleanly after Ctrl-C, before it is killed. For the others see `train`.
 
     Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or ConsentError.
     """
@@ -174,6 +176,7 @@ def launch(
         worker_gpus=worker_gpus,
         env_timeout_s=env_timeout_s,
         take_over=take_over,
+        stop_within_s=stop_within_s,
         launcher=launcher,
         ray_address=ray_address,
         ray_cpus=ray_cpus,

@@ -9,7 +9,6 @@ import contextlib
 import errno
 import logging
 import socket
-import tempfile
 import threading
 from dataclasses import asdict
 from pathlib import Path
@@ -23,6 +22,7 @@ from ludic.launch.local import log_folder
 from ludic.launch.supervisor import Child, stop_children
 from ludic.launch.vllm_server import ServerArguments
 from ludic.store import Root, fetch_policy, latest_policy
+from ludic.temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -37,8 +37,8 @@ def serve(root: Root, config: ServeConfig, stop: threading.Event) -> None:
     """
     check_installed()
     _check_port(config)
-    with tempfile.TemporaryDirectory(prefix="ludic-serve-") as cache:
-        follower = _Follower(root, Path(cache))
+    with temporary_folder("serve") as cache:
+        follower = _Follower(root, cache)
         while not follower.look() and not stop.wait(_LOOK_EVERY_S):
             pass
         if not stop.is_set():
@@ -50,10 +50,9 @@ def _serve(root: Root, config: ServeConfig, follower: "_Follower", stop: threadi
         name="vLLM",
         args=lambda: _arguments(root, config, follower.folder).to_args(),
         log=log_folder(root) / f"serve-{config.port}.log",
-        environment={"PYTHONSAFEPATH": "1"},
     )
     with contextlib.ExitStack() as stack:
-        stack.callback(stop_children, [child])
+        stack.callback(stop_children, [child], {})
         child.start({})
         logger.info("vLLM starts at http://%s:%d; its log is %s", config.host, config.port, child.log)
         server = _Server(root, config)

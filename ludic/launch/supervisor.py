@@ -6,19 +6,20 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ludic.children import start_python
 from ludic.errors import LudicError
-from ludic.launch.process import REPLACED, SUPERVISED
+from ludic.launch.process import KILL_AFTER_S, REPLACED, SUPERVISED, stop_within_s
+from ludic.store.local import open_to_append
+from ludic.temporary import in_temporary, private_folder
 
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.1
-_STOP_WITHIN_S = 60.0
 _MOST_DEATHS = 3
 """Number of deaths in a row, each soon after the start or with the same last words, that ends the supervision."""
 _QUICK_S = 20.0
@@ -46,7 +47,7 @@ class Child:
     args: Callable[[], Sequence[str]]
     """Returns the arguments after `python -m`; called before each start. An error in it ends the supervision."""
     log: Path
-    """File of its stdout and stderr, over all restarts."""
+    """File of its stdout and stderr, over all restarts. Neither it nor its folder may be a symbolic link."""
     is_free: Callable[[], bool] = lambda: True
     """Returns whether the process that replaced this one has ended; called every 2 s after an exit with REPLACED."""
     was_replaced: Callable[[int], bool] = lambda pid: True
@@ -73,17 +74,18 @@ class Child:
     _process: subprocess.Popen | None = field(default=None, repr=False)
 
     def start(self, environment: dict[str, str]) -> None:
-        self.log.parent.mkdir(parents=True, exist_ok=True)
         args = self.args()
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started, self._progress, self._replaced = time.monotonic(), self.progress(), None
-        with self.log.open("ab") as log:
+        make_log_folder(self.log.parent)
+        with open_to_append(self.log) as log:
             self._log_start = log.tell()
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", *args],
+            self._process = start_python(
+                ["-m", *args],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **environment, **self.environment, SUPERVISED: "1"},
+                environment={**os.environ, **environment, **self.environment, SUPERVISED: "1"},
                 # We pass Ctrl-C on, as SIGTERM; and a child's own processes can be killed with it.
                 start_new_session=True,
             )
@@ -156,11 +158,20 @@ class Child:
         return f"{self._last_line()} ({self.log} has more)"
 
     def _last_line(self) -> str:
-        with self.log.open("rb") as log:
+        lines: list[str] = []
+        with contextlib.suppress(FileNotFoundError), self.log.open("rb") as log:  # deleted, perhaps with the root
             log.seek(self._log_start)
             lines = log.read().decode(errors="replace").splitlines()[::-1]
         chosen = next(filter(_REASON.search, lines), None) or next(filter(_LETTER.search, lines), "(no output)")
         return chosen.strip()
+
+
+def make_log_folder(folder: Path) -> None:
+    """Make the folder of a log before each start: a private one, if it lies where other users may make folders too."""
+    if in_temporary(folder):
+        private_folder(folder.name)
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, str], tick: Callable[[], None]) -> None:
@@ -179,7 +190,7 @@ def supervise(main: Child, others: Sequence[Child], *, environment: dict[str, st
             tick()
             time.sleep(_POLL_S)
     finally:
-        stop_children(children)
+        stop_children(children, environment)
     tick()
 
 
@@ -193,12 +204,15 @@ def finish(child: Child, *, environment: dict[str, str], tick: Callable[[], None
         supervise(alone, [], environment=environment, tick=tick)
 
 
-def stop_children(children: Sequence[Child]) -> None:
-    """Send SIGTERM, so that children flush; send SIGKILL to children that do not end within 60 s."""
+def stop_children(children: Sequence[Child], environment: Mapping[str, str]) -> None:
+    """Send SIGTERM, so that children stop cleanly; send SIGKILL to children that do not end within their time to stop.
+
+    environment: variables that the children were started with, besides those of this process.
+    """
     started = [child for child in children if child._process is not None]
     for child in started:
         child.process.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + _STOP_WITHIN_S
+    deadline = time.monotonic() + stop_within_s({**os.environ, **environment}) + KILL_AFTER_S
     for child in started:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(max(0.1, deadline - time.monotonic()))

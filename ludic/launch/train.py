@@ -1,19 +1,19 @@
 """Train on a run's rollouts in this process, or as several ranks that torchrun starts."""
 
 import os
-import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, NoReturn
 
 from ludic.batches.rules import names_in_root
+from ludic.children import become_python
 from ludic.consent import CodeSettings
 from ludic.errors import ConfigError, MissingRootError
 from ludic.launch.code_consent import gives_consent, prepare_code, rules_of
 from ludic.launch.flags import to_flags
-from ludic.launch.process import LAUNCHER
+from ludic.launch.process import LAUNCHER, stop_variables, stop_within_s
 from ludic.launch.roots import other_location, start_like
 from ludic.sql.planner import Planner
 from ludic.sql.rule_code import rule_uses
@@ -66,8 +66,8 @@ def become_ranks(
     prepare_trainer_code(root, config, code)
     replaces = newest_claim(root) if take_over else replaces
     args = train_args(root.url, config, ranks, replaces, other_location(root, model), resume=resume)
-    os.environ[LAUNCHER] = str(os.getpid())
-    os.execv(sys.executable, [sys.executable, "-m", *args])
+    stops = stop_variables(stop_within_s())
+    become_python(["-m", *args], environment={**os.environ, **stops, LAUNCHER: str(os.getpid())})
 
 
 def train_args(
@@ -80,9 +80,16 @@ def train_args(
     resume: bool = False,
 ) -> list[str]:
     """Return the arguments after `python -m` to train on this machine, under torchrun if there are several ranks."""
-    launch = ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"] if ranks > 1 else []
     flags = to_flags({**config.flat(), "replaces": replaces, "ranks": ranks, "model": model, "resume": resume})
-    return [*launch, "ludic", "train", root, *flags]
+    train = ["ludic", "train", root, *flags]
+    if ranks == 1:
+        return train
+    return ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", *args_of_ranks(train)]
+
+
+def args_of_ranks(args: Sequence[str]) -> list[str]:
+    """Return the arguments of torchrun that its ranks get as `args`: it puts values for $ and a name, and $ for $$."""
+    return [arg.replace("$", "$$") for arg in args]
 
 
 def outcome(url: str, step: int, num_steps: int | None) -> str:

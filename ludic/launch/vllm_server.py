@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ludic.children import end_with_parent
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import EngineSetup
 from ludic.engines.server_http import SERVE_NAME
 from ludic.engines.vllm_options import check_options, engine_arguments, set_cpu_variables, set_variables
 from ludic.errors import LudicError
 from ludic.launch.flags import to_flags
-from ludic.launch.process import end_with_parent
 from ludic.models.architecture import load_config
 
 _MODULE = "vllm.entrypoints.openai.api_server"

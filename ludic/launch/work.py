@@ -13,7 +13,6 @@ from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
 from ludic.engines.registry import EngineSetup, MakeEngine, engine_maker
-from ludic.launch.code_consent import prepare_code
 from ludic.launch.guard import guarded
 from ludic.models.first_model import base_of_run, first_model
 from ludic.records import RolloutBatch
@@ -48,6 +47,8 @@ def work(
     Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
     """
     if code is not None and code.is_given:
+        from ludic.launch.code_consent import prepare_code  # with DuckDB, which sampling does not need
+
         prepare_code(root, sampling_uses(root.run), code, partial(check_sampling_code, root.run))
     with ExitStack() as stack:
         base = stack.enter_context(base_of_run(root, model))
@@ -111,4 +112,4 @@ def publish_first(root: Root, model: str | None = None) -> None:
             save_weights(model, full_state_dict(model), folder)
             copy_tokenizer(str(source), folder)
 
-        publish_policy(root, save, step=0, attempt_id=0, parent_version=None, groups_per_worker=lambda version: 0)
+        publish_policy(root, save, step=0, attempt_id=0, parent_version=None)

@@ -10,7 +10,14 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig
 
 from ludic.errors import ModelError, one_line
-from ludic.models.weight_files import can_read_into, check_tensors, first_unknown_name, load_pretrained, open_weights
+from ludic.models.weight_files import (
+    MAKING_MODELS,
+    can_read_into,
+    check_tensors,
+    first_unknown_name,
+    load_pretrained,
+    open_weights,
+)
 
 # Config entries that may differ between folders of the same architecture.
 _NOT_ARCHITECTURE = {"_name_or_path", "architectures", "dtype", "transformers_version", "use_cache"}
@@ -50,7 +57,7 @@ def check_folder(folder: str, current: PretrainedConfig) -> None:
     if not Path(folder).is_dir():
         raise ModelError(f"{folder}: there is no such folder")
     check_same_architecture(current, load_config(folder), folder)
-    with torch.device("meta"):
+    with MAKING_MODELS, torch.device("meta"):
         model = AutoModelForCausalLM.from_config(current)
     if not can_read_into(model):
         load_pretrained(folder, dtype=None, use_safetensors=True)

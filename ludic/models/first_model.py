@@ -6,9 +6,9 @@ fingerprints equal those of model/identity.json, so that no other model is taken
 which names the locations that were tried.
 """
 
+import json
 import logging
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache, partial
@@ -33,6 +33,7 @@ from ludic.store.kept_model import (
     read_kept,
 )
 from ludic.store.policies import policy_folder, read_policy, stored_versions
+from ludic.temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +56,9 @@ def local_folder(source: str, *, revision: str | None = None, with_weights: bool
     """
     patterns = (*_SMALL_FILES, *WEIGHT_FILES) if with_weights else _SMALL_FILES
     if is_url(source):
-        with tempfile.TemporaryDirectory(prefix="ludic-model-") as copy:
-            _fetch(source, Path(copy), patterns)
-            yield Path(copy)
+        with temporary_folder("model") as copy:
+            _fetch(source, copy, patterns)
+            yield copy
         return
     folder = Path(source).expanduser()
     if not folder.is_dir():
@@ -210,11 +211,11 @@ def _holds_whole_weights(root: Root, folder: str) -> bool:
 def _folder_of(root: Root, name: str) -> Iterator[Path]:
     """Yield a local path of a folder of the root: the folder itself if the root is local, else a copy."""
     if root.is_local:
-        yield Path(root.at(name))
+        yield root.folder_for_others(name)
         return
-    with tempfile.TemporaryDirectory(prefix="ludic-model-") as copy:
+    with temporary_folder("model") as copy:
         root.download(name, copy)
-        yield Path(copy)
+        yield copy
 
 
 @contextmanager
@@ -225,9 +226,34 @@ def first_config(root: Root) -> Iterator[Path]:
         with local_folder(root.run.model, with_weights=False) as folder:
             yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="ludic-model-") as copy:
-        write_files(read_kept(root, identity.config), Path(copy))
-        yield Path(copy)
+    with temporary_folder("model") as copy:
+        write_files(read_kept(root, identity.config), copy)
+        yield copy
+
+
+def vocabulary_of(root: Root) -> int | None:
+    """Return the number of token ids that a run's model knows, the rows of its embedding; None if it keeps no model.
+
+    Raises ModelError if the kept config.json is damaged, or names no number.
+    """
+    identity = read_identity(root)
+    if identity is None:
+        return None
+    files = read_kept(root, identity.config)
+    try:
+        config = json.loads(files["config.json"])
+        # As get_text_config of transformers, which takes seconds to import: a model of several kinds of input has two.
+        size = (config.get("text_config") or config).get("vocab_size")
+        if size is None:  # a default of the model's family, which transformers left out
+            from ludic.models.architecture import load_config
+
+            with first_config(root) as folder:
+                size = load_config(str(folder)).get_text_config().vocab_size
+        if not isinstance(size, int) or size < 1:
+            raise TypeError(f"it is {size!r}, wanted a number of tokens")
+        return size
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ModelError(f"{root.url}/{MODEL}/config.json names no vocab_size that can be used: {error}") from error
 
 
 def first_tokenizer(root: Root) -> dict[str, bytes]:

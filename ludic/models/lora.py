@@ -7,14 +7,14 @@ fit.
 """
 
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import safetensors.torch
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -22,6 +22,10 @@ from transformers.pytorch_utils import Conv1D
 
 from ludic.errors import ModelError
 from ludic.models.adapters import ADAPTER_WEIGHTS
+
+# Each trainer imports this module, and most have no adapters: peft takes half a second.
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 _ADAPTER = "default"
 _PREFIX = "base_model.model."
@@ -38,6 +42,8 @@ def add_adapters(
     the head. The same seed makes the same adapters. Raises ModelError if no layer has a name, or if a layer can't be
     adapted, such as the embeddings and the head.
     """
+    from peft import LoraConfig, inject_adapter_in_model
+
     _check_targets(model, targets, source)
     config = LoraConfig(
         r=rank,
@@ -60,7 +66,7 @@ def add_adapters(
 
 
 def has_adapters(model: PreTrainedModel) -> bool:
-    return any(isinstance(module, LoraLayer) for module in model.modules())
+    return bool(_adapted_layers(model))
 
 
 def is_adapter_weight(name: str) -> bool:
@@ -118,6 +124,8 @@ def load_adapter(model: PreTrainedModel, folder: str | Path, where: str) -> dict
 
     Raises ModelError, which names `where`, if a file can't be read or the adapters have another scale.
     """
+    from peft import LoraConfig
+
     wanted = model.peft_config[_ADAPTER]
     try:
         found = LoraConfig.from_pretrained(str(folder))
@@ -150,5 +158,9 @@ def _check_targets(model: PreTrainedModel, targets: Sequence[str], source: str) 
             )
 
 
-def _adapted_layers(model: PreTrainedModel) -> dict[str, LoraLayer]:
+def _adapted_layers(model: PreTrainedModel) -> "dict[str, LoraLayer]":
+    if "peft" not in sys.modules:
+        return {}
+    from peft.tuners.lora import LoraLayer
+
     return {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}

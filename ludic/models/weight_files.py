@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 import torch
@@ -21,6 +22,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 
 from ludic.errors import ModelError, one_line
+
+MAKING_MODELS = RLock()
+"""Held while transformers makes a model: it changes its classes on the way, so that another thread's model would lack
+tied weights."""
 
 _BUFFER_BYTES = 4 << 20
 """735 MB take 0.13 s with this buffer, 0.19 s with 256 KiB or 16 MiB."""
@@ -64,7 +69,7 @@ def load_pretrained(
     """
     where = where or folder
     try:
-        with without_progress_bars():
+        with MAKING_MODELS, without_progress_bars():
             model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype or "auto",

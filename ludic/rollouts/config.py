@@ -14,13 +14,20 @@ class WorkerConfig:
     slot: int | None = None
     """Number of the part of the run's schedule that this worker samples; a restarted worker keeps its slot. None takes
     a random new slot."""
-    groups_per_call: int = 8
-    """Maximum number of groups sampled in one call of the engine and stored in one file."""
+    in_flight: int | None = None
+    """Number of episodes that run at a time. None runs as many as keep the engine's batch full (--max-batch), whatever
+    they wait for."""
+    swap: Literal["token", "completion", "episode"] = "token"
+    """When new weights replace those in use: between two tokens of the completions being sampled, or after these
+    completions, or after the episodes. Later is more exact, and lets the engine wait for the longest one."""
+    on_stop: Literal["give_up", "finish"] = "give_up"
+    """What happens to groups that have begun when the worker is told to stop: give them up, so that the next life of
+    the slot samples them again, or finish them first, for which the time to stop has to be long enough."""
     num_groups: int | None = None
     """Number of groups after which the worker stops; None samples until it is stopped."""
-    follow_quota: bool = True
-    """Sample at most the number of groups per policy version that the trainer requests. If off, sample with the newest
-    version without limit."""
+    follow_budget: bool = True
+    """Start a group only within the trainer's budget of open groups. If off, sample with the newest version without
+    limit."""
     env_timeout_s: float | None = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
     episode_timeout_s: float | None = None

@@ -1,4 +1,4 @@
-"""Metrics of the rollouts of one call of a worker's engine, named as in schemas/metrics.v1.json. Pure."""
+"""Metrics of the rollouts that a worker appends at once, named as in schemas/metrics.v1.json. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,13 +9,21 @@ _MOST_CHARACTERS = 500
 """Maximum characters of an error in a metrics row; rows are read often."""
 
 
-def call_metrics(
-    batch: RolloutBatch, *, wait_s: float, step_s: float, swap: Mapping[str, Any] | None = None
+def stream_metrics(
+    batch: RolloutBatch,
+    *,
+    wait_s: float,
+    step_s: float,
+    policy_version: int,
+    num_running: int | None = None,
+    waited_for: str | None = None,
+    swap: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Yield one metrics row per environment, so that rewards of different scales are not mixed.
 
-    wait_s, step_s: seconds that the worker waited before the call, and that sampling took. swap: times of a new
-    version's first call, for the first row.
+    wait_s, step_s: seconds since the rows before in which no episode ran, and in which some did.
+    policy_version, num_running, waited_for: see schemas/metrics.v1.json. swap: times of a new version's first rollouts,
+    for the first row.
     """
     names = sorted({rollout.env_name for group in batch.groups for rollout in group.rollouts})
     for env_name in names:
@@ -26,7 +34,7 @@ def call_metrics(
         yield {
             "worker_id": batch.metadata.worker_id,
             "env_name": env_name,
-            "policy_version": rollouts[0].policy_version,
+            "policy_version": policy_version,
             "num_rollouts": len(rollouts),
             "num_groups": len(groups),
             "num_tokens": num_tokens,
@@ -41,6 +49,8 @@ def call_metrics(
             "step_s": step_s,
             "wait_s": wait_s,
             "tokens_per_s": num_tokens / step_s,
+            "num_running": num_running,
+            "waited_for": waited_for,
             **(swap or {} if env_name == names[0] else {}),
         }
 

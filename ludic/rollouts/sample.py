@@ -4,10 +4,8 @@ Reads policies/ of a root, or a Hugging Face folder, id or URL. Raises ConfigErr
 setting does not fit the model, ModelError if the model can't be loaded.
 """
 
-import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +18,7 @@ from ludic.records import FinishReason, Message
 from ludic.rollouts.config import Question
 from ludic.store import Root, fetch_policy, latest_policy
 from ludic.store.policies import stored_versions
+from ludic.temporary import temporary_folder
 
 _DEFAULT_MAX_TOKENS = 256
 
@@ -46,9 +45,9 @@ class Answer:
 def sample_run(root: Root, question: Question, version: int | None = None) -> list[Answer]:
     """Sample answers from a published version of a run's policy; None means the latest."""
     version = _latest_version(root) if version is None else version
-    with tempfile.TemporaryDirectory(prefix="ludic-policy-") as cached:
+    with temporary_folder("policy") as cached:
         try:
-            folder = fetch_policy(root, version, Path(cached))
+            folder = fetch_policy(root, version, cached)
         except FileNotFoundError:
             raise ConfigError(
                 f"{root.url} holds no weights of version {version}; it has {_stored_versions(root)}"

@@ -3,15 +3,11 @@
 An episode may have any number of rows, of one agent or of several; the rows of a group's episodes are its rollouts.
 """
 
-import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 
-import numpy as np
-
-from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.agents.play import run_episode
 from ludic.agents.protocols import make_protocol
@@ -19,16 +15,12 @@ from ludic.agents.requests import EpisodeRequest, derive_seed, repeat, sweep
 from ludic.agents.settings import equip, limits_of
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Split
-from ludic.environments.limits import NO_LIMIT, TimeLimit
-from ludic.environments.registry import EnvironmentFactory, make_environment
-from ludic.printable import storable
-from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
-from ludic.schema.type_checks import find_misfits
+from ludic.environments.limits import NO_LIMIT, LimitedEnvironments, TimeLimit
+from ludic.environments.registry import make_environment
+from ludic.records import RolloutBatch, RolloutMetadata, new_id
+from ludic.rollouts.pump import RunEpisode, sample_groups
 from ludic.store import RunConfig
 from ludic.user_files import NO_FILES, Files
-
-RunEpisode = Callable[[EnvironmentFactory, EpisodeRequest], Awaitable[Sequence[Rollout]]]
-"""Runs an episode and returns its rows, at least one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +29,7 @@ class GroupSampler:
 
     run: RunConfig
     run_episode: RunEpisode
-    environments: Mapping[str, EnvironmentFactory]
+    environments: Mapping[str, LimitedEnvironments]
     """Factories by the names in `run.env`."""
 
     @classmethod
@@ -53,7 +45,7 @@ class GroupSampler:
 
         Raises TimeLimitError if an environment returns no example in time.
         """
-        requests = [self._episodes(self.request(number, split)) for number in group_numbers]
+        requests = [self.episodes(number, split) for number in group_numbers]
         groups = sample_groups(requests, self.run_episode, self.environments, self.run.extra_columns)
         return RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=worker_id))
 
@@ -68,6 +60,7 @@ class GroupSampler:
         """Return the request that a group's episodes share; its seed is the group's."""
         env_name = self.env_of(group_number)
         example = self.environments[env_name]().example(self._example_index(group_number), split)
+        keep_mask = self.run.keep_sampling_mask
         return EpisodeRequest(
             env_name=env_name,
             example=example,
@@ -76,7 +69,7 @@ class GroupSampler:
                 top_p=self.run.top_p,
                 top_k=self.run.top_k,
                 max_tokens=self.run.max_tokens,
-                return_mask=self.run.keep_sampling_mask,
+                return_mask=split == "train" if keep_mask is None else keep_mask,
             ),
             seed=derive_seed(self.run.seed, group_number),
             group_id=new_id(),
@@ -84,8 +77,9 @@ class GroupSampler:
             purpose="train" if split == "train" else "eval",
         )
 
-    def _episodes(self, request: EpisodeRequest) -> Sequence[EpisodeRequest]:
-        """Return the requests of a group's episodes."""
+    def episodes(self, group_number: int, split: Split = "train") -> Sequence[EpisodeRequest]:
+        """Return the requests of a group's episodes. Raises TimeLimitError, as `sample`."""
+        request = self.request(group_number, split)
         return sweep(repeat(request, self.run.group_size, request.seed), self.run.sweep)
 
     def _example_index(self, group_number: int) -> int:
@@ -106,28 +100,6 @@ class GroupSampler:
         return len(self.run.env) if length is None else min(1 + group_number // length, len(self.run.env))
 
 
-def sample_groups(
-    requests: Sequence[Sequence[EpisodeRequest]],
-    run_episode: RunEpisode,
-    environments: Mapping[str, EnvironmentFactory],
-    extra_columns: Mapping[str, str],
-) -> tuple[RolloutGroup, ...]:
-    """Sample all episodes at the same time, and return a group for each sequence of requests.
-
-    extra_columns: the run's own columns; an episode with other values fails.
-    """
-    groups: list[RolloutGroup] = []
-
-    async def sample() -> None:  # returns nothing, since asyncio.run makes the repr of a result (Python 3.11)
-        episodes = (episode for of_group in requests for episode in of_group)
-        running = (run_episode(environments[episode.env_name], episode) for episode in episodes)
-        rows = iter(_without_misfits(await asyncio.gather(*running), extra_columns))
-        groups.extend(_group(of_group[0], list(islice(rows, len(of_group)))) for of_group in requests)
-
-    event_loop.run(sample())
-    return tuple(groups)
-
-
 def episodes_of_run(
     run: RunConfig, agent: Agent, *, timeout_s: float | None = None, files: Files = NO_FILES
 ) -> RunEpisode:
@@ -141,19 +113,17 @@ def episodes_of_run(
 
 
 def make_environments(
-    run: RunConfig, files: Files = NO_FILES, limit: TimeLimit = NO_LIMIT
-) -> dict[str, EnvironmentFactory]:
+    run: RunConfig, files: Files = NO_FILES, limit: TimeLimit = NO_LIMIT, stop: threading.Event | None = None
+) -> dict[str, LimitedEnvironments]:
     """Return factories by the names in `run.env`. files: users' files to run instead of those on disk.
 
-    limit: for loading each environment. Raises ConfigError if an environment can't be made, TimeLimitError if it takes
-    too long.
+    limit: for loading each environment, and for each of its calls. stop: if it is set, one timeout is enough. Raises
+    ConfigError if an environment can't be made, TimeLimitError if it takes too long.
     """
 
-    def make(name: str) -> EnvironmentFactory:
-        options = run.env_options.get(name, {})
-        return limit.call(
-            f"environment {name}: loading it", lambda: make_environment(name, options, seed=run.seed, files=files)
-        )
+    def make(name: str) -> LimitedEnvironments:
+        load = partial(make_environment, name, run.env_options.get(name, {}), seed=run.seed, files=files)
+        return LimitedEnvironments(name, limit.call(f"environment {name}: loading it", load), limit, stop)
 
     return {name: make(name) for name in dict.fromkeys(run.env)}
 
@@ -162,40 +132,3 @@ def _num_turns(envs: Sequence[str], name: str, end: int) -> int:
     """Return how many of the groups from 0 to `end` an environment would get if these took turns."""
     turns, rest = divmod(end, len(envs))
     return turns * envs.count(name) + envs[:rest].count(name)
-
-
-def _without_misfits(
-    episodes: Sequence[Sequence[Rollout]], extra_columns: Mapping[str, str]
-) -> Sequence[Sequence[Rollout]]:
-    """Fail the episodes with values that do not fit the schema; the store would refuse the batch of all."""
-    rows = [row for of_episode in episodes for row in of_episode]
-    errors = {rows[row].episode_id: f"{column} {found}" for row, column, found in find_misfits(rows, extra_columns)}
-    if not errors:
-        return episodes
-    return [
-        [_failed(row, errors[row.episode_id]) if row.episode_id in errors else row for row in of_episode]
-        for of_episode in episodes
-    ]
-
-
-def _failed(row: Rollout, error: str) -> Rollout:
-    """Return a row with an error, with its tokens, and without what a user's code gave."""
-    return replace(
-        row,
-        error=storable(error),
-        episode_reward=None,
-        reward_components={},
-        token_rewards=np.zeros(row.response_length, np.float32),
-        terminated=False,
-        truncated=False,
-        truncation_reason=None,
-        agent_steps=(),
-        environment_steps=(),
-        messages=(),
-        extra={},
-    )
-
-
-def _group(request: EpisodeRequest, episodes: Sequence[Sequence[Rollout]]) -> RolloutGroup:
-    rollouts = tuple(rollout for rows in episodes for rollout in rows)
-    return RolloutGroup(key=f"{request.env_name}/{request.example.example_id}", rollouts=rollouts)

@@ -10,12 +10,10 @@ import re
 import secrets
 import socket
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import pyarrow.compute as pc
@@ -27,6 +25,7 @@ from ludic.store.cursor import Intervals
 from ludic.store.files import slot_of, slot_prefix
 from ludic.store.sources import read_sources
 from ludic.store.tombstones import read_tombstones
+from ludic.store.writer import MadeFile
 
 MAX_SLOT = 2**20
 _GROUPS_A_SLOT = 2**32
@@ -74,7 +73,15 @@ class CommittedGroups:
 
     positions: Intervals = field(default_factory=Intervals)
     """Positions in the slot's schedule."""
-    groups_by_version: Counter[int] = field(default_factory=Counter)
+    files: list[MadeFile] = field(default_factory=list)
+    """Files that hold them, without compacted and expired ones."""
+
+    def add(self, positions: Iterable[int | None]) -> int:
+        """Add positions, but those of other schedules (None); returns the number of new ones."""
+        new = {position for position in positions if position is not None and position not in self.positions}
+        for position in new:
+            self.positions.add(position)
+        return len(new)
 
 
 def new_slot() -> int:
@@ -91,33 +98,33 @@ def new_worker_id(slot: int) -> str:
 def read_earlier_lives(root: Root, slot: int) -> CommittedGroups:
     """Read which groups this slot committed, from its own files, compacted files and tombstones of expired files.
 
-    Broken files count as not committed, expired files as committed.
+    Broken files count as not committed, expired files as committed. Rows of another run, whose worker outlived a root
+    that was made again, count as not committed: nobody trains on them.
     """
     schedule = Schedule.of_slot(root.run, slot)
     lives = CommittedGroups()
+    for file, numbers in _stored_groups(root, slot):
+        num_new = lives.add(map(schedule.position, numbers))
+        if not file.is_compacted:
+            lives.files.append(MadeFile(file.worker_id, file.sequence, file.version, num_new))
     # Read tombstones last: they include files that expire while the others are read.
-    for version, number in chain(_stored_groups(root, slot), _expired_groups(root)):
-        position = schedule.position(number)
-        if position is not None and position not in lives.positions:
-            lives.positions.add(position)
-            lives.groups_by_version[version] += 1
+    lives.add(map(schedule.position, _expired_groups(root)))
     return lives
 
 
-def _stored_groups(root: Root, slot: int) -> Iterator[tuple[int, int]]:
-    """Yield version and number of each group of the slot that is in a file."""
+def _stored_groups(root: Root, slot: int) -> Iterator[tuple[RolloutFile, list[int]]]:
+    """Yield each file with groups of the slot, and the numbers of these groups."""
     files = [file for file in list_files(root) if file.is_compacted or slot_of(file.worker_id) == slot]
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        for file, numbers in zip(files, pool.map(partial(_group_numbers, root, slot), files), strict=True):
-            yield from ((file.version, number) for number in numbers)
+        yield from zip(files, pool.map(partial(_group_numbers, root, slot), files), strict=True)
 
 
-def _expired_groups(root: Root) -> Iterator[tuple[int, int]]:
-    """Yield version and number of each expired group, of all slots."""
+def _expired_groups(root: Root) -> Iterator[int]:
+    """Yield the number of each expired group, of all slots."""
     for tombstone in read_tombstones(root):
         for partition in tombstone.partitions:
             if partition.folder == "rollouts":
-                yield from ((partition.version, number) for pair in partition.groups for number in range(*pair))
+                yield from (number for pair in partition.groups for number in range(*pair))
 
 
 def _group_numbers(root: Root, slot: int, file: RolloutFile) -> list[int]:
@@ -125,11 +132,12 @@ def _group_numbers(root: Root, slot: int, file: RolloutFile) -> list[int]:
     try:
         if all(slot_of(source.worker_id) != slot for source in read_sources(root, file)):
             return []
-        table = read_columns(root, file.name, ["worker_id", "request_index", "group_size"])
+        table = read_columns(root, file.name, ["run_id", "worker_id", "request_index", "group_size"])
     except SchemaError:
         return []
     except FileNotFoundError:
         replacement = find_replacement(root, file)
         return _group_numbers(root, slot, replacement) if replacement else []
-    mine = table.filter(pc.starts_with(table["worker_id"], slot_prefix(slot)))
+    is_own = pc.fill_null(pc.equal(table["run_id"], root.run_id), True)
+    mine = table.filter(pc.and_(is_own, pc.starts_with(table["worker_id"], slot_prefix(slot))))
     return np.unique(mine["request_index"].to_numpy() // mine["group_size"].to_numpy()).tolist()

@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, Literal
 
-from ludic.engines.engine import Completion, Engine, GenerationRequest
+from ludic.engines.engine import Engine
 from ludic.errors import SchemaError, StoreError
+from ludic.rollouts.pump import EngineCalls
 from ludic.store import Root
 from ludic.store.policies import read_policy
 
@@ -18,11 +19,11 @@ class SwapTimes:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._seconds: dict[str, float] = {}
-        self._engine: _TimedEngine | None = None
+        self._engine: EngineCalls | None = None
 
-    def watch(self, engine: Engine) -> Engine:
+    def watch(self, engine: Engine) -> EngineCalls:
         """Return the engine to sample with: the same one, with the time of each version's first token noted."""
-        self._engine = _TimedEngine(engine)
+        self._engine = EngineCalls(engine)
         return self._engine
 
     @contextmanager
@@ -33,7 +34,12 @@ class SwapTimes:
         self._seconds[f"{part}_s"] = time.monotonic() - began
 
     def take(self, version: int) -> dict[str, Any]:
-        """Return fetch_s, load_s and first_token_s, named as in schemas/metrics.v1.json; empty if taken before."""
+        """Return fetch_s, load_s and first_token_s, named as in schemas/metrics.v1.json.
+
+        Empty if taken before, or while no completion that began with the version has ended.
+        """
+        if self._engine is None or version not in self._engine.first_tokens:
+            return {}
         seconds, self._seconds = self._seconds, {}
         return {**seconds, "first_token_s": self._since_publish(version)} if seconds else {}
 
@@ -48,32 +54,3 @@ class SwapTimes:
             return None
         since = first - datetime.fromisoformat(policy.created_at).timestamp()
         return since if since >= 0 else None
-
-
-class _TimedEngine(Engine):
-    """Passes everything on to an engine, and notes when the first token of each version came."""
-
-    name: str  # these come from the engine, through __getattr__
-    repeats_in_any_batch: bool
-    policy_version: int
-    max_length: int
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.first_tokens: dict[int, float] = {}
-        """Time, in seconds since 1970, by version. A version counts if a completion began with it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    async def generate(self, request: GenerationRequest) -> Completion:
-        began = time.time()
-        completion = await self._engine.generate(request)
-        waited = completion.first_token_s
-        first = time.time() if waited is None else began + waited
-        version = completion.policy_version
-        self.first_tokens[version] = min(first, self.first_tokens.get(version, first))
-        return completion
-
-    def load_weights(self, folder: str, version: int) -> None:
-        self._engine.load_weights(folder, version)

@@ -1,33 +1,36 @@
-"""Rollout worker: follow the newest policy, sample its quota of groups, append them.
+"""Rollout worker: a stream of episodes that follows the newest policy and appends groups as they become complete.
 
 Reads policies/, writes rollouts/, metrics/ and its claim in workers/. It shares only the root with the trainer, so it
-may start first, die, or run beside other workers. On SIGTERM, sampled groups are flushed. On SIGKILL, the groups being
-sampled are lost, and the next life of the same slot samples them first. If the filesystem fails, the worker waits and
-tries again.
+may start first, die, or run beside other workers. An episode starts as soon as another one ends, and new weights are
+loaded while episodes run. On SIGTERM, complete groups are flushed. On SIGKILL, the groups that were not complete, or
+not yet flushed, are lost, and the next life of the same slot samples them first. If the filesystem fails, the worker
+waits and tries again.
 """
 
+import asyncio
 import contextlib
-import itertools
 import logging
 import shutil
-import tempfile
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from ludic.agents import event_loop
 from ludic.agents.agent import Agent
-from ludic.engines.engine import Engine
 from ludic.engines.registry import MakeEngine
-from ludic.environments.limits import LimitedEnvironments, TimeLimit
+from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, NoServerError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
-from ludic.records import RolloutBatch
+from ludic.models.first_model import vocabulary_of
+from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.rollouts.config import WorkerConfig
-from ludic.rollouts.metrics import call_metrics
-from ludic.rollouts.sampler import GroupSampler, RunEpisode, episodes_of_run
+from ludic.rollouts.metrics import stream_metrics
+from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
+from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.rollouts.sampling_code import open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.rollouts.swap_times import SwapTimes
@@ -35,6 +38,9 @@ from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_pol
 from ludic.store.code_files import to_dicts, warn_of_other_code
 from ludic.store.slots import check_holds_slot, code_before, held_slot
 from ludic.store.troubles import find_sampling_troubles, warn_of_rows
+from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
+from ludic.temporary import temporary_folder
+from ludic.waits import SideThread
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +53,14 @@ _READS_A_SECOND = 2000
 workers that all begin with _SHORTEST_WAIT_S would send about 10,000 (benchmarks/scale.py)."""
 _REFUSED_S = 10.0
 """Seconds until a broken policy is read again."""
+_LOOK_S = 10.0
+"""Seconds between looks at run.json while there is no LATEST, which else says that the root is still the same run."""
+
+_SHORTEST_AGE_S, _AGE_SHARE = 0.05, 0.1
+"""A complete group waits for others, so that files are few: at least so many seconds, and at most FLUSH_AGE_S; between
+them, this share of the time that it was sampled in."""
+_TICK_S = 0.1
+"""Seconds between looks at `stop`: a signal does not wake an event loop."""
 
 
 def run_worker(
@@ -55,60 +69,342 @@ def run_worker(
     make_engine: MakeEngine,
     stop: threading.Event,
     report: Callable[[RolloutBatch], None] | None = None,
-    announce: Callable[[str], None] | None = None,
+    announce: Announce | None = None,
 ) -> int:
     """Sample until `stop` is set or num_groups are committed; returns the number of committed groups.
 
-    report: called with each batch after it was passed to the writer. announce: called with a description of each call
-    of an environment, and with "" when the call has ended. Raises SlotTakenError if a newer worker has claimed the
-    slot, and TimeLimitError if an environment is not made, or returns no example, in time.
+    report: called with each batch after it was passed to the writer. announce: of each call of an environment.
+    Raises SlotTakenError if a newer worker has the slot,
+    ReplacedRootError if the root is another run, and TimeLimitError if an environment or its example takes too long.
     """
+    with opened_stream(root, config, make_engine, stop, report, announce) as stream:
+        if stream.wait_for_policy():
+            event_loop.run(stream.run())
+    return stream.num_committed
+
+
+@contextlib.contextmanager
+def opened_stream(
+    root: Root,
+    config: WorkerConfig,
+    make_engine: MakeEngine,
+    stop: threading.Event,
+    report: Callable[[RolloutBatch], None] | None = None,
+    announce: Announce | None = None,
+) -> Iterator["Stream"]:
+    """Claim the slot, find what its earlier lives committed, and give the stream; at the end, flush and release."""
     slot = new_slot() if config.slot is None else config.slot
     schedule, worker_id = Schedule.of_slot(root.run, slot), new_worker_id(slot)
     limit = TimeLimit(timeout_s=config.env_timeout_s, announce=announce)
-    environments, files, code = open_code(root, limit)
+    environments, files, code = open_code(root, limit, stop=stop)
     episodes = partial(episodes_of_run, root.run, timeout_s=config.episode_timeout_s, files=files)
     with (
         held_slot(root, slot, worker_id, code=to_dicts(code)) as claim,
-        tempfile.TemporaryDirectory(prefix="ludic-weights-") as cache,
+        temporary_folder("weights") as cache,
         RolloutWriter(root, worker_id) as writer,
         contextlib.closing(MetricsLog(root, "worker", worker_id)) as log,
     ):
         warn_of_other_code(code_before(root, claim), code, where=f"life {claim.life - 1} of slot {slot}")
         # Read after the claim: an earlier life that still runs stops at its next check of the claim.
         lives = read_earlier_lives(root, slot)
-        numbers, made = schedule.missing(lives.positions), lives.groups_by_version
-        num_made = 0
-        check_slot = partial(check_holds_slot, root, claim)
-        warn = warn_of_rows(logger, partial(find_sampling_troubles, run=root.run))
-        limited_environments = {
-            name: LimitedEnvironments(name, make, limit, stop) for name, make in environments.items()
-        }
-        follower = _PolicyFollower(root, Path(cache), make_engine, limited_environments, episodes)
-        while not stop.is_set() and num_made != config.num_groups:
-            waited_since = time.monotonic()
-            num_groups = _wait_for_quota(follower, config, made, num_made, stop)
-            if num_groups == 0:
-                break
-            _persist(stop, check_slot)
-            sampling_since = time.monotonic()
-            version = follower.version
-            batch = follower.sample(list(itertools.islice(numbers, num_groups)), worker_id)
-            step_s = time.monotonic() - sampling_since
-            _persist(stop, check_slot)
-            _persist(stop, partial(writer.append, batch))
-            # Flush now: groups should be safe before the next call begins, and the trainer may wait for them.
-            _persist(stop, partial(writer.flush, wait=False))
-            made[version] += num_groups
-            num_made += num_groups
-            swap = follower.times.take(version)
-            for row in call_metrics(batch, wait_s=sampling_since - waited_since, step_s=step_s, swap=swap):
-                _persist(stop, partial(log.write, **row))
-                warn(row)
-            if report is not None:
-                report(batch)
+        stream = Stream(
+            root,
+            config,
+            _PolicyFollower(root, cache, make_engine, environments, episodes),
+            environments=environments,
+            numbers=schedule.missing(lives.positions),
+            store=_Store(root, writer, log, partial(check_holds_slot, root, claim), stop, lives.files),
+            report=report,
+        )
+        yield stream
         _persist(stop, writer.flush)
-    return num_made
+
+
+@dataclass(slots=True)
+class _Unread:
+    """A file of this worker that the trainer may not have read."""
+
+    made: MadeFile
+    attempt_id: int
+    planned_step: int
+    """Of the LATEST that was known when its groups were complete."""
+
+    def is_read(self, latest: LatestPolicy) -> bool:
+        """Whether the file counts as read, or never will be.
+
+        A later trainer counts what it finds. Two plans after a file is made, it has been listed or left out for good.
+        """
+        return (
+            self.made.sequence <= latest.seen.get(self.made.worker_id, -1)
+            or self.made.version < latest.oldest_version
+            or self.attempt_id != latest.attempt_id
+            or self.planned_step + 2 <= latest.planned_step
+        )
+
+
+class _Store:
+    """Appends complete groups; `append` may be called from any thread, one call at a time."""
+
+    def __init__(
+        self,
+        root: Root,
+        writer: RolloutWriter,
+        log: MetricsLog,
+        check_slot: Callable[[], None],
+        stop: threading.Event,
+        earlier: Sequence[MadeFile],
+    ) -> None:
+        """earlier: files of earlier lives."""
+        self.stop, self.writer = stop, writer
+        self._log, self._check_slot = log, check_slot
+        self._warn = warn_of_rows(logger, partial(find_sampling_troubles, run=root.run))
+        self._num_appended = 0
+        """Groups that were appended, or are about to be, and are in no file that counts as read."""
+        self._known: LatestPolicy | None = None
+        """LATEST at the newest of them."""
+        self._unread: list[_Unread] = []
+        self._of_earlier_lives: Sequence[MadeFile] = earlier
+
+    def expect(self, num_groups: int, latest: LatestPolicy | None) -> None:
+        """Count groups that are about to be appended. latest: as it is known now."""
+        self._num_appended += num_groups
+        self._known = latest
+
+    def num_unread(self, latest: LatestPolicy) -> int:
+        """Return how many groups the trainer has not read, of this life and, if that is known, of the one before."""
+        # What the trainer read of older lives is not known, and by far the most of it was used.
+        before = [file for file in self._of_earlier_lives if file.worker_id in latest.seen]
+        self._num_appended += sum(file.num_groups for file in before)
+        self._of_earlier_lives = ()
+        self._unread += [_Unread(made, latest.attempt_id, latest.planned_step) for made in before]
+        known = self._known or latest
+        while self.writer.made:
+            self._unread.append(_Unread(self.writer.made.popleft(), known.attempt_id, known.planned_step))
+        num_before = sum(file.made.num_groups for file in self._unread)
+        self._unread = [file for file in self._unread if not file.is_read(latest)]
+        self._num_appended -= num_before - sum(file.made.num_groups for file in self._unread)
+        return self._num_appended
+
+    def append(self, batch: RolloutBatch, times: SwapTimes, metrics: Mapping[str, Any]) -> None:
+        """Append a batch and its metrics, and begin to flush: groups should be safe soon, and the trainer may wait."""
+        _persist(self.stop, self._check_slot)
+        _persist(self.stop, partial(self.writer.append, batch))
+        _persist(self.stop, partial(self.writer.flush, wait=False))
+        for row in stream_metrics(batch, **metrics, swap=times.take(metrics["policy_version"])):
+            _persist(self.stop, partial(self._log.write, **row))
+            self._warn(row)
+
+
+class Stream:
+    """Episodes in flight, those of the oldest group first, and the groups that they complete."""
+
+    def __init__(
+        self,
+        root: Root,
+        config: WorkerConfig,
+        follower: "_PolicyFollower",
+        *,
+        environments: Mapping[str, LimitedEnvironments],
+        numbers: Iterator[int],
+        store: _Store,
+        report: Callable[[RolloutBatch], None] | None,
+    ) -> None:
+        """numbers: of the groups to sample, in order."""
+        self._root, self._config, self._follower = root, config, follower
+        self._environments, self._numbers = environments, numbers
+        self._store, self._stop, self._report = store, store.stop, report
+        self._latest: LatestPolicy | None = None
+        self._num_started = self.num_committed = 0
+        self._finished: list[Finished] = []
+        self._idle_s, self._waited_for = 0.0, "budget"
+
+    def wait_for_policy(self) -> bool:
+        """Wait until there are weights to sample with; returns False if stopped before."""
+        began, said = time.monotonic(), False
+        for wait_s in _back_off(self._root.run.num_workers):
+            self._latest = self._follower.follow()
+            if self._latest is not None:
+                return True
+            if not said and time.monotonic() - began >= _IDLE_S:
+                said = True
+                logger.info("%s", self._why_idle())
+            if self._stop.wait(wait_s):
+                break
+        return False
+
+    async def run(self) -> None:
+        """Sample until stopped, or until num_groups are committed. Needs a policy; see `wait_for_policy`."""
+        self._calls = self._follower.calls
+        self._pump = Pump(
+            self._follower.sampler.run_episode,
+            self._environments,
+            self._root.run.extra_columns,
+            in_flight=self._config.in_flight,
+            calls=self._calls,
+        )
+        self._committing: asyncio.Task[None] | None = None
+        self._storing, self._committed_at = SideThread(), asyncio.get_running_loop().time()
+        following = asyncio.create_task(self._follow())
+        try:
+            await self._sample(following)
+            self._say_what_is_lost()
+        finally:
+            following.cancel()
+            await self._pump.close()
+        await self._commit_all()
+
+    async def _sample(self, following: "asyncio.Task[None]") -> None:
+        clock, said, idle_since = asyncio.get_running_loop().time, False, None
+        while not self._is_over():
+            await self._begin_groups()
+            began, is_idle = clock(), self._pump.num_running == 0
+            finished = await self._pump.wait(self._next_look_s())
+            self._finished += finished  # after the wait: _commit replaces the list
+            if is_idle:
+                self._idle_s += clock() - began
+                self._waited_for = "weights" if self._pump.is_paused else "budget"
+            idle_since = (began if idle_since is None else idle_since) if is_idle else None
+            if not said and idle_since is not None and clock() - idle_since >= _IDLE_S:
+                said = True
+                logger.info("%s", self._why_idle())
+            if following.done():
+                following.result()
+            await self._commit_if_due()
+
+    def _is_over(self) -> bool:
+        if self._stop.is_set():
+            return self._config.on_stop == "give_up" or self._pump.num_open == 0
+        return self._num_started == self._config.num_groups and self._pump.num_open == 0
+
+    async def _begin_groups(self) -> None:
+        while self._pump.has_room and self._num_allowed() > 0:
+            number = next(self._numbers)
+            self._pump.start(number, self._follower.sampler.episodes(number))
+            self._num_started += 1
+            await asyncio.sleep(0)  # so that its episodes reach the engine, and others go on
+
+    def _num_allowed(self) -> int:
+        """Return how many further groups may begin."""
+        if self._stop.is_set() or self._latest is None:
+            return 0
+        most = 1 if self._config.num_groups is None else self._config.num_groups - self._num_started
+        if self._config.follow_budget:
+            num_complete = len(self._finished) + self._store.num_unread(self._latest)
+            most = min(most, self._latest.num_allowed(self._pump.num_open + num_complete))
+        return most
+
+    # --- New weights -----------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Follow LATEST. Raises ReplacedRootError."""
+        thread, loop = SideThread(), asyncio.get_running_loop()
+
+        def quiet() -> None:
+            asyncio.run_coroutine_threadsafe(self._quiet(), loop).result()
+
+        follow = self._follower.follow if self._config.swap == "token" else partial(self._follower.follow, quiet)
+        waits = _back_off(self._root.run.num_workers)
+        try:
+            while True:
+                latest = await thread.run(follow)
+                self._calls.release()
+                self._pump.is_paused = False
+                if latest is not None and latest != self._latest:
+                    self._latest, waits = latest, _back_off(self._root.run.num_workers)
+                    self._pump.wake()
+                await asyncio.sleep(next(waits))
+        finally:
+            thread.close()
+            self._pump.wake()
+
+    async def _quiet(self) -> None:
+        """Wait until no completion, or no episode, runs on; the weights change then."""
+        if self._config.swap == "completion":
+            self._calls.hold()
+        else:
+            self._pump.is_paused = True
+        while self._calls.num_running if self._config.swap == "completion" else self._pump.num_running:
+            await asyncio.sleep(_SHORTEST_WAIT_S)
+
+    # --- Complete groups -------------------------------------------------------------------------------------
+
+    def _next_look_s(self) -> float:
+        if not self._finished or self._committing is not None:
+            return _TICK_S
+        return max(0.001, min(_TICK_S, self._due_s() - asyncio.get_running_loop().time()))
+
+    def _due_s(self) -> float:
+        """Return the time at which the complete groups are to be appended."""
+        if self._pump.num_open == 0:  # nothing to wait for, and perhaps the trainer waits for these
+            return 0.0
+        return min(each.ended_s + _longest_wait_s(each.sampled_s) for each in self._finished)
+
+    async def _commit_if_due(self) -> None:
+        if self._committing is not None and self._committing.done():
+            committing, self._committing = self._committing, None
+            committing.result()
+        if not self._finished or self._committing is not None:
+            return
+        is_full = len(self._finished) >= FLUSH_GROUPS
+        if is_full or asyncio.get_running_loop().time() >= self._due_s():
+            self._committing = asyncio.create_task(self._commit())
+            self._committing.add_done_callback(lambda _: self._pump.wake())
+
+    async def _commit_all(self) -> None:
+        if self._committing is not None:
+            await self._committing
+        if self._finished:
+            await self._commit()
+        self._storing.close()
+
+    async def _commit(self) -> None:
+        """Append the complete groups, in a thread, since that may wait for a filesystem."""
+        now = asyncio.get_running_loop().time()
+        finished, self._finished = self._finished, []
+        self._store.expect(len(finished), self._latest)
+        idle_s, self._idle_s = self._idle_s, 0.0
+        step_s, self._committed_at = max(1e-6, now - self._committed_at - idle_s), now
+        batch = RolloutBatch(
+            groups=tuple(each.group for each in finished),
+            metadata=RolloutMetadata(worker_id=self._store.writer.worker_id),
+        )
+        metrics = {
+            "wait_s": idle_s,
+            "step_s": step_s,
+            "policy_version": self._follower.version,
+            "num_running": self._pump.num_running,
+            "waited_for": self._waited_for if idle_s > 0 else None,
+        }
+        await self._storing.run(partial(self._store.append, batch, self._follower.times, metrics))
+        self.num_committed += len(finished)
+        for environments in self._environments.values():
+            environments.restart()
+        if self._report is not None:
+            self._report(batch)
+
+    def _say_what_is_lost(self) -> None:
+        if self._pump.num_open:
+            logger.info(
+                "gave up %d episodes that ran, of %d groups; the next life of the slot samples these groups first",
+                self._pump.num_running,
+                self._pump.num_open,
+            )
+
+    def _why_idle(self) -> str:
+        latest = self._latest
+        if latest is None:
+            return "waiting for a policy that can be loaded; `ludic train` publishes policies"
+        if latest.budget is None:
+            return "waiting for a trainer of this version of ludic, which says how many groups may be open"
+        return (
+            f"nothing to sample: {latest.num_ready} groups are ready for the trainer, {self._store.num_unread(latest)} "
+            f"of this worker are not read yet, and its budget is {latest.budget} for {latest.num_workers} "
+            f"worker{'s' if latest.num_workers > 1 else ''}; waiting for a new version"
+        )
+
+
+def _longest_wait_s(sampled_s: float) -> float:
+    return max(_SHORTEST_AGE_S, min(_AGE_SHARE * sampled_s, FLUSH_AGE_S))
 
 
 def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
@@ -124,35 +420,6 @@ def _persist(stop: threading.Event, write: Callable[[], None]) -> None:
         if stop.wait(wait_s):
             break
     return write()
-
-
-def _wait_for_quota(
-    follower: "_PolicyFollower", config: WorkerConfig, made: Counter[int], num_made: int, stop: threading.Event
-) -> int:
-    """Wait until there are groups to sample, following the newest policy; returns their number, or 0 if stopped."""
-    began, said = time.monotonic(), False
-    for wait_s in _back_off(follower.num_workers):
-        latest = follower.follow()
-        if latest is not None:
-            quota = latest.groups_per_worker - made[follower.version] if config.follow_quota else config.groups_per_call
-            remaining = quota if config.num_groups is None else min(quota, config.num_groups - num_made)
-            if remaining > 0:
-                return min(remaining, config.groups_per_call)
-        if not said and time.monotonic() - began >= _IDLE_S:
-            said = True
-            logger.info("%s", _why_idle(follower, latest, made))
-        if stop.wait(wait_s):
-            break
-    return 0
-
-
-def _why_idle(follower: "_PolicyFollower", latest: LatestPolicy | None, made: Counter[int]) -> str:
-    if latest is None:
-        return "waiting for a policy that can be loaded; `ludic train` publishes policies"
-    return (
-        f"nothing to sample: the trainer asks for {latest.groups_per_worker} groups of version {follower.version}, "
-        f"{made[follower.version]} were sampled; waiting for a new version"
-    )
 
 
 def _back_off(num_workers: int = 1) -> Iterator[float]:
@@ -175,14 +442,14 @@ class _PolicyFollower:
         episodes: Callable[[Agent], RunEpisode],
     ) -> None:
         self._root, self._cache, self._make_engine, self._environments = root, cache, make_engine, environments
-        self.num_workers = root.run.num_workers
         self._episodes = episodes
-        self._engine: Engine | None = None
+        self._calls: EngineCalls | None = None
         self._sampler: GroupSampler | None = None
         self.times = SwapTimes(root)
         self._complained: str | None = None
         self._refused: tuple[int | None, float] = None, 0.0
         """A version that is broken, if any, and the time (monotonic, in seconds) from which on it is read again."""
+        self._look_at = time.monotonic() + _LOOK_S
 
     @property
     def sampler(self) -> GroupSampler:
@@ -190,30 +457,34 @@ class _PolicyFollower:
         return self._sampler
 
     @property
+    def calls(self) -> EngineCalls:
+        """The engine."""
+        assert self._calls is not None, "follow has not found a policy yet"
+        return self._calls
+
+    @property
     def version(self) -> int:
-        assert self._engine is not None, "follow has not found a policy yet"
-        return self._engine.policy_version
+        return self.calls.policy_version
 
-    def sample(self, numbers: Sequence[int], worker_id: str) -> RolloutBatch:
-        """The groups of these numbers, in as few calls of the engine as there are environments."""
-        for environments in self._environments.values():
-            environments.restart()
-        return self.sampler.sample(numbers, worker_id)
-
-    def follow(self) -> LatestPolicy | None:
+    def follow(self, quiet: Callable[[], None] = lambda: None) -> LatestPolicy | None:
         """Load the newest policy if it is newer than the weights in use, and return it.
 
+        quiet: called when the weights are on this machine, before they replace those in use.
+
         A policy that is missing or half-written leaves the old weights in place and is tried again, one that is broken
-        after some seconds: it may be large.
+        after some seconds: it may be large. Raises ReplacedRootError if the root is another run by now.
         """
         latest = None
         try:
             latest = latest_policy(self._root)
+            if latest is None and time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + _LOOK_S
+                self._root.check_same_run()
             if latest is not None and (self._sampler is None or latest.version > self.version):
                 refused, until = self._refused
                 if latest.version == refused and time.monotonic() < until:
                     return None
-                self._load(latest.version)
+                self._load(latest.version, quiet)
         except (FileNotFoundError, ModelError, NoServerError, SchemaError, StoreError) as error:
             self._complain(error)
             if latest is not None and isinstance(error, ModelError | SchemaError):
@@ -221,25 +492,32 @@ class _PolicyFollower:
             latest = None
         return None if self._sampler is None else latest
 
-    def _load(self, version: int) -> None:
+    def _load(self, version: int, quiet: Callable[[], None]) -> None:
         try:
             with self.times.measured("fetch"):
                 folder = fetch_policy(self._root, version, self._cache)
+            quiet()
             with self.times.measured("load"):
                 self._use(folder, version)
         except ModelError:
             # The local copy may be broken: the next try fetches it again.
-            shutil.rmtree(self._cache, ignore_errors=True)
+            for copy in self._cache.iterdir():
+                shutil.rmtree(copy, ignore_errors=True)
             raise
 
     def _use(self, folder: str, version: int) -> None:
-        if self._engine is not None:
-            self._engine.load_weights(folder, version)
+        if self._calls is not None:
+            self._calls.load_weights(folder, version)
             return
-        run, engine = self._root.run, self._make_engine(folder, version)
-        agent = Agent(engine=self.times.watch(engine), tokenizer=load_tokenizer(folder), model=run.model)
+        run, calls = self._root.run, self.times.watch(self._make_engine(folder, version))
+        agent = Agent(
+            engine=calls,
+            tokenizer=load_tokenizer(folder),
+            model=run.model,
+            vocab_size=vocabulary_of(self._root),
+        )
         self._sampler = GroupSampler(run=run, run_episode=self._episodes(agent), environments=self._environments)
-        self._engine = engine
+        self._calls = calls
 
     def _complain(self, error: Exception) -> None:
         """Log a warning, once per error, not at every try."""

@@ -36,6 +36,12 @@ MAX_LISTED = 20
 LOGPROB_TOLERANCE = 1e-5
 """Nats. A float32 log-softmax may round the logprob of a token with probability 1 to slightly above 0."""
 
+LOWEST_LOGPROB = -100.0
+"""Nats. exp(-104) is 0 in float32, so no sampler draws such a token; vLLM writes -9999 for NaN and minus infinity."""
+
+NUM_TOKEN_IDS = 2**31
+"""Number of token ids that a column can hold: the limit where no model is known."""
+
 PURPOSES: tuple[str, ...] = get_args(Purpose)
 ACTION_TARGETS: tuple[str, ...] = get_args(ActionTarget)
 FINISH_REASONS = (*get_args(FinishReason), None)
@@ -76,23 +82,31 @@ def validate(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS)
     )
 
 
-def find_problems(batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS) -> list[Problem]:
+def find_problems(
+    batch: RolloutBatch, extra_columns: Mapping[str, str] = NO_COLUMNS, *, vocab_size: int | None = None
+) -> list[Problem]:
     """Return every reason to refuse the batch, reasons of rows first; empty if the batch is valid.
 
-    A row with a wrong type, shape or range, and its group, are not examined further.
+    vocab_size: rows of the model's embedding; None if it is not known. A row with a wrong type, shape or range, and its
+    group, are not examined further.
     """
-    return _examine(batch, extra_columns)[0]
+    return _examine(batch, extra_columns, vocab_size)[0]
 
 
-def _examine(batch: RolloutBatch, extra_columns: Mapping[str, str]) -> "tuple[list[Problem], dict[str, _Flat]]":
+def _examine(
+    batch: RolloutBatch, extra_columns: Mapping[str, str], vocab_size: int | None = None
+) -> "tuple[list[Problem], dict[str, FlatTokens]]":
     """Return the problems, and the token columns of rows without misfits."""
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     misfits = list(find_misfits(rollouts, extra_columns))
     unfit = {id(rollouts[row]) for row, _, _ in misfits}
     fit = [rollout for rollout in rollouts if id(rollout) not in unfit]
     fit_groups = [group for group in batch.groups if not any(id(rollout) in unfit for rollout in group.rollouts)]
-    tokens = {column: _Flat.of(column, fit) for column in _ALWAYS_THERE}
-    findings = chain(_broken_rules(fit), _bad_tokens(tokens), _bad_masked_logprobs(fit), find_bad_kept_tokens(fit))
+    tokens = {column: FlatTokens.of(column, fit) for column in _ALWAYS_THERE}
+    most = vocab_size or NUM_TOKEN_IDS
+    findings = chain(
+        _broken_rules(fit), _bad_tokens(tokens, most), _bad_masked_logprobs(fit), find_bad_kept_tokens(fit, most)
+    )
     problems = [
         *(_problem(rollouts[row], column, reason) for row, column, reason in misfits),
         *(_problem(fit[row], column, reason) for row, column, reason in findings),
@@ -136,7 +150,7 @@ def _not_negative(column: str) -> _Rule:
 
 _RULES = (
     *map(_not_empty, ("rollout_id", "group_id", "episode_id", "env_name", "env_example_id")),
-    *map(_not_empty, ("agent_id", "parent_rollout_id")),
+    *map(_not_empty, ("agent_id", "parent_rollout_id", "trajectory_id")),
     *map(_not_negative, ("depth", "segment_index", "policy_version", "num_turns", "temperature")),
     _one_of("purpose", PURPOSES),
     _one_of("finish_reason", FINISH_REASONS),
@@ -222,30 +236,33 @@ def _bad_versions(rollout: Rollout) -> Iterator[tuple[str, str]]:
 # --- Tokens ----------------------------------------------------------------------------------------------
 
 
-def _bad_tokens(tokens: "Mapping[str, _Flat]") -> Iterator[RowProblem]:
-    yield from _bad_ids(tokens["prompt_tokens"])
-    yield from _bad_ids(tokens["response_tokens"])
-    yield from _bad_numbers(tokens["token_rewards"], LARGEST_REWARD)
-    yield from _bad_numbers(tokens["response_logprobs"], LOGPROB_TOLERANCE)
+def _bad_tokens(tokens: "Mapping[str, FlatTokens]", vocab_size: int) -> Iterator[RowProblem]:
+    yield from bad_ids(tokens["prompt_tokens"], vocab_size)
+    yield from bad_ids(tokens["response_tokens"], vocab_size)
+    yield from bad_numbers(tokens["token_rewards"], -LARGEST_REWARD, LARGEST_REWARD)
+    yield from bad_numbers(tokens["response_logprobs"], LOWEST_LOGPROB, LOGPROB_TOLERANCE)
 
 
 # The minimum and the maximum show, in one pass each, whether there is a bad value to search for.
 
 
-def _bad_ids(tokens: "_Flat") -> Iterator[RowProblem]:
-    if tokens.values.min(initial=0) < 0:
-        yield from tokens.findings(tokens.values < 0, "wanted a token id of at least 0")
+def bad_ids(tokens: "FlatTokens", vocab_size: int) -> Iterator[RowProblem]:
+    if tokens.values.min(initial=0) < 0 or tokens.values.max(initial=0) >= vocab_size:
+        bad = (tokens.values < 0) | (tokens.values >= vocab_size)
+        yield from tokens.findings(bad, f"wanted a token id from 0 to {vocab_size - 1}")
 
 
-def _bad_numbers(numbers: "_Flat", highest: float) -> Iterator[RowProblem]:
-    """Yield numbers that are not finite, or above `highest`."""
+def bad_numbers(numbers: "FlatTokens", lowest: float, highest: float) -> Iterator[RowProblem]:
+    """Yield numbers that are not finite, below `lowest` or above `highest`."""
     # If there is a NaN, it is minimum and maximum, and compares as false.
-    if numbers.values.min(initial=0) > -np.inf and numbers.values.max(initial=0) <= highest:
+    if numbers.values.min(initial=0) >= lowest and numbers.values.max(initial=0) <= highest:
         return
     finite = np.isfinite(numbers.values)
     yield from numbers.findings(~finite, "wanted a finite number")
     positive = finite & (numbers.values > highest)
     yield from numbers.findings(positive, "wanted at most 0, the logarithm of a probability")
+    low = finite & (numbers.values < lowest)
+    yield from numbers.findings(low, f"wanted at least {lowest:g}: a token less likely is never sampled")
 
 
 def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
@@ -254,16 +271,16 @@ def _bad_masked_logprobs(rollouts: Sequence[Rollout]) -> Iterator[RowProblem]:
     if not masked:
         return
     chosen = [rollouts[row] for row in masked]
-    logprobs = _Flat.of("response_logprobs", chosen)
+    logprobs = FlatTokens.of("response_logprobs", chosen)
     # NaN fails this comparison, since it is already reported.
     nonzero = np.abs(logprobs.values) > 0
-    unsampled = ~_Flat.of("action_mask", chosen).values
+    unsampled = ~FlatTokens.of("action_mask", chosen).values
     for index, column, reason in logprobs.findings(nonzero & unsampled, "wanted 0, since action_mask is 0"):
         yield masked[index], column, reason
 
 
 @dataclass(frozen=True, slots=True)
-class _Flat:
+class FlatTokens:
     """Concatenated token lists of all rows."""
 
     column: str
@@ -274,7 +291,7 @@ class _Flat:
     """(rows,) int64: index after each row's last token."""
 
     @classmethod
-    def of(cls, column: str, rollouts: Iterable[Rollout]) -> "_Flat":
+    def of(cls, column: str, rollouts: Iterable[Rollout]) -> "FlatTokens":
         arrays = list(map(attrgetter(column), rollouts))
         array = join_tokens(arrays, column)
         values = array.to_numpy(zero_copy_only=not pa.types.is_boolean(array.type))

@@ -1,15 +1,14 @@
 """LLM judge: one request to an OpenAI-compatible server for each rollout, and a number out of its answer.
 
 Requests are tried again while the server can't be reached, is overloaded, fails, or breaks its answer off. Everything
-else that is wrong with an answer is a failure of that rollout. The API key is read from an environment variable; it is
-in no log, no file and no error. Raises ConfigError for options that can't work.
+else that is wrong with an answer is a failure of that rollout. The API key is read from an environment variable;
+`ludic.masking` keeps it out of logs, files and errors. Raises ConfigError for options that can't work.
 """
 
 import json
 import os
 import re
 import time
-from dataclasses import replace
 from hashlib import sha256
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ import msgspec
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, stop_before_delay, wait_random_exponential
 
 from ludic.errors import ConfigError
+from ludic.masking import keep_secret, mask, public_url
 from ludic.records import Rollout
 from ludic.scoring.options import ScoreOptions
 from ludic.scoring.outcome import CostedScore, Outcome, failed, to_outcome
@@ -31,6 +31,8 @@ _MOST_BYTES = 8 << 20
 _SHOWN = 200
 _KEY = re.compile(r"[\x21-\x7e]+")
 _LONGEST_PAUSE_S = 20.0
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+"""Matches a decimal number; float() also takes 1_0, the digits of other scripts, nan and inf."""
 
 
 class _Message(msgspec.Struct):
@@ -77,21 +79,19 @@ class Judge:
         self._pattern = _compile(options.judge_pattern)
         about = [self.model, self.prompt, options.judge_pattern, dict(options.judge_options)]
         self.version = sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        self._key = _read_key(options.judge_key_env)
+        key = _read_key(options.judge_key_env)
         self._client = httpx.Client(
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers={"Authorization": f"Bearer {key}"} if key else {},
             limits=httpx.Limits(max_connections=options.concurrency),
         )
 
     def score(self, rollout: Rollout, timeout_s: float) -> Outcome:
         try:
-            answer = self._ask(fill(self._template, rollout), time.monotonic() + timeout_s)
-            outcome = self._read(answer)
+            return self._read(self._ask(fill(self._template, rollout), time.monotonic() + timeout_s))
         except (_TryAgainError, _RefusedError, ValueError) as error:
-            outcome = failed(str(error))
+            return failed(str(error))
         except Exception as error:
-            outcome = failed(describe(error))
-        return self._without_key(outcome)
+            return failed(describe(error))
 
     def close(self) -> None:
         """Close the connections."""
@@ -123,13 +123,13 @@ class Judge:
             raise _TryAgainError(describe(error)) from error
         if not response.is_success:
             kind = _TryAgainError if response.status_code in _OVERLOADED or response.is_server_error else _RefusedError
-            raise kind(f"the judge's server answered {response.status_code}: {_shown(data)}")
+            raise kind(f"the judge's server answered {response.status_code}: {_shown(_text(data))}")
         try:
             return msgspec.json.decode(data, type=_Answer)
         except msgspec.ValidationError as error:
             raise _RefusedError(f"the judge's server answered no chat completion: {error}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:  # half of an answer
-            raise _TryAgainError(f"the judge's server answered broken JSON: {_shown(data)}") from error
+            raise _TryAgainError(f"the judge's server answered broken JSON: {_shown(_text(data))}") from error
 
     def _read(self, answer: _Answer) -> Outcome:
         """Return the number in an answer, or why there is none; either way with the cost."""
@@ -138,11 +138,11 @@ class Judge:
         if text is None:
             return failed("the judge's answer has no text", **costs)
         if answer.choices[0].finish_reason == "length":
-            return failed(f"the judge's answer was cut at its maximum length: {text[-_SHOWN:]!r}", **costs)
+            return failed(f"the judge's answer was cut at its maximum length: {mask(text)[-_SHOWN:]!r}", **costs)
         value = _parse(text, self._pattern)
         if value is None:
             wanted = "a JSON number" if self._pattern is None else f"a number that {self._pattern.pattern!r} matches"
-            return failed(f"the judge answered {text[:_SHOWN]!r}, wanted {wanted}", **costs)
+            return failed(f"the judge answered {_shown(text)}, wanted {wanted}", **costs)
         return to_outcome(CostedScore(value=value, **costs))
 
     def _costs(self, usage: _Usage) -> dict[str, Any]:
@@ -153,23 +153,19 @@ class Judge:
             cost = (num_input * input_price + num_output * output_price) / 1e6
         return {"num_input_tokens": num_input, "num_output_tokens": num_output, "cost": cost}
 
-    def _without_key(self, outcome: Outcome) -> Outcome:
-        """Return the outcome without the key, which a server's refusal may repeat."""
-        if not self._key or not outcome.error:
-            return outcome
-        return replace(outcome, error=outcome.error.replace(self._key, "[key]"))
-
 
 def _check_url(url: str) -> str:
     """Return the URL without a trailing slash. Raises ConfigError for one that is not http, or that holds a secret."""
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ConfigError(f"judge_url is no URL: {error}; wanted such as http://localhost:8000/v1") from error
-    if parts.username or parts.password or parts.query:
+        raise ConfigError(
+            f"judge_url, {public_url(url)}, is no URL; wanted such as http://localhost:8000/v1"
+        ) from error
+    if parts.username or parts.password or parts.query or parts.fragment:
         raise ConfigError("judge_url holds a user, a password or a query; name the key's variable in judge_key_env")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"judge_url is {url!r}, wanted such as http://localhost:8000/v1")
+        raise ConfigError(f"judge_url is {public_url(url)!r}, wanted such as http://localhost:8000/v1")
     return url.rstrip("/")
 
 
@@ -187,7 +183,7 @@ def _read_key(variable: str | None) -> str | None:
     if not _KEY.fullmatch(key):
         found = "holds spaces or other characters that no key has" if key else "is not set"
         raise ConfigError(f"the environment variable {variable}, which judge_key_env names, {found}")
-    return key
+    return keep_secret(key)
 
 
 def _read_all(response: httpx.Response, until: float) -> bytes:
@@ -201,8 +197,13 @@ def _read_all(response: httpx.Response, until: float) -> bytes:
     return bytes(data)
 
 
-def _shown(data: bytes) -> str:
-    return repr(data[:_SHOWN].decode(errors="replace"))
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+def _shown(text: str) -> str:
+    """Return the begin of an answer for an error; without the key, which an answer may repeat."""
+    return repr(mask(text)[:_SHOWN])
 
 
 def _parse(text: str, pattern: re.Pattern[str] | None) -> float | None:
@@ -213,6 +214,8 @@ def _parse(text: str, pattern: re.Pattern[str] | None) -> float | None:
             return None
         text = matches[-1][1 if pattern.groups else 0] or ""
     try:
-        return float(text) if pattern is not None else msgspec.json.decode(text.strip(), type=float)
+        if pattern is None:
+            return msgspec.json.decode(text.strip(), type=float)
+        return float(text) if _NUMBER.fullmatch(text.strip()) else None
     except ValueError:  # msgspec's errors are ValueErrors
         return None

@@ -6,6 +6,7 @@ from math import isfinite
 from reprlib import repr as shortened
 from typing import Any
 
+from ludic.masking import mask
 from ludic.printable import storable
 
 SCORE = "score"
@@ -44,8 +45,8 @@ class Outcome:
 
 
 def failed(reason: str, **costs: Any) -> Outcome:
-    """Return the outcome of a failure. costs: tokens and cost, as fields of Outcome."""
-    text = storable(" ".join(reason.split()))
+    """Return the outcome of a failure, its reason without secrets. costs: tokens and cost, as fields of Outcome."""
+    text = storable(" ".join(mask(reason).split()))
     return Outcome(error=text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}...", **costs)
 
 

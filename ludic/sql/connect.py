@@ -46,7 +46,7 @@ def connect(
     con = open_duckdb()
     snapshots = [Snapshot(root, without) for root in opened]
     urls = create_views(con, opened, snapshots, without)
-    # Refresh last: DuckDB lists the files when it creates a view, although it needs only the columns.
+    # Refresh last: DuckDB asks for the files when it creates a view, although it needs only the columns.
     for snapshot in snapshots:
         snapshot.refresh()
     _snapshots[con] = snapshots

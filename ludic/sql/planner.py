@@ -5,7 +5,7 @@ filters also runs on `ludic.connect`. Raises QueryError if SQL fails, before tra
 rules are invalid.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -39,17 +39,20 @@ from ludic.user_files import Files
 ALWAYS_ON = "drop_errors"
 """Filter that is always applied: failed rollouts are never trained on."""
 
+UNTRAINABLE = "untrainable"
+"""Reason for a drop: the row can't be trained on, as was found when a plan had chosen it; see plan/judge.sql."""
+
 ADDED = pa.schema(
     [
         ("file", pa.string()),
         ("row_group", pa.int32()),
         ("row", pa.int32()),
         ("arrival", pa.int64()),
-        ("is_duplicate", pa.bool_()),
+        ("refusal", pa.string()),
     ]
 )
-"""Columns that a reader adds to a row, and that `add` wants: the row's address, the order of reading, and whether
-another group has its request."""
+"""Columns that a reader adds to a row, and that `add` wants: the row's address, the order of reading, and `refusal`,
+the reason why no rules may train on the row (ludic.store.reader); it is null for most rows."""
 
 KNOWN_PARAMS = ("trainer_version", "now", "step", "seed")
 """Parameters that SQL may use without a value in the rules."""
@@ -102,7 +105,9 @@ from arrived
 """
 _ADD_ARRIVED = """
 insert into {table} by name
-select arrived.*, coalesce(uses.num_uses, 0) as num_uses
+select
+    arrived.* replace (case when isfinite(episode_reward) then episode_reward end as episode_reward),
+    coalesce(uses.num_uses, 0) as num_uses
 from arrived
 left join uses on uses.group_id = arrived.group_id
 where {fits}
@@ -115,7 +120,19 @@ _HAS_A_ROW_THAT_FITS = """arrived.group_id in (
     )
 )"""
 
+_CHOSEN_ROWS = """
+select rollout_id, group_id, file, row_group, "row", prompt_length, response_length, null::varchar as root
+from rollouts
+where
+    group_id in (select group_id from chosen)
+    and rollout_id in (select rollout_id from judged where reason is null)
+"""
+
 LossUnit = Literal["row", "pair", "episode"]
+
+FindUntrainable = Callable[[pa.Table], Sequence[str]]
+"""Returns the rollout_ids of rows that can't be trained on. It is given rows that a plan has chosen: rollout_id,
+group_id, the address (file, row_group, row, and root, which is null), prompt_length and response_length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +216,7 @@ class Planner:
             self._con.execute(_CREATE_ROLLOUTS)
         self._con.execute("create table history as select *, 0::bigint as trained_step from rollouts")
         self._con.execute("create table uses (group_id varchar, num_uses integer)")
+        self._con.execute("create table untrainable (rollout_id varchar)")
         self._gate = open_gate(
             self._con, rules.scorers, rules.reward_scorer, mixed=rules.mixed_scorers, wait_s=rules.wait_for_scores_s
         )
@@ -236,6 +254,11 @@ class Planner:
         """Names of the scorers whose scores `add_scores` wants."""
         return [] if self._gate is None else self._gate.scorers
 
+    def drop_untrainable(self, rollout_ids: Sequence[str]) -> None:
+        """Let plans drop these rows, which can't be trained on."""
+        with self._registered("found", pa.table({"rollout_id": pa.array(rollout_ids, pa.string())})):
+            self._con.execute("insert into untrainable from found")
+
     def add_scores(self, scores: pa.Table) -> None:
         """Add rows of the scores table, of any rollouts, with ludic.store.scores.PLAN_COLUMNS."""
         assert self._gate is not None, "the rules name no scorers"
@@ -247,12 +270,12 @@ class Planner:
 
     @property
     def num_pending_groups(self) -> int:
-        """Number of pending groups, without duplicates, which will be dropped since another group has their request.
+        """Number of pending groups, without refused ones, which will be dropped whatever the rules are.
 
         Groups that wait for scores count.
         """
         num_waiting = 0 if self._gate is None else self._gate.num_waiting_groups
-        return num_waiting + self._fetch("select count(distinct group_id) from rollouts where not is_duplicate")[0][0]
+        return num_waiting + self._fetch("select count(distinct group_id) from rollouts where refusal is null")[0][0]
 
     def plan(
         self,
@@ -262,22 +285,31 @@ class Planner:
         trainer_version: int,
         now: datetime | None = None,
         at_least: int | None = None,
+        find_untrainable: FindUntrainable | None = None,
     ) -> pa.Table | None:
         """Return the next batch as rows of the batches table: used rows in training order, then dropped rows.
 
         The batch is the first groups_per_batch groups in the order of the selection, of those with a row that no filter
         drops. All groups without such a row are dropped with it. A group that was used less than max_uses times stays
         pending. Returns None, and changes nothing, if there are too few groups. at_least: smallest number of groups
-        that makes a batch; None means groups_per_batch. now: value of $now; None means the current time. Raises
-        QueryError if a row to train on has no finite advantage, or token_advantages of a wrong length.
+        that makes a batch; None means groups_per_batch. now: value of $now; None means the current time.
+        find_untrainable: looks at the rows to train on; if it refuses some, the batch is chosen again without them.
+        Raises QueryError if a row to train on has no finite advantage, or token_advantages of a wrong length.
         """
         self.release_scored()
         values = self._values(step, trainer_version, now)
-        self._judge(values)
-        chosen = self._choose(values)
-        if chosen.num_rows < (self._rules.groups_per_batch if at_least is None else at_least):
+        fewest = self._rules.groups_per_batch if at_least is None else at_least
+        chosen = self._choose_batch(values, fewest)
+        while chosen is not None and find_untrainable is not None:
+            with self._registered("chosen", chosen):
+                refused = find_untrainable(run_query(self._con, _CHOSEN_ROWS))
+            if not refused:
+                break
+            self.drop_untrainable(refused)
+            chosen = self._choose_batch(values, fewest)
+        if chosen is None:
             return None
-        with self._registered("chosen", chosen.slice(0, self._rules.groups_per_batch)):
+        with self._registered("chosen", chosen):
             ledger = self._write_ledger(values, attempt_id)
             self._keep_history(step)
             self._con.execute(_FORGET_PLANNED, {"max_uses": self._rules.max_uses})
@@ -343,6 +375,12 @@ class Planner:
         group_ids = run_selection(self._con, self._selection, self._selection.bind(values), candidates)
         positions = pa.array(range(len(group_ids)), pa.int64())
         return pa.table({"group_id": group_ids, "queue_position": positions})
+
+    def _choose_batch(self, values: Mapping[str, Any], at_least: int) -> pa.Table | None:
+        """Return the groups of a batch, as `_choose`; None if there are fewer than `at_least`."""
+        self._judge(values)
+        chosen = self._choose(values)
+        return chosen.slice(0, self._rules.groups_per_batch) if chosen.num_rows >= at_least else None
 
     def _estimate(self, values: Mapping[str, Any]) -> pa.Table:
         """Return rollout_id and _ADVANTAGE_COLUMNS for the rows of the baseline; missing columns are null."""

@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from ludic.errors import QueryError
-from ludic.user_code import describe_failure, exit_is_an_error, load_named
+from ludic.user_code import describe_failure, load_named, only_exceptions
 from ludic.user_files import NO_FILES, Files
 
 FUNCTION_WANTED = (
@@ -45,7 +45,7 @@ class ArrowFunction:
     def __call__(self, rollouts: pa.Table, **params: Any) -> pa.Table:
         """Call the function and return its result as an Arrow table. Raises QueryError if that fails."""
         try:
-            with exit_is_an_error():
+            with only_exceptions():
                 result = self.function(rollouts, **params)
         except Exception as error:
             raise QueryError(f"{self.source}: {describe_failure(self.path, error)}") from error

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pyarrow as pa
@@ -18,6 +18,9 @@ from ludic.errors import QueryError, one_line
 from ludic.sql.connect import check_only_reads, connect
 from ludic.sql.library import reason_of
 from ludic.store import Root
+
+if TYPE_CHECKING:
+    import polars as pl
 
 Params = Sequence[Any] | Mapping[str, Any]
 """Values of a query's parameters: a list for ?, in order, or a mapping for $names."""
@@ -92,6 +95,29 @@ def _with_unique_names(reader: pa.RecordBatchReader) -> pa.RecordBatchReader:
         return reader
     schema = pa.schema([field.with_name(name) for field, name in zip(reader.schema, names, strict=True)])
     return pa.RecordBatchReader.from_batches(schema, (batch.rename_columns(names) for batch in reader))
+
+
+def to_frame(reader: pa.RecordBatchReader) -> "pl.DataFrame":
+    """Return a result as a Polars DataFrame. Raises QueryError for a type that Polars does not have."""
+    import polars as pl
+
+    unknown = ", ".join(f"{field.name} ({field.type})" for field in reader.schema if _is_not_of_polars(field.type))
+    if unknown:
+        raise QueryError(f"Polars has no type for the columns {unknown}; cast them, such as a_column::varchar")
+    table = reader.read_all()
+    try:
+        frame = pl.from_arrow(table)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # pyo3's PanicException is no Exception
+        raise QueryError(f"Polars can't hold the result: {type(error).__name__}; cast columns of rare types") from error
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _is_not_of_polars(kind: pa.DataType) -> bool:
+    inner = [kind.field(index).type for index in range(kind.num_fields)]
+    return pa.types.is_interval(kind) or pa.types.is_union(kind) or any(map(_is_not_of_polars, inner))
 
 
 def ask(con: duckdb.DuckDBPyConnection, root: Root, sql: str, params: Mapping[str, Any] | None = None) -> list[dict]:

@@ -73,6 +73,8 @@ _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
 )
 """DuckDB type of the code records of attempts and workers' lives: ludic.store.code_files.CodeRecord."""
+_FIELDS = "map(varchar, struct(name varchar, type varchar, default_value varchar))"
+"""DuckDB type of the fields by name that read_parquet takes as `schema`."""
 # Views in order of their dependencies, each with the table that its files hold, or None if it reads no files.
 _VIEWS = {
     "rollouts": "rollouts",
@@ -94,6 +96,8 @@ _VIEWS = {
     "scores": None,
     "all_labels": "labels",
     "labels": None,
+    "trajectory_rows": None,
+    "trajectories": None,
     "groups": None,
     "steps": None,
     "evaluations": "evaluations",
@@ -116,8 +120,8 @@ def create_views(
 
     snapshots: one of each root. without: names, below each root, of files to leave out.
     """
-    # DuckDB binds a view, and all views below it, when it creates it: it lists folders and reads footers. Until all
-    # views are there, an empty table stands for each, so that each view is bound twice, and not with every other.
+    # DuckDB binds a view, and all views below it, when it creates it. Until all views are there, an empty table stands
+    # for each, so that each view is bound twice, and not with every other.
     urls = [_create_schemas(con, root, number, snapshots[number]) for number, root in enumerate(roots)]
     queries = [_create_stand_ins(con, root, number, urls[number], without) for number, root in enumerate(roots)]
     _join_views(con, roots)
@@ -184,10 +188,20 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, u
     def compacted_of(folder: Folder) -> list[str]:
         return [_escape_glob(f"{url}/{file.name}") for file in snapshot.stored(folder).compacted]
 
+    def files_of(pattern: str) -> list[str]:
+        if not snapshot.has_begun:
+            return []  # a view's creation needs its columns only
+        if not root.is_local:
+            return [f"{_escape_glob(url)}/{pattern}"]
+        # DuckDB's own listing stops at a name with a backslash, and follows links that lead out of the root.
+        names = root.list(pattern.partition("/")[0])
+        wanted = _as_regex(pattern)
+        return [_escape_glob(f"{url}/{name}") for name in names if wanted.fullmatch(name) and "\\" not in name]
+
     def text_of_code(sha256: str | None, path: str | None) -> str | None:
         return read_kept_text(root, sha256, path)
 
-    for function in (segments_of, compacted_of):
+    for function in (segments_of, compacted_of, files_of):
         name = f"{function.__name__}_{number}"
         con.create_function(name, function, ["VARCHAR"], "VARCHAR[]", side_effects=False)
     con.create_function(
@@ -219,17 +233,16 @@ def _view_queries(
     """Return the SQL of each view, in order of their dependencies."""
     empty = f"empty_{number}"
     values = {
-        "root": quote(_escape_glob(url)),
         "number": str(number),
         "empty": empty,
         "without": quote_list(f"{url}/{name}" for name in without),
         "records_type": quote(_CODE_RECORDS),
         "records": f"null::{_CODE_RECORDS}",
         "columns_by_address": _columns_by_address(root, number),
-        "segment_schema": _create_empty_table(con, f"{empty}.segments", segment_schema(root))["schema"],
+        "segment_schema": _create_empty_table(con, number, "segments", segment_schema(root))["schema"],
     }
     tables = dict.fromkeys(filter(None, _VIEWS.values()))
-    columns_of = {table: _create_empty_table(con, f"{empty}.{table}", _schema(root, table)) for table in tables}
+    columns_of = {table: _create_empty_table(con, number, table, _schema(root, table)) for table in tables}
     queries = {}
     for view, table in _VIEWS.items():
         text = read_packaged("views", "rollouts" if table == "rollouts" else view)
@@ -249,22 +262,22 @@ def _schema(root: Root, table: str) -> pa.Schema:
     return _JSON_TABLES[table] if table in _JSON_TABLES else arrow_schema(table)
 
 
-def _create_empty_table(con: duckdb.DuckDBPyConnection, table: str, schema: pa.Schema) -> dict[str, str]:
+def _create_empty_table(con: duckdb.DuckDBPyConnection, number: int, table: str, schema: pa.Schema) -> dict[str, str]:
     """Create an empty table, which gives a view its columns while there are no files; returns SQL of the columns.
 
-    With `schema`, read_parquet fills columns that older files lack, without opening every file.
+    With `schema`, read_parquet fills columns that older files lack, without opening every file. It calls a function,
+    since DuckDB takes as long to read a literal of all columns as to bind the rest of the view.
     """
-    con.execute(f"create table {table} ({columns_sql(schema)}, filename varchar)")
+    con.execute(f"create table empty_{number}.{table} ({columns_sql(schema)}, filename varchar)")
     columns = {column.name: duckdb_type(column.type) for column in schema}
     types = [f"{quote(name)}: {quote(type_)}" for name, type_ in columns.items()]
-    fields = [
-        f"{quote(name)}: {{name: {quote(name)}, type: {quote(type_)}, default_value: null}}"
-        for name, type_ in columns.items()
-    ]
+    fields = {name: {"name": name, "type": type_, "default_value": None} for name, type_ in columns.items()}
+    function = f"schema_of_{table}_{number}"
+    con.create_function(function, lambda: fields, [], _FIELDS, side_effects=False)
     return {
         "columns": ", ".join(f'"{name}"' for name in columns),
         "types": f"{{{', '.join(types)}}}",
-        "schema": f"map {{{', '.join(fields)}}}",
+        "schema": f"{function}()",
     }
 
 
@@ -289,6 +302,12 @@ def _duckdb_url(root: Root, number: int) -> str:
 def _protocol(number: int) -> str:
     """Return the name of a root's filesystem in DuckDB."""
     return f"ludic{number}"
+
+
+def _as_regex(pattern: str) -> re.Pattern[str]:
+    """Return the expression for the names that a glob of DuckDB matches: * within a folder, **/ over folders."""
+    parts = [{"**/": "(?:.*/)?", "*": "[^/]*"}.get(part, re.escape(part)) for part in re.split(r"(\*\*/|\*)", pattern)]
+    return re.compile("".join(parts))
 
 
 def _escape_glob(path: str) -> str:

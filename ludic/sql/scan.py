@@ -32,7 +32,9 @@ def scan(*roots: RootLike | Iterable[RootLike]) -> pl.LazyFrame:
 
 def _scan(root: Root) -> pl.LazyFrame:
     schema = rollouts_schema(root.run.extra_columns)
-    paths = [root.at(file.name) for file in current_files(root)]
+    paths = [
+        f"{root.path}/{file.name}" for file in current_files(root)
+    ]  # listed, so none is behind a link that leads out
     if not paths:
         return _empty_frame(pa.schema([*schema, *_PARTITION])).lazy()
     # For a list of files, Polars reads every folder=value of a path as a key, also folders above the root.

@@ -183,7 +183,7 @@ class ScoreGate:
     @property
     def num_waiting_groups(self) -> int:
         """Number of groups that wait for scores."""
-        return self._con.execute("select count(distinct group_id) from waiting where not is_duplicate").fetchall()[0][0]
+        return self._con.execute("select count(distinct group_id) from waiting where refusal is null").fetchall()[0][0]
 
     def _named(self, scorer: str) -> str:
         version = self._versions[scorer]

@@ -7,29 +7,25 @@ Raises StoreError if the root can't be read.
 
 import hashlib
 import logging
-import os
-import shutil
-import tempfile
 import threading
-import weakref
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import platformdirs
 import pyarrow.parquet as pq
 
 from ludic.errors import StoreError
+from ludic.paths import cache_folder as user_cache
 from ludic.sql.scalars import Scalars, update
 from ludic.store import RolloutFile, Root
 from ludic.store.current import current_files
 from ludic.store.files import Folder, list_names
+from ludic.temporary import folder_of_object
 
 logger = logging.getLogger(__name__)
 
 FEW_FILES = 64
 """Up to this many files are read again for each connection, in 0.1 s, so that a small run leaves no cache behind."""
-CACHE_VARIABLE = "LUDIC_CACHE_DIR"
 
 _MOST_LISTINGS = 10
 _MOST_NAMES = 3
@@ -49,6 +45,8 @@ class Snapshot:
 
     def __init__(self, root: Root, without: Collection[str] = ()) -> None:
         """Create an empty snapshot, until the first `refresh`. without: names of files to leave out."""
+        self.has_begun = False
+        """Whether files are listed at all."""
         self._root, self._without = root, frozenset(without)
         self._lock = threading.Lock()
         self._stored: dict[Folder, Stored] = {"rollouts": Stored(), "evals": Stored()}
@@ -57,6 +55,7 @@ class Snapshot:
     def refresh(self) -> None:
         """List the files again at the next query."""
         with self._lock:
+            self.has_begun = True
             self._stored.clear()
 
     def stored(self, folder: Folder) -> Stored:
@@ -95,8 +94,7 @@ class Snapshot:
 
     def _private_folder(self) -> Path:
         if self._private is None:
-            self._private = Path(tempfile.mkdtemp(prefix="ludic-"))
-            weakref.finalize(self, shutil.rmtree, self._private, ignore_errors=True)
+            self._private = folder_of_object("scalars", self)
         return self._private
 
 
@@ -118,6 +116,5 @@ def count_rows(root: Root, folder: Folder) -> dict[str, int]:
 
 def cache_folder(root: Root) -> Path:
     """Return the folder that caches a run's scalars between connections; a copy of the run has another folder."""
-    base = os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("ludic", appauthor=False)
     digest = hashlib.sha256(root.fs.unstrip_protocol(root.path).encode()).hexdigest()[:16]
-    return Path(base) / "scalars" / f"{root.run_id}-{digest}"
+    return user_cache() / "scalars" / f"{root.run_id}-{digest}"

@@ -1,6 +1,7 @@
 """Attempts: attempts/N.json records the Nth start of a trainer on a root.
 
-The trainer with the newest claim owns the root; an older trainer stops at its next write.
+The trainer with the newest claim owns the root; an older trainer stops at its next write. So does a trainer whose own
+claim is no longer stored: the root was deleted, and perhaps made again, and has nothing to do with it any more.
 
 An attempt names its parent, the attempt and step of the checkpoint that it resumed from. The chain
 of parents from the newest attempt is the effective ledger; steps off the chain are superseded.
@@ -19,7 +20,7 @@ from typing import Any
 from ludic.errors import FencedError, OwnedError
 from ludic.renamed_settings import with_current_names
 from ludic.store.json_files import Count, encode_record, read_record
-from ludic.store.lease import Lease, claim, newest_claim, read_lease
+from ludic.store.lease import Lease, check_claim, claim, newest_claim, read_lease
 from ludic.store.names import parse_attempt_id
 from ludic.store.root import Root
 
@@ -45,6 +46,8 @@ class Attempt:
     """Threads, versions and hardware that affect the last bits of the weights; None if not recorded."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
     """The code of its advantage, filters and selection, each as a ludic.store.code_files.CodeRecord."""
+    claim_id: str | None = None
+    """Lease.claim_id of its lease; None in files of older versions, and in a cut, which nobody claimed."""
 
     @property
     def name(self) -> str:
@@ -87,7 +90,11 @@ def record_attempt(
     *,
     code: Sequence[Mapping[str, Any]] = (),
 ) -> Attempt:
-    """Put the attempt that a lease claims. Raises FencedError if another process has put it."""
+    """Put the attempt that a lease claims.
+
+    Raises FencedError if another process has put it, ReplacedRootError if the lease is no longer stored.
+    """
+    check_claim(root, lease.attempt_id, lease.claim_id)
     parent_attempt, parent_step = parent or (None, None)
     attempt = Attempt(
         attempt_id=lease.attempt_id,
@@ -98,6 +105,7 @@ def record_attempt(
         config=dict(config),
         numerics=numerics,
         code=list(code),
+        claim_id=lease.claim_id,
     )
     if not root.put_if_absent(attempt.name, encode_record(attempt)):
         raise FencedError(
@@ -143,16 +151,28 @@ def read_parent(root: Root, attempt_id: int) -> CheckpointId | None:
 
 
 def check_not_fenced(root: Root, attempt: Attempt) -> None:
-    """Check that this attempt owns the root, by one read, since claims have no gaps.
+    """Check that this attempt owns the root, by reads of its own claim and of the next, since claims have no gaps.
 
-    Raises FencedError if a newer trainer has claimed it.
+    Raises FencedError if a newer trainer has claimed it, ReplacedRootError if its own claim is no longer stored.
     """
+    check_not_replaced(root, attempt)
     newer = read_lease(root, attempt.attempt_id + 1)
     if newer is not None:
         raise FencedError(
             f"{root.url}: attempt {attempt.attempt_id} was replaced by attempt {newer.attempt_id} of {newer.owner} "
             f"at {newer.since}; this trainer stops"
         )
+
+
+def check_not_replaced(root: Root, attempt: Attempt) -> None:
+    """Check that the root is the one that this attempt claimed, also if a newer attempt owns it by now.
+
+    Raises ReplacedRootError.
+    """
+    if attempt.claim_id is None:
+        root.check_same_run()
+    else:
+        check_claim(root, attempt.attempt_id, attempt.claim_id)
 
 
 @dataclass(frozen=True, slots=True)

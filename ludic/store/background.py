@@ -2,7 +2,8 @@
 
 Items are buffered until there are enough of them, or the oldest is old enough, or the caller flushes.
 A file that could not be written stays first in the queue. The next call raises its error, and
-the write is tried again, so nothing is lost while the process lives.
+the write is tried again, so nothing is lost while the process lives. Nothing is written into a root that was
+deleted, or made again, since it was opened.
 """
 
 import threading
@@ -163,6 +164,8 @@ class BackgroundAppender(Generic[Item]):
             if self._begun:
                 self._unwritten.extend(self._make_files(self._begun))
                 self._begun = []
+            if self._unwritten:
+                self._root.check_same_run()
             while self._unwritten:
                 name, data = self._unwritten[0]
                 commit(self._root, name, data)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 Row = Mapping[str, Any]
 """A row of the metrics table."""
 
-_MOST_WAITING = 0.1
+MOST_WAITING = 0.1
 """Share of its time that a side may wait without being said to wait."""
 _WORK = ("step_s", "publish_s", "checkpoint_s")
 """Seconds of a step in which the trainer does not wait for rollouts."""
@@ -35,7 +35,7 @@ class Balance:
     @property
     def waiting(self) -> Literal["trainer", "workers", "both", "none"]:
         """Which side waits for more than a tenth of its time."""
-        trainer, workers = (1 - busy > _MOST_WAITING for busy in (self.trainer_busy, self.worker_busy))
+        trainer, workers = (1 - busy > MOST_WAITING for busy in (self.trainer_busy, self.worker_busy))
         if trainer and workers:
             return "both"
         return "trainer" if trainer else "workers" if workers else "none"

@@ -6,7 +6,7 @@ ludic.training.checkpoint writes and reads the content.
 import logging
 import re
 from collections.abc import Callable, Collection, Mapping, MutableMapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Self
 
@@ -53,6 +53,8 @@ class CheckpointInfo:
     """The trainer's settings, as JSON values."""
     num_ranks: int
     """Number of ranks that wrote the checkpoint."""
+    run_id: str | None = field(default=None, compare=False)
+    """Run that the checkpoint is of; None in files of older versions."""
     format_version: int = FORMAT_VERSION
 
     @property
@@ -140,11 +142,27 @@ def _is_sound(root: Root, info: CheckpointInfo) -> bool:
 
 
 def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
-    """Return checkpoints that have a marker, ordered by attempt and step. Raises SchemaError for a foreign marker."""
+    """Return checkpoints of this run that have a marker, ordered by attempt and step.
+
+    Raises SchemaError for a marker that ludic can't read.
+    """
     found = [
         _read_marker(root, f"{checkpoint_folder(checkpoint_id)}/{MARKER}") for checkpoint_id in checkpoint_ids(root)
     ]
-    return [info for info in found if info]
+    return [info for info in found if info and _is_of_run(root, info)]
+
+
+def _is_of_run(root: Root, info: CheckpointInfo) -> bool:
+    """Return whether a trainer of this run wrote a checkpoint; warns of another's, which outlived a deleted root."""
+    if info.run_id in (None, root.run_id):
+        return True
+    logger.warning(
+        "%s/%s is of run %s, which was deleted here; the checkpoint is passed over, delete it",
+        root.url,
+        info.name,
+        info.run_id,
+    )
+    return False
 
 
 def _read_marker(root: Root, name: str) -> CheckpointInfo | None:

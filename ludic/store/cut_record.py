@@ -4,10 +4,10 @@ A cut has one attempt, 1: the batches of its steps and the checkpoint before the
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ludic.store.attempts import CheckpointId, newest_attempt_id
-from ludic.store.checkpoints import MARKER, checkpoint_folder
+from ludic.store.checkpoints import MARKER, CheckpointInfo, checkpoint_folder
 from ludic.store.json_files import Count, read_record
 from ludic.store.root import Root
 
@@ -54,5 +54,7 @@ def begin_from_cut(root: Root, source: Root) -> None:
     with root.scratch_folder() as scratch:
         source.download(folder, scratch, leave_out=[MARKER])
         root.upload(scratch, folder)
-    for name in (f"{folder}/{MARKER}", attempt):
-        root.put_if_absent(name, source.read(name))
+    marker = f"{folder}/{MARKER}"
+    info = CheckpointInfo.from_json(source.read(marker), f"{source.url}/{marker}")
+    root.put_if_absent(marker, replace(info, run_id=root.run_id).to_json())
+    root.put_if_absent(attempt, source.read(attempt))

@@ -24,6 +24,7 @@ from tenacity import (
 )
 
 from ludic.errors import ConfigError, LudicError
+from ludic.masking import mask
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ Result = TypeVar("Result")
 RETRY_LIMIT = "LUDIC_RETRY_S"
 """Environment variable: seconds after which a failed operation is not tried again; 0 never tries again."""
 _DEFAULT_RETRY_S = 30.0
+FIRST_WAIT_S = 0.2
+"""The most seconds to wait after the first failure; they double with each failure, up to `_LONGEST_WAIT_S`."""
+_LONGEST_WAIT_S = 8.0
 _SILENT_ATTEMPTS = 2
 """Number of first failures that are not logged."""
 
@@ -61,13 +65,6 @@ _UNANSWERED = re.compile(
 _REASON = re.compile(r'\b(?:message|error): "([^"]+)"')
 _ERRNO = re.compile(r"^\[Errno \d+\] ")
 _REDIRECT = "Received redirect without LOCATION"
-
-_SECRETS = re.compile(
-    r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b"
-    r"|(?<=://)[^/@\s]+(?=@)"
-    r"|(?<=Bearer )\S+"
-    r"|(?<=[?&;\s])(?:[\w-]*(?:signature|credential|secret|token|accesskeyid|accountkey|password)|sig)=[^&;\s'\"]+"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +156,7 @@ def retried(operation: Callable[[], Result], where: str, stop: threading.Event |
     stop = stop or threading.Event()
     retrying = Retrying(
         retry=retry_if_exception(is_transient),
-        wait=wait_random_exponential(multiplier=0.2, max=8.0),
+        wait=wait_random_exponential(multiplier=FIRST_WAIT_S, max=_LONGEST_WAIT_S),
         stop=stop_before_delay(limit_s) | stop_when_event_set(stop),
         sleep=sleep_using_event(stop),
         before_sleep=_log_wait(where),
@@ -214,7 +211,7 @@ def _from_text(error: BaseException) -> Failure | None:
     if unanswered := _UNANSWERED.search(text):
         reason = _REASON.search(text)
         said = reason[1] if reason else {"Timeout": "time-out"}.get(unanswered[2], "connection lost")
-        return Failure(f"no answer from {unanswered[1]}: {said}", _UNREACHABLE)
+        return Failure(_one_line(f"no answer from {unanswered[1]}: {said}"), _UNREACHABLE)
     return None
 
 
@@ -247,7 +244,7 @@ def _is_lost_connection(error: BaseException) -> bool:
 
 def _one_line(text: str) -> str:
     """Return the first paragraph on one line, without secrets, cut at 400 characters."""
-    text = " ".join(_SECRETS.sub("***", text.split("\n\n")[0]).split()).rstrip(".")
+    text = " ".join(mask(text).split("\n\n")[0].split()).rstrip(".")
     return text if len(text) <= 400 else f"{text[:400]}..."
 
 

@@ -3,12 +3,12 @@
 A visible file is complete: creation is put-if-absent, replacement is atomic. Names are
 relative to the URL, with forward slashes. An operation that fails for a transient reason is retried
 for about 30 s. Other failures raise StoreError, which names the URL, the cause and what to do. Reading a file that
-does not exist raises FileNotFoundError.
+does not exist raises FileNotFoundError. No operation follows a symbolic link that leads out of a local folder: a
+listing passes over it with a warning, all others raise SchemaError (`Storage.at`, ludic.store.local).
 """
 
 import builtins
-import re
-import tempfile
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,18 +23,16 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ludic.errors import ConfigError, LudicError, StoreError
+from ludic.masking import has_secret, public_url
 from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
-from ludic.store.local import Content
+from ludic.store.local import SCRATCH, Content
 from ludic.store.names import check_inside
 from ludic.store.remote import TAIL_BYTES, MemoryFile, RemoteFile
+from ludic.temporary import temporary_folder
 
 Result = TypeVar("Result")
 
-SCRATCH = ".tmp"
-"""Folder below a local URL for files that are not complete yet."""
-_USER_INFO = re.compile(r"://[^/@]*@")
-_SECRET_IN_QUERY = re.compile(r"(?i)[?&][^=&]*(sig|signature|credential|secret|token|key|password)=")
 _COMPARED_BYTES = 16 << 20
 
 # memory:// checks and stores in two steps, and several threads of a process put files.
@@ -77,14 +75,34 @@ class Storage:
     def _is_memory(self) -> bool:
         return isinstance(self.fs, MemoryFileSystem)
 
-    @property
-    def _scratch(self) -> Path:
-        assert self.is_local
-        return Path(self.at(SCRATCH))
-
     def at(self, name: str) -> str:
-        """Return the path of a file within `fs`. Raises SchemaError if the name leads out of the folder."""
+        """Return the path of a file within `fs`.
+
+        Raises SchemaError if the name, or a symbolic link on its way, leads out of the folder.
+        """
+        path = self._path(name)
+        if self.is_local:
+            local.check_links(self.path, name)
+        return path
+
+    def _path(self, name: str) -> str:
         return f"{self.path}/{check_inside(name, self.url)}"
+
+    def _checked(self, name: str) -> str:
+        """Return a name that `at` takes."""
+        self.at(name)
+        return name
+
+    def folder_for_others(self, name: str) -> Path:
+        """Return a folder of a local URL for a program that reads or writes in it by itself.
+
+        Raises SchemaError if the folder is, or any entry below it, a symbolic link that leads out of the URL.
+        """
+        assert self.is_local
+        folder = Path(self.at(name))
+        for link in local.links_out(self.path, name):
+            self.at(link)
+        return folder
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
@@ -141,27 +159,40 @@ class Storage:
     def _size(self, name: str) -> int:
         return self._try(name, lambda: self.fs.info(self.at(name)))["size"]
 
+    def refuse_linked_folders(self) -> None:
+        """Raise SchemaError if a folder directly below a local URL is a symbolic link that leads out of it."""
+        if self.is_local:
+            with os.scandir(self.path) as entries:
+                for link in [entry.name for entry in entries if entry.is_symlink() and entry.is_dir()]:
+                    self.at(link)
+
     def exists(self, name: str) -> bool:
+        """Return whether there is a file or folder; not one behind a symbolic link that leads out of the folder."""
+        path = self._path(name)
+        if self.is_local and local.leads_out(self.path, name):
+            return False
         try:
-            self._try(name, lambda: self.fs.info(self.at(name)))
+            self._try(name, lambda: self.fs.info(path))
         except FileNotFoundError:
             return False
         return True
 
     def list(self, name: str) -> builtins.list[str]:
         """Return the names of all files below a folder, sorted; empty if there are none."""
+        name = check_inside(name, self.url).strip("/")
         if self.is_local:
-            return self._try(name, lambda: sorted(self._below(entry.path) for entry in local.walk(self.at(name))))
+            return self._try(name, lambda: sorted(self._below(entry.path) for entry in local.walk(self.path, name)))
         return sorted(self._find(name))
 
     def sizes(self, name: str) -> dict[str, int]:
         """Return the size in bytes of each file below a folder, by name, sorted; empty if there are none."""
+        name = check_inside(name, self.url).strip("/")
         if self.is_local:
             return dict(sorted(self._try(name, lambda: list(self._walk_sizes(name)))))
         return {file: info["size"] for file, info in sorted(self._find(name).items())}
 
     def _walk_sizes(self, name: str) -> Iterator[tuple[str, int]]:
-        for entry in local.walk(self.at(name)):
+        for entry in local.walk(self.path, name):
             with suppress(FileNotFoundError):  # another process has deleted it since it was listed
                 yield self._below(entry.path), entry.stat().st_size
 
@@ -169,15 +200,24 @@ class Storage:
         return path[len(self.path) + 1 :]
 
     def _find(self, name: str) -> dict[str, dict[str, Any]]:
-        """Return the files below a folder, with the filesystem's info about each."""
+        """Return the files below a folder, with the filesystem's info about each; no markers of folders.
+
+        Consoles of object stores make empty objects whose keys end in "/", so that an empty folder shows.
+        """
         try:
             found = self._try(name, lambda: self.fs.find(self.at(name).rstrip("/"), detail=True))
         except FileNotFoundError:
             return {}
-        return {self._below(path): info for path, info in found.items()}
+        files = {self._below(path): info for path, info in found.items() if info.get("type") != "directory"}
+        return {file: info for file, info in files.items() if file and not file.endswith("/")}
 
     def folders(self, name: str) -> builtins.list[str]:
         """Return the names of the folders directly below a folder, sorted; empty if there are none."""
+        if self.is_local:
+            try:
+                return sorted(map(self._below, self._try(name, lambda: local.folders(self.path, name))))
+            except FileNotFoundError:
+                return []
         try:
             entries = self._try(name, lambda: self.fs.ls(self.at(name), detail=True))
         except FileNotFoundError:
@@ -211,38 +251,58 @@ class Storage:
     def put(self, name: str, data: Content) -> None:
         """Create or replace a file atomically. Only for the few pointers that change, such as policies/LATEST."""
         if self.is_local:
-            self._try(name, lambda: local.replace(Path(self.at(name)), data, self._scratch), writing=True)
+            self._try(name, lambda: local.replace(self.path, self._checked(name), data), writing=True)
         else:
             self._try(name, lambda: self.fs.pipe_file(self.at(name), bytes(data)), writing=True)
 
     def delete(self, name: str) -> None:
-        """Delete a file, or a folder with all files below it; does nothing if it does not exist."""
+        """Delete a file, or a folder with all files below it; does nothing if it does not exist.
+
+        Of a symbolic link the link itself is deleted.
+        """
+        path = self._path(name)
         try:
-            self._try(name, lambda: self.fs.rm(self.at(name), recursive=True))
+            if self.is_local:
+                self._try(name, lambda: local.delete(self.path, name))
+            else:
+                self._try(name, lambda: self.fs.rm(path, recursive=True))
         except FileNotFoundError:
             return
 
     @contextmanager
     def scratch_folder(self) -> Iterator[Path]:
         """Make an empty local folder, deleted at the end; for a local URL, on its disk where readers don't look."""
-        parent = self._scratch if self.is_local else None
+        if not self.is_local:
+            with temporary_folder("upload") as folder:
+                yield folder
+            return
         with self.explained(SCRATCH, writing=True):
-            if parent is not None:
-                parent.mkdir(parents=True, exist_ok=True)
-            folder = tempfile.TemporaryDirectory(prefix="ludic-", dir=parent)
-            if parent is not None:
-                local.follow_umask(Path(folder.name))
-        with folder as path:
-            yield Path(path)
+            folder = local.make_scratch(self.path)
+        try:
+            yield folder
+        finally:
+            self.delete(f"{SCRATCH}/{folder.name}")
 
     def move_in(self, file: Path, name: str) -> None:
         """Move a local file to `name`, replacing any file of that name."""
         if self.is_local:
             with self.explained(name, writing=True):
-                local.move_in(file, Path(self.at(name)))
+                local.move_in(file, self.path, self._checked(name))
         else:
             self._try(name, lambda: self.fs.put_file(str(file), self.at(name)), writing=True)
             file.unlink()
+
+    def rename(self, name: str, target: str) -> None:
+        """Move a file within the folder, replacing any file of the new name; on an object store copy, then delete.
+
+        Raises FileNotFoundError if there is no such file.
+        """
+        with self.explained(name):
+            if self.is_local:
+                local.rename(self.path, self._checked(name), self._checked(target))
+                return
+            self.fs.cp_file(self.at(name), self.at(target))
+        self.delete(name)
 
     def copy_all(self, names: Mapping[str, PurePosixPath], folder: Path) -> None:
         """Copy files into a local folder, each to the path that `names` gives for it.
@@ -283,7 +343,7 @@ class Storage:
         """Create a file. Raises FileExistsError if it exists."""
         target = self.at(name)
         if self.is_local:
-            local.create(Path(target), data, self._scratch)
+            local.create(self.path, name, data)
         elif self._is_memory:
             with _memory_lock:
                 self.fs.pipe_file(target, bytes(data), mode="create")
@@ -294,7 +354,7 @@ class Storage:
     def _create_from(self, file: Path, name: str) -> None:
         target = self.at(name)
         if self.is_local:
-            local.create_from(file, Path(target), self._scratch)
+            local.create_from(file, self.path, name)
         elif self._is_memory:
             self._create(name, file.read_bytes())
         else:
@@ -349,10 +409,9 @@ def _connect(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
 
 
 def _refuse_secrets(url: str) -> None:
-    if _USER_INFO.search(url) or _SECRET_IN_QUERY.search(url):
-        shown = _USER_INFO.sub("://", url).partition("?")[0]
+    if has_secret(url):
         raise ConfigError(
-            f"{shown} was given with a user, a password or a key, which logs would show; "
+            f"{public_url(url)} was given with a user, a password or a key, which logs would show; "
             "put them into the environment or into fsspec's configuration files"
         )
 

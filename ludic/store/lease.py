@@ -1,9 +1,10 @@
 """attempts/N.lease: the trainer that owns a root as attempt N, and a renewal count that shows that it is alive.
 
 Putting the file if absent claims the root, and fences attempt N - 1. The owner then replaces it three times per lease
-length, with a higher count, and marks it as released when it ends. A trainer that starts watches the newest
-lease: if it changes, its owner is alive; if it stays the same for its whole length, it has expired. Only the watching
-machine's monotonic clock counts. An expired lease does not stop a trainer; a newer claim does.
+length, with a higher count, and marks it as released when it ends. Before each of these writes it reads the file: only
+a lease with its own claim_id is its own, since the root may have been deleted and made again. A trainer that starts
+watches the newest lease: if it changes, its owner is alive; if it stays the same for its whole length, it has expired.
+Only the watching machine's monotonic clock counts. An expired lease does not stop a trainer; a newer claim does.
 """
 
 import logging
@@ -21,7 +22,7 @@ import msgspec
 
 from ludic.bounds import BOUNDS
 from ludic.defaults import LEASE_S
-from ludic.errors import LudicError, OwnedError
+from ludic.errors import LudicError, OwnedError, ReplacedRootError, SchemaError
 from ludic.records import new_id
 from ludic.store.json_files import encode_record, read_record
 from ludic.store.names import owner_name, parse_attempt_id, parse_number
@@ -62,7 +63,11 @@ def lease_name(attempt_id: int) -> str:
 
 
 def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = False) -> Lease:
-    """Claim attempt `after` + 1, which fences attempt `after`. Raises OwnedError if another process was faster."""
+    """Claim attempt `after` + 1, which fences attempt `after`.
+
+    Raises OwnedError if another process was faster, ReplacedRootError if the root is no longer the run that was opened.
+    """
+    root.check_same_run()
     lease = Lease(
         attempt_id=after + 1,
         claim_id=new_id(),
@@ -89,6 +94,28 @@ def newest_claim(root: Root) -> int:
 def read_lease(root: Root, attempt_id: int) -> Lease | None:
     """Read an attempt's lease; returns None if it was not claimed. Raises SchemaError if the file is no lease."""
     return read_record(root, lease_name(attempt_id), Lease, "lease", "see that no trainer runs, and delete it")
+
+
+def check_claim(root: Root, attempt_id: int, claim_id: str) -> None:
+    """Check that an attempt's lease is the one with this claim_id, by one read.
+
+    Raises ReplacedRootError if not: leases are never deleted, so the root was, and perhaps made again.
+    """
+    try:
+        lease = read_lease(root, attempt_id)
+    except SchemaError:
+        root.check_same_run()
+        return  # damaged; the next renewal puts a sound one
+    if lease is None:
+        raise ReplacedRootError(
+            f"{root.url}: the lease of attempt {attempt_id}, which this trainer holds, was deleted, and perhaps the "
+            "whole root; this trainer stops"
+        )
+    if lease.claim_id != claim_id:
+        raise ReplacedRootError(
+            f"{root.url} was deleted and made again: attempt {attempt_id} is of {lease.owner} since {lease.since}, and "
+            "not of this trainer; this trainer stops, and leaves the new run as it is"
+        )
 
 
 def await_free(root: Root, stop: threading.Event) -> int | None:
@@ -119,7 +146,8 @@ def await_free(root: Root, stop: threading.Event) -> int | None:
 
 def _refusal(root: Root, attempt_id: int) -> OwnedError:
     lease = read_lease(root, attempt_id)
-    assert lease is not None, "leases are never deleted"
+    if lease is None:
+        return OwnedError(f"{root.url}: the lease of attempt {attempt_id} was deleted meanwhile; start again")
     return OwnedError(
         f"{root.url}: attempt {attempt_id} of {lease.owner} trains here since {lease.since} and renews its lease; "
         "stop it, or start with --take-over, which fences it"
@@ -131,7 +159,7 @@ def held(root: Root, lease: Lease, *, on_fenced: Callable[[], None], also: Calla
     """Renew a lease in a thread until the end of the block, and then release it.
 
     `also` is called after each renewal, in that thread. A failed renewal is retried without limit. On a newer
-    claim `on_fenced` is called, once, and the lease is left as it is.
+    claim, or if the stored lease is not this one, `on_fenced` is called, once, and the lease is left as it is.
     """
     done = threading.Event()
     thread = threading.Thread(target=_renew, args=(root, lease, done, on_fenced, also), name="ludic-lease", daemon=True)
@@ -151,14 +179,25 @@ def _renew(
             if read_lease(root, lease.attempt_id + 1) is not None:
                 return on_fenced()
             lease = replace(lease, num_renewals=lease.num_renewals + 1)
-            root.put(lease.name, encode_record(lease))
+            _replace(root, lease)
             also()
+        except ReplacedRootError as error:
+            logger.warning("%s", error)
+            return on_fenced()
         except LudicError as error:
             logger.warning("the lease of attempt %d is not renewed, trying again: %s", lease.attempt_id, error)
     try:
-        root.put(lease.name, encode_record(replace(lease, released=True)))
+        _replace(root, replace(lease, released=True))
+    except ReplacedRootError as error:
+        logger.warning("%s", error)
     except LudicError as error:
         logger.warning("the lease of attempt %d is not released, the next trainer waits: %s", lease.attempt_id, error)
+
+
+def _replace(root: Root, lease: Lease) -> None:
+    """Put a new content of a lease. A put can't depend on the read before it, so the two follow at once."""
+    check_claim(root, lease.attempt_id, lease.claim_id)
+    root.put(lease.name, encode_record(lease))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ is read unchecked. policy.json and checkpoint.json are put separately and hold t
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from xxhash import xxh3_64
 
 from ludic.errors import SchemaError
-from ludic.store.json_files import decode_json, encode_json
+from ludic.store.json_files import decode_json, encode_json, read_record
 from ludic.store.root import Root
 
 MANIFEST = "digests.json"
@@ -22,11 +23,22 @@ _BLOCK_BYTES = 8 << 20
 _CONCURRENT_READS = 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Manifest:
+    files: dict[str, str]
+
+
 def write_manifest(folder: Path) -> dict[str, str]:
     """Write digests.json into a local folder, which must not change before its upload; returns the digests by file."""
     files = {_relative(file, folder): _digest(file.open("rb")) for file in sorted(folder.rglob("*")) if file.is_file()}
     (folder / MANIFEST).write_bytes(encode_json({"files": files}))
     return files
+
+
+def read_manifest(root: Root, name: str) -> dict[str, str] | None:
+    """Return the digests of a root's folder, by file; None if it has none. Raises SchemaError if they are damaged."""
+    manifest = read_record(root, f"{name}/{MANIFEST}", _Manifest, "list of digests")
+    return manifest.files if manifest else None
 
 
 def check_copy(folder: Path, where: str) -> None:

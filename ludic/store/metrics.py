@@ -31,6 +31,15 @@ _NAME = re.compile(rf"metrics/((?:train|worker)-[^/]+)-{NUMBER}\.parquet")
 
 _Rows = list[dict[str, Any]]
 
+POPULATIONS = {
+    "reward_mean": "considered rollouts, dropped ones too",
+    "response_length_mean": "used rollouts",
+}
+"""The rollouts of a gradient step whose mean each of these columns holds, for titles and labels.
+
+A reward says how good the policy is, so filters that drop whole groups must not move it; a length says what trained.
+"""
+
 
 class MetricsLog:
     """Appends rows of the metrics table (schemas/metrics.v1.json)."""
@@ -121,15 +130,16 @@ class MetricsTail:
         return found
 
     def _read(self, file: "_MetricsFile") -> _Rows | None:
-        """Return the rows of a file, an empty list for a broken file; None if there is no such file."""
+        """Return the rows of this run in a file, an empty list for a broken file; None if there is no such file."""
         try:
             data = self._root.read(file.name)
         except FileNotFoundError:
             return None
         try:
-            return conform(decode(data, file.name), "metrics").to_pylist()
+            rows = conform(decode(data, file.name), "metrics").to_pylist()
         except SchemaError:
             return []
+        return [row for row in rows if row["run_id"] in (None, self._root.run_id)]
 
 
 class _MetricsFile(NamedTuple):

@@ -8,9 +8,10 @@ that LATEST names. A version may hold differences to an earlier version instead;
 """
 
 import logging
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from math import ceil
 from pathlib import Path
 
 from ludic.errors import SchemaError
@@ -43,17 +44,49 @@ class Policy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestPolicy:
-    """policies/LATEST: the version to sample with, and how many groups to sample with it."""
+    """policies/LATEST: the version to sample with, and the budget of open groups (ludic.batches.budget)."""
 
     version: Count
-    groups_per_worker: Count
-    """Groups that each worker may sample with this version. The trainer raises the number when it was
-    too low, because filters dropped much or a worker died; so no run can starve."""
+    budget: Count | None = None
+    """Groups that may be open at a time, of all workers together. None in files of older versions, whose trainers
+    asked for groups by version: workers wait until a trainer of this version writes the file."""
+    num_workers: int = 1
+    """Workers that share the budget, at least one."""
+    num_ready: Count = 0
+    """Open groups that the trainer has read, or trains on."""
+    oldest_version: Count = 0
+    """Rollouts of versions before this one are not read any more."""
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """Sequence of the newest file that the trainer has read, by worker_id."""
+    attempt_id: int = 0
+    """Attempt whose trainer wrote the file."""
+    planned_step: int = 0
+    """Newest step whose rollouts are chosen."""
+    run_id: str | None = field(default=None, compare=False)
+    """Run whose trainer wrote the file: a worker that outlives its root learns it with the version, without another
+    read. `point_latest` sets it; None in files of older versions."""
+
+    def num_allowed(self, num_unread: int) -> int:
+        """Return how many further groups a worker may start. num_unread: its open groups that the trainer has not read.
+
+        It may start one while all would be below the budget if each worker had as many as it has; so the workers
+        together may exceed the budget by less than a group each.
+        """
+        free = (self.budget or 0) - self.num_ready - num_unread * self.num_workers
+        return max(0, ceil(free / self.num_workers))
 
 
 def latest_policy(root: Root) -> LatestPolicy | None:
-    """Return the content of LATEST; None before the first publish. Raises SchemaError if the file can't be parsed."""
-    return read_record(root, LATEST, LatestPolicy, "name of a policy", "the next publish replaces it")
+    """Return the content of LATEST; None before the first publish.
+
+    Raises SchemaError if the file can't be parsed, or if a trainer of another run wrote it, which the trainer of this
+    run mends; ReplacedRootError if the root is no longer the run that was opened.
+    """
+    latest = read_record(root, LATEST, LatestPolicy, "name of a policy", "the next publish replaces it")
+    if latest is not None and latest.run_id not in (None, root.run_id):
+        root.check_same_run()
+        raise SchemaError(f"{root.url}/{LATEST} is of run {latest.run_id}, wanted {root.run_id}; a trainer mends it")
+    return latest
 
 
 def newest_version(root: Root) -> int | None:
@@ -72,7 +105,7 @@ def read_policy(root: Root, version: int) -> Policy | None:
 
 def point_latest(root: Root, latest: LatestPolicy) -> None:
     """Replace LATEST. Only the trainer that owns the root calls this."""
-    root.put(LATEST, encode_record(latest))
+    root.put(LATEST, encode_record(replace(latest, run_id=root.run_id)))
 
 
 def publish_policy(
@@ -82,16 +115,18 @@ def publish_policy(
     step: int,
     attempt_id: int,
     parent_version: int | None,
-    groups_per_worker: Callable[[int], int],
+    budget: int = 0,
 ) -> int:
     """Claim the next version, write its weights, point LATEST at it, and return the version.
 
-    save: writes a Hugging Face folder into an empty local folder. groups_per_worker: maps the claimed
-    version to LatestPolicy.groups_per_worker. If either raises, LATEST is unchanged.
+    save: writes a Hugging Face folder into an empty local folder; if it raises, LATEST is unchanged. budget: of open
+    groups. Raises ReplacedRootError if the root is no longer the run that was opened.
     """
+    root.check_same_run()
     version = claim_policy(root, step=step, attempt_id=attempt_id, parent_version=parent_version)
     write_policy(root, version, save)
-    point_latest(root, LatestPolicy(version=version, groups_per_worker=groups_per_worker(version)))
+    root.check_same_run()
+    point_latest(root, LatestPolicy(version=version, budget=budget))
     return version
 
 

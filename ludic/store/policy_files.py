@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ludic.errors import SchemaError
 from ludic.store.json_files import Count, read_record
-from ludic.store.manifest import MANIFEST, check_copy, check_folder, write_manifest
+from ludic.store.manifest import MANIFEST, check_copy, check_folder, read_manifest, write_manifest
 from ludic.store.root import Root
 from ludic.store.weight_deltas import apply_delta
 
@@ -77,6 +77,17 @@ def has_weights(root: Root, version: int) -> bool:
     return _is_full(root, version) or root.exists(f"{policy_folder(version)}/{DELTA}")
 
 
+def published_digests(root: Root, version: int) -> dict[str, str] | None:
+    """Return the digest of each file of a version, by name; None if its weights are not stored, or without digests.
+
+    Raises SchemaError if a record of them is broken.
+    """
+    if _is_full(root, version):
+        return read_manifest(root, policy_folder(version))
+    delta = read_delta(root, version)
+    return delta.files if delta else None
+
+
 def fetch_policy(root: Root, version: int, cache: Path) -> str:
     """Return a local folder with a version's weights: the root's own folder if it is local and the version is full.
 
@@ -87,7 +98,7 @@ def fetch_policy(root: Root, version: int, cache: Path) -> str:
     name = policy_folder(version)
     if root.is_local and _is_full(root, version):
         check_folder(root, name)
-        return root.at(name)
+        return str(root.folder_for_others(name))
     folder = _cached(cache, version)
     if not folder.exists():
         _make_copy(root, version, folder, cache)

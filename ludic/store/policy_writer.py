@@ -8,7 +8,6 @@ is read back from the root.
 
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from ludic.store.policies import upload_policy, write_policy
 from ludic.store.policy_files import DELTA, DELTA_SUFFIX, Delta
 from ludic.store.root import Root
 from ludic.store.weight_deltas import write_delta
+from ludic.temporary import temporary_folder
 
 _WEIGHTS = ".safetensors"
 
@@ -56,9 +56,9 @@ class PolicyWriter:
         if self._full_every is None:
             return write_policy(self._root, version, save)
         if self._folder is None:
-            folder = tempfile.TemporaryDirectory(prefix="ludic-published-")
-            self._folder = Path(self._stack.enter_context(folder))
-        files = Path(tempfile.mkdtemp(dir=self._folder))
+            self._folder = self._stack.enter_context(temporary_folder("published"))
+        files = self._folder / f"version={version}"
+        files.mkdir()
         save(files)
         new = _Version(version, files, write_manifest(files))
         last, self._last = self._last, None  # if writing fails, the next version is full

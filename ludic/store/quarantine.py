@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ludic.errors import SchemaError
-from ludic.store.filesystem import SCRATCH
 from ludic.store.json_files import encode_record, read_record
+from ludic.store.local import SCRATCH
 from ludic.store.root import Root
 
 QUARANTINE = "quarantine"
@@ -50,20 +50,11 @@ def quarantine(root: Root, name: str, reason: str) -> str:
         if root.exists(name):
             note = QuarantinedFile(name=name, reason=reason, found_at=datetime.now(UTC).isoformat())
             root.put(f"{target}{_NOTE}", encode_record(note))
-        _move(root, name, target)
+        root.rename(name, target)
     except FileNotFoundError:  # moved before, or by another process at the same time
         if not root.exists(target):
             raise
     return target
-
-
-def _move(root: Root, name: str, target: str) -> None:
-    with root.explained(name):
-        if root.is_local:
-            Path(root.at(name)).replace(root.at(target))
-            return
-        root.fs.cp_file(root.at(name), root.at(target))
-    root.delete(name)
 
 
 def list_quarantined(root: Root) -> list[QuarantinedFile]:
@@ -99,9 +90,9 @@ def list_leftovers(root: Root) -> Iterator[Leftover]:
 
     Object stores have no such folder: a lifecycle rule of the bucket ends unfinished uploads.
     """
-    folder = Path(root.at(SCRATCH))
-    if not root.is_local or not folder.exists():
+    if not root.is_local or not root.exists(SCRATCH):
         return
+    folder = Path(root.at(SCRATCH))
     with root.explained(SCRATCH):
         for path in sorted(folder.iterdir()):
             with suppress(FileNotFoundError):  # its writer has just ended

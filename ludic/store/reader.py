@@ -9,8 +9,13 @@ broken file is quarantined with the reason.
 Two workers of one slot sample the same request (ludic.store.slots). The group that is delivered first gets the
 request; later groups are delivered as duplicates, for the planner to drop. Of groups in the same poll, the group
 sampled first gets it, whatever the order of the listing.
+
+A worker that outlives a root that was deleted and made again may commit a last file there. Its rows have another
+run_id; they are delivered for the planner to drop, and take no request. A cut, and a root that is only a source of
+rollouts, may hold rows of any run.
 """
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +29,7 @@ import pyarrow.compute as pc
 from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.store.cursor import Cursor
+from ludic.store.cut_record import read_cut
 from ludic.store.encoding import group_starts
 from ludic.store.files import RolloutFile, Source, list_names
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts
@@ -32,7 +38,12 @@ from ludic.store.root import Root
 from ludic.store.small_files import MANY_FILES, SmallFiles, read_small_files
 from ludic.store.sources import sources_of
 
-_OWN_COLUMNS = ("worker_id", "sequence", "group_id", "request_index", "group_size", "created_at")
+logger = logging.getLogger(__name__)
+
+_OWN_COLUMNS = ("run_id", "worker_id", "sequence", "group_id", "request_index", "group_size", "created_at")
+
+DUPLICATE_REQUEST, OTHER_RUN = "duplicate_request", "other_run"
+"""Values of the column `refusal`: another group has the row's request; the row is of another run than the root."""
 
 _CONCURRENT_READS = 8
 _FORGET_ABOVE = 1000
@@ -41,9 +52,11 @@ _FORGET_ABOVE = 1000
 class RolloutReader:
     """Reads the scalar columns of new groups, and remembers which groups were consumed."""
 
-    def __init__(self, root: Root, columns: Sequence[str], cursor: Cursor | None = None) -> None:
-        """columns: read for every row, in addition to _OWN_COLUMNS."""
-        self._root = root
+    def __init__(
+        self, root: Root, columns: Sequence[str], cursor: Cursor | None = None, *, any_run: bool = False
+    ) -> None:
+        """columns: read for every row, in addition to _OWN_COLUMNS. any_run: take rows of any run as the root's own."""
+        self._root, self._any_run = root, any_run
         self._columns = list(dict.fromkeys([*columns, *_OWN_COLUMNS]))
         self._schema = rollouts_schema(root.run.extra_columns)
         self.cursor = cursor or Cursor()
@@ -69,7 +82,7 @@ class RolloutReader:
         """Return rows of groups not yet delivered, from files of these versions (None: all); None if nothing is new.
 
         Each row has five more columns: file (path below the root), row_group, row (index in the row group), arrival
-        (order in which files were read) and is_duplicate (whether another group has its request).
+        (order in which files were read) and refusal (why no rules may train on it; see DUPLICATE_REQUEST).
         Raises StoreError if the filesystem fails; the next poll reads the same files again.
         """
         new = self._new_files(versions)
@@ -82,7 +95,11 @@ class RolloutReader:
         if not found:
             return None
         rows = pa.concat_tables(found)
-        return rows.append_column("is_duplicate", pc.is_in(rows["group_id"], self._duplicates(rows)))
+        is_foreign = self._is_foreign(rows)
+        is_duplicate = pc.is_in(rows["group_id"], self._duplicates(rows.filter(pc.invert(is_foreign))))
+        no_reason = pa.scalar(None, pa.string())
+        refusal = pc.if_else(is_foreign, OTHER_RUN, pc.if_else(is_duplicate, DUPLICATE_REQUEST, no_reason))
+        return rows.append_column("refusal", refusal)
 
     def use(self, rows: pa.Table) -> None:
         """Note that a step considered these groups: each keeps its request if delivered again. rows: see `consume`."""
@@ -199,8 +216,24 @@ class RolloutReader:
             self._sources[group_id].add(source)
         return True if len(new) == len(groups) else [pair in new for pair in pairs]
 
+    def _is_foreign(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Return whether each row is of another run than the root; warns of such rows."""
+        is_foreign = pc.fill_null(pc.not_equal(rows["run_id"], self._root.run_id), False)
+        if pc.any(is_foreign).as_py() and (self._any_run or read_cut(self._root) is not None):
+            is_foreign = pc.and_(is_foreign, False)
+        for run_id in rows.filter(is_foreign)["run_id"].unique().to_pylist():
+            of_run = rows.filter(pc.equal(rows["run_id"], run_id))
+            logger.warning(
+                "%s: %d rollouts of %s are of another run, %s, and are not trained on; was the root deleted and made "
+                "again while a worker of that run went on?",
+                *(self._root.url, of_run.num_rows, ", ".join(of_run["worker_id"].unique().to_pylist()), run_id),
+            )
+        return is_foreign
+
     def _duplicates(self, rows: pa.Table) -> pa.Array:
         """Give requests to new groups; return the group_ids whose request another group has."""
+        if not rows.num_rows:
+            return pa.array([], pa.string())
         groups = rows.select(_OWN_COLUMNS).take(pa.array(group_starts(rows)))
         groups = groups.sort_by([(name, "ascending") for name in ("created_at", "worker_id", "sequence", "group_id")])
         numbers, group_ids = group_numbers(groups).tolist(), groups.column("group_id").to_pylist()

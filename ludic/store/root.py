@@ -6,11 +6,12 @@ from pathlib import Path, PurePosixPath
 
 import fsspec
 
-from ludic.errors import ConfigError, MissingRootError
+from ludic.bounds import check_urls
+from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
 from ludic.records import new_id
 from ludic.store.code_files import consented_files, copy_code, keep_files
 from ludic.store.filesystem import Storage
-from ludic.store.run_json import RunConfig, from_json, to_json
+from ludic.store.run_json import RunConfig, from_json, run_id_of, to_json
 from ludic.user_files import NO_FILES
 
 RUN_FILE = "run.json"
@@ -30,7 +31,8 @@ class Root(Storage):
 
         writable: also check that the filesystem refuses to overwrite, by creating run.json a second time.
         fs: filesystem to use instead of the URL's own.
-        Raises MissingRootError if there is no run.json, StoreError if the filesystem fails.
+        Raises MissingRootError if there is no run.json, StoreError if the filesystem fails, SchemaError if a folder of
+        a writable root is a link that leads out of it.
         """
         storage = Storage.connect(url, fs)
         try:
@@ -41,6 +43,8 @@ class Root(Storage):
             ) from None
         run, run_id = from_json(data, f"{storage.url}/{RUN_FILE}")
         if writable:
+            # A listing passes over such links: a trainer would miss its checkpoints, and begin with the first weights.
+            storage.refuse_linked_folders()
             storage.prove_put_if_absent(RUN_FILE, data)
         return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
 
@@ -52,14 +56,18 @@ class Root(Storage):
 
         A new root gets copies of the users' files that `run` names; creating it is consent to run them.
         like: the run that the settings come from. The files are copied from it, and consent is still needed.
-        Raises ConfigError naming each setting that differs from the existing run, or a missing file.
+        Raises ConfigError naming each setting that differs from the existing run, a URL with a secret or a missing
+        file.
         """
         storage = Storage.connect(url, fs)
         run_id = new_id()
         data = to_json(run, run_id)
         root = cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
         # Consent is stored before run.json: if the process is killed in between, the same command can resume.
-        files = NO_FILES if like or storage.exists(RUN_FILE) else consented_files(root)
+        is_new = like is None and not storage.exists(RUN_FILE)
+        if is_new:
+            check_urls(run)
+        files = consented_files(root) if is_new else NO_FILES
         if storage.put_if_absent(RUN_FILE, data):
             storage.prove_put_if_absent(RUN_FILE, data)
             keep_files(root, files) if like is None else copy_code(like, root)
@@ -71,6 +79,24 @@ class Root(Storage):
                 f"{root.url} was started with other settings ({differing}); keep them or choose another root"
             )
         return root
+
+    def check_same_run(self) -> None:
+        """Check, by one read of run.json, that the root is the run that this process opened; call it before a write.
+
+        Nothing can make a write depend on the answer, so a root that is replaced between the two gets that write.
+        Raises ReplacedRootError if the root was deleted, or made again. A damaged run.json says neither.
+        """
+        try:
+            found = run_id_of(self.read(RUN_FILE))
+        except FileNotFoundError:
+            raise ReplacedRootError(
+                f"{self.url}: run {self.run_id} was deleted while this process worked on it; it stops"
+            ) from None
+        if found is not None and found != self.run_id:
+            raise ReplacedRootError(
+                f"{self.url} was deleted and made again: it holds run {found} now, and this process works on run "
+                f"{self.run_id}; it stops, and leaves the new run as it is"
+            )
 
     def upload(self, folder: str | Path, name: str, *, last: str | None = None) -> None:
         """Move all files of a local folder, subfolders included, below `name`; each appears whole, one after the other.
@@ -84,7 +110,9 @@ class Root(Storage):
     def download(self, name: str, folder: str | Path, *, leave_out: Collection[str] = ()) -> None:
         """Copy the files below `name`, subfolders included, into a local folder. leave_out: file names to skip.
 
-        Raises StoreError if a name leads out of the folder, before anything is copied.
+        Raises StoreError for a name, SchemaError for a symbolic link, that leads out, before anything is copied.
         """
+        if self.is_local:
+            self.folder_for_others(name)
         names = {file: PurePosixPath(file).relative_to(name) for file in self.list(name)}
         self.copy_all({file: path for file, path in names.items() if path.name not in leave_out}, Path(folder))

@@ -19,13 +19,22 @@ _FIRST_WITH_STEPS = 2
 def to_json(config: RunConfig, run_id: str) -> bytes:
     """Return the content of run.json. Raises ConfigError if JSON can't hold an option."""
     values = {"run_id": run_id, "schema_version": SCHEMA_VERSION, **asdict(config)}
-    for name in ("extra_columns", "float32_head"):
-        if not values[name]:
+    for name in ("extra_columns", "float32_head", "keep_sampling_mask"):
+        if values[name] is None or (name != "keep_sampling_mask" and not values[name]):
             del values[name]  # so that a ludic that does not know the setting can open the run
     try:
         return encode_json(values, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"env_options can't be written to run.json: {error}; wanted what JSON can hold") from error
+
+
+def run_id_of(data: bytes) -> str | None:
+    """Return the run_id, of a run.json of any version; None if the file is damaged."""
+    try:
+        run_id = decode_json(data).get("run_id")
+    except ValueError:
+        return None
+    return run_id if isinstance(run_id, str) else None
 
 
 def from_json(data: bytes, where: str) -> tuple[RunConfig, str]:

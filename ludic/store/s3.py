@@ -6,11 +6,11 @@ Raises the errors of s3fs, botocore and obstore, and FileExistsError if mode="cr
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import botocore.configprovider
@@ -166,8 +166,23 @@ class ObstoreS3(S3):
         store, key = self._store(path)
         bucket = self._split(path)[0]
         entries = [entry for page in obstore.list(store, key or None, chunk_size=1000) for entry in page]
+        if not all(entry["size"] for entry in entries):  # ludic stores no empty files
+            folders = {str(parent) for entry in entries for parent in PurePosixPath(entry["path"]).parents}
+            entries = [
+                entry for entry in entries if entry["size"] or not self._is_marker(store, entry["path"], folders)
+            ]
         found = {f"{bucket}/{entry['path']}": {"size": entry["size"], "type": "file"} for entry in entries}
         return {name: {"name": name, **facts} for name, facts in found.items()} if options.get("detail") else [*found]
+
+    def _is_marker(self, store: Any, key: str, folders: Collection[str]) -> bool:
+        """Return whether an empty object stands for a folder: its key ends in "/", which obstore's listing omits."""
+        if key in folders:
+            return True
+        try:
+            obstore.head(store, key)
+        except FileNotFoundError:
+            return True
+        return False
 
     def _delete(self, paths: list[str]) -> None:
         obstore.delete(self._store(paths[0])[0], [self._split(path)[1] for path in paths])

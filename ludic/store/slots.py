@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from ludic.errors import LudicError, SchemaError, SlotTakenError
+from ludic.errors import LudicError, ReplacedRootError, SchemaError, SlotTakenError
 from ludic.store.json_files import encode_record, read_record
 from ludic.store.lease import describe_process, is_dead
 from ludic.store.names import owner_name, parse_numbers
@@ -76,7 +76,11 @@ def newest_slot_claim(root: Root, slot: int) -> SlotClaim | None:
 
 
 def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str, Any]] = ()) -> SlotClaim:
-    """Claim a slot, which tells the worker that held it to end. code: SlotClaim.code."""
+    """Claim a slot, which tells the worker that held it to end. code: SlotClaim.code.
+
+    Raises ReplacedRootError if the root is no longer the run that was opened.
+    """
+    root.check_same_run()
     claim = SlotClaim(
         slot=slot,
         life=max(_listed_lives(root, slot), default=0) + 1,
@@ -100,7 +104,10 @@ def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str,
     finally:
         try:
             over = replace(claim, ended_at=datetime.now(UTC).isoformat(timespec="seconds"))
+            _check_own(root, claim)
             root.put(claim.name, encode_record(over))
+        except ReplacedRootError:
+            logger.info("%s/%s is another worker's by now, and is left as it is", root.url, claim.name)
         except LudicError as error:
             logger.warning("the claim of slot %d does not say that this worker has ended: %s", slot, error)
 
@@ -120,6 +127,13 @@ def check_holds_slot(root: Root, claim: SlotClaim) -> None:
         raise SlotTakenError(
             f"{root.url}: another worker took slot {claim.slot}, {newer.owner} at {newer.created_at}; this one stops"
         )
+
+
+def _check_own(root: Root, claim: SlotClaim) -> None:
+    """Check that the stored claim is this one. Raises ReplacedRootError: claims are never deleted, so the root was."""
+    stored = read_slot_claim(root, claim.slot, claim.life)
+    if stored is None or stored.worker_id != claim.worker_id:
+        raise ReplacedRootError(f"{root.url}: {claim.name} is not of this worker: the root was deleted or made again")
 
 
 def _listed_lives(root: Root, slot: int) -> list[int]:

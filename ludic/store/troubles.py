@@ -104,21 +104,26 @@ def find_training_troubles(steps: Sequence[Row], config: Mapping[str, Any]) -> I
         yield from _find_drops(recent)
 
 
+_TRUNCATED_SUPPORT = (
+    "the trainer takes its logprobs over all tokens, so each importance ratio is too small by a factor, the "
+    "probability that the kept tokens have together; where it falls below the clip, rollouts of negative advantage "
+    "have no gradient; start a run without --keep-sampling-mask False"
+)
+
+
 def find_truncated_support(run: RunConfig, config: Mapping[str, Any]) -> Iterator[Trouble]:
     """Find settings by which the sampler leaves tokens out, while the loss takes it to sample from all tokens.
 
     config: settings of the trainer, as in attempts/N.json.
     """
-    if run.keep_sampling_mask or config.get("objective") in _WITHOUT_RATIO:
+    if run.keep_sampling_mask is not False or config.get("objective") in _WITHOUT_RATIO:
         return
     for name in ("top_p", "top_k"):
         values = [getattr(run, name), *run.sweep.get(name, ())]
         cuts = [str(value) for value in values if value not in (None, 1)]
         if cuts:
-            text = f"{name} is {' or '.join(dict.fromkeys(cuts))}: importance ratios are biased below 1, since the "
-            yield Trouble(
-                f"truncated by {name}", f"{text}sampler left tokens out; start a run with --keep-sampling-mask"
-            )
+            text = f"{name} is {' or '.join(dict.fromkeys(cuts))}, and the tokens that were kept are not stored"
+            yield Trouble(f"truncated by {name}", f"{text}: {_TRUNCATED_SUPPORT}")
 
 
 def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any]) -> Iterator[Trouble]:
@@ -143,6 +148,10 @@ def find_mismatch(steps: Sequence[Row], run: RunConfig, config: Mapping[str, Any
         )
 
 
+_STEPS_OF_NO_BOUND = 100
+"""Stands for a max_off_policy_steps of None, without which any number of groups may be open."""
+
+
 def find_shortage(
     steps: Sequence[Row], calls: Sequence[Row], run: RunConfig, config: Mapping[str, Any]
 ) -> Iterator[Trouble]:
@@ -153,7 +162,8 @@ def find_shortage(
     since = steps[-1]["created_at"] if steps else None
     sampled = (row for row in calls if since is None or row["created_at"] > since)
     num_groups = sum(row["num_groups"] or 0 for row in sampled if row["num_errors"] != row["num_rollouts"])
-    if num_groups > (run.batches_ahead + 3) * run.groups_per_version:
+    _, most_open = run.budget_bounds(config.get("max_off_policy_steps") or _STEPS_OF_NO_BOUND)
+    if num_groups > most_open + 2 * run.groups_per_version:
         filters = ", ".join(config.get("filters") or ()) or "none"
         text = f"{num_groups:,} groups were sampled since the newest step, and they made no batch"
         yield Trouble("no batch", f"{text}; look at the trainer's log and at its filters ({filters})")

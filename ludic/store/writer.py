@@ -5,6 +5,7 @@ A file is complete and immutable once listed; a crash leaves nothing that a read
 """
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -19,6 +20,22 @@ from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.encoding import encode, group_starts, release_memory
 from ludic.store.files import Folder, RolloutFile, check_worker_id
 from ludic.store.root import Root
+
+FLUSH_GROUPS = 32
+"""Groups after which a writer flushes. 32 groups of 8 rollouts fill one row group; 8 groups would take 5% more bytes
+(benchmarks/store_size.py)."""
+FLUSH_AGE_S = 5.0
+"""Seconds after which a writer flushes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MadeFile:
+    """A file of rollouts."""
+
+    worker_id: str
+    sequence: int
+    version: int
+    num_groups: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +53,6 @@ class RolloutWriter:
 
     The writer flushes automatically after `flush_groups` groups, `flush_bytes` of Arrow memory or
     `flush_age_s` seconds, whichever comes first, and makes one file for each version and environment.
-    32 groups of 8 rollouts fill one row group; 8 groups would take 5% more bytes (benchmarks/store_size.py).
     """
 
     def __init__(
@@ -44,9 +60,9 @@ class RolloutWriter:
         root: Root,
         worker_id: str,
         *,
-        flush_groups: int = 32,
+        flush_groups: int = FLUSH_GROUPS,
         flush_bytes: int = 64 << 20,
-        flush_age_s: float = 5.0,
+        flush_age_s: float = FLUSH_AGE_S,
         folder: Folder = "rollouts",
     ) -> None:
         """worker_id: must be unique to one life of one process, since the sequence of its files starts at 0.
@@ -57,6 +73,8 @@ class RolloutWriter:
         self._root, self._folder = root, folder
         self._flush_groups, self._flush_bytes = flush_groups, flush_bytes
         self._sequence = itertools.count()
+        self.made: deque[MadeFile] = deque()
+        """Files that were made, committed or about to be, until the caller removes them."""
         self._appender = BackgroundAppender[_Append](
             root,
             self._make_files,
@@ -104,10 +122,16 @@ class RolloutWriter:
 
     def _make_files(self, items: Sequence[_Append]) -> list[NamedFile]:
         partitions = _partitions(pa.concat_tables([item.rows for item in items]))
-        return [
-            self._make_file(rows, RolloutFile(version, env_name, self.worker_id, next(self._sequence), self._folder))
-            for (version, env_name), rows in partitions.items()
+        files = [
+            RolloutFile(version, env_name, self.worker_id, next(self._sequence), self._folder)
+            for version, env_name in partitions
         ]
+        made = [self._make_file(rows, file) for file, rows in zip(files, partitions.values(), strict=True)]
+        self.made.extend(
+            MadeFile(file.worker_id, file.sequence, file.version, len(group_starts(rows)))
+            for file, rows in zip(files, partitions.values(), strict=True)
+        )
+        return made
 
     def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:
         column = rows.schema.get_field_index("sequence")

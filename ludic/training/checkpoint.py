@@ -13,8 +13,8 @@ which names the tensor, if a checkpoint doesn't fit the model, before anything i
 """
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,12 +83,15 @@ def take_snapshot(
     )
 
 
-def write_checkpoint(root: Root, snapshot: Snapshot, *, max_shard_size: str = "5GB") -> None:
+def write_checkpoint(
+    root: Root, snapshot: Snapshot, *, max_shard_size: str = "5GB", check: Callable[[], None] = lambda: None
+) -> None:
     """Write a snapshot, its marker last; call it in any thread of rank 0. Raises StoreError or NameTakenError.
 
-    max_shard_size: see `save_weights`.
+    max_shard_size: see `save_weights`. check: raises if the root is not this trainer's any more; called before the
+    files are uploaded and before the marker is put, since to write a large model takes minutes.
     """
-    info = snapshot.info
+    info = replace(snapshot.info, run_id=root.run_id)
     with root.scratch_folder() as folder:
         save_weights(snapshot.model, snapshot.weights, folder, max_shard_size=max_shard_size)
         safetensors.torch.save_file(dict(snapshot.moments), folder / "optimizer.safetensors")
@@ -96,7 +99,9 @@ def write_checkpoint(root: Root, snapshot: Snapshot, *, max_shard_size: str = "5
         write_manifest(folder)
         if root.is_local:
             _sync(folder)
+        check()
         root.upload(folder, info.name)
+    check()
     if not root.put_if_absent(f"{info.name}/{MARKER}", info.to_json()):
         raise NameTakenError(f"{root.url}/{info.name} is there with other content; another trainer has this attempt")
 

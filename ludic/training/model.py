@@ -7,13 +7,13 @@ Models stay in eval mode, so that dropout does not change the trainer's logprobs
 """
 
 import json
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -23,18 +23,22 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from ludic.batches.packing import TrainingSequence, pack
 from ludic.distributed import from_main, is_main, run_on_main
 from ludic.errors import ModelError, one_line
+from ludic.models.families import Sampled, check_family, check_model, probe_sequences
 from ludic.models.first_model import local_folder, tokenizer_files, write_files
 from ludic.models.lora import has_adapters, is_adapter_weight, merged_weights, save_adapter
 from ludic.models.weight_files import load_pretrained, without_progress_bars
+from ludic.temporary import temporary_folder
 from ludic.training.attention import PACKED_ATTENTION, keep_uncompiled
 from ludic.training.config import TrainConfig
-from ludic.training.logprobs import check_head, register_token_logprobs
+from ludic.training.logprobs import check_head, register_token_logprobs, token_logprobs
 
 _WEIGHT_NAMES = tuple(
     f"{name}{index}" for name in ("model.safetensors", "pytorch_model.bin") for index in ("", ".index.json")
 )
+_WHAT = "packed sequences, as in training"
 _PT_NAMES = ("pytorch_model.pt", "pytorch_model.pt.index.json")
 
 
@@ -43,11 +47,12 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
 
     source: a folder or URL with weights in model.safetensors, pytorch_model.bin or pytorch_model.pt, whole or in
     shards with an index, or a Hugging Face id. Only tensors are unpickled.
-    Raises ModelError if it can't be read, if a weight is missing or has another shape than config.json says,
-    if a layer carries state across packed sequences or caps its attention scores, or if the kind of head is unknown.
+    Raises ModelError if it can't be read, if a weight is missing or has another shape than config.json says, or if
+    packed sequences get other logprobs than transformers gives to each alone (ludic.models.families).
     If strict, also raises ModelError if there is a weight that the model does not use.
     """
     with local_folder(source) as found, _known_names(found) as folder:
+        is_judged = check_trainable(folder, source)
         model = load_pretrained(
             folder,
             dtype=dtype,
@@ -56,18 +61,37 @@ def load_model(source: str, *, dtype: torch.dtype = torch.float32, strict: bool 
             attn_implementation=PACKED_ATTENTION,
             weights_only=True,
         )
-    if model._is_stateful:
-        raise ModelError(
-            f"{source}: {type(model).__name__} has recurrent layers, whose state runs on from one packed sequence into "
-            "the next; ludic trains attention-only models"
-        )
-    if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
-        raise ModelError(
-            f"{source}: {type(model).__name__} caps its attention scores, which PyTorch's fused attention can't; "
-            "ludic trains models without attn_logit_softcapping"
-        )
+    if not is_judged:
+        check_model(model, source, _packed, what=_WHAT)
     check_head(model, source)
     return model
+
+
+def check_trainable(folder: str, source: str) -> bool:
+    """Raise ModelError if packed models of a folder's configuration get wrong logprobs; returns whether it knows."""
+    return check_family(folder, source, _packed, attention=PACKED_ATTENTION, what=_WHAT)
+
+
+def _packed(model: PreTrainedModel) -> Sampled:
+    """Return the logprobs of probe sequences, packed as in training. Raises ModelError where the cause is known."""
+    if model._is_stateful:
+        raise ModelError("the state of its recurrent layers runs on from one packed sequence into the next")
+    if getattr(model.config.get_text_config(decoder=True), "attn_logit_softcapping", None) is not None:
+        raise ModelError("it caps its attention scores (attn_logit_softcapping), which PyTorch's fused attention can't")
+    check_head(model, model.config.model_type)
+    sequences = probe_sequences()
+    rows = [
+        TrainingSequence(
+            rollout_id=str(index),
+            prompt_tokens=tokens[:1],
+            response_tokens=tokens[1:],
+            sampler_logprobs=np.zeros(len(tokens) - 1, np.float32),
+            advantage=0.0,
+        )
+        for index, tokens in enumerate(sequences)
+    ]
+    logprobs, _ = token_logprobs(model, pack(rows).to(model.device))
+    return list(zip(sequences, logprobs.split([len(tokens) - 1 for tokens in sequences]), strict=True))
 
 
 @contextmanager
@@ -77,10 +101,10 @@ def _known_names(folder: Path) -> Iterator[str]:
     if not renamed or any((folder / name).is_file() for name in _WEIGHT_NAMES):
         yield str(folder)
         return
-    with tempfile.TemporaryDirectory(prefix="ludic-weights-") as links:
+    with temporary_folder("links") as links:
         for file in folder.iterdir():
-            (Path(links) / renamed.get(file.name, file.name)).symlink_to(file.resolve())
-        yield links
+            (links / renamed.get(file.name, file.name)).symlink_to(file.resolve())
+        yield str(links)
 
 
 def load_sharded(
@@ -126,6 +150,7 @@ def load_sharded(
 
 def _configured(folder: str, dtype: torch.dtype) -> PreTrainedModel:
     """Return the model of a folder's config.json and generation_config.json, with uninitialised weights."""
+    check_trainable(folder, folder)
     try:
         model = _without_weights(AutoConfig.from_pretrained(folder, trust_remote_code=False), dtype)
         if Path(folder, "generation_config.json").is_file():

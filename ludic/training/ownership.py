@@ -31,6 +31,7 @@ from ludic.store.checkpoints import (
 )
 from ludic.store.code_files import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import Lease, await_free, claim, held, newest_claim
+from ludic.store.metrics import POPULATIONS
 from ludic.store.troubles import (
     Trouble,
     find_mismatch,
@@ -152,9 +153,12 @@ def open_ownership(
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
     assert source is not None
-    folder = f"{root.path}/tensorboard" if root.is_local else f"tensorboard/{root.run_id}"
+    folder = str(root.folder_for_others("tensorboard")) if root.is_local else f"tensorboard/{root.run_id}"
     with ExitStack() as stack:
-        sink = stack.enter_context(open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat()))
+        about = {f"{column} is the mean of": rollouts for column, rollouts in POPULATIONS.items()}
+        sink = stack.enter_context(
+            open_log(config.log_to, folder=folder, run_id=root.run_id, settings=config.flat() | about)
+        )
         # Work that can fail without the root comes first, so that such a failure fences no other trainer.
         code = source.keep_code()
         for trouble in find_truncated_support(root.run, config.flat()):
@@ -170,8 +174,9 @@ def open_ownership(
         # Renewed from the claim on: to read a checkpoint, or what a large root has used, may take longer than a lease.
         stack.enter_context(held(root, lease, on_fenced=stop.set, also=mend_latest))
         attempt, resumed = _take(root, config, lease, found, numerics, code)
-        checkpoint = config.checkpoint
-        publisher = Publisher(root, attempt, checkpoint.keep_policies, full_every=checkpoint.full_version_every)
+        keep, full_every = config.checkpoint.keep_policies, config.checkpoint.full_version_every
+        most_steps = config.batch.max_off_policy_steps
+        publisher = Publisher(root, attempt, keep, full_every=full_every, max_off_policy_steps=most_steps)
         publishers.append(publisher)
         source.resume(resumed, publisher)
         log = stack.enter_context(closing(MetricsLog(root, "train", str(attempt.attempt_id))))

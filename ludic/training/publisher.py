@@ -1,4 +1,4 @@
-"""Publish weights and the number of groups that workers sample with them. On rank 0 only.
+"""Publish weights and the budget of open groups that workers keep to. On rank 0 only.
 
 A thread writes a version's files while the next steps train. LATEST names a version after its files are complete, so
 workers see nothing half-written. The next publish, checkpoints and the end of the run wait for this thread.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ludic.batches.quota import QuotaController
+from ludic.batches.budget import Budget
 from ludic.errors import SchemaError
 from ludic.store import (
     Attempt,
@@ -27,35 +27,71 @@ from ludic.store import (
     point_latest,
     prune_policies,
 )
-from ludic.store.policies import claim_policy, newest_version
+from ludic.store.attempts import check_not_replaced
+from ludic.store.manifest import write_manifest
+from ludic.store.policies import claim_policy, newest_version, read_policy
+from ludic.store.policy_files import published_digests
 from ludic.store.policy_writer import PolicyWriter
 
 
 class Publisher:
     """The only writer of policies/ in this attempt, shared by the training, planning and checkpoint threads."""
 
-    def __init__(self, root: Root, attempt: Attempt, keep: int | None, *, full_every: int | None = None) -> None:
-        """keep: number of versions whose weights to keep; None keeps all. full_every: see PolicyWriter."""
+    def __init__(
+        self,
+        root: Root,
+        attempt: Attempt,
+        keep: int | None,
+        *,
+        full_every: int | None = None,
+        max_off_policy_steps: int | None = None,
+    ) -> None:
+        """keep: number of versions whose weights to keep; None keeps all. full_every: see PolicyWriter.
+
+        max_off_policy_steps: see Budget.
+        """
         self._root, self._attempt, self._keep = root, attempt, keep
         self._writer = PolicyWriter(root, full_every)
         self._costs: dict[str, float] = {}
-        self._demand = QuotaController(root.run)
+        self._budget = Budget(root.run, max_off_policy_steps, attempt.attempt_id)
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ludic-publish")
         self._writing: Future[None] | None = None
         self.version = newest_version(root)
         """Newest published version of any attempt; None before the first."""
 
-    def publish(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:
+    def publish(self, save: Callable[[Path], None], *, step: int) -> int:
         """Publish the files that `save` writes into a folder as the next version; returns the version.
 
         Raises FencedError if a newer attempt owns the root.
         """
-        version = self.start(save, step=step, num_ready_groups=num_ready_groups)
+        version = self.start(save, step=step)
         self.finish()
         return version
 
-    def start(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:
+    def begin(self, save: Callable[[Path], None], *, step: int, num_ready_groups: int) -> int:
+        """Publish the weights that training starts from, and wait; returns the version that has them.
+
+        num_ready_groups: read and not planned; an earlier trainer left them.
+
+        If the newest version has them already, as after a restart, nothing is published: a new version would make the
+        stored rollouts of these weights a step off-policy. Then LATEST only gets the budget. Raises as `publish`.
+
+        A fenced trainer that may still point LATEST at a version has claimed it before this attempt began. So if a
+        version above the newest is claimed, one above it is published: see the top of this file.
+        """
+        with self._lock:
+            self._budget.begin(num_ready_groups)
+        latest = self._latest()
+        if latest is None or not self._holds(latest.version, save, step):
+            return self.publish(save, step=step)
+        with self._lock:
+            check_not_fenced(self._root, self._attempt)
+            self._budget.on_publish(latest.version, step)
+            self._tell()
+        return latest.version
+
+    def start(self, save: Callable[[Path], None], *, step: int) -> int:
         """Claim the next version and begin to publish it in a thread, which calls `save`; returns the version.
 
         Waits for the version before. Raises FencedError if a newer attempt owns the root.
@@ -63,9 +99,7 @@ class Publisher:
         self.finish()
         check_not_fenced(self._root, self._attempt)
         version = claim_policy(self._root, step=step, attempt_id=self._attempt.attempt_id, parent_version=self.version)
-        with self._lock:
-            num_used_groups = self._demand.num_arrived - num_ready_groups
-        self._writing = self._thread.submit(self._write, save, version, num_used_groups)
+        self._writing = self._thread.submit(self._write, save, version, step)
         return version
 
     def finish(self, *, wait: bool = True) -> None:
@@ -89,57 +123,90 @@ class Publisher:
         return costs
 
     def mend_latest(self) -> None:
-        """Write LATEST again if another trainer replaced it; skipped while this trainer writes it anyway."""
+        """Write LATEST again if another trainer replaced it; skipped while this trainer writes it anyway.
+
+        Raises FencedError if a newer attempt owns the root.
+        """
         if not self._lock.acquire(blocking=False):
             return
         try:
-            if self._demand.version >= 0 and not self._points_at(self._wanted):
-                point_latest(self._root, self._wanted)
+            told = self._budget.told
+            if told is not None and self._latest() != told:
+                check_not_fenced(self._root, self._attempt)
+                point_latest(self._root, told)
         finally:
             self._lock.release()
 
-    def note_arrivals(self, rows: pa.Table) -> None:
-        """Count the groups that workers delivered; see QuotaController."""
+    def note_arrivals(self, rows: pa.Table, num_ready_groups: int) -> None:
+        """Note rows that were read; see Budget."""
         with self._lock:
-            self._demand.note_arrivals(rows)
+            self._budget.note_arrivals(rows, num_ready_groups)
 
-    def ask_for_more(self, num_missing_groups: int, idle_s: float, *, version: int) -> None:
-        """Raise the groups per worker in LATEST if too few groups arrive.
+    def note_plan(self, step: int, num_ready_groups: int) -> None:
+        """Note that a step is planned; workers learn it with the next version."""
+        with self._lock:
+            self._budget.on_plan(step, num_ready_groups)
 
-        Does nothing until `version` is published, since that publish sets its own number. Raises the error of a
-        publish that failed, since the groups waited for will not come.
+    def note_wait(self, num_ready_groups: int, num_missing_groups: int, idle_s: float, *, version: int) -> None:
+        """Note that a step waits for groups, and let workers start more if some that arrived can't be used.
+
+        Does nothing until `version` is published, since that publish tells them. Raises the error of a publish that
+        failed, since the groups waited for will not come.
         """
         self.finish(wait=False)
         with self._lock:
             if self.version is None or self.version < version:
                 return
-            if self._demand.on_shortage(num_missing_groups, idle_s) is not None:
+            self._budget.on_wait(num_ready_groups, num_missing_groups, idle_s)
+            if self._budget.has_room:
                 check_not_fenced(self._root, self._attempt)
-                point_latest(self._root, self._wanted)
+                self._tell()
 
-    def _write(self, save: Callable[[Path], None], version: int, num_used_groups: int) -> None:
+    def _write(self, save: Callable[[Path], None], version: int, step: int) -> None:
         """Write the files, then LATEST, in the thread.
 
-        Checks ownership again before LATEST names the version, since writing weights may take minutes. Groups that
-        arrived in the meantime count as ready.
+        Checks again, before the first file, that the root is still there, and that it is this trainer's before LATEST
+        names the version: writing weights may take minutes.
         """
+
+        def save_and_check(folder: Path) -> None:
+            save(folder)
+            check_not_replaced(self._root, self._attempt)
+
         began = time.monotonic()
-        num_bytes = self._writer.write(version, save)
+        num_bytes = self._writer.write(version, save_and_check)
         write_s = time.monotonic() - began
         with self._lock:
             check_not_fenced(self._root, self._attempt)
-            self._demand.on_publish(version, self._demand.num_arrived - num_used_groups)
-            point_latest(self._root, self._wanted)
+            self._budget.on_publish(version, step)
+            self._tell()
             self.version = version
             self._costs = {"publish_bytes": num_bytes, "publish_write_s": write_s}
         if self._keep is not None:
             prune_policies(self._root, self._keep, version)
 
-    @property
-    def _wanted(self) -> LatestPolicy:
-        return LatestPolicy(version=self._demand.version, groups_per_worker=self._demand.groups_per_worker)
+    def _tell(self) -> None:
+        """Write LATEST. The caller holds the lock, and knows that this trainer owns the root."""
+        point_latest(self._root, self._budget.tell())
 
-    def _points_at(self, wanted: LatestPolicy) -> bool:
+    def _latest(self) -> LatestPolicy | None:
+        """Return LATEST; None if there is none, or if it is broken."""
         with contextlib.suppress(SchemaError):
-            return latest_policy(self._root) == wanted
-        return False
+            return latest_policy(self._root)
+        return None
+
+    def _holds(self, version: int, save: Callable[[Path], None], step: int) -> bool:
+        """Return whether a version is the newest claimed, is stored, and has the files that `save` writes.
+
+        Compares digests; files are only written for that if the version is of the same step.
+        """
+        try:
+            policy, above = (read_policy(self._root, number) for number in (version, version + 1))
+            digests = published_digests(self._root, version)
+        except SchemaError:
+            return False
+        if policy is None or policy.step != step or above is not None or digests is None:
+            return False
+        with self._root.scratch_folder() as folder:
+            save(folder)
+            return write_manifest(folder) == digests

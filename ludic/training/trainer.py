@@ -27,6 +27,7 @@ from ludic.distributed import init_distributed, num_ranks, rank, run_on_all, run
 from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.models.first_model import remember_model, write_files
 from ludic.store import Root, check_not_fenced
+from ludic.store.attempts import check_not_replaced
 from ludic.store.checkpoints import CheckpointInfo, prune_checkpoints
 from ludic.store.token_stats import TokenStatsLog
 from ludic.training.checkpoint import Snapshot, load_checkpoint, take_snapshot, write_checkpoint
@@ -112,6 +113,7 @@ def _train_steps(trainer: "_Trainer", num_steps: int) -> int:
         with timer.host("wait"):
             batch = trainer.stream.next_batch()
         if batch is None:
+            trainer.publish_early_end(step)
             break
         step += 1
         with timer.host("step"):
@@ -202,7 +204,7 @@ class _Trainer:
         """main: on rank 0 only. last_step: in the weights. version: newest published, -1 before the first."""
         self._root, self._config = root, config
         self._model, self._optimizer, self._reference = model, optimizer, reference
-        self._main, self.last_step, self._version = main, last_step, version
+        self._main, self.last_step, self._version, self._stop = main, last_step, version, stop
         self.device = model.device
         source, attempt = (main.source, main.attempt) if main else (None, None)
         self.stream = PlannedStream(root, config.batch, source, attempt, stop)
@@ -214,9 +216,19 @@ class _Trainer:
         self._token_stats_log = TokenStatsLog(root, rank()) if config.keep_token_stats else None
 
     def begin(self) -> None:
-        """Publish the weights that training starts from, wait until workers can load them, and begin the first plan."""
-        self.publish(self.last_step)
-        run_on_main(self._finish_publishing)
+        """Publish the weights that training starts from, unless the newest version has them; begin the first plan.
+
+        Waits until workers can load them.
+        """
+        save = self._copy_weights()
+
+        def begin() -> int:
+            assert self._main is not None
+            publisher = self._main.publisher
+            num_ready_groups = self._main.source.count_ready_groups(publisher.version)
+            return publisher.begin(save, step=self.last_step, num_ready_groups=num_ready_groups)
+
+        self._version = run_on_main(begin)
         if self.last_step < self._config.num_steps:
             self.stream.start_plan(self.last_step + 1, self._version)
 
@@ -251,9 +263,25 @@ class _Trainer:
         if self._is_publishing(step):
             self.publish(step)
 
+    def publish_early_end(self, step: int) -> None:
+        """Publish the weights if stored rollouts were used up before num_steps: some could not be trained on."""
+        has_ended = run_on_main(lambda: self._config.batch.offline and not self._stop.is_set())
+        if has_ended and step > self.last_step:
+            self.publish(step)
+
     def publish(self, step: int) -> None:
         """Begin to publish a copy of the current weights as the next version, after the version before is complete."""
         run_on_main(self._finish_publishing)
+        save = self._copy_weights()
+
+        def start() -> int:
+            assert self._main is not None
+            return self._main.publisher.start(save, step=step)
+
+        self._version = run_on_main(start)
+
+    def _copy_weights(self) -> Callable[[Path], None]:
+        """Copy the current weights; return the function that writes them into a folder as a version's files."""
         adapters_only = self._config.model.publish_lora == "adapter"
         weights = detached(full_state_dict(self._model, adapters_only=adapters_only), self._model.device)
         tokenizer = self._main.tokenizer if self._main else {}
@@ -263,12 +291,7 @@ class _Trainer:
             save_weights(self._model, weights, folder, dtype=dtype, max_shard_size=max_shard_size)
             write_files(tokenizer, folder)
 
-        def start() -> int:
-            assert self._main is not None
-            num_ready = self._main.source.count_ready_groups(self._main.publisher.version)
-            return self._main.publisher.start(save, step=step, num_ready_groups=num_ready)
-
-        self._version = run_on_main(start)
+        return save
 
     def checkpoint_if_due(self, step: int, cursor: Mapping[str, Any]) -> None:
         """Checkpoint `step` if it is due. Raises, on every rank, the error of a checkpoint or a publish that failed."""
@@ -324,7 +347,8 @@ class _Trainer:
         Waits for the version that the checkpoint names.
         """
         main.publisher.finish()
-        write_checkpoint(self._root, snapshot, max_shard_size=self._config.checkpoint.max_shard_size)
+        check = partial(check_not_replaced, self._root, main.attempt)
+        write_checkpoint(self._root, snapshot, max_shard_size=self._config.checkpoint.max_shard_size, check=check)
         if self._config.checkpoint.keep_checkpoints is not None:
             every = self._config.checkpoint.keep_checkpoints_every
             prune_checkpoints(self._root, main.attempt, self._config.checkpoint.keep_checkpoints, every=every)

@@ -1,6 +1,6 @@
 """Draw a RunStatus as a panel, at most 80 columns wide and no wider than the terminal. Pure."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from statistics import fmean
@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ludic.store.balance import MOST_WAITING
 from ludic.viewer.dashboard_tables import by_environment, by_worker, rates
 from ludic.viewer.output import age, plural, printable, size, sparkline
 from ludic.viewer.status import WINDOW, Row, RunStatus, Trainer
@@ -92,11 +93,13 @@ def _lines(status: RunStatus, width: int) -> Iterator[tuple[str, RenderableType]
         if status.balance is not None:
             yield "balance", Text(str(status.balance))
         yield "waiting", Text(f"{plural(steps[-1]['num_pending_groups'] or 0, 'group')} when the last step was planned")
+        if held_up := _waited_for(status.calls):
+            yield "workers", Text(held_up)
     yield "policy", Text(_policy(status))
     if publishing := _publishing(recent, status.newest_calls):
         yield "publishing", Text(publishing)
     if status.calls:
-        yield "at risk", Text(f"up to {_largest_call(status.calls):,} tokens if a worker is killed: those of its call")
+        yield "at risk", Text(f"{_most_at_risk(status.calls)} if a worker is killed: those that it runs")
     checkpoint = "none yet" if status.checkpoint is None else "step {1} of attempt {0}".format(*status.checkpoint)
     yield "checkpoint", Text(checkpoint)
     if steps:
@@ -249,12 +252,24 @@ def _publishing(recent: Sequence[Row], calls: Sequence[Row]) -> str:
     return "; ".join(parts)
 
 
-def _largest_call(calls: Sequence[Row]) -> int:
-    """Return the most tokens of a call of an engine; its rows, one an environment, share worker and seconds."""
-    tokens: Counter[tuple[str, float]] = Counter()
+def _waited_for(calls: Sequence[Row]) -> str:
+    """Format what workers waited for, if they ran no episode for a good part of the time; else empty."""
+    waits: defaultdict[str, float] = defaultdict(float)
     for row in calls:
-        tokens[row["worker_id"], row["step_s"]] += row["num_tokens"] or 0
-    return max(tokens.values())
+        if row["waited_for"] is not None:
+            waits[row["waited_for"]] += row["wait_s"] or 0.0
+    total_s = sum((row["wait_s"] or 0.0) + (row["step_s"] or 0.0) for row in calls)
+    if sum(waits.values()) <= MOST_WAITING * total_s:
+        return ""
+    what = max(waits, key=waits.__getitem__)
+    names = {"budget": "the budget of open groups, which the trainer sets", "weights": "new weights"}
+    return f"wait for {names.get(what, printable(what))}"
+
+
+def _most_at_risk(calls: Sequence[Row]) -> str:
+    """Return the most episodes that a worker ran, by its newest row."""
+    newest = {row["worker_id"]: row["num_running"] or 0 for row in calls}
+    return f"up to {plural(max(newest.values()), 'episode')}"
 
 
 def _drops(recent: Sequence[Row]) -> str:

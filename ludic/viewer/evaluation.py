@@ -10,7 +10,7 @@ from rich.text import Text
 
 from ludic.eval.compare import Compared
 from ludic.eval.numbers import Numbers
-from ludic.viewer.output import Shown, cell, number, plain_table, plural, printable
+from ludic.viewer.output import NOT_ESTIMATED, Shown, cell, number, plain_table, plural, printable
 
 if TYPE_CHECKING:
     import polars as pl
@@ -145,8 +145,8 @@ def measure_title(row: Mapping[str, Any]) -> Text:
 
 
 def interval_text(row: Mapping[str, Any], digits: int = _DIGITS) -> str:
-    """Return the interval of a row; a dash if it has none."""
-    return "-" if row["low"] is None else f"{number(row['low'], digits)} to {number(row['high'], digits)}"
+    """Return the interval of a row, or that it cannot be estimated."""
+    return NOT_ESTIMATED if row["low"] is None else f"{number(row['low'], digits)} to {number(row['high'], digits)}"
 
 
 def _limits(row: Mapping[str, Any], difference: float) -> str:
@@ -157,12 +157,14 @@ def _limits(row: Mapping[str, Any], difference: float) -> str:
 
 def facts_of(row: Mapping[str, Any], difference: float) -> Iterator[str]:
     """Yield the facts about a difference: pairs and test, power, what was left out."""
-    test = {"mcnemar": "McNemar's exact test", "permutation": "permutation test"}[row["test"]]
+    mid = "" if row["p_mid"] is None else f" (mid-p {number(row['p_mid'], 2)})"
+    test = {"mcnemar": f"McNemar's exact test{mid}", "permutation": "permutation test"}[row["test"]]
     changes = f"{row['num_gains']:,} up and {row['num_losses']:,} down"
     yield f"{plural(row['num_examples'], 'pair')}, {changes}, {test}"
-    if row["power"] is not None:
-        needed = plural(row["examples_needed"], "example")
-        yield f"power {row['power']:.0%} for a difference of {number(difference)}; 80% needs {needed}"
+    power = NOT_ESTIMATED if row["power"] is None else f"{row['power']:.0%}"
+    needed = row["examples_needed"]
+    enough = "" if needed is None else f"; 80% needs about {plural(needed, 'example')}"
+    yield f"power for a difference of {number(difference)}: {power}{enough}"
     if row["num_only_a"] or row["num_only_b"]:
         yield f"examples of one side only: {row['num_only_a']:,} of the baseline, {row['num_only_b']:,} of this one"
     if row["num_missing_a"] or row["num_missing_b"]:

@@ -81,19 +81,29 @@ def view(
     picture: str | PathLike[str] | None = None,
     web: bool = False,
     host: str = "127.0.0.1",
+    host_names: Sequence[str] = (),
     port: int = 8000,
 ) -> None:
     """Open the viewer of a run in this terminal; it returns when the user quits.
 
     rollout_id: rollout to begin with, or a beginning or an end of its id; by default the versions. author: of labels
     given in the viewer, by default the user of this machine. picture: write the first screen to this SVG file and
-    return. web: serve the viewer to browsers at host and port until Ctrl-C. Raises ConfigError if textual is not
-    installed or the port is taken, UnknownIdError.
+    return. web: serve the viewer to browsers at host and port until Ctrl-C. host_names: more names by which browsers
+    call this machine, such as a proxy's. Raises ConfigError if textual is not installed or the port is taken,
+    UnknownIdError.
     """
     from ludic.viewer.terminal.options import ViewOptions
     from ludic.viewer.terminal.start import view_run
 
-    options = ViewOptions(rollout_id=rollout_id, author=author, picture=picture, web=web, host=host, port=port)
+    options = ViewOptions(
+        rollout_id=rollout_id,
+        author=author,
+        picture=picture,
+        web=web,
+        host=host,
+        host_names=tuple(host_names),
+        port=port,
+    )
     view_run(self.root, options)
 
 

@@ -108,6 +108,10 @@ def _items(texts: Sequence[str], total: int | None = None) -> str:
     return ", ".join([*texts[:SHOWN_ITEMS], *more])
 
 
+NOT_ESTIMATED = "cannot be estimated"
+"""In place of an interval or a power that stored values say nothing about."""
+
+
 def number(value: float | None, digits: int = 6) -> str:
     """Format a number with at most `digits` significant digits; None becomes a dash."""
     return "-" if value is None else f"{value:.{digits}g}"

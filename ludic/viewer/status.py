@@ -133,7 +133,7 @@ class Watcher:
             if row["kind"] == "worker":
                 self._calls.append(row)
                 self._newest_calls.append(row)
-            else:
+            elif row["kind"] == "train" and None not in (row["attempt_id"], row["step"]):  # other writers may add kinds
                 self._steps[row["attempt_id"], row["step"]] = row
         while self._calls and self._calls[0]["created_at"] < now - WINDOW:
             self._calls.popleft()

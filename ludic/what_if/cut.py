@@ -8,9 +8,7 @@ is missing.
 
 import json
 import os
-import re
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,25 +17,26 @@ from typing import Any
 
 from ludic.batches.config import OFFLINE_SETTINGS
 from ludic.errors import ConfigError, LudicError
+from ludic.masking import SECRET_NAME
 from ludic.models.first_model import first_model, is_hub_id
 from ludic.store import Attempt, LatestPolicy, Root, point_latest, read_attempt
 from ludic.store.attempts import CheckpointId, newest_attempt_id
 from ludic.store.checkpoints import MARKER, CheckpointInfo, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.code_files import copy_code
 from ludic.store.cut_record import CUT_ATTEMPT, CUT_FILE, CutRecord
-from ludic.store.filesystem import SCRATCH
 from ludic.store.json_files import decode_json, encode_json, encode_record
 from ludic.store.kept_model import copy_kept, keep_model, read_identity
+from ludic.store.local import SCRATCH
 from ludic.store.policies import read_policy
 from ludic.store.policy_files import copy_policy, has_weights, policy_folder
 from ludic.store.root import RUN_FILE
+from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.what_if.cut_batches import copy_batches, copy_reference
 from ludic.what_if.cut_weights import expected_weights
 from ludic.what_if.readme import readme_text
 from ludic.what_if.steps import check_planned, planned_steps
 
-_SECRET = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
 _REMOVED = "removed by ludic cut"
 
 
@@ -101,18 +100,16 @@ def cut(root: Root, step: int, out: str) -> Cut:
 def _appearing(folder: Path) -> Iterator[Path]:
     """Give a hidden folder beside `folder`, renamed to it at the end: a process that dies leaves no `folder`."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
-        yield scratch
-        shutil.rmtree(scratch / SCRATCH, ignore_errors=True)
-        scratch.chmod(0o777 & ~_umask())
-        scratch.rename(folder)  # replaces an empty folder, and refuses one that was filled meanwhile
+        with temporary_folder("cut", beside=folder.parent) as scratch:
+            yield scratch
+            shutil.rmtree(scratch / SCRATCH, ignore_errors=True)
+            scratch.chmod(0o777 & ~_umask())
+            scratch.rename(folder)  # replaces an empty folder, and refuses one that was filled meanwhile
     except LudicError:
         raise
     except OSError as error:
         raise ConfigError(f"{folder} can't be written: {error}") from error
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _umask() -> int:
@@ -133,7 +130,7 @@ def _open_copy(root: Root, scratch: Path) -> Root:
 
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {k: _REMOVED if _SECRET.search(str(k)) else _without_secrets(each) for k, each in value.items()}
+        return {k: _REMOVED if SECRET_NAME.search(str(k)) else _without_secrets(each) for k, each in value.items()}
     return [_without_secrets(each) for each in value] if isinstance(value, list) else value
 
 
@@ -162,6 +159,7 @@ def _attempt(root: Root, attempt_ids: list[int]) -> Attempt:
         parent_attempt=None,
         parent_step=None,
         owner="cut",
+        claim_id=None,
         config=json.loads(json.dumps(settings[-1] | defaults)),
     )
 
@@ -214,5 +212,5 @@ def _copy_policies(root: Root, target: Root, version: int) -> bool:
         copy_policy(root, version, scratch)
         (scratch / "policy.json").unlink(missing_ok=True)
         target.upload(scratch, policy_folder(version), last="config.json")
-    point_latest(target, LatestPolicy(version=version, groups_per_worker=0))
+    point_latest(target, LatestPolicy(version=version, budget=0))
     return True

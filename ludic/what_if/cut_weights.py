@@ -1,7 +1,6 @@
 """Find the weights that a run had after a step, for a comparison with a replay. Reads checkpoints/ and policies/."""
 
 import hashlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from ludic.store.attempts import chain, newest_attempt_id, read_parent
 from ludic.store.checkpoints import checkpoint_folder, checkpoint_ids
 from ludic.store.policies import policy_versions, read_policy
 from ludic.store.policy_files import copy_policy, has_weights
+from ludic.temporary import temporary_folder
 
 _OTHERS = ("optimizer.safetensors", "random.safetensors")
 
@@ -60,8 +60,8 @@ def _publishes_exactly(config: Mapping[str, Any]) -> bool:
 
 @contextmanager
 def _temporary() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="ludic-cut-") as folder:
-        yield Path(folder)
+    with temporary_folder("cut") as folder:
+        yield folder
 
 
 def _digests(folder: Path) -> dict[str, str]:

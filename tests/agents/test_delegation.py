@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_models import ScriptedEngine, chat_tokenizer, hermes_call
+from chat_models import ScriptedEngine, chat_tokenizer, hermes_call, scripted_agent
 from episodes import EXAMPLE, Script, end, go_on, run_episode
 
 from ludic.agents.agent import Agent
+from ludic.agents.contexts import make_context
 from ludic.agents.delegation import SubAgent, make_sub_agents
 from ludic.agents.parsers import make_parser
 from ludic.engines.engine import Completion, GenerationRequest
@@ -72,7 +73,7 @@ def test_a_task_is_answered_by_an_agent_that_sees_nothing_else() -> None:
     assert (child.episode_id, child.parent_rollout_id, child.depth) == (parent.episode_id, parent.rollout_id, 1)
     assert (parent.parent_rollout_id, parent.depth) == (None, 0)
     first, last = parent.agent_steps
-    assert (first.action_target, last.action_target, last.action) == ("external", "env", "it is 3")
+    assert (first.action_target, last.action_target, first.action, last.action) == ("external", "env", None, "it is 3")
     assert [(call.name, call.result, call.error) for call in first.tool_calls] == [("delegate", "3", None)]
     (step,) = child.environment_steps
     assert (step.observation, step.action, step.terminated) == ("add 1 and 2", "3", True)
@@ -89,6 +90,20 @@ def test_several_tasks_of_one_completion_run_side_by_side() -> None:
     assert engine.most_running == 3
     assert [row.messages[0].content for row in rows["helper"]] == tasks
     assert {row.parent_rollout_id for row in rows["helper"]} == {rows["agent"][0].rollout_id}
+
+
+def test_siblings_are_trajectories_of_their_own() -> None:
+    rules = {"begin": delegate("add") + delegate("take"), "add": "3", "take": "4", "": "it is 7"}
+    rows = run_episode(agent_of(Answers(rules)), Script([end(1.0)]))
+    assert len(by_agent(rows)["helper"]) == 2
+    assert [row.trajectory_id for row in rows] == [row.rollout_id for row in rows]
+
+
+def test_all_rows_of_an_agent_are_one_trajectory() -> None:
+    agent = scripted_agent(["a", "b", "summary", "c"], make_context=make_context("summary:2"))
+    rows = run_episode(agent, Script([go_on("1", 1.0), go_on("2", 2.0), end(0.0)]))
+    assert len(rows) == 2
+    assert [row.trajectory_id for row in rows] == [rows[0].rollout_id] * 2
 
 
 def test_the_model_chooses_among_sub_agents() -> None:

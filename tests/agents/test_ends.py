@@ -171,7 +171,7 @@ ENDS = {
         [end()],
         {**failed("a prompt of 14 tokens and max_tokens 64 exceed the model's 70"), "num_turns": 0},
         [],
-        {},
+        {"max_tokens": 64},
         {"max_length": 70},
     ),
 }
@@ -195,6 +195,13 @@ def test_each_end_gives_its_row(name: str) -> None:
 def test_max_steps_and_its_reason_are_in_the_last_step() -> None:
     (row,) = run_episode(scripted_agent(["a", "b"]), Script([go_on(), go_on()]), max_steps=2)
     assert [step.info for step in row.environment_steps] == [{}, {"truncation_reason": "max_steps"}]
+
+
+def test_a_truncation_by_the_environment_has_its_reason_in_the_step_too() -> None:
+    end_of_time = go_on("stop", truncated=True, info={"seconds": "9"})
+    (row,) = run_episode(scripted_agent(["a", "b"]), Script([go_on(), end_of_time]))
+    assert row.truncation_reason == "env"
+    assert [step.info for step in row.environment_steps] == [{}, {"truncation_reason": "env", "seconds": "9"}]
 
 
 def test_an_environment_may_say_how_many_steps_it_has() -> None:
@@ -247,7 +254,7 @@ def test_an_error_of_the_engine_is_not_one_of_the_episode() -> None:
 
 
 def test_an_engine_that_returns_no_sampling_mask_is_told_so() -> None:
-    with pytest.raises(ConfigError, match=r"engine scripted 1 returns no sampling mask.*without --keep-sampling-mask"):
+    with pytest.raises(ConfigError, match=r"engine scripted 1 returns no sampling mask.*--keep-sampling-mask False"):
         run_episode(scripted_agent(["a"]), Script([end()]), sampling={"top_k": 5, "return_mask": True})
 
 

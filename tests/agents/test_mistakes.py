@@ -1,16 +1,20 @@
 """Mistakes of a user's code fail the episode with an error that says which, and never the worker or the batch."""
 
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
-from chat_models import scripted_agent
+from chat_models import hermes_call, scripted_agent
 from episodes import EXAMPLE, Script, end, run_episode
 
+from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import Parsed
+from ludic.agents.play import Play
+from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.environment import Example, Transition
-from ludic.errors import ConfigError, ModelError
-from ludic.records import Message
+from ludic.errors import ConfigError, ModelError, StopNowInterrupt
+from ludic.records import Message, Rollout
 
 
 def test_messages_may_come_from_a_generator() -> None:
@@ -137,3 +141,104 @@ def test_an_error_of_the_engine_in_a_question_is_not_one_of_the_episode() -> Non
     agent = type(agent)(engine=Unable(), tokenizer=agent.tokenizer, model="m", make_context=Asks)  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="half loaded"):
         run_episode(agent, Script([]))
+
+
+class OwnBaseError(BaseException):
+    """Such as the panics of libraries that are written in Rust."""
+
+
+class Raising:
+    """Environment, parser, context and tool whose method `where` raises what it is given."""
+
+    name, schema = "look", {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        self.where, self.error = where, error
+
+    def _may_raise(self, where: str) -> None:
+        if where == self.where:
+            raise self.error
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("next_agents", "score_task") and name != object.__getattribute__(self, "where"):
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
+
+    def make(self) -> "Raising":
+        self._may_raise("make")
+        return self
+
+    def reset(self, example: Example) -> Any:
+        self._may_raise("reset")
+        return {"a": EXAMPLE.messages} if self.where == "next_agents" else EXAMPLE.messages
+
+    def next_agents(self) -> Any:
+        self._may_raise("next_agents")
+
+    def step(self, action: str) -> Transition:
+        self._may_raise("step")
+        return end()
+
+    def score_task(self, agent_id: str, task: str, answer: str) -> Any:
+        self._may_raise("score_task")
+
+    def parse(self, text: str) -> Parsed:
+        self._may_raise("parse")
+        return Parsed(action=text)
+
+    async def view(self, messages: Any, ask: Any) -> Any:
+        self._may_raise("view")
+        return messages
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> str:
+        self._may_raise("tool")
+        return "seen"
+
+
+def rows_of(raising: Raising) -> list[Rollout]:
+    calls = {"tool": [hermes_call("look"), "a"], "score_task": [hermes_call("delegate", task="work"), "done", "a"]}
+    agent = scripted_agent(
+        calls.get(raising.where, ["a"]),
+        parser=raising,
+        make_context=lambda: raising,
+        toolbox=Toolbox([raising] if raising.where == "tool" else []),
+        sub_agents=(SubAgent(name="helper", description="Helps."),) if raising.where == "score_task" else (),
+    )
+    return run_episode(agent, raising.make)
+
+
+PLACES = ("make", "reset", "next_agents", "step", "score_task", "parse", "view", "tool")
+
+
+@pytest.fixture
+def ctrl_c_is_handled() -> Iterator[None]:
+    """As in a worker, where the first Ctrl-C asks it to stop."""
+    before = signal.signal(signal.SIGINT, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_is_handled")
+@pytest.mark.parametrize("where", PLACES)
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), OwnBaseError("panic")], ids=repr)
+def test_whatever_a_users_code_raises_fails_its_episode_only(where: str, error: BaseException) -> None:
+    rows = rows_of(Raising(where, error))
+    texts = [row.error or "" for row in rows]
+    texts += [call.error or "" for row in rows for step in row.agent_steps for call in step.tool_calls]
+    wanted = "sys.exit(3) was called" if isinstance(error, SystemExit) else f"{type(error).__name__} was raised"
+    assert any(wanted in text for text in texts)
+
+
+@pytest.mark.parametrize("where", PLACES)
+def test_a_second_ctrl_c_ends_the_worker(where: str) -> None:
+    with pytest.raises(StopNowInterrupt):
+        rows_of(Raising(where, StopNowInterrupt()))
+
+
+def test_an_agent_can_not_join_twice_under_one_id() -> None:
+    async def twice(play: Play) -> None:
+        play.join("a", EXAMPLE.messages)
+        play.join("a", EXAMPLE.messages)
+
+    (row,) = run_episode(scripted_agent(["a"]), Script([]), protocol=twice)
+    assert row.error == "ValueError: an agent 'a' has joined already; each needs an id of its own"

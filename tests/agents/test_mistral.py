@@ -79,6 +79,8 @@ def test_calls_and_results_of_several_turns_extend_one_row() -> None:
     ]
     results = [call.result for step in row.agent_steps for call in step.tool_calls]
     assert results == ["2", "4", "6"]
+    # The calls stand apart from the text in the messages, so the text is in the step alone.
+    assert [step.action for step in row.agent_steps] == [said.removeprefix("[TOOL_CALLS]") for said in SCRIPT]
     ids = [call.id for message in row.messages for call in message.tool_calls]
     assert len(set(ids)) == 3
     assert {len(each) for each in ids} == {9}

@@ -14,7 +14,7 @@ from ludic.agents.delegation import SubAgent
 from ludic.agents.parsers import make_parser
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example, MultiAgentEnvironment, Transition
-from ludic.environments.limits import NO_LIMIT, LimitedEnvironments
+from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
 from ludic.records import Message, Rollout
 
@@ -194,11 +194,9 @@ def test_one_agent_without_room_stops_the_others() -> None:
 
 
 def test_time_limits_of_calls_keep_the_protocol_of_the_environment() -> None:
-    limited = LimitedEnvironments("game", make_environment("tic_tac_toe_self_play"), NO_LIMIT)
-    assert isinstance(limited(), MultiAgentEnvironment)
-    assert not isinstance(
-        LimitedEnvironments("other", make_environment("guess_number"), NO_LIMIT)(), MultiAgentEnvironment
-    )
+    for name, has_several in (("tic_tac_toe_self_play", True), ("guess_number", False), ("addition", False)):
+        held = LimitedEnvironments(name, make_environment(name))()
+        assert isinstance(held.environment, MultiAgentEnvironment) == has_several
 
 
 def test_an_agent_of_several_may_hand_on_a_task() -> None:
@@ -212,3 +210,32 @@ def test_an_agent_of_several_may_hand_on_a_task() -> None:
         ("helper", 1, 1.0),  # it worked for a
     ]
     assert rows[2].parent_rollout_id == rows[0].rollout_id
+
+
+class CountsTurns(ScriptedEngine):
+    """Answers the agent a and the helper of b after some turns of the event loop each."""
+
+    def __init__(self, num_turns: int) -> None:
+        super().__init__([])
+        self.num_turns = num_turns
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        last = chat_tokenizer().decode(request.prompt_tokens).split("\nuser\n")[-1]
+        if "you are b" not in last:
+            for _ in range(self.num_turns if "think" in last else 10):
+                await asyncio.sleep(0)
+        said = hermes_call("delegate", task="think") if "you are b" in last else "a thought"
+        self.script, self.num_asked = [("cut", "length") if "you are a" in last else said], 0
+        return await super().generate(request)
+
+
+@pytest.mark.parametrize("num_turns", range(12))
+def test_what_a_helper_was_answered_when_another_agent_ends_the_episode_is_in_a_row(num_turns: int) -> None:
+    # a is cut off, which is its only step, while the helper of b still samples, or was answered just then.
+    game = Game([["a", "b"]], [], max_steps=1)
+    engine = CountsTurns(num_turns)
+    helper = SubAgent(name="helper", description="Helps.")
+    agent = Agent(engine=engine, tokenizer=chat_tokenizer(), model="scripted", sub_agents=(helper,))
+    rows = run_episode(agent, game, max_tokens=128)
+    assert {row.truncation_reason for row in rows if row.depth == 0} == {"max_steps"}
+    assert sum(row.action_length for row in rows) == sum(len(completion.tokens) for _, completion in engine.calls)

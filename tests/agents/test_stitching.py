@@ -226,6 +226,7 @@ def test_a_summary_is_sampled_stored_and_shown_to_the_model() -> None:
     agent = scripted_agent(script, make_context=make_context("summary:3"))
     rows = run_episode(agent, Script([go_on("x"), go_on("y"), end()]))
     assert [[step.action_target for step in row.agent_steps] for row in rows] == [["env", "env", "internal"], ["env"]]
+    assert [[step.action for step in row.agent_steps] for row in rows] == [["one", "two", "SUMMARY"], ["three"]]
     assert "SUMMARY" in decode(agent.tokenizer, rows[1].prompt_tokens)
     check(rows, agent)
 
@@ -237,6 +238,7 @@ def test_tools_are_run_and_their_results_are_not_trained_on() -> None:
     assert (calling.action_target, acting.action_target) == ("internal", "env")
     (call,) = calling.tool_calls
     assert (call.name, call.result, call.error) == ("add", "3", None)
+    assert (calling.action, acting.action) == (CALL, row.messages[-1].content)
     assert row.environment_steps[0].agent_steps == (0, 1)
     between = row.response_tokens[calling.end : acting.start]
     assert "<tool_response>\n3\n</tool_response>" in chat_tokenizer().decode(between.tolist())

@@ -4,17 +4,20 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import boto3
 import pytest
 from strategies import make_group
 
 import ludic as package
 from ludic.errors import ConfigError, SchemaError
+from ludic.maintenance.verify import check_root
 from ludic.records import Message, RolloutBatch, RolloutMetadata
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
 from ludic.store.compaction_plans import read_partition_plans
 from ludic.store.files import list_versions, parse_source
 from ludic.store.names import parse_attempt_id, parse_number
-from ludic.store.policies import policy_versions
+from ludic.store.policies import policy_versions, stored_versions
+from ludic.store.s3 import S3, ObstoreS3
 
 ESCAPE, TURNED, TAG = "\x1b]0;owned\x07", "\u202egnp.exe", "\U000e0041"
 
@@ -93,7 +96,7 @@ COMMANDS = (
     ("show", "no-such-id" + ESCAPE + TURNED),
     ("watch", "--once"),
     ("compact", "--dry-run"),
-    ("expire", "--keep-versions", "0", "--dry-run"),
+    ("expire", "--keep-versions", "1", "--dry-run"),
 )
 
 
@@ -131,6 +134,57 @@ def test_no_command_prints_what_would_command_a_terminal(ludic, hostile: tuple[R
     printed = result.out + result.err
     assert "evil" in printed or name in ("compact", "expire") or "no-such-id" in printed
     assert not {"\x1b", "\x07", "\u202e", TAG} & set(printed)
+
+
+BACKSLASHES = ("\\.parquet", "\\'.parquet", "a\\b.json", "\\.json")
+
+
+@pytest.mark.slow
+def test_a_backslash_in_a_name_stops_no_command_and_verify_names_the_file(ludic, breakable: Path) -> None:
+    """DuckDB takes a backslash for a separator."""
+    folders = sorted({path.parent for path in breakable.rglob("*") if path.is_file()} | {breakable / "labels"})
+    (breakable / "labels").mkdir()
+    names = [(folder / name).relative_to(breakable).as_posix() for folder in folders for name in BACKSLASHES]
+    for name in names:
+        (breakable / name).write_bytes(b"{}")
+    queries = [("sql", f"from {view}") for view in ("metrics", "all_batches", "policies", "workers")]
+    commands = [command for command in COMMANDS if command[0] != "show"]
+    for name, *args in (*commands, *queries, ("report", "--output", str(breakable.with_name("report.html")))):
+        result = ludic(name, breakable, *args)
+        assert result.code == (1 if name == "verify" else 0), result.err
+        assert "Traceback" not in result.err
+    found = {finding.where for finding in check_root(Root.open(str(breakable))).findings}
+    assert set(names) <= found
+
+
+@pytest.mark.parametrize("filesystem", ["obstore", "s3fs"])
+def test_markers_of_folders_in_a_bucket_are_no_files(
+    s3_bucket: str, s3_server: str, tmp_path: Path, run_config: RunConfig, filesystem: str
+) -> None:
+    """Consoles of object stores make empty objects whose keys end in a slash."""
+    fs = S3(use_listings_cache=False) if filesystem == "s3fs" else None
+    root = Root.create(f"{s3_bucket}/markers-{filesystem}", run_config, fs=fs)
+    assert isinstance(root.fs, ObstoreS3) == (filesystem == "obstore")
+    client = boto3.client("s3", endpoint_url=s3_server)
+    bucket, _, prefix = root.path.partition("/")
+    names = ["policies/version=60/config.json", "policies/version=60/policy.json"]
+    for name in (
+        "",
+        "policies/",
+        "policies/version=60/",
+        "rollouts/",
+        "evals/version=3/",
+        "metrics/train-a-0.parquet/",
+    ):
+        client.put_object(Bucket=bucket, Key=f"{prefix}/{name}", Body=b"")
+    for name in names:
+        root.put(name, b"{}")
+    root.put("policies/empty", b"")
+    assert root.list("") == ["policies/empty", *names, "run.json"] == list(root.sizes(""))
+    assert [root.list(name) for name in ("policies/version=60", "rollouts", "evals", "metrics")] == [names, [], [], []]
+    folder = fetch_policy(root, 60, tmp_path)
+    assert sorted(path.name for path in Path(folder).iterdir()) == ["config.json", "policy.json"]
+    assert stored_versions(root) == policy_versions(root) == [60]
 
 
 def test_python_sees_the_texts_as_they_are(hostile: tuple[Root, str, str]) -> None:

@@ -47,8 +47,10 @@ def test_what_is_no_record_is_refused(record: type, content: bytes) -> None:
 
 @pytest.mark.parametrize("wrong", [[], {}, "text", -1, 1e300, None, 2**80])
 def test_a_field_of_another_type_is_refused(wrong: object) -> None:
-    values = {"version": 3, "groups_per_worker": 4}
-    assert decode_record(encode_json(values), LatestPolicy) == LatestPolicy(version=3, groups_per_worker=4)
+    values = {"version": 3, "budget": 4}
+    assert decode_record(encode_json(values), LatestPolicy) == LatestPolicy(version=3, budget=4)
+    # as trainers wrote it who asked for groups by version
+    assert decode_record(encode_json({"version": 3, "groups_per_worker": 4}), LatestPolicy) == LatestPolicy(version=3)
     with pytest.raises(ValueError, match="version"):
         decode_record(encode_json(values | {"version": wrong}), LatestPolicy)
 
@@ -68,14 +70,14 @@ def test_a_broken_latest_is_replaced_by_the_next_publish(breakable: Path) -> Non
     root = Root.open(str(breakable))
     # Versions 0 and 1 are there.
     assert publish(root) == 2
-    assert latest_policy(root) == LatestPolicy(version=2, groups_per_worker=4)
+    assert latest_policy(root) == LatestPolicy(version=2, budget=4)
 
 
 def publish(root: Root) -> int:
     def save(folder: Path) -> None:
         (folder / "config.json").write_text("{}")
 
-    return publish_policy(root, save, step=2, attempt_id=1, parent_version=1, groups_per_worker=lambda _: 4)
+    return publish_policy(root, save, step=2, attempt_id=1, parent_version=1, budget=4)
 
 
 @pytest.mark.parametrize("content", [*WHOLE, b'{"created_at": "x", "rule": "y", "partitions": [{"folder": "../.."}]}'])

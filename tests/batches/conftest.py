@@ -24,7 +24,7 @@ def open_stream(mesh):
         source = open_source(root, config, stop)
         publisher = Publisher(root, attempt, keep=None)
         source.resume(None, publisher)
-        publisher.publish(lambda folder: None, step=0, num_ready_groups=source.count_ready_groups(None))
+        publisher.publish(lambda folder: None, step=0)
         streams.append(PlannedStream(root, config.batch, source, attempt, stop))
         streams[-1].start_plan(1, 0)
         return streams[-1]

@@ -143,7 +143,7 @@ def test_only_the_first_and_the_last_weights_are_published(new_root, source):
     root = new_root("offline")
     train_here(root, offline=True, sources=(source.url,), epochs=1)
     assert query(root, "select version, step from policies order by all") == [(0, 0), (1, 4)]
-    assert latest_policy(root).groups_per_worker == 0
+    assert latest_policy(root).num_allowed(0) == 0
 
 
 def test_another_selection_can_choose_offline_too(new_root, source):

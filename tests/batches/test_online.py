@@ -31,7 +31,7 @@ def open_source():
         publisher = Publisher(root, start_attempt(root), keep=None)
         source = OnlineSource(root, train_config(**settings).batch, stop or threading.Event())
         source.resume(None, publisher)
-        publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
+        publisher.publish(lambda folder: None, step=0)
         sources.append(source)
         return source, publisher
 
@@ -218,29 +218,30 @@ def test_a_wait_over_the_stall_limit_names_the_filter_that_drops_most(new_root, 
         next_plan(source, 1)
 
 
-def test_workers_are_asked_for_more_when_all_that_was_asked_came_and_is_not_enough(new_root, open_source):
-    # groups_per_batch 2 and one batch ahead: 4 groups asked of the one worker; filters leave 1 of the 4.
+def test_workers_may_start_others_for_the_groups_that_filters_drop(new_root, open_source):
+    # groups_per_batch 2, and 4 groups may be open at first; filters leave 1 of the 4.
     root = new_root()
     rewards = [[1.0] * 4, [0.5] * 4, [0.0] * 4, [0.1, 0.2, 0.3, 0.4]]
     source, _ = open_source(root, filters=("drop_zero_variance_groups",), rollout_timeout_s=0.3)
-    assert latest_policy(root).groups_per_worker == 4
+    assert latest_policy(root).num_allowed(0) == 4
     fill(root, num_files=1, rewards=rewards, num_groups=4)
     with pytest.raises(StalledError):
         next_plan(source, 1)
-    assert latest_policy(root).groups_per_worker > 4
+    assert latest_policy(root).num_allowed(0) == 3
 
 
-def test_nothing_more_is_asked_of_the_version_that_is_about_to_be_replaced(new_root, open_source):
-    # 4 groups asked and delivered, 2 steps planned: the third waits for version 1, which will ask for what it needs.
+def test_workers_are_told_nothing_by_the_version_that_is_about_to_be_replaced(new_root, open_source):
+    # 4 groups are open and delivered, 2 steps planned: the third waits for version 1, which says what is open then.
     root = new_root()
     source, publisher = open_source(root, rollout_timeout_s=0.3)
     fill(root, num_files=1, groups_per_file=4)
     next_plan(source, 1), next_plan(source, 2)
     with pytest.raises(StalledError):
         next_plan(source, 3, trainer_version=1)
-    assert latest_policy(root).groups_per_worker == 4
-    publisher.publish(lambda folder: None, step=1, num_ready_groups=source.count_ready_groups(0))
-    assert (latest_policy(root).version, latest_policy(root).groups_per_worker) == (1, 4)
+    assert latest_policy(root).num_allowed(0) == 4
+    publisher.publish(lambda folder: None, step=1)
+    # The groups of step 2 are open until its weights are out.
+    assert (latest_policy(root).version, latest_policy(root).num_allowed(0)) == (1, 2)
 
 
 def test_what_an_earlier_trainer_left_counts_as_ready(new_root, open_source):
@@ -249,9 +250,8 @@ def test_what_an_earlier_trainer_left_counts_as_ready(new_root, open_source):
     source, _ = open_source(root)
     assert source.count_ready_groups(None) == 0  # a run without a policy has no rollouts to look for
     assert source.count_ready_groups(0) == 3
-    # The 2 planned for the next step are ready, taken or not; they are not when the plan after is begun.
     next_plan(source, 1)
-    assert source.count_ready_groups(0) == 3
+    assert source.count_ready_groups(0) == 1
     with pytest.raises(StalledError):
         next_plan(source, 2)
     assert source.count_ready_groups(0) == 1

@@ -48,7 +48,7 @@ def open_source():
         publisher = Publisher(root, start_attempt(root), keep=None)
         source = OnlineSource(root, train_config(**settings).batch, threading.Event())
         source.resume(None, publisher)
-        publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
+        publisher.publish(lambda folder: None, step=0)
         sources.append(source)
         return source, publisher
 

@@ -1,5 +1,6 @@
 """Contestants of the SQL and the point-read benchmarks do the same work; no figure is checked."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ludic.store import list_files
 sys.path.insert(0, str(Path(__file__).parents[2]))  # benchmarks are no part of the package
 
 from benchmarks import credit, many_files, point_read, sql
+from benchmarks.measure import in_a_process
 from benchmarks.stores import compact_copy, make_store
 
 
@@ -49,6 +51,14 @@ def test_contestants_of_other_advantages_are_refused(stores):
         sql.check_same(small, {"moved": lambda: moved})
     with pytest.raises(AssertionError, match="none keeps other rollouts"):
         sql.check_same(small, {"none": dict})
+
+
+def test_a_process_has_the_environment_of_its_call(monkeypatch):
+    assert in_a_process(os.getpid) != os.getpid()  # the fork server runs from now on
+    monkeypatch.setenv("LUDIC_TEST_OF_BENCHMARKS", "set later")
+    assert in_a_process(os.getenv, "LUDIC_TEST_OF_BENCHMARKS") == "set later"
+    monkeypatch.delenv("LUDIC_TEST_OF_BENCHMARKS")
+    assert in_a_process(os.getenv, "LUDIC_TEST_OF_BENCHMARKS") is None
 
 
 def test_compaction_leaves_a_file_a_version(stores):

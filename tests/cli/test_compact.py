@@ -47,7 +47,7 @@ def test_only_sealed_versions_are_taken_unless_told(ludic, filled: Root) -> None
         "no version is sealed yet: name one with --before, or take --all of a run that is finished\n"
     )
     start_attempt(filled, config={"max_off_policy_steps": 1})
-    point_latest(filled, LatestPolicy(version=2, groups_per_worker=1))
+    point_latest(filled, LatestPolicy(version=2, budget=1))
     assert ludic("compact", filled.url).code == 0
     assert compacted_versions(filled) == {0}
     assert ludic("compact", filled.url, "--before", "2").code == 0

@@ -63,7 +63,7 @@ def mine(folder, marker, model_folder) -> Root:
     """A run of this user's own environment, with weights to sample with."""
     write_environment(folder / "cats.py", marker)
     root = create_root(str(folder / "run"), model_folder, env=("cats.py:Cats",), max_tokens=4, accept_incomplete=True)
-    publish(root, model_folder, groups_per_worker=100)
+    publish(root, model_folder, budget=100)
     return root
 
 

@@ -38,7 +38,7 @@ def root(folder: Path, model_folder: str) -> Root:
     """A run of this user's on the questions."""
     options = {"env": (NAME,), "env_options": {NAME: OPTIONS}, "max_tokens": 4, "accept_incomplete": True}
     root = create_root(str(folder / "run"), model_folder, **options)
-    publish(root, model_folder, groups_per_worker=100)
+    publish(root, model_folder, budget=100)
     return root
 
 

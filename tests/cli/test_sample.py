@@ -68,7 +68,7 @@ def test_people_get_text(ludic, trained: Root) -> None:
 
 @pytest.mark.slow
 def test_a_policy_is_fetched_from_any_filesystem(ludic, root_url: str, model_folder: str, trained: Root) -> None:
-    publish(create_root(root_url, model_folder), model_folder, groups_per_worker=1)
+    publish(create_root(root_url, model_folder), model_folder, budget=1)
     here = answers(ludic, trained.url, "--version", "0", "--temperature", "0")
     assert answers(ludic, root_url, "--temperature", "0")["answers"] == here["answers"]
 

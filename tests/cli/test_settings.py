@@ -180,9 +180,9 @@ def test_every_command_checks_the_whole_experiment(
 
 def test_a_worker_takes_its_own_of_an_experiment(tmp_path: Path) -> None:
     path = tmp_path / "experiment.toml"
-    path.write_text('env = ["moar_cats"]\nlearning_rate = 0.5\nalgorithm = "grpo"\ngroups_per_call = 3\n')
+    path.write_text('env = ["moar_cats"]\nlearning_rate = 0.5\nalgorithm = "grpo"\nin_flight = 3\n')
     settings = parse(worker.Settings, ["here", "--config", str(path)], program="ludic worker", description="")
-    assert settings.worker.groups_per_call == 3
+    assert settings.worker.in_flight == 3
 
 
 @pytest.mark.parametrize(
@@ -331,6 +331,7 @@ def test_a_run_that_an_older_version_began_keeps_its_settings(tmp_path: Path) ->
     assert settings == TrainConfig.of(
         num_steps=40,
         learning_rate=0.004,
+        max_off_policy_steps=8,
         objective="ppo_clip",
         clip_high=0.28,
         is_ratio_bounds=(0.5, 2.0),

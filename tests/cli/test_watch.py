@@ -89,16 +89,26 @@ def test_a_frame_says_where_the_run_is(status: RunStatus) -> None:
 def test_a_frame_says_what_a_version_costs_and_what_a_kill_loses(status: RunStatus) -> None:
     assert "publishing" not in shown(status)
     assert "at risk" not in shown(status)
-    # Versions of 20 and 40 MB: 30 MB. Two workers swapped; a call of two environments has 600 + 600 tokens.
+    # Versions of 20 and 40 MB: 30 MB. Two workers swapped; 24 and 64 episodes run.
     steps = [train_row(1, publish_bytes=20_000_000, publish_write_s=0.2)]
     steps += [train_row(2), train_row(3, publish_bytes=40_000_000, publish_write_s=0.4)]
     times = {"first_token_s": 1.0, "fetch_s": 0.25, "load_s": 0.5}
-    calls = [worker_row("w0", 10, **times), worker_row("w0", 10, env_name="opposites")]
-    calls += [worker_row("w1", 5, step_s=19.0, **times | {"first_token_s": 2.0})]
+    calls = [worker_row("w0", 20, num_running=99), worker_row("w0", 10, num_running=24, **times)]
+    calls += [worker_row("w1", 5, num_running=64, **times | {"first_token_s": 2.0})]
     text = shown(replace(status, steps=steps, calls=calls, newest_calls=calls))
     assert "publishing  30.0 MB a version, written in 0.3 s; first token after 1.5 s" in text
     assert "(fetch 0.25 s, load 0.5 s)" in text
-    assert line(text, "at risk") == "up to 1,200 tokens if a worker is killed: those of its call"
+    assert line(text, "at risk") == "up to 64 episodes if a worker is killed: those that it runs"
+
+
+def test_a_frame_says_what_workers_wait_for(status: RunStatus) -> None:
+    rows = [worker_row("w0", 10, wait_s=9.0, step_s=1.0, waited_for="budget"), worker_row("w1", 5, wait_s=0.0)]
+    workers = line(shown(replace(status, calls=rows)), "workers")
+    assert workers == "wait for the budget of open groups, which the trainer sets"
+    rows = [worker_row("w0", 10, wait_s=9.0, step_s=1.0, waited_for="weights")]
+    assert line(shown(replace(status, calls=rows)), "workers") == "wait for new weights"
+    rows = [worker_row("w0", 10, wait_s=0.5, step_s=20.0, waited_for="budget")]
+    assert "│ workers" not in shown(replace(status, calls=rows))
 
 
 def test_time_is_shared_out_over_the_phases_of_the_loop(status: RunStatus) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from clusters.conftest import Nodes, wait_until
+from hostile_folders import hostile_folder, imported_from
 from integration import test_kill
 from integration.test_kill import CONFIG, NUM_STEPS, NUM_WORKERS
 from tiny_runs import create_root, query
@@ -47,13 +48,16 @@ def start_root(folder: Path, num_workers: int = NUM_WORKERS) -> Root:
 
 
 @contextmanager
-def running(root: Root, nodes: Nodes, config: TrainConfig, *flags: str) -> Iterator[subprocess.Popen]:
+def running(
+    root: Root, nodes: Nodes, config: TrainConfig, *flags: str, cwd: Path | None = None
+) -> Iterator[subprocess.Popen]:
     """A `ludic run` on the cluster, with the settings of the root; its output is in the file log."""
     log = Path(root.path).parent / "log"
     settings = to_flags({**config.flat(), "launcher": "ray", "ray_address": nodes.address})
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "ludic", "run", root.url, *settings, *flags],
+            [Path(sys.executable).with_name("ludic"), "run", root.url, *settings, *flags],
+            cwd=cwd,
             stdout=out,
             stderr=out,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
@@ -133,16 +137,23 @@ def test_the_guarantees_of_killed_processes_hold_for_killed_nodes(check: Callabl
     check(root)
 
 
-def test_two_ranks_of_ray_train_share_a_model_and_workers_come_and_go(tmp_path: Path, nodes: Nodes) -> None:
+def test_two_ranks_share_a_model_survive_kills_and_import_nothing_from_their_folder(
+    tmp_path: Path, nodes: Nodes
+) -> None:
+    """Three kills without a new checkpoint, where three failures would end the run; and workers come and go."""
     import ludic
 
     root = start_root(tmp_path, num_workers=1)
     config = CONFIG.replace(num_steps=30)
-    with running(root, nodes, config, "--ranks", "2") as process:
+    hostile = hostile_folder(tmp_path / "hostile")
+    with running(root, nodes, config, "--ranks", "2", cwd=hostile) as process:
 
         def wait(is_so):
             wait_until(is_so, lambda: process.poll() is None)
 
+        for attempt in range(1, 4):
+            wait(lambda attempt=attempt: newest_claim(root) == attempt)
+            os.kill(pid_of_trainer(root), signal.SIGKILL)
         wait(lambda: num_planned(root) >= 2)
         assert life_of_worker(root, 1) == 0
         ludic.open(root.url).scale(2, ray_address=nodes.address)
@@ -152,6 +163,10 @@ def test_two_ranks_of_ray_train_share_a_model_and_workers_come_and_go(tmp_path: 
         finish(root, process)
     assert query(root, "select count(distinct step) from batches where used") == [(30,)]
     assert newest_attempt(root).numerics["num_ranks"] == 2
+    log = (tmp_path / "log").read_text()
+    lost = log.count("a rank of the trainer was lost; starting again from the root")
+    assert (lost, log.count("the trainer failed")) == (3, 0), log
+    assert imported_from(hostile) == []
 
 
 def test_a_trainer_that_another_one_replaced_is_not_started_again(tmp_path: Path, nodes: Nodes) -> None:
@@ -164,20 +179,17 @@ def test_a_trainer_that_another_one_replaced_is_not_started_again(tmp_path: Path
     assert newest_claim(root) == 2
 
 
-def test_failures_without_a_new_checkpoint_end_the_run_and_lost_nodes_do_not() -> None:
-    exceptions = pytest.importorskip("ray.exceptions")
+def test_failures_without_a_new_checkpoint_end_the_run() -> None:
+    pytest.importorskip("ray.train", reason="ray is in the extra ray")
     from ludic.launch.ray_trainer import Deaths
 
     checkpoint = 0
     deaths = Deaths(progress=lambda: checkpoint)
-    failed, lost = [StalledError("no rollouts")], [RuntimeError("peer"), exceptions.RayActorError()]
-    for _ in range(5):
-        deaths.count(lost)
+    failed = [StalledError("no rollouts")]
     deaths.count(failed)
     deaths.count(failed)
     checkpoint = 2  # progress: the count begins again
     deaths.count(failed)
-    deaths.count(lost)
     deaths.count(failed)
     with pytest.raises(ChildError, match="the trainer failed 3 times without a new checkpoint: no rollouts"):
         deaths.count(failed)

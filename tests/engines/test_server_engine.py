@@ -3,22 +3,25 @@
 import asyncio
 import json
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_requests import a_request
-from fake_vllm import FakeVllm, Fault, listening
+from fake_vllm import FakeVllm, Fault, listening, logprobs_of_folder
 
-from ludic.engines import server_loading, server_pool
+from ludic.engines import server_checks, server_loading, server_pool
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, generate_all
 from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.server_engine import ServerEngine
+from ludic.engines.weight_labels import is_claim
 from ludic.errors import ConfigError, EngineError, ModelError, NoServerError
 from ludic.records import WeightSpan
 
@@ -97,6 +100,37 @@ GARBAGE: dict[str, Fault] = {
     "unknown weights": changed(weight_versions=[{"version": "default", "start": 0, "end": 16}]),
 }
 
+TOKEN_LIES = (1_000_000, 64, -1, 2**31, 2**31 - 1, 2**63, 10**30)
+"""Ids that no model of 64 tokens gives."""
+LOGPROB_LIES = (5.0, 1e308, -1e308, -101.0, -9999.0, float("nan"), float("inf"))
+
+
+def with_token(token: int) -> Fault:
+    return changed(token_ids=[5, token, *[5] * 14])
+
+
+def with_logprob(logprob: float) -> Fault:
+    """In the form of both endpoints."""
+    values = [-1.0, logprob, *[-1.0] * 14]
+    content = [{"token_id": 5, "logprob": value, "top_logprobs": []} for value in values]
+    return changed(logprobs={"content": content, "token_logprobs": values})
+
+
+def with_candidate(token: int, logprob: float) -> Fault:
+    own = {"token_id": 5, "logprob": -1.0}
+    content = [own | {"top_logprobs": [own, {"token_id": token, "logprob": logprob}]} for _ in range(16)]
+    return changed(logprobs={"content": content})
+
+
+LIES = {
+    **{f"token {token}": with_token(token) for token in TOKEN_LIES},
+    **{f"logprob {logprob:g}": with_logprob(logprob) for logprob in LOGPROB_LIES},
+}
+CANDIDATE_LIES = {
+    **{f"kept token {token}": with_candidate(token, -2.0) for token in TOKEN_LIES},
+    **{f"logprob {logprob:g} of a kept token": with_candidate(6, logprob) for logprob in (5.0, 1e308)},
+}
+
 
 @pytest.mark.parametrize("fault", GARBAGE.values(), ids=GARBAGE.keys())
 def test_an_answer_that_cannot_be_used_is_asked_for_again(fake: FakeVllm, start: StartEngine, fault: Fault) -> None:
@@ -106,6 +140,41 @@ def test_an_answer_that_cannot_be_used_is_asked_for_again(fake: FakeVllm, start:
     assert completion.tokens.tolist() == [5] * 16
     assert completion.weight_versions == (WeightSpan(version=0, start=0, end=16),)
     assert fake.num_completions == 2
+
+
+@pytest.mark.parametrize("has_generate", [True, False])
+def test_tokens_and_logprobs_that_no_model_gives_are_asked_for_again(
+    fake: FakeVllm, start: StartEngine, caplog: pytest.LogCaptureFixture, has_generate: bool
+) -> None:
+    fake.has_generate = has_generate
+    engine = start(fake)
+    for number, (name, lie) in enumerate(LIES.items(), start=1):
+        fake.faults = [lie]
+        assert one(engine).logprobs.tolist() == [-1.0] * 16, name
+        assert fake.num_completions == 2 * number, name
+    said = [record.getMessage() for record in caplog.records]
+    assert any("answered with tokens from 5 to 1000000, wanted 0 to 63" in text for text in said)
+    assert any("answered with logprob 5, wanted -100 to 0, the logarithm of a probability" in text for text in said)
+
+
+def test_kept_tokens_that_no_model_gives_are_asked_for_again(fake: FakeVllm, start: StartEngine) -> None:
+    engine = start(fake)
+    for number, (name, lie) in enumerate(CANDIDATE_LIES.items(), start=1):
+        fake.faults = [lie, with_candidate(6, -2.0)]
+        kept = one(engine, top_k=2, return_mask=True).kept_tokens
+        assert kept is not None
+        assert [ids.tolist() for ids in kept] == [[5, 6]] * 16, name
+        assert fake.num_completions == 2 * number, name
+
+
+def test_a_server_that_only_lies_is_an_error_that_says_what_it_answered(
+    fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_pool, "_MOST_ATTEMPTS", 2)
+    engine = start(fake)
+    fake.faults = [with_token(2**31)] * 2
+    with pytest.raises(EngineError, match="answered with tokens from 5 to 2147483648, wanted 0 to 63, which the model"):
+        one(engine)
 
 
 def test_answers_that_can_never_be_used_are_an_error(
@@ -139,12 +208,16 @@ def test_labels_of_one_version_make_one_span_and_a_newer_version_another(fake: F
     )
 
 
-def test_nan_logprobs_are_an_error_that_names_the_version(fake: FakeVllm, start: StartEngine) -> None:
+def test_nan_logprobs_are_an_error_that_names_the_version_if_all_answers_have_them(
+    fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_pool, "_MOST_ATTEMPTS", 2)
     engine = start(fake)
     content = [{"token_id": 5, "logprob": -9999.0, "top_logprobs": []}] * 16
-    fake.faults = [changed(logprobs={"content": content})]
+    fake.faults = [changed(logprobs={"content": content})] * 2
     with pytest.raises(ModelError, match="weights of version 0 give NaN"):
         one(engine)
+    assert fake.num_completions == 2
 
 
 def test_a_cancelled_request_is_closed_at_the_server(fake: FakeVllm, start: StartEngine) -> None:
@@ -219,6 +292,7 @@ def test_a_server_of_a_smaller_model_is_refused(fake: FakeVllm, start: StartEngi
         (("ftp://node1",), "wanted one such as http://node1:8000"),
         (("http://",), "no URL of a server"),
         (("ftp://me:secret@node1",), "server_url is ftp://node1, which"),
+        (("http://me:secret@node1",), "server_url is http://node1, which"),
     ],
 )
 def test_wrong_urls_are_refused(model_folder: str, urls: tuple[str, ...], message: str) -> None:
@@ -232,13 +306,13 @@ def test_unknown_options_are_refused(model_folder: str) -> None:
         engine_maker(EngineSetup(config=config))(model_folder, 0)
 
 
-def test_no_server_is_an_error_that_says_so_without_the_password(
-    fake: FakeVllm, start: StartEngine, caplog: pytest.LogCaptureFixture
+def test_no_server_is_an_error_that_says_so_without_the_login(
+    start: StartEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone = FakeVllm()
     with listening(gone):
         port = gone.url.rpartition(":")[2]
-    gone.url = f"http://me:secret@127.0.0.1:{port}"
+    monkeypatch.setenv("LUDIC_SERVER_LOGIN", "me:secret")
     with pytest.raises(NoServerError, match=rf"^http://127.0.0.1:{port} does not answer \(ConnectError") as error:
         start(gone)
     assert "secret" not in str(error.value) + caplog.text
@@ -384,6 +458,59 @@ def test_a_load_that_fails_on_all_servers_is_an_error_and_the_version_before_is_
     assert fake.loads == [model_folder, model_folder]
 
 
+def test_whatever_fails_in_a_load_leaves_no_claim_and_no_label_of_weights_that_were_not_compared(
+    fake: FakeVllm, start: StartEngine, other_weights: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_pool, "_LOAD_AGAIN_S", 0.2)
+    fake.device_and_dtype, fake.has_extension = ("cpu", "float32"), True
+    engine, answer = start(fake), fake.answer
+    changes: list[str] = []
+    """What is asked for after a claim that changes the server."""
+    failing = -1
+    """The index of the one that fails."""
+
+    def fail(method: str, path: str, body: dict[str, Any]) -> tuple[int, bytes]:
+        if method == "POST" and (changes or is_claim(fake.label)):
+            changes.append(path)
+            if len(changes) - 1 == failing:
+                return 500, b'{"error":{"message":"out of order"}}'
+        return answer(method, path, body)
+
+    monkeypatch.setattr(fake, "answer", fail)
+    engine.load_weights(other_weights, 1)
+    steps = changes.copy()
+    assert len(steps) == 5
+    for version, step in enumerate(steps, start=2):
+        failing, num_labels = steps.index(step), len(fake.labels)
+        changes.clear()
+        with pytest.raises(ModelError, match="out of order"):
+            engine.load_weights(other_weights, version)
+        assert one(engine).policy_version == 1  # at once, not when a claim has become stale
+        left = [label for label in fake.labels[num_labels:] if not is_claim(label) and label != f"run:{version}"]
+        assert left[0] == ("run:1" if step == "/pause" else server_loading.HALF_LOADED), step
+        assert (fake.label, fake.is_paused) == ("run:1", False), step
+
+
+def test_files_that_go_after_the_claim_change_nothing(
+    fake: FakeVllm, start: StartEngine, other_weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, set_label = shutil.copytree(other_weights, tmp_path / "policy"), fake._set_label
+    fake.device_and_dtype, fake.has_extension = ("cpu", "float32"), True
+    engine = start(fake)
+
+    def claim(body: dict[str, Any]) -> dict[str, Any]:
+        shutil.rmtree(folder, ignore_errors=True)
+        return set_label(body)
+
+    monkeypatch.setattr(fake, "_set_label", claim)
+    with pytest.raises(ModelError, match=r"policy: no config\.json that transformers can use"):
+        engine.load_weights(str(folder), 1)
+    assert fake.labels[-2].startswith("run:0 <- 1 by ")
+    assert fake.labels[-1] == "run:0"
+    assert one(engine).policy_version == 0
+    assert len(fake.loads) == 1
+
+
 def test_weights_that_are_gone_when_a_server_starts_again_are_an_error(
     fake: FakeVllm, start: StartEngine, other_weights: str, tmp_path: Any
 ) -> None:
@@ -420,4 +547,80 @@ def test_prompts_share_their_prefix_only_under_the_same_weights(
     monkeypatch.setattr(fake, "_generate", lambda body: (salts.append(body["cache_salt"]), generate(body))[1])
     engine = start(fake, version=3)
     one(engine)
-    assert salts == ["check", "run:3"]
+    assert [salt for salt in salts if not salt.startswith("check ")] == ["check", "run:3"]
+
+
+# --- Logprobs after a load -----------------------------------------------------------------------------------------
+
+
+OLD_HEAD, OTHER_LOGPROBS = "keeps the old head of a model with tied embeddings", "its logprobs differ by up to"
+UNKNOWN_DEVICE = f"/server_info does not tell its device, and on a CPU, vLLM {OLD_HEAD}"
+
+
+@pytest.mark.parametrize(
+    ("told", "has_extension", "off_by", "problem"),
+    [
+        (("cpu", "float32"), True, 0.0, None),
+        (("cpu", "float32"), True, 0.002, OTHER_LOGPROBS),
+        (("cpu", "float32"), False, 0.0, OLD_HEAD),
+        (("cpu", "bfloat16"), True, 0.2, None),
+        (("cpu", "bfloat16"), True, 0.4, OTHER_LOGPROBS),
+        (("cuda", "float32"), False, 0.0, None),
+        (("cuda", "float32"), False, 0.002, OTHER_LOGPROBS),
+        (("cuda", "float16"), False, 0.2, OTHER_LOGPROBS),
+        (("cuda", "bfloat16"), False, 0.2, None),
+        ((None, "float32"), True, 0.0, None),
+        ((None, "float32"), True, 0.002, OTHER_LOGPROBS),
+        ((None, "float32"), False, 0.0, UNKNOWN_DEVICE),
+        (None, True, 0.0, None),
+        (None, True, 0.4, OTHER_LOGPROBS),
+        (None, False, 0.0, UNKNOWN_DEVICE),
+    ],
+)
+def test_a_load_that_leaves_other_weights_is_refused(
+    fake: FakeVllm,
+    start: StartEngine,
+    model_folder: str,
+    told: tuple[str | None, str] | None,
+    has_extension: bool,
+    off_by: float,
+    problem: str | None,
+) -> None:
+    fake.device_and_dtype, fake.has_extension = told, has_extension
+    fake.logprobs_of = logprobs_of_folder(model_folder, off_by)
+    if problem is None:
+        assert one(start(fake)).policy_version == 0
+        return
+    with pytest.raises(ModelError, match=f"gets no requests after loading .*{problem}.*--worker-extension-cls ludic"):
+        start(fake)
+    assert fake.label == server_loading.HALF_LOADED
+    assert not fake.is_paused
+
+
+@pytest.mark.parametrize(("device", "is_noticed"), [("cpu", True), (None, True), ("cuda", False)])
+def test_each_load_is_compared_on_a_cpu_and_the_first_one_elsewhere(
+    fake: FakeVllm, start: StartEngine, model_folder: str, other_weights: str, device: str | None, is_noticed: bool
+) -> None:
+    fake.device_and_dtype, fake.has_extension = (device, "float32"), True
+    fake.logprobs_of = logprobs_of_folder(model_folder)  # and it computes with these for ever
+    engine = start(fake)
+    if not is_noticed:
+        engine.load_weights(other_weights, 1)
+        fake.restart()  # its next load is a first one again
+        wait_until(lambda: fake.label == server_loading.HALF_LOADED)
+        return
+    with pytest.raises(ModelError, match=OTHER_LOGPROBS):
+        engine.load_weights(other_weights, 1)
+    assert engine.policy_version == 0
+
+
+def test_large_weights_are_not_read_a_second_time_but_the_extension_is_asked_for(
+    fake: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_checks, "_MOST_COMPARED_BYTES", 1000)
+    fake.device_and_dtype = ("cpu", "float32")
+    with pytest.raises(ModelError, match=OLD_HEAD):
+        start(fake)
+    fake.restart()
+    fake.has_extension = True
+    assert one(start(fake)).logprobs.tolist() == [-1.0] * 16

@@ -1,5 +1,6 @@
 """Calls of an environment end in time; where Python can't end them, the worker does."""
 
+import asyncio
 import re
 import signal
 import threading
@@ -56,17 +57,27 @@ def test_what_a_call_raises_passes():
 
 def test_without_a_limit_nothing_is_timed_or_announced():
     told = []
-    assert TimeLimit(announce=told.append).call("score", lambda: signal.getitimer(signal.ITIMER_REAL)[1]) == 0
+    assert TimeLimit(announce=announcing(told)).call("score", lambda: signal.getitimer(signal.ITIMER_REAL)[1]) == 0
     assert told == []
+
+
+def announcing(told):
+    """Notes each call, and its end as "-" and the call."""
+
+    def announce(call):
+        told.append(call)
+        return lambda: told.append(f"-{call}")
+
+    return announce
 
 
 def test_each_call_is_announced_and_its_end_too():
     told = []
-    limit = TimeLimit(timeout_s=0.05, announce=told.append)
+    limit = TimeLimit(timeout_s=0.05, announce=announcing(told))
     limit.call("reset", lambda: None)
     with pytest.raises(TimeLimitError):
         limit.call("step", loop)
-    assert told == ["reset", "", "step", ""]
+    assert told == ["reset", "-reset", "step", "-step"]
 
 
 def test_the_alarm_of_who_calls_still_comes():
@@ -136,11 +147,11 @@ def test_in_another_thread_a_call_that_returns_late_fails():
 
 def test_in_another_thread_a_call_is_announced_though_no_alarm_reaches_it():
     told, results = [], []
-    limit = TimeLimit(timeout_s=0.05, announce=told.append)
+    limit = TimeLimit(timeout_s=0.05, announce=announcing(told))
     thread = threading.Thread(target=lambda: results.append(limit.call("score", lambda: 3)))
     thread.start()
     thread.join()
-    assert (told, results) == (["score", ""], [3])
+    assert (told, results) == (["score", "-score"], [3])
 
 
 class Question:
@@ -162,29 +173,33 @@ class Steps:
         return Transition(observation=None, reward=1.0, terminated=True) if action else loop()
 
 
+def call(held, method, *args):
+    return asyncio.run(held.call(method, *args))
+
+
 def test_an_environment_works_as_without_a_limit():
-    environment = LimitedEnvironments("q", lambda: SingleTurn(Question()), SHORT)()
-    assert environment.reset(environment.example(1, "train")) == EXAMPLE.messages
-    assert environment.step("yes").reward == 1.0
+    held = LimitedEnvironments("q", lambda: SingleTurn(Question()), SHORT)()
+    assert call(held, "reset", held.example(1, "train")) == EXAMPLE.messages
+    assert call(held, "step", "yes").reward == 1.0
 
 
 @pytest.mark.parametrize(
-    ("make", "call", "says"),
+    ("make", "calls", "says"),
     [
         (lambda: SingleTurn(Question()), lambda env: env.example(0, "heldout"), "q: example of index 0, heldout did"),
         (
             lambda: SingleTurn(Question()),
-            lambda env: [env.reset(EXAMPLE), env.step("")],
+            lambda env: [call(env, "reset", EXAMPLE), call(env, "step", "")],
             "q: score on example 'train-3'",
         ),
-        (Steps, lambda env: env.reset(EXAMPLE), "q: reset on example 'train-3' did not return"),
-        (Steps, lambda env: env.step(""), "q: step on example ''"),
+        (Steps, lambda env: call(env, "reset", EXAMPLE), "q: reset on example 'train-3' did not return"),
+        (Steps, lambda env: call(env, "step", ""), "q: step on example ''"),
         (loop, lambda env: None, "q: its constructor did not return"),
     ],
 )
-def test_an_endless_call_is_named(make, call, says):
+def test_an_endless_call_is_named(make, calls, says):
     with pytest.raises(TimeLimitError, match=says):
-        call(LimitedEnvironments("q", make, SHORT)())
+        calls(LimitedEnvironments("q", make, SHORT)())
 
 
 class Scores:
@@ -202,10 +217,10 @@ class Scores:
 
 def score(environments, answer):
     """The error of scoring an answer in a new environment; None where it has none."""
-    environment = environments()
-    environment.reset(EXAMPLE)
+    held = environments()
+    call(held, "reset", EXAMPLE)
     try:
-        environment.step(answer)
+        call(held, "step", answer)
     except TimeLimitError as error:
         return str(error)
 

@@ -1,5 +1,6 @@
 """The scorer math of qa/SOURCE, with the real package math-verify."""
 
+import asyncio
 import json
 import signal
 import threading
@@ -82,7 +83,9 @@ def test_an_answer_that_takes_too_long_scores_nothing_and_leaves_the_timers_alon
 
 def test_the_limit_of_an_environment_holds_around_it(ask):
     make = LimitedEnvironments("qa", lambda: ask("72"), TimeLimit(timeout_s=100))
-    assert score(make(), "72").reward == 1
+    held = make()
+    asyncio.run(held.call("reset", held.example(0, "train")))
+    assert asyncio.run(held.call("step", "72")).reward == 1
 
 
 def test_it_scores_in_other_threads_too(ask):

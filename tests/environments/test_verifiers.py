@@ -309,10 +309,10 @@ def test_an_error_of_the_environment_fails_the_episode(write):
 
 def test_a_time_limit_ends_an_endless_loop(write):
     make = LimitedEnvironments("hints", make_environment(write(ENDLESS), {"num_tasks": 60}), TimeLimit(timeout_s=0.5))
-    environment = make()
-    environment.reset(environment.example(0, "train"))
+    held = make()
+    asyncio.run(held.call("reset", held.example(0, "train")))
     with pytest.raises(TimeLimitError, match=r"did not return within 0\.5 s"):
-        environment.step("no")
+        asyncio.run(held.call("step", "no"))
 
 
 TOOLS = """@classmethod

@@ -1,5 +1,6 @@
 """Comparisons in pairs, worked by hand; what differs between the sides is said, what is left out is counted."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from eval.conftest import StoreSamples
 
 import ludic
 from ludic.errors import ConfigError, MissingRootError
+from ludic.eval.significance import mcnemar
 from ludic.records import Message
 from ludic.store import Root, RunConfig
 from ludic.store.code_files import CodeRecord
@@ -43,7 +45,8 @@ def test_single_answers_right_or_wrong_are_compared_by_mcnemar(root: Root, store
     assert (row["estimate_a"], row["estimate_b"], row["difference"]) == pytest.approx((0.2, 0.7, 0.5))
     # six 1, one -1, three 0: variance (7 - 10 / 4) / 9 = 1/2, t(0.975, 9) = 2.26216
     assert row["std_error"] == pytest.approx(np.sqrt(0.5 / 10))
-    assert (row["low"], row["high"]) == pytest.approx((0.5 - 0.505834, 0.5 + 0.505834), abs=1e-5)
+    # The upper end would be 1.0058, more than two shares can differ.
+    assert (row["low"], row["high"]) == pytest.approx((0.5 - 0.505834, 1.0), abs=1e-5)
 
 
 def test_means_of_several_samples_are_compared_by_permutation(root: Root, store_samples: StoreSamples) -> None:
@@ -83,9 +86,45 @@ def test_power_and_the_number_of_examples(root: Root, store_samples: StoreSample
     store_samples(samples([0.0, 1.0] * 8))
     store_samples(samples([0.0, 0.0, 1.0, 1.0] * 4), version=1)
     row = row_of(ludic.Run(root).compare(0, 1, difference=0.5))
-    # variance of four -1, four 1, eight 0: 8/15; error sqrt(8/15/16) = 0.18257; 16 (0.18257 * 2.8016 / 0.5)**2 = 16.7
-    assert row["examples_needed"] == 17
-    assert row["power"] == pytest.approx(0.7818, abs=1e-3)
+    # Four gains, four losses, eight equal, tilted to a mean of 1/2: with x = exp(factor),
+    # (x - 1/x) / (x + 1/x + 2) = 1/2 is (x - 1) / (x + 1) = 1/2, x = 3: gains 9/16, losses 1/16, equal 6/16.
+    # Mean square 5/8: ((1.95996 sqrt(5/8) + 0.84162 sqrt(5/8 - 1/4)) / 0.5)**2 = 17.05
+    assert row["examples_needed"] == 18
+    assert row["power"] == pytest.approx(mcnemar_power(16, 9 / 16, 1 / 16))
+
+
+def mcnemar_power(num: int, gain: float, loss: float) -> float:
+    """The sum over all numbers of gains and losses that are significant."""
+    return sum(
+        math.comb(num, up) * math.comb(num - up, down) * gain**up * loss**down * (1 - gain - loss) ** (num - up - down)
+        for up in range(num + 1)
+        for down in range(num - up + 1)
+        if mcnemar(up, down) <= 0.05
+    )
+
+
+def test_equal_answers_of_both_sides_have_an_interval_and_no_known_power(
+    root: Root, store_samples: StoreSamples
+) -> None:
+    for version in (0, 1):
+        store_samples(samples([0.0] * 40), version=version)
+    found = ludic.Run(root).compare(0, 1)
+    row = row_of(found)
+    # At most 1 - 0.05**(1/40) of all examples have another difference, from -1 to 1.
+    assert (row["low"], row["high"]) == pytest.approx((0.05 ** (1 / 40) - 1, 1 - 0.05 ** (1 / 40)))
+    assert (row["std_error"], row["power"], row["examples_needed"]) == (None, None, None)
+    assert (row["p_value"], row["p_mid"]) == (1.0, 1.0)
+    assert "power for a difference of 0.05: cannot be estimated" in repr(found)
+
+
+def test_five_pairs_have_no_power(root: Root, store_samples: StoreSamples) -> None:
+    store_samples(samples([0.0] * 5))
+    store_samples(samples([1.0, 1.0, 1.0, 1.0, 0.0]), version=1)
+    found = ludic.Run(root).compare(0, 1, difference=0.3)
+    row = row_of(found)
+    assert (row["p_value"], row["p_mid"], row["power"]) == (0.125, 0.0625, 0.0)
+    assert "McNemar's exact test (mid-p 0.062)" in repr(found)
+    assert "power for a difference of 0.3: 0%" in repr(found)
 
 
 def test_two_roots_are_compared(root: Root, store_samples: StoreSamples, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ class Training:
         self.is_over, self.stop = False, threading.Event()
 
     def publish(self, version: int) -> None:
-        point_latest(self.root, LatestPolicy(version=version, groups_per_worker=0))
+        point_latest(self.root, LatestPolicy(version=version, budget=0))
 
     def follow(self, every: int) -> Iterator[int]:
         return due_versions(self.root, every, lambda: self.is_over, self.stop)

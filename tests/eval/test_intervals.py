@@ -7,7 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.eval.intervals import Interval, bootstrap, clustered, t_quantile, wilson
+from ludic.eval.intervals import (
+    Interval,
+    beta_quantile,
+    bootstrap,
+    clustered,
+    equal_differences,
+    korn_graubard,
+    t_quantile,
+    wilson,
+)
 
 CLUSTERS = st.lists(st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=5), min_size=2, max_size=20)
 
@@ -35,7 +44,14 @@ def test_one_example_has_a_mean_and_no_interval(interval) -> None:
     assert interval(np.array([3.0]), np.array([4])) == Interval(estimate=0.75, std_error=None, low=None, high=None)
 
 
-@pytest.mark.parametrize("interval", [clustered, bootstrap, wilson])
+@pytest.mark.parametrize("interval", [clustered, bootstrap])
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1e9])
+def test_equal_examples_have_a_mean_and_no_interval(interval, value: float) -> None:
+    counts = np.array([1, 2, 3, 1])
+    assert interval(value * counts, counts) == Interval(estimate=pytest.approx(value))
+
+
+@pytest.mark.parametrize("interval", [clustered, bootstrap, wilson, korn_graubard])
 def test_no_value_has_no_mean(interval) -> None:
     empty = np.zeros(0)
     assert interval(empty, empty) == Interval(estimate=None, std_error=None, low=None, high=None)
@@ -53,6 +69,85 @@ def test_quantiles_of_t_are_those_of_tables(df: int, wanted: float) -> None:
     assert t_quantile(0.975, df) == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("totals", "num", "trials", "successes"),
+    [
+        # One value an example: Clopper and Pearson's interval of 9 of 10, and of 0 of 10.
+        ([1] * 9 + [0], 1, 10, 9),
+        ([0] * 10, 1, 10, 0),
+        # All examples agree: as many trials as examples, not as values.
+        ([0] * 10, 16, 10, 0),
+        ([4] * 5, 4, 5, 5),
+        ([8] * 5, 16, 5, 2.5),
+        ([16], 16, 1, 1),
+        # Mean 5/8. Jackknife: 3/8, 3/8, -5/8, -1/8, squares 0.6875, error**2 0.6875 / 12: 15/64 / 0.0573 = 4.1 trials;
+        # t has 3 degrees of freedom: times (1.95996 / 3.18245)**2 = 0.37930 are 1.6, less than 4 examples.
+        ([2, 2, 0, 1], 2, 4, 2.5),
+        # Mean 1/2. Jackknife: -1/8, 0, 1/8, 0, squares 1/32, error**2 1/384: 96 trials; kurtosis 2, so that
+        # 8 / (2 - 1/3) is more than 3 degrees of freedom: times 0.3792954 are 36.41236.
+        ([6, 8, 10, 8], 16, 36.41236, 18.20618),
+        # One of ten examples has 3 of 16. Mean 3/160; jackknife 9 equal parts of -3/160 and one of 27/160, squares
+        # 81/2560, error**2 9/25600: (3/160)(157/160) / that = 52.3333. Kurtosis 10 (9 + 9**4) / 90**2 = 73/9;
+        # 20 / (73/9 - 7/9) = 30/11 degrees of freedom, t 3.37036: times (1.95996 / 3.37036)**2 are 17.698
+        ([3] + [0] * 9, 16, 17.698, 17.698 * 3 / 160),
+    ],
+)
+def test_korn_and_graubards_interval_by_hand(totals: list[int], num: int, trials: float, successes: float) -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    found = korn_graubard(np.array(totals, dtype=float), np.full(len(totals), num))
+    low = stats.beta.ppf(0.025, successes, trials - successes + 1) if successes else 0.0
+    high = stats.beta.ppf(0.975, successes + 1, trials - successes) if trials - successes else 1.0
+    assert (found.low, found.high) == pytest.approx((low, high), abs=2e-5)
+
+
+def test_korn_and_graubards_interval_of_a_share_of_0_by_hand() -> None:
+    # Clopper and Pearson: 0.025 = (1 - high)**40
+    found = korn_graubard(np.zeros(40), np.ones(40))
+    assert (found.estimate, found.std_error, found.low) == (0.0, None, 0.0)
+    assert found.high == pytest.approx(1 - 0.025 ** (1 / 40))
+
+
+@given(st.lists(st.tuples(st.integers(0, 16), st.integers(1, 16)), min_size=1, max_size=12), st.booleans())
+def test_korn_and_graubards_interval_is_between_0_and_1_and_holds_its_mean(
+    examples: list[tuple[int, int]], of_more_trials: bool
+) -> None:
+    totals, counts = (np.array(column, dtype=float) for column in zip(*examples, strict=True))
+    totals = np.minimum(totals, counts)
+    found = korn_graubard(totals, counts, num_trials=1000.0 if of_more_trials else None)
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 <= found.low <= found.estimate <= found.high <= 1
+    assert found.high - found.low > 0.005
+    mirrored = korn_graubard(counts - totals, counts, num_trials=1000.0 if of_more_trials else None)
+    assert (mirrored.low, mirrored.high) == pytest.approx((1 - found.high, 1 - found.low), abs=1e-9)
+
+
+def test_more_trials_than_examples_make_the_interval_of_pass_at_k_narrower() -> None:
+    values = np.array([0.4, 0.5, 0.6, 0.5, 0.4, 0.6])
+    widths = [
+        found.high - found.low for found in (korn_graubard(values, np.ones(6), num_trials=num) for num in (6, 24))
+    ]
+    assert widths[1] < 0.7 * widths[0]
+
+
+def test_equal_differences_by_hand() -> None:
+    # Of 10 equal pairs: at most 1 - 0.05**(1/10) = 0.25887 of all pairs differ, from -1 to 1
+    found = equal_differences(0.0, 10)
+    assert (found.low, found.high) == pytest.approx((-0.258866, 0.258866), abs=1e-6)
+    # All gained: at least 0.74113 of all pairs gain, and at most 0.25887 lose
+    found = equal_differences(1.0, 10)
+    assert (found.low, found.high) == pytest.approx((0.482269, 1.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("probability", [0.001, 0.025, 0.5, 0.95, 0.999])
+def test_quantiles_of_beta_are_those_of_scipy(probability: float) -> None:
+    stats = pytest.importorskip("scipy.stats", reason="scipy is not installed")
+    for a in (0.05, 0.5, 1.0, 3.3, 40.0, 5000.0):
+        for b in (1.0, 2.5, 17.0, 800.0, 1e6):
+            wanted = float(stats.beta.ppf(probability, a, b))
+            assert beta_quantile(probability, a, b) == pytest.approx(wanted, rel=1e-7, abs=1e-50), (a, b)
+
+
 @pytest.mark.slow
 @given(CLUSTERS)
 def test_the_clustered_error_is_that_of_a_regression_on_a_constant(clusters: list[list[float]]) -> None:
@@ -61,8 +156,8 @@ def test_the_clustered_error_is_that_of_a_regression_on_a_constant(clusters: lis
     groups = np.array([number for number, values in enumerate(clusters) for _ in values])
     fitted = models.OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": groups}, use_t=True)
     found = clustered(*added(clusters))
-    assert found.std_error == pytest.approx(float(fitted.bse[0]), abs=1e-9)
-    if found.std_error and found.std_error > 1e-9:
+    assert (found.std_error or 0.0) == pytest.approx(float(fitted.bse[0]), abs=1e-9)
+    if found.std_error:
         assert (found.low, found.high) == pytest.approx(tuple(fitted.conf_int()[0]), abs=1e-6)
 
 
@@ -78,7 +173,7 @@ def test_the_clustered_error_is_the_papers(clusters: list[list[float]]) -> None:
         )
     size = len(clusters)
     wanted = math.sqrt(max(0.0, square)) / len(values) * math.sqrt(size / (size - 1))
-    assert clustered(*added(clusters)).std_error == pytest.approx(wanted, abs=1e-7)
+    assert (clustered(*added(clusters)).std_error or 0.0) == pytest.approx(wanted, abs=1e-7)
 
 
 @pytest.mark.slow
@@ -137,6 +232,18 @@ def test_clustered_intervals_hold_the_truth_as_often_as_they_say() -> None:
         assert 0.93 <= share <= 0.97, (interval, share)
     naive = np.sqrt(totals.mean(1) / 4 * (1 - totals.mean(1) / 4) / 400) * 1.96
     assert np.mean(np.abs(totals.mean(1) / 4 - 0.5) <= naive) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "num_examples", "num"),
+    [(0.2, 3.8, 5, 1), (0.2, 3.8, 10, 16), (9.5, 0.5, 20, 1), (0.1, 9.9, 10, 4), (0.1, 9.9, 50, 16), (1, 1, 5, 16)],
+)
+def test_intervals_of_shares_near_0_and_1_hold_the_truth(a: float, b: float, num_examples: int, num: int) -> None:
+    """A few cells of benchmarks/intervals.py, where clustered intervals hold it in 0.28 to 0.93."""
+    random = np.random.default_rng(4)
+    totals = random.binomial(num, random.beta(a, b, size=(300, num_examples))).astype(float)
+    counts = np.full(num_examples, num)
+    assert np.mean([covers(korn_graubard(row, counts), a / (a + b)) for row in totals]) >= 0.93
 
 
 @pytest.mark.slow

@@ -1,16 +1,20 @@
 """Measures and their intervals over stored rewards, worked by hand; what is left out is counted."""
 
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from eval.conftest import StoreSamples, says
 
+import ludic
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.config import MeasureConfig
 from ludic.eval.numbers import numbers
 from ludic.eval.samples import Chosen, Samples
+from ludic.launch.evaluation import _with_numbers
 from ludic.sql import connect
 from ludic.sql.library import packaged_names
 from ludic.sql.measures import load_measure
@@ -163,6 +167,86 @@ def test_every_measure_runs_on_a_root_with_samples(root: Root, store_samples: St
     assert set(found["measure"]) == set(packaged_names("measures"))
     assert set(found.filter(measure="response_length")["interval"]) == {"clustered"}  # a length is no share
     assert set(found.filter(measure="success_rate")["interval"]) == {"wilson"}
+
+
+SHARES = {
+    "avg_at_k", "ends", "maj_at_k", "mean_reward", "pass_at_k", "pass_hat_k", "success_rate", "unscored",
+}  # fmt: skip
+"""Measures of rewards 0 and 1 that are shares; the others are counts."""
+
+
+@pytest.mark.parametrize("interval", ["korn_graubard", "clustered", "bootstrap", "wilson"])
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_no_interval_of_equal_values_has_no_width(
+    root: Root, store_samples: StoreSamples, reward: float, interval: Any
+) -> None:
+    names = tuple(packaged_names("measures"))
+    store_samples({f"e{number}": [reward] * 4 for number in range(10)}, agent_steps=lambda *_: says("4"))
+    rows = numbers(root, MeasureConfig(measures=names), Chosen(), interval).rows
+    assert {row["measure"] for row in rows} == set(names)
+    for row in rows:
+        if row["low"] is None:
+            assert (row["high"], row["std_error"]) == (None, None), row["measure"]
+            continue
+        assert row["measure"] in SHARES
+        assert interval in ("korn_graubard", "wilson")
+        assert 0 <= row["low"] < row["high"] <= 1
+    if interval == "korn_graubard":
+        assert {row["measure"] for row in rows if row["low"] is not None} == SHARES
+
+
+def test_forty_wrong_answers_do_not_mean_that_none_is_ever_right(root: Root, store_samples: StoreSamples) -> None:
+    store_samples({f"e{number}": [0.0] for number in range(40)})
+    (row,) = numbers(root, MeasureConfig(measures=("success_rate",)), Chosen()).rows
+    # Clopper and Pearson: 0.025 = (1 - high)**40
+    assert (row["interval"], row["low"]) == ("korn_graubard", 0.0)
+    assert row["high"] == pytest.approx(1 - 0.025 ** (1 / 40))
+
+
+def test_pass_at_k_of_one_sample_has_the_interval_of_the_success_rate(root: Root, store_samples: StoreSamples) -> None:
+    store_samples(REWARDS)
+    config = MeasureConfig(measures=("success_rate", "pass_at_k", "pass_hat_k", "avg_at_k"), params={"k": 1})
+    rate, *others = numbers(root, config, Chosen()).rows[:3]
+    for row in others:
+        assert (row["low"], row["high"]) == pytest.approx((rate["low"], rate["high"]))
+
+
+@pytest.mark.parametrize("interval", ["korn_graubard", "clustered", "bootstrap", "wilson"])
+def test_no_interval_of_a_share_leaves_0_to_1(root: Root, store_samples: StoreSamples, interval: Any) -> None:
+    # Clustered, pass^2 is 0.833 +- 0.367
+    store_samples({**{f"e{number}": [1.0] * 4 for number in range(5)}, "f": [0.0] * 4})
+    config = MeasureConfig(measures=tuple(SHARES - {"maj_at_k"}), params={"k": 2})
+    for row in numbers(root, config, Chosen(), interval).rows:
+        assert row["low"] is None or 0 <= row["low"] <= row["estimate"] <= row["high"] <= 1, row
+
+
+def test_rewards_of_other_values_are_no_share(root: Root, store_samples: StoreSamples) -> None:
+    store_samples({"a": [0.0, 1.0], "b": [0.5, 1.0], "c": [1.0, 1.0]})
+    config = MeasureConfig(measures=("mean_reward", "avg_at_k", "pass_at_k"), params={"k": 2})
+    found = {row["measure"]: row["interval"] for row in numbers(root, config, Chosen()).rows}
+    assert found == {"mean_reward": "clustered", "avg_at_k": "clustered", "pass_at_k": "korn_graubard"}
+
+
+def test_what_cannot_be_estimated_is_said_wherever_an_interval_is_printed(
+    root: Root, store_samples: StoreSamples, caplog: pytest.LogCaptureFixture
+) -> None:
+    for version in (0, 1):
+        store_samples({f"e{number}": [0.25, 0.25] for number in range(8)}, version=version)
+    run = ludic.Run(root)
+    evaluation, comparison = run.evaluation(measures=["mean_reward"]), run.compare(0, 1)
+    page = run.report(compare=("0", "1")).html
+    for text in (repr(evaluation), evaluation._repr_html_(), repr(comparison), comparison._repr_html_(), page):
+        assert "cannot be estimated" in text
+        assert not re.search(r"0\.25 to 0\.25|>0 to 0<", text)
+    assert "0 to 0" not in repr(comparison)
+    with caplog.at_level("INFO"):  # the log of `ludic run --eval-every`
+        assert list(_with_numbers(root, [0, 1], {0})) == [0, 1]
+    assert "mean reward 0.25 of 8 examples, 95% interval cannot be estimated" in caplog.text
+    (found, _) = json.loads(json.dumps(evaluation.to_dict()))["measures"]
+    assert (found["std_error"], found["low"], found["high"]) == (None, None, None)
+    (found,) = json.loads(json.dumps(comparison.to_dict()))["differences"]
+    names = ("std_error", "low", "high", "power", "examples_needed")
+    assert [found[name] for name in names] == [None] * 5
 
 
 def test_a_misspelt_parameter_is_refused(root: Root, store_samples: StoreSamples) -> None:

@@ -33,7 +33,7 @@ def publish(root: Root, folder: str) -> int:
     def save(target: Path) -> None:
         shutil.copytree(folder, target, dirs_exist_ok=True)
 
-    return publish_policy(root, save, step=0, attempt_id=0, parent_version=None, groups_per_worker=lambda version: 0)
+    return publish_policy(root, save, step=0, attempt_id=0, parent_version=None)
 
 
 @pytest.fixture
@@ -143,6 +143,20 @@ def test_stored_samples_are_reported_without_weights(run: ludic.Run) -> None:
     assert run.evaluate(1, **SMALL).samples["num_samples"].to_list() == [12]
     with pytest.raises(ConfigError, match="holds no weights of version 1; it has 1 from 0 to 0"):
         run.evaluate(1, **SMALL | {"n": 3})
+
+
+@pytest.mark.parametrize(("versions", "missing"), [("0,1,7", "version 7"), ("0,7,1,9", "versions 7, 9")])
+def test_versions_without_weights_are_refused_before_any_is_sampled(
+    run: ludic.Run, versions: str, missing: str, tmp_path: Path
+) -> None:
+    suite = tmp_path / "suite.toml"
+    entry = '[[entries]]\nname = "{}"\nenv = "addition"\n'
+    suite.write_text(f"num_examples = 2\n{entry.format('one')}{entry.format('two')}")
+    for settings in (SMALL, {"suite": str(suite)}):
+        with pytest.raises(ConfigError, match=f"holds no weights of {missing}; it has 2 from 0 to 1$"):
+            run.evaluate(versions, **settings)
+    assert not run.root.list("evals")
+    assert not run.root.list("evaluations")
 
 
 @pytest.mark.parametrize(

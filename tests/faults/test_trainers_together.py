@@ -39,6 +39,7 @@ from ludic.store.checkpoints import (
     prune_checkpoints,
 )
 from ludic.store.ledger import ledger_steps
+from ludic.store.run_json import to_json
 from ludic.training import publisher
 from ludic.training.publisher import Publisher
 
@@ -198,6 +199,7 @@ class Run:
         self.rng = rng
         self.storage = SharedStorage(MemoryFileSystem(global_store=False, skip_instance_cache=True))
         self.eyes = self.connect()
+        self.eyes.put("run.json", to_json(self.eyes.run, self.eyes.run_id))
         self.final: list[int] = []
         """Groups of the newest checkpoint that was completed while its trainer owned the root: never to be undone."""
 
@@ -300,7 +302,7 @@ class Trainer:
         self.publisher.finish()
 
     def _start_publish(self, step: int) -> None:
-        self.publisher.start(lambda folder: (folder / "config.json").write_text("{}"), step=step, num_ready_groups=0)
+        self.publisher.start(lambda folder: (folder / "config.json").write_text("{}"), step=step)
 
     def _checkpoint(self, attempt: Attempt, groups: list[int]) -> None:
         self.publisher.finish()
@@ -396,11 +398,11 @@ def test_a_trainer_that_resumes_off_the_chain_is_caught(monkeypatch):
         return max(found, key=lambda checkpoint_id: checkpoint_id[1], default=None)
 
     monkeypatch.setattr(checkpoints, "newest_checkpoint", newest)
-    assert_caught()
+    assert_caught(first_seed=900)  # about one schedule in 500 has such a checkpoint; 919 is the first
 
 
-def assert_caught() -> None:
-    for seed in range(NUM_SCHEDULES):
+def assert_caught(first_seed: int = 0) -> None:
+    for seed in range(first_seed, first_seed + NUM_SCHEDULES):
         try:
             run_schedule(seed)
         except ViolationError:

@@ -33,9 +33,10 @@ from ludic.viewer.dashboard import draw
 from ludic.viewer.status import Watcher
 
 HERE = Path(__file__).parent
-SINCE_1_3: dict[str, Any] = {"engine": None, "kept_tokens": None}
+SINCE_1_4: dict[str, Any] = {"trajectory_id": None}
+SINCE_1_3: dict[str, Any] = {"engine": None, "kept_tokens": None, **SINCE_1_4}
 SINCE_1_2: dict[str, Any] = {"parent_segment_index": None, "weight_versions": None, **SINCE_1_3}
-STORES = {"v1.0": {"extra": {}, **SINCE_1_2}, "v1.1": SINCE_1_2, "v1.2": SINCE_1_3, "v1.3": {}}
+STORES = {"v1.0": {"extra": {}, **SINCE_1_2}, "v1.1": SINCE_1_2, "v1.2": SINCE_1_3, "v1.3": SINCE_1_4, "v1.4": {}}
 """What a Rollout of each version had not yet, as it reads now."""
 STEPS_SINCE_1_2 = {"agent_steps": "parse_feedback", "environment_steps": "observation_hash"}
 """Fields of steps that are null before 1.2."""
@@ -175,7 +176,7 @@ def rewritten(tmp_path: Path, name: str, version: str) -> Root:
 
 
 def test_a_newer_minor_version_reads_the_same(tmp_path, name, expected):
-    root = rewritten(tmp_path, name, "1.4")
+    root = rewritten(tmp_path, name, "1.5")
     reader = RolloutReader(root, ["rollout_id", "group_id"])
     assert reader.poll(None).num_rows == len(list(rows_of(expected, "rollouts")))
     for file, groups in expected["files"].items():
@@ -206,6 +207,29 @@ def test_a_ledger_of_an_older_schema_reads_with_nulls_for_what_it_lacks(name):
         assert rows[column].null_count == rows.num_rows
 
 
+def test_the_ledger_says_which_rows_were_truncated_since_batches_1_4(root, name):
+    rows = read_ledger(root, 1, 2)
+    truncated = dict(zip(rows["rollout_id"].to_pylist(), rows["truncated"].to_pylist(), strict=True))
+    wanted = {"mixed-r0": False, "mixed-r1": True, "mixed-r2": False}
+    assert truncated == (wanted if name == "v1.4" else dict.fromkeys(wanted))
+
+
+def test_each_trajectory_is_one_in_sql(root):
+    # the child is known by its second row alone; the failed episode is a trajectory, too
+    rows = ask(root, "select group_id, agent_id, peers, reward, num_rows, action_length from trajectories order by all")
+    turns = [row for row in rows if row["group_id"] == "turns"]
+    assert len(rows) == 10
+    assert turns == [
+        {"group_id": "turns", "peers": "environment", "num_rows": 1, **rest}
+        | ({"peers": "helper, depth 1"} if rest["agent_id"] == "helper" else {})
+        for rest in (
+            {"agent_id": "agent", "reward": 0.5, "action_length": 4},
+            {"agent_id": "agent", "reward": None, "action_length": 0},
+            {"agent_id": "helper", "reward": 0.5, "action_length": 5},
+        )
+    ]
+
+
 METRICS_1_1 = (
     *("read_s", "pack_s", "reference_s", "forward_s", "backward_s", "collectives_s", "optimizer_s", "checkpoint_s"),
     *("model_flops", "mfu", "num_truncated", "num_parse_errors", "num_errors"),
@@ -213,7 +237,7 @@ METRICS_1_1 = (
 """Columns that metrics 1.0 had not yet."""
 METRICS_1_2 = ("token_imbalance", "preference_margin", "preference_accuracy")
 METRICS_1_3 = ("num_incomplete_completions", "num_zero_variance_groups", "first_error")
-# v1.3 was written with metrics 1.4; its row leaves them null, too.
+# v1.3 and v1.4 were written with metrics 1.4; its row leaves them null, too.
 METRICS_1_4 = ("sampler_kl_k1", "ratio_p01", "ratio_p99")
 
 

@@ -1,4 +1,4 @@
-"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.3.
+"""Wrote the golden stores beside it, each once, with the ludic of its time: v1.0 with commit 08d7dd1, v1.1 to v1.4.
 
     PYTHONPATH=<checkout of that time> python tests/golden/write_golden.py tests/golden/v1.0
 
@@ -47,6 +47,8 @@ HAS_SEGMENTS = SCHEMA_VERSION not in ("1.0", "1.1")
 """Versions of weights by token, parents of segments, feedback and hashes of observations came with 1.2."""
 HAS_MASK = HAS_SEGMENTS and SCHEMA_VERSION != "1.2"
 """The engine and the tokens that top_k and top_p kept came with 1.3."""
+HAS_TRAJECTORIES = HAS_MASK and SCHEMA_VERSION != "1.3"
+"""Trajectories came with 1.4, and `truncated` in the ledger."""
 NOON = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
 
@@ -76,6 +78,8 @@ def rollout(
         "finish_reason": "stop",
         "metadata": {"note": "schön ☃ 𝄞", "empty": ""},
     }
+    if HAS_TRAJECTORIES:
+        defaults["trajectory_id"] = values.get("rollout_id", defaults["rollout_id"])
     identity = {"group_id": group_id, "group_index": index, "group_size": group_size, "policy_version": version}
     return Rollout(**(defaults | identity | {"episode_reward": reward} | values))
 
@@ -162,7 +166,7 @@ def several_turns() -> RolloutGroup:
     where = {"env_name": "reasoning_gym/gcd", "env_example_id": "17"}
     mask = np.array([True, True, False, True, True])
     spans: dict[str, Any] = {}
-    parent: dict[str, Any] = {}
+    parent: dict[str, Any] = {"trajectory_id": "turns-r0-first"} if HAS_TRAJECTORIES else {}
     if HAS_SEGMENTS:
         from ludic.records import WeightSpan
 
@@ -170,7 +174,7 @@ def several_turns() -> RolloutGroup:
         environment_steps = (replace(environment_steps[0], observation_hash="0f" * 16), environment_steps[1])
         versions = (WeightSpan(version=3, start=0, end=2), WeightSpan(version=4, start=3, end=5))
         spans = {"policy_version_last": 4, "weight_versions": versions}
-        parent = {"parent_segment_index": 0}
+        parent["parent_segment_index"] = 0
     if HAS_MASK:
         parent["kept_tokens"] = tuple(np.array([token, 50_000 + token], np.int32) for token in range(5))
         spans["kept_tokens"] = tuple(
@@ -276,7 +280,7 @@ def write_what_a_trainer_writes(root: Root) -> None:
     root.put_if_absent(attempt.name, json.dumps(asdict(attempt)).encode())
     policy = {"version": 3, "step": 0, "attempt_id": 1, "parent_version": None, "created_at": created_at}
     root.put_if_absent("policies/version=3/policy.json", json.dumps(policy).encode())
-    point_latest(root, LatestPolicy(version=3, groups_per_worker=4))
+    point_latest(root, LatestPolicy(version=3, budget=4))
     planner = Planner(BatchRules(filters=("drop_truncated",), groups_per_batch=1))
     planner.add(RolloutReader(root, planner.columns).poll(None))
     for step in map(int, LEDGER):

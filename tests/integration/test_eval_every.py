@@ -40,7 +40,7 @@ def wait_until(condition: Callable[[], object], limit_s: float = 120) -> None:
 
 def evaluator_of(pid: int) -> psutil.Process | None:
     for child in psutil.Process(pid).children():
-        if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[2:4] == ["ludic", "eval"]:
+        if child.status() != psutil.STATUS_ZOMBIE and child.cmdline()[2:5] == ["-m", "ludic", "eval"]:
             return child
     return None
 
@@ -90,7 +90,7 @@ def test_an_evaluator_that_is_killed_is_started_again_and_finishes_after_trainin
 
 
 def test_an_evaluator_that_is_frozen_holds_up_nothing(root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ludic.launch.supervisor._STOP_WITHIN_S", 2.0)
+    monkeypatch.setattr("ludic.launch.supervisor.KILL_AFTER_S", 0.0)
     seen: dict[str, object] = {}
 
     def freeze() -> None:
@@ -104,7 +104,7 @@ def test_an_evaluator_that_is_frozen_holds_up_nothing(root: Root, monkeypatch: p
     thread = threading.Thread(target=freeze)
     thread.start()
     config = TrainConfig.of(num_steps=NUM_STEPS, checkpoint_every=4, learning_rate=0.003, device="cpu")
-    step = ludic.open(root.url).launch(config, eval_every=3, eval_options=OPTIONS)
+    step = ludic.open(root.url).launch(config, eval_every=3, eval_options=OPTIONS, stop_within_s=2)
     thread.join()
     assert step == NUM_STEPS
     assert seen == {"status": psutil.STATUS_STOPPED, "evals": []}

@@ -1,18 +1,16 @@
 """SIGKILL in the middle of everything, and SIGSTOP until others have taken over: at the end every group was used at
 most once, and none was skipped."""
 
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from forks import Forked
 from tiny_runs import create_root, cursor_of_ledger, fill, groups_left, make_model, query, train_config
 
 import ludic
@@ -46,18 +44,11 @@ class Processes:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._running: dict[str, subprocess.Popen] = {}
+        self._running: dict[str, Forked] = {}
 
-    def start(self, name: str, args: Sequence[str]) -> subprocess.Popen:
-        with (self._folder / f"{name}.log").open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", *args],
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
-        self._running[name] = process
-        return process
+    def start(self, name: str, args: Sequence[str]) -> Forked:
+        self._running[name] = Forked(args, self._folder / f"{name}.log")
+        return self._running[name]
 
     def kill(self, name: str) -> None:
         process = self._running.pop(name)
@@ -100,7 +91,7 @@ def processes(folder: Path) -> Iterator[Processes]:
         running.kill_all()
 
 
-def wait_until(is_so: Callable[[], bool], trainer: subprocess.Popen) -> None:
+def wait_until(is_so: Callable[[], bool], trainer: Forked) -> None:
     """Poll often: what is worth interrupting takes milliseconds."""
     while not is_so():
         assert trainer.poll() is None, "the trainer ended by itself"
@@ -175,9 +166,9 @@ IN_WINDOW = "select distinct group_id from rollouts where policy_version >= ?"
 
 
 def test_nothing_was_dropped_but_for_its_age(root):
-    dropped = query(root, "select distinct reason, off_policy_steps > 8 from batches where not used")
+    dropped = query(root, "select distinct reason, off_policy_steps > 32 from batches where not used")
     assert set(dropped) <= {("max_off_policy_steps", True)}
-    assert query(root, "select max(off_policy_steps) <= 8 from batches where used") == [(True,)]
+    assert query(root, "select max(off_policy_steps) <= 32 from batches where used") == [(True,)]
 
 
 def test_the_cursor_of_the_last_checkpoint_is_the_ledger(root):

@@ -1,11 +1,10 @@
 """A run that goes on at another number of ranks, from checkpoint to checkpoint, is the run that never stopped."""
 
-import os
-import subprocess
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
+from forks import run_ranks
 from safetensors.numpy import load
 from tiny_runs import create_root, fill, ledger, make_model, query, train_config
 
@@ -18,10 +17,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def train_on(root, num_ranks, num_steps):
     """Two steps more, of two groups each."""
     config = train_config(num_steps=num_steps, checkpoint_every=2, keep_checkpoints=None, keep_policies=None)
-    command = [sys.executable, "-m", *train_args(root.url, config, num_ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    words = train_args(root.url, config, 1)
+    run_ranks(num_ranks, words, Path(f"{root.path}-logs"))
     assert complete_checkpoints(root)[-1].num_ranks == num_ranks
 
 

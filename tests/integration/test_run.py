@@ -75,7 +75,7 @@ def test_ctrl_c_stops_every_process_and_the_same_command_goes_on(root: Root) -> 
 def test_a_killed_worker_and_a_killed_trainer_are_started_again(root: Root) -> None:
     run = start(root, *SETTINGS, "--num-steps", "8")
     wait_until(lambda: len(ledger_steps(root, 1)) >= 3, run)
-    by_command = {child.cmdline()[3]: child for child in psutil.Process(run.pid).children()}
+    by_command = {child.cmdline()[4]: child for child in psutil.Process(run.pid).children()}
     by_command["worker"].kill()
     by_command["train"].kill()
     _, errors = run.communicate(timeout=150)

@@ -19,9 +19,12 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
+from hostile_folders import hostile_folder, imported_from
 from tiny_runs import create_root, fill, make_model, query
+from torch.distributed.elastic.utils.api import macros
 
 import ludic
+from ludic.children import SAFE_ENVIRONMENT
 from ludic.cli.flags.launch import Settings as LaunchSettings
 from ludic.cli.flags.train import Settings as TrainSettings
 from ludic.cli.flags.worker import Settings as WorkerSettings
@@ -34,12 +37,13 @@ from ludic.launch.clusters.kubernetes import kubernetes_files
 from ludic.launch.clusters.plan import ClusterPlan, make_plan
 from ludic.launch.clusters.skypilot import skypilot_files
 from ludic.launch.clusters.slurm import slurm_files
+from ludic.launch.process import stop_variables
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
 
-ODD = "a 'b' $(touch hacked) \"c\""
+ODD = "a 'b' $(touch hacked) \"c\" $$ $$(AWS_SECRET_ACCESS_KEY) $(AWS_SECRET_ACCESS_KEY) $"
 """A name that is code in a careless shell."""
 ENGINE = EngineConfig(engine="vllm", tensor_parallel=2, engine_options={"note": ODD})
 TRAIN = TrainConfig.of(num_steps=3, learning_rate=1e-6)
@@ -48,7 +52,7 @@ KUBERNETES = ClusterConfig(image="registry/me/ludic:1", secret="bucket", namespa
 SKYPILOT = ClusterConfig(gpu_type="H100", infra="aws", image="me/ludic:1", setup="pip install 'ludic-rl[s3]'", nodes=2)
 SBATCH_OPTIONS = (
     *("account", "array", "cpus-per-task", "gpus-per-node", "job-name", "mem", "nodes", "ntasks-per-node"),
-    *("open-mode", "output", "partition", "requeue", "time"),
+    *("open-mode", "output", "partition", "requeue", "signal", "time"),
 )
 """Options of sbatch(1) in Slurm 24.11 that ludic writes."""
 STAND_IN = """\
@@ -82,8 +86,13 @@ def in_bucket(root: Root, cluster: ClusterConfig) -> ClusterPlan:
 def commands(script: str) -> list[list[str]]:
     """The arguments of each `ludic` command in a script, whose slot becomes 1."""
     lines = [shlex.split(line) for line in script.splitlines() if re.search(r"\bludic (worker|train)\b", line)]
-    found = [line[line.index("ludic") + 1 :] for line in lines]
+    found = [of_rank(line)[line.index("ludic") + 1 :] for line in lines]
     return [["1" if word.startswith("$") else word for word in words if word != "&"] for words in found]
+
+
+def of_rank(words: list[str]) -> list[str]:
+    """The words that a rank sees, if torchrun starts it, by torchrun's own code."""
+    return macros.substitute(words, "0") if "torch.distributed.run" in words else words
 
 
 def check_command(words: list[str], url: str) -> None:
@@ -109,6 +118,7 @@ def run_with_stand_ins(script: str, folder: Path, **answers: str) -> list[list[s
         "SLURM_ARRAY_TASK_ID": "1",
         "SLURM_JOB_ID": "40001",
         "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_CPUS_PER_TASK": "16",
     }
     subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=True, timeout=60)
     return [json.loads(line) for line in calls.read_text().splitlines()]
@@ -118,15 +128,27 @@ def test_slurms_files_run_the_commands_and_quote_names(root: Root, tmp_path: Pat
     workers, trainer = cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values()
     (tmp_path / "w").mkdir()
     ((program, *words),) = run_with_stand_ins(workers, tmp_path / "w")
-    assert (program, words[0]) == ("srun", "ludic")
-    check_command(words[1:], root.url)
+    assert (program, *words[:2]) == ("srun", "--kill-on-bad-exit=1", "ludic")
+    check_command(words[2:], root.url)
     (tmp_path / "t").mkdir()
     names = "seq --format=node%.0f 50000"  # more than a pipe holds
     calls = run_with_stand_ins(trainer, tmp_path / "t", scontrol=names, ludic="echo step; echo 2")
     assert [call[0] for call in calls] == ["scontrol", "srun", "ludic"]
     assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=node1:20001"} <= set(calls[1])
-    check_command(calls[1][calls[1].index("ludic") + 1 :], root.url)
+    check_command(of_rank(calls[1])[calls[1].index("ludic") + 1 :], root.url)
     assert not list(tmp_path.rglob("hacked"))
+
+
+def test_slurms_processes_get_the_cpus_of_the_job_and_its_signal_before_its_end(root: Root, tmp_path: Path) -> None:
+    for number, text in enumerate(
+        cluster_files(root, "slurm", TRAIN, ENGINE, replace(SLURM, stop_within_s=300)).values()
+    ):
+        (tmp_path / str(number)).mkdir()
+        seen = 'echo "$SRUN_CPUS_PER_TASK $LUDIC_STOP_WITHIN_S $PYTHONSAFEPATH" >> seen'
+        run_with_stand_ins(text, tmp_path / str(number), srun=seen, scontrol="echo node1", ludic="echo step; echo 2")
+        assert (tmp_path / str(number) / "seen").read_text() == "16 300 1\n"
+        (signal_s,) = re.findall(r"^#SBATCH --signal=TERM@(\d+)$", text, re.MULTILINE)
+        assert 300 + 60 < int(signal_s) <= 400
 
 
 def test_slurms_workers_end_with_the_run_but_not_with_a_stopped_trainer(root: Root, tmp_path: Path) -> None:
@@ -156,6 +178,22 @@ def jobset_of(root: Root) -> dict[str, Any]:
     return yaml.safe_load(text)
 
 
+def expand(text: str, variables: dict[str, str]) -> str:
+    """What the kubelet makes of a word of a command: expansion.Expand in Kubernetes 1.33, k8s.io/kubernetes."""
+    out, at = "", 0
+    while at < len(text):
+        if text[at] != "$" or at + 1 == len(text):
+            out, at = out + text[at], at + 1
+        elif text[at + 1] == "$":
+            out, at = out + "$", at + 2
+        elif text[at + 1] == "(" and ")" in text[at + 2 :]:
+            end = text.index(")", at + 2)
+            out, at = out + variables.get(text[at + 2 : end], text[at : end + 1]), end + 1
+        else:
+            out, at = out + text[at : at + 2], at + 2
+    return out
+
+
 def test_the_jobset_fits_the_schema_of_jobset(root: Root) -> None:
     schema = json.loads(Path(__file__).with_name("jobset.v1alpha2.json").read_text())
     jobset = jobset_of(root)
@@ -176,7 +214,7 @@ def test_the_jobset_runs_the_commands_and_reads_secrets_by_name(root: Root) -> N
     pods = {job["name"]: job["template"]["spec"] for job in jobset["spec"]["replicatedJobs"]}
     containers = {name: spec["template"]["spec"]["containers"][0] for name, spec in pods.items()}
     for name, command in (("workers", "worker"), ("trainer", "train")):
-        ((found, *words),) = commands(containers[name]["command"][-1])
+        ((found, *words),) = commands(expand(containers[name]["command"][-1], {"AWS_SECRET_ACCESS_KEY": "secret"}))
         assert found == command
         check_command([found, *words], f"s3://bucket/{ODD}")
         assert containers[name]["envFrom"] == [{"secretRef": {"name": "bucket"}}]
@@ -186,9 +224,10 @@ def test_the_jobset_runs_the_commands_and_reads_secrets_by_name(root: Root) -> N
 
 
 def scripts_of(root: Root) -> list[list[str]]:
-    """The commands of the workers' pods and of the trainer's."""
+    """The commands of the workers' pods and of the trainer's, as they start."""
     jobs = jobset_of(root)["spec"]["replicatedJobs"]
-    return [job["template"]["spec"]["template"]["spec"]["containers"][0]["command"] for job in jobs]
+    found = [job["template"]["spec"]["template"]["spec"]["containers"][0]["command"] for job in jobs]
+    return [[expand(word, {"touch hacked": "expanded"}) for word in command] for command in found]
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["worker", "trainer"])
@@ -264,14 +303,20 @@ def test_the_trainers_command_trains_one_model_on_two_machines(tmp_path: Path, r
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = plan.train_command("127.0.0.1", str(port)).replace("python ", f"exec {sys.executable} ", 1)
-    log = tmp_path / "log"
+    log, hostile = tmp_path / "log", hostile_folder(tmp_path / "hostile")
+    options = {"cwd": hostile, "env": os.environ | plan.environment}
     with log.open("ab") as out:
-        machines = [subprocess.Popen(["bash", "-c", command], stdout=out, stderr=out) for _ in range(2)]
-    assert [machine.wait(280) for machine in machines] == [0, 0], log.read_text()[-3000:]
+        machines = [subprocess.Popen(["bash", "-c", command], stdout=out, stderr=out, **options) for _ in range(2)]
+    try:
+        assert [machine.wait(280) for machine in machines] == [0, 0], log.read_text()[-3000:]
+    finally:
+        for machine in machines:
+            machine.kill()
     attempt = newest_attempt(root)
     assert attempt is not None
     assert attempt.numerics["num_ranks"] == 2
     assert query(root, "select count(distinct step) from batches where used") == [(2,)]
+    assert imported_from(hostile) == []
 
 
 def test_settings_of_another_system_and_missing_ones_are_refused(root: Root) -> None:
@@ -287,6 +332,34 @@ def test_settings_of_another_system_and_missing_ones_are_refused(root: Root) -> 
         ClusterConfig(partition="a b")
     with pytest.raises(ConfigError, match="image is 'x\\\\ny', wanted a name"):
         ClusterConfig(image="x\ny")
+
+
+def python_commands(text: str) -> list[list[str]]:
+    """The words of each `python` in a file, up to the end of its line."""
+    return [
+        shlex.split(line[line.index("python ") :]) for line in text.splitlines() if re.search(r"(^|\s)python ", line)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("system", "cluster"),
+    [("slurm", SLURM), ("kubernetes", KUBERNETES), ("skypilot", SKYPILOT)],
+    ids=lambda x: str(x)[:7],
+)
+def test_processes_of_a_cluster_are_safe_and_have_the_time_to_stop_that_the_user_gives(
+    root: Root, system: str, cluster: ClusterConfig
+) -> None:
+    plan = in_bucket(root, replace(cluster, nodes=2, ranks=4, stop_within_s=900))
+    write = {"slurm": slurm_files, "kubernetes": kubernetes_files, "skypilot": skypilot_files}[system]
+    text = "\n".join(write(plan).values())
+    found = [words for words in python_commands(text) if "torch.distributed.run" in words]
+    assert [words[1] for words in found] == ["-P"]
+    for name, value in {**SAFE_ENVIRONMENT, **stop_variables(900)}.items():
+        assert len(re.findall(rf"{name}(?:=|: |\n +value: )'?{value}\b", text)) >= 2, (name, text)
+    if system == "kubernetes":
+        grace = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
+        assert len(grace) == 2
+        assert all(900 < int(seconds) <= 960 for seconds in grace)
 
 
 def test_only_settings_that_differ_from_the_commands_own_become_flags(root: Root) -> None:

@@ -11,7 +11,7 @@ import ctypes, sys
 from ludic.launch import guard
 guard._GRACE_S = 0.1
 with guard.guarded(0.1) as announce:
-    announce("reset"); announce("")
+    announce("reset")()
     announce(sys.argv[1])
     # PyDLL keeps Python's lock, so that no thread and no signal handler of this process runs again.
     ctypes.PyDLL(None).sleep(1000)
@@ -24,10 +24,18 @@ def test_a_worker_that_hangs_in_c_ends_with_the_name_of_the_call():
     assert result.stderr == "ludic: score on example 'a' went on after 0.2 s, so this worker ends\n"
 
 
+def test_calls_that_go_on_side_by_side_are_all_named():
+    script = HANGS.replace(
+        "announce(sys.argv[1])", "ends = announce('step'); announce(sys.argv[1]); announce('x'); ends()"
+    )
+    result = subprocess.run([sys.executable, "-c", script, "score"], capture_output=True, text=True)
+    assert result.returncode == -signal.SIGABRT
+    assert result.stderr == "ludic: score and x went on after 0.2 s, so this worker ends\n"
+
+
 def test_a_guard_ends_with_what_it_guards():
     with guarded(0.1) as announce:
-        announce("score")
-        announce("")
+        announce("score")()
 
 
 def test_a_guard_that_was_killed_is_missed_by_nobody():

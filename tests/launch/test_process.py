@@ -9,12 +9,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from ludic.launch.process import LAUNCHER, SUPERVISED, interruptible
+from ludic.launch.process import LAUNCHER, SUPERVISED, interruptible, stop_variables
 
 CHILD = """
 import sys, time
 from ludic.launch import process
-process._GRACE_S, process._LAST_WORDS_S, process._POLL_S = 0.2, 0.4, 0.05
+process._LAST_WORDS_S, process._POLL_S = 0.4, 0.05
 {patch}
 stop = process.stop_on_signals()
 print("ready", flush=True)
@@ -25,7 +25,7 @@ LOOP = "while True: pass"
 HANG_AFTER_PYTHON = (
     "import ctypes; c = ctypes.CDLL(None); c.__cxa_atexit(ctypes.cast(c.pause, ctypes.c_void_p), None, None); " + WAIT
 )
-ONLY_POLL = "process._ask_for_signal_when_parent_ends = lambda: None"
+ONLY_POLL = "process.signal_when_parent_ends = lambda number: None"
 ONLY_SIGNAL = "process._POLL_S = 1e6"
 
 PARENT = """
@@ -50,7 +50,8 @@ def outlived(child: str, environment: dict[str, str]) -> str:
     return printed
 
 
-RANK = {"TORCHELASTIC_RUN_ID": "none"}
+AT_ONCE = stop_variables(1)
+RANK = {"TORCHELASTIC_RUN_ID": "none", **AT_ONCE}
 
 
 @pytest.mark.slow
@@ -82,10 +83,31 @@ def test_a_rank_whose_launcher_was_gone_before_it_looked_stops():
 
 def test_a_child_of_ludic_run_in_an_endless_loop_ends_when_its_input_does():
     command = [sys.executable, "-c", CHILD.format(patch="", body=LOOP)]
-    environment = os.environ | {SUPERVISED: "1"}
+    environment = os.environ | {SUPERVISED: "1"} | AT_ONCE
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:
         _, errors = child.communicate(timeout=30)
-    assert (child.returncode, errors) == (1, "ludic: the parent process ended 0.2 s ago, so this one ends\n")
+    assert (child.returncode, errors) == (1, "ludic: the parent process ended 1 s ago, so this one ends\n")
+
+
+@pytest.mark.parametrize(("variables", "seconds"), [({}, 120), (stop_variables(900), 900), (stop_variables(2), 2)])
+def test_a_rank_has_the_time_to_stop_that_its_launcher_gives(variables, seconds):
+    """Asks the kernel for the seconds that are left, rather than to wait for them."""
+    left = "stop.wait(); import signal; print(signal.alarm(0))"
+    script = CHILD.format(patch="process._LAST_WORDS_S = 5.0", body=left)
+    environment = os.environ | {"TORCHELASTIC_RUN_ID": "none"} | variables
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment) as rank:
+        assert rank.stdout.readline() == "ready\n"
+        rank.terminate()
+        left_s = int(rank.stdout.read())
+    assert seconds + 5 < left_s <= seconds + 10  # torchrun kills first
+
+
+def test_torchrun_waits_as_long_for_its_ranks(monkeypatch):
+    from torch.distributed.launcher.api import LaunchConfig
+
+    for name, value in stop_variables(900).items():
+        monkeypatch.setenv(name, value)
+    assert LaunchConfig(1, 1, 1).shutdown_timeout == 900
 
 
 def test_a_process_that_nobody_started_for_us_does_not_look_for_a_parent():

@@ -1,5 +1,6 @@
 """Processes that `ludic run` starts again: when, and when no more."""
 
+import signal
 import socket
 import time
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ludic.launch.local import was_replaced
-from ludic.launch.process import REPLACED
+from ludic.launch.process import REPLACED, stop_variables
 from ludic.launch.supervisor import Child, ChildError, finish, supervise
 from ludic.store.slots import claim_slot
 
@@ -63,6 +64,41 @@ def test_a_worker_that_was_replaced_is_not_started_while_the_other_lives(run, tm
 def test_it_is_started_again_as_often_as_the_part_gets_free(run, tmp_path: Path) -> None:
     run(is_free=lambda: True, until=lambda: num_lives(tmp_path, "worker") >= 5)
     assert num_lives(tmp_path, "worker") >= 5
+
+
+# A trainer that writes its last file slowly when it is told to stop.
+SLOW = """
+import signal, sys, time
+from pathlib import Path
+folder, seconds = Path(sys.argv[1]), float(sys.argv[2])
+def write(*_):
+    with (folder / "file").open("w") as file:
+        for _ in range(20):
+            time.sleep(seconds / 20)
+            file.write("x")
+            file.flush()
+    sys.exit()
+signal.signal(signal.SIGTERM, write)
+(folder / "began").touch()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(("stop_within_s", "is_kept"), [(1, False), (60, True)])
+def test_a_child_has_the_time_to_stop_that_its_variables_say(tmp_path: Path, monkeypatch, stop_within_s, is_kept):
+    monkeypatch.setattr("ludic.launch.supervisor.KILL_AFTER_S", 0.0)
+    (tmp_path / "slow.py").write_text(SLOW)
+    child = Child(name="trainer", args=lambda: ["slow", str(tmp_path), "3"], log=tmp_path / "log")
+
+    def interrupt() -> None:
+        if (tmp_path / "began").exists():
+            raise KeyboardInterrupt
+
+    environment = {"PYTHONPATH": str(tmp_path), **stop_variables(stop_within_s)}
+    with pytest.raises(KeyboardInterrupt):
+        supervise(child, [], environment=environment, tick=interrupt)
+    assert (len((tmp_path / "file").read_text()) == 20) == is_kept
+    assert child.process.returncode == (0 if is_kept else -signal.SIGKILL)
 
 
 # --- Who dies alike ------------------------------------------------------------------------------------------

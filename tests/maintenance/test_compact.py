@@ -215,14 +215,14 @@ def test_the_replacement_of_a_file_is_found_by_the_log(root, put_file):
 )
 def test_sealed_is_what_workers_have_left_and_the_trainer_is_past(root, latest, window, sealed):
     if latest is not None:
-        point_latest(root, LatestPolicy(version=latest, groups_per_worker=1))
+        point_latest(root, LatestPolicy(version=latest, budget=1))
     start_attempt(root, config={"max_off_policy_steps": 5})
     start_attempt(root, config={"max_off_policy_steps": window})
     assert sealed_before(root) == sealed
 
 
 def test_nothing_is_sealed_before_a_trainer_started(root):
-    point_latest(root, LatestPolicy(version=10, groups_per_worker=1))
+    point_latest(root, LatestPolicy(version=10, budget=1))
     assert sealed_before(root) == 0
 
 

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,13 +10,15 @@ import pytest
 import torch
 from model_families import FAMILIES, VOCAB_SIZE, random_model_of
 from safetensors.torch import load_file, save_file
+from tiny_models import make_model
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from ludic.engines import transformers_engine
 from ludic.engines.engine import GenerationRequest, SamplingParams, generate_all
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ModelError
-from ludic.models.weight_files import read_into
+from ludic.models.architecture import check_folder, load_config
+from ludic.models.weight_files import load_pretrained, read_into
 
 REQUEST = GenerationRequest(
     prompt_tokens=np.arange(3, 9, dtype=np.int32), params=SamplingParams(max_tokens=4, temperature=0.0), seed=0
@@ -245,3 +248,17 @@ def test_a_folder_deleted_while_it_is_read_is_loaded_whole(folders, monkeypatch)
     just_before_copying(monkeypatch, (second / "model.safetensors").unlink)
     engine.load_weights(str(second), 1)
     assert_same(weights_of(engine), wanted)
+
+
+def test_a_folder_is_checked_while_another_thread_loads_models(tmp_path: Path) -> None:
+    folder = make_model(tmp_path / "model", seed=1)
+    config = load_config(folder)
+    assert config.tie_word_embeddings
+    with ThreadPoolExecutor(2) as threads:
+        loads = [threads.submit(load_pretrained, folder, dtype=torch.float32) for _ in range(8)]
+        while not all(load.done() for load in loads):
+            check_folder(folder, config)
+    for load in loads:
+        model = load.result()
+        assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    check_folder(folder, config)  # no thread has left transformers as it is while another one loads

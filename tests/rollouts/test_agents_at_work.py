@@ -41,7 +41,7 @@ def test_rows_of_several_steps_and_segments_are_stored_whole(
     )
     root = create_run(str(tmp_path / "run"), run, TrainConfig(), CodeSettings())
     file.unlink()  # the root's copy runs
-    publish(root, folder, groups_per_worker=10**6)
+    publish(root, folder, budget=10**6)
     work(root, num_groups=3)
     names = ("episode_id", "segment_index", "parent_segment_index", "episode_reward", "token_rewards")
     rows = committed_rows(root, *names, "agent_steps", "messages", "terminated", "truncation_reason", "group_size")
@@ -85,7 +85,7 @@ def test_a_parser_that_does_not_load_is_not_kept(
     file = tmp_path / "first_word.py"
     file.write_text(PARSER)
     root = create_run(str(tmp_path / "run"), run_config(parser=f"{file}:FirstWord"), TrainConfig(), CodeSettings())
-    publish(root, folder, groups_per_worker=10**6)
+    publish(root, folder, budget=10**6)
     kept = sorted(root.fs.ls(root.at("code"), detail=False))
     file.write_text("raise KeyError('words')")
     with pytest.raises(ConfigError, match="KeyError: 'words'"):
@@ -122,7 +122,7 @@ def test_a_protocol_and_sub_agents_of_ones_own_run_from_the_root(
     with_tools = shutil.copytree(folder, tmp_path / "with_tools")
     with (with_tools / "chat_template.jinja").open("a") as template:
         template.write("{% for tool in tools %}{{ tool.function.name }}{% endfor %}")
-    publish(root, str(with_tools), groups_per_worker=10**6)
+    publish(root, str(with_tools), budget=10**6)
     work(root, num_groups=2)
     assert {row["num_turns"] for row in committed_rows(root, "num_turns")} == {2}
 
@@ -132,7 +132,7 @@ def test_several_agents_have_rows_of_their_own(
 ) -> None:
     run = run_config(env=("tic_tac_toe_self_play",), accept_incomplete=True)
     root = create_run(str(tmp_path / "run"), run, TrainConfig(), CodeSettings())
-    publish(root, folder, groups_per_worker=10**6)
+    publish(root, folder, budget=10**6)
     work(root, num_groups=3)
     rows = committed_rows(root, "episode_id", "agent_id", "error", "episode_reward", "terminated")
     assert {row["error"] for row in rows} == {None}

@@ -1,4 +1,4 @@
-"""An environment whose calls never return costs episodes, which are stored as failed, and not the worker."""
+"""An environment whose calls never return, or want to end Python, costs episodes stored as failed, not the worker."""
 
 import pytest
 from tiny_models import committed_rows, publish
@@ -30,7 +30,7 @@ def start(tmp_path, run_config, folder):
         path = tmp_path / "sums.py"
         path.write_text(text)
         root = Root.create(str(tmp_path / "run"), run_config(env=(f"{path}:Sums",), accept_incomplete=True))
-        publish(root, folder, groups_per_worker=3)
+        publish(root, folder, budget=3)
         return root
 
     return start
@@ -51,14 +51,24 @@ def test_an_endless_score_is_a_failed_rollout(root, work):
     assert connect(root).execute("select sum(num_errors) from metrics").fetchall() == [(2,)]
 
 
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit"])
+def test_an_environment_that_wants_to_end_the_process_fails_its_episodes(start, work, error):
+    root = start(ENDLESS.replace('while example.example_id == "sum-1":\n            pass', f"raise {error}"))
+    assert work(root, env_timeout_s=1.0, num_groups=2) == 2
+    errors = [row["error"] for row in committed_rows(root, "error")]
+    assert len(errors) == 4
+    assert all("raise an" in text for text in errors)
+
+
 @pytest.mark.slow
-def test_an_endless_score_is_tried_three_times_in_a_call_of_the_engine(start, work, caplog):
+def test_an_endless_score_is_tried_three_times_between_two_appends(start, work, caplog):
     root = start(ENDLESS.replace('example.example_id == "sum-1"', "True").replace("index == 2", "False"))
-    assert work(root, env_timeout_s=0.3, num_groups=6, groups_per_call=3, follow_quota=False) == 6
+    assert work(root, env_timeout_s=0.3, num_groups=6, in_flight=6, follow_budget=False) == 6
     errors = [row["error"] for row in committed_rows(root, "request_index", "error")]
-    # two calls of the engine, with three groups of two episodes each
-    assert sum("did not return within" in error for error in errors) == 6
-    assert sum("was not called, after timeouts in a row: 3" in error for error in errors) == 6
+    num_tried = sum("did not return within" in error for error in errors)
+    assert num_tried + sum("was not called, after timeouts in a row: 3" in error for error in errors) == 12
+    assert 3 <= num_tried < 12
+    assert num_tried % 3 == 0
     assert caplog.text.count("further timeouts of this environment") == 1
 
 

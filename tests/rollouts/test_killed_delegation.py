@@ -1,19 +1,19 @@
 """Workers that are killed in the middle of episodes with delegated tasks: each group is stored whole, once."""
 
-import os
 import random
-import shutil
 import signal
-import subprocess
-import sys
 import time
+import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from chat_models import chat_tokenizer
+from forks import Forked
 from tiny_models import committed_rows, publish
+from transformers import AutoModelForCausalLM
 
 from ludic.consent import CodeSettings
 from ludic.launch.roots import create_run
@@ -66,11 +66,15 @@ class Talker:
 @pytest.fixture
 def start(tmp_path: Path, run_config: Callable[..., RunConfig], folder: str) -> Callable[[str], Root]:
     (tmp_path / "talker.py").write_text(ENGINE)
-    model = shutil.copytree(folder, tmp_path / "model")
+    model = tmp_path / "model"
+    larger = AutoModelForCausalLM.from_pretrained(folder)
+    larger.resize_token_embeddings(len(chat_tokenizer()), mean_resizing=False)
+    larger.save_pretrained(model)
     chat_tokenizer().save_pretrained(model)
 
     def make(name: str) -> Root:
         run = run_config(
+            model=str(model),
             env=("guess_number",),
             env_options={"guess_number": {"max_steps": 3}},
             sub_agents=("helper",),
@@ -78,21 +82,22 @@ def start(tmp_path: Path, run_config: Callable[..., RunConfig], folder: str) -> 
             max_tokens=64,
         )
         root = create_run(str(tmp_path / name), run, TrainConfig(), CodeSettings())
-        publish(root, str(model), groups_per_worker=10**6)
+        publish(root, str(model), budget=10**6)
         return root
 
     return make
 
 
-def worker(root: Root, folder: Path, num_groups: int) -> subprocess.Popen:
-    flags = ("--slot", "0", "--engine", f"{folder}/talker.py:Talker", "--groups-per-call", "4", "--no-follow-quota")
-    return subprocess.Popen(
-        [sys.executable, "-m", "ludic", "worker", root.url, *flags, "--num-groups", str(num_groups)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+@contextmanager
+def worker(root: Root, folder: Path, num_groups: int) -> Iterator[Forked]:
+    flags = ("--slot", "0", "--engine", f"{folder}/talker.py:Talker", "--in-flight", "8", "--no-follow-budget")
+    log = folder / f"{uuid.uuid4()}.log"
+    process = Forked(["ludic", "worker", root.url, *flags, "--num-groups", str(num_groups)], log)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 def stored(root: Root) -> dict[int, list[tuple]]:
@@ -120,15 +125,14 @@ def test_no_group_is_lost_doubled_or_without_its_children(tmp_path: Path, start:
         with worker(killed, tmp_path, NUM_GROUPS) as process:
             before = len(stored(killed))
             while len(stored(killed)) == before:
-                assert process.poll() is None, process.stderr.read()
+                assert process.poll() is None, process.printed()
                 time.sleep(0.002)
             time.sleep(chance.uniform(0, 0.2))
             process.send_signal(signal.SIGKILL)
     num_done = len(stored(killed)) // killed.run.group_size
     for root, num_groups in ((killed, NUM_GROUPS), (whole, num_done + NUM_GROUPS)):
         with worker(root, tmp_path, num_groups) as process:
-            _, errors = process.communicate(timeout=120)
-            assert process.returncode == 0, errors
+            assert process.wait(timeout=120) == 0, process.printed()
     rows, expected = stored(killed), stored(whole)
     assert sorted(rows) == list(range(len(rows)))
     assert len(rows) == len(expected)

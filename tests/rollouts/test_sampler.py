@@ -10,10 +10,11 @@ from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.engines.transformers_engine import TransformersEngine
+from ludic.environments.registry import EnvironmentFactory
 from ludic.errors import ConfigError
 from ludic.models.chat import load_tokenizer
 from ludic.records import Rollout, RolloutGroup, new_id
-from ludic.rollouts.sampler import EnvironmentFactory, GroupSampler
+from ludic.rollouts.sampler import GroupSampler
 from ludic.schema import validate
 from ludic.store import RunConfig
 

@@ -132,7 +132,7 @@ def commit(root: Root) -> Callable[..., None]:
 
 def test_a_slot_without_a_past_has_committed_nothing(root: Root) -> None:
     lives = read_earlier_lives(root, 0)
-    assert (lives.positions.pairs, lives.groups_by_version) == ([], {})
+    assert (lives.positions.pairs, lives.files) == ([], [])
 
 
 def test_all_lives_of_a_slot_count_and_no_other_slots(root: Root, commit: Callable[..., None]) -> None:
@@ -145,7 +145,8 @@ def test_all_lives_of_a_slot_count_and_no_other_slots(root: Root, commit: Callab
     lives = read_earlier_lives(root, 1)
     # Slot 1 of 2: numbers 1, 3 and 7 are positions 0, 1 and 3.
     assert lives.positions.pairs == [(0, 2), (3, 4)]
-    assert lives.groups_by_version == {0: 1, 4: 2}
+    files = {(file.worker_id, file.sequence, file.version, file.num_groups) for file in lives.files}
+    assert files == {("w1-host-10-a", 0, 0, 1), ("w1-host-11-b", 0, 4, 1), ("w1-host-12-c", 0, 4, 1)}
 
 
 def test_a_broken_file_counts_as_never_committed(root: Root, commit: Callable[..., None]) -> None:
@@ -156,7 +157,6 @@ def test_a_broken_file_counts_as_never_committed(root: Root, commit: Callable[..
     empty.write_bytes(b"")
     lives = read_earlier_lives(root, 0)
     assert lives.positions.pairs == [(2, 3)]
-    assert lives.groups_by_version == {0: 1}
 
 
 def test_what_was_compacted_and_what_expired_counts_as_committed(root: Root, commit: Callable[..., None]) -> None:
@@ -166,10 +166,10 @@ def test_what_was_compacted_and_what_expired_counts_as_committed(root: Root, com
     compact(root)
     before = read_earlier_lives(root, 0)
     assert before.positions.pairs == [(0, 4)]
-    assert before.groups_by_version == {0: 3, 1: 1}
+    assert [file.worker_id for file in before.files] == ["w0-host-6-a"]
     expire(root, [stored for stored in stored_files(root) if stored.file.version == 0], rule="test")
     after = read_earlier_lives(root, 0)
-    assert (after.positions.pairs, after.groups_by_version) == (before.positions.pairs, before.groups_by_version)
+    assert after.positions.pairs == before.positions.pairs
     assert read_earlier_lives(root, 1).positions.pairs == [(0, 1)]
 
 

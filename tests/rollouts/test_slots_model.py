@@ -29,7 +29,7 @@ from ludic.store.slots import check_holds_slot, claim_slot
 
 pytestmark = pytest.mark.slow
 
-NUM_SCHEDULES = 200
+NUM_SCHEDULES = 100
 NUM_GROUPS, MOST_LIVES, NUM_BURSTS = 8, 3, 25
 GROUP_SIZE = 1
 _BATCH = make_batch(num_groups=1, group_size=GROUP_SIZE, response_length=1)
@@ -133,7 +133,7 @@ class Trainer:
         self.run.rng.shuffle(self.pending)
         used, self.pending = self.pending[:num_groups], self.pending[num_groups:]
         for rows in used:
-            if not (self.run.rules.drops_duplicates and rows["is_duplicate"][0].as_py()):
+            if not (self.run.rules.drops_duplicates and rows["refusal"][0].is_valid):
                 self.history.append(rows["request_index"][0].as_py())
             self.reader.use(rows)
             self.reader.consume(rows)

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+from tiny_models import committed_rows
 
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, WeightSpan
 from ludic.rollouts.swap_times import SwapTimes
@@ -84,19 +85,21 @@ def test_a_worker_logs_each_versions_times_once(root, folder, other_folder, work
         def save(target):
             shutil.copytree(source, target, dirs_exist_ok=True)
 
-        publish_policy(root, save, step=0, attempt_id=1, parent_version=None, groups_per_worker=lambda _: groups)
+        publish_policy(root, save, step=0, attempt_id=1, parent_version=None, budget=groups)
 
     def num_groups(version: int) -> int:
-        return len(root.list(f"rollouts/version={version}"))
+        rows = committed_rows(root, "group_id", "policy_version")
+        return len({row["group_id"] for row in rows if row["policy_version"] == version})
 
-    with working(root, groups_per_call=1) as wait_until:
+    with working(root, in_flight=2) as wait_until:
         publish(folder, 3)
         wait_until(lambda: num_groups(0) == 3)
-        publish(other_folder, 2)
+        publish(other_folder, 5)
         wait_until(lambda: num_groups(1) == 2)
     rows = sorted(MetricsTail(root).poll(), key=lambda row: row["created_at"])
     timed = [row for row in rows if row["first_token_s"] is not None]
-    assert ([row["policy_version"] for row in timed], len(rows)) == ([0, 1], 5)
+    assert [row["policy_version"] for row in timed] == [0, 1]
+    assert sum(row["num_groups"] for row in rows) == 5
     for row in timed:
         assert 0 < row["load_s"] < row["first_token_s"] < 60
     assert read_policy(root, 1) is not None

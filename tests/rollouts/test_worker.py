@@ -66,9 +66,9 @@ def test_the_worker_follows_latest_and_samples_with_the_weights_that_it_says(
     root: Root, working: Working, folder: str, other_folder: str, tmp_path: Path
 ) -> None:
     with working(root) as wait_until:
-        publish(root, folder, groups_per_worker=3)
+        publish(root, folder, budget=3)
         wait_until(has(root, v0=3))
-        publish(root, other_folder, groups_per_worker=2)
+        publish(root, other_folder, budget=5)
         wait_until(has(root, v1=2))
     assert groups_by_version(root) == {0: 3, 1: 2}
     assert group_numbers(root) == [0, 1, 2, 3, 4]
@@ -78,23 +78,23 @@ def test_the_worker_follows_latest_and_samples_with_the_weights_that_it_says(
         assert row["response_logprobs"] == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.parametrize("groups_per_call", [1, 2, 8])
-def test_the_worker_stays_on_its_quota_until_that_is_raised(
-    root: Root, working: Working, folder: str, groups_per_call: int
+@pytest.mark.parametrize("in_flight", [2, 4, 16, None])
+def test_the_worker_stays_within_the_budget_until_that_is_raised(
+    root: Root, working: Working, folder: str, in_flight: int | None
 ) -> None:
-    publish(root, folder, groups_per_worker=3)
-    with working(root, groups_per_call=groups_per_call) as wait_until:
+    publish(root, folder, budget=3)
+    with working(root, in_flight=in_flight) as wait_until:
         wait_until(has(root, v0=3))
-        point_latest(root, LatestPolicy(version=0, groups_per_worker=5))
+        point_latest(root, LatestPolicy(version=0, budget=5))
         wait_until(has(root, v0=5))
-        publish(root, folder, groups_per_worker=1)
+        publish(root, folder, budget=6)
         wait_until(has(root, v1=1))
     assert groups_by_version(root) == {0: 5, 1: 1}
 
 
 def test_without_a_quota_the_worker_goes_on(root: Root, working: Working, folder: str) -> None:
-    publish(root, folder, groups_per_worker=1)
-    with working(root, follow_quota=False, groups_per_call=2) as wait_until:
+    publish(root, folder, budget=1)
+    with working(root, follow_budget=False, in_flight=4) as wait_until:
         wait_until(has(root, v0=9))
 
 
@@ -110,10 +110,13 @@ def test_a_worker_without_work_says_once_what_it_waits_for(
     monkeypatch.setattr("ludic.rollouts.worker._IDLE_S", 0.1)
     caplog.set_level("INFO", "ludic.rollouts.worker")
     waiting = "waiting for a policy that can be loaded; `ludic train` publishes policies"
-    idle = "nothing to sample: the trainer asks for 2 groups of version 0, 2 were sampled; waiting for a new version"
+    idle = (
+        "nothing to sample: 0 groups are ready for the trainer, 2 of this worker are not read yet, and its budget is 2 "
+        "for 1 worker; waiting for a new version"
+    )
     with working(root) as wait_until:
         wait_until(lambda: waiting in caplog.messages)
-        publish(root, folder, groups_per_worker=2)
+        publish(root, folder, budget=2)
         wait_until(lambda: idle in caplog.messages)
     assert (caplog.messages.count(waiting), caplog.messages.count(idle)) == (1, 1)
 
@@ -121,12 +124,12 @@ def test_a_worker_without_work_says_once_what_it_waits_for(
 def test_the_worker_never_goes_back_to_a_lower_version(
     root: Root, working: Working, folder: str, other_folder: str
 ) -> None:
-    publish(root, folder, groups_per_worker=0)
-    publish(root, other_folder, groups_per_worker=2)
+    publish(root, folder, budget=0)
+    publish(root, other_folder, budget=2)
     with working(root) as wait_until:
         wait_until(has(root, v1=2))
         # A trainer that was replaced may still write this.
-        point_latest(root, LatestPolicy(version=0, groups_per_worker=4))
+        point_latest(root, LatestPolicy(version=0, budget=4))
         wait_until(has(root, v1=4))
     assert groups_by_version(root) == {1: 4}
 
@@ -167,7 +170,7 @@ def test_a_policy_that_cannot_be_loaded_is_survived_and_the_next_one_taken(
     is_first: bool,
 ) -> None:
     if not is_first:
-        publish(root, folder, groups_per_worker=2)
+        publish(root, folder, budget=2)
     bad = 0 if is_first else 1
     with working(root) as wait_until:
         if not is_first:
@@ -176,13 +179,13 @@ def test_a_policy_that_cannot_be_loaded_is_survived_and_the_next_one_taken(
             source = Path(root.at("damaged"))
             shutil.copytree(folder, source)
             damage(source)
-            publish(root, str(source), groups_per_worker=2)
+            publish(root, str(source), budget=4)
         else:
             # LATEST names what never came.
             root.put_if_absent(f"policies/version={bad}/policy.json", b"{}")
-            point_latest(root, LatestPolicy(version=bad, groups_per_worker=2))
+            point_latest(root, LatestPolicy(version=bad, budget=4))
         wait_until(lambda: f"policies/version={bad}" in caplog.text)
-        publish(root, folder, groups_per_worker=2)
+        publish(root, folder, budget=2 if is_first else 4)
         wait_until(lambda: groups_by_version(root)[bad + 1] == 2)
     assert set(groups_by_version(root)) == ({1} if is_first else {0, 2})
 
@@ -193,7 +196,7 @@ def test_a_broken_policy_is_not_read_again_at_every_look(
     looks, reads = [], []
     monkeypatch.setattr(worker, "latest_policy", lambda root: looks.append(1) or latest_policy(root))
     monkeypatch.setattr(worker, "fetch_policy", lambda *args: reads.append(1) or fetch_policy(*args))
-    publish(root, folder, groups_per_worker=2)
+    publish(root, folder, budget=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     weights.write_bytes(weights.read_bytes()[:500])
     with working(root) as wait_until:
@@ -205,7 +208,7 @@ def test_a_policy_that_becomes_whole_after_all_is_taken(
     root: Root, working: Working, folder: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "_REFUSED_S", 0.2)
-    publish(root, folder, groups_per_worker=2)
+    publish(root, folder, budget=2)
     weights = Path(root.at("policies/version=0/model.safetensors"))
     data = weights.read_bytes()
     weights.write_bytes(data[:500])
@@ -218,18 +221,18 @@ def test_a_policy_that_becomes_whole_after_all_is_taken(
 # --- Ends and lives --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("groups_per_call", [2, 8])
-def test_the_worker_stops_after_num_groups(root: Root, work: Work, folder: str, groups_per_call: int) -> None:
-    publish(root, folder, groups_per_worker=LARGE)
-    assert work(root, num_groups=5, groups_per_call=groups_per_call) == 5
+@pytest.mark.parametrize("in_flight", [4, 16, None])
+def test_the_worker_stops_after_num_groups(root: Root, work: Work, folder: str, in_flight: int | None) -> None:
+    publish(root, folder, budget=LARGE)
+    assert work(root, num_groups=5, in_flight=in_flight) == 5
     assert group_numbers(root) == [0, 1, 2, 3, 4]
 
 
 def test_all_that_was_sampled_is_committed_when_the_worker_is_stopped(
     root: Root, working: Working, folder: str
 ) -> None:
-    publish(root, folder, groups_per_worker=LARGE)
-    with working(root, groups_per_call=2) as wait_until:
+    publish(root, folder, budget=LARGE)
+    with working(root, in_flight=4) as wait_until:
         wait_until(has(root, v0=6))
     sampled = sum(row["num_groups"] for row in MetricsTail(root).poll())
     assert sampled == len(group_numbers(root)) >= 6
@@ -247,37 +250,62 @@ def lose_end_of_file(file: Path) -> None:
 def test_the_next_life_makes_first_what_was_never_committed_and_nothing_twice(
     root: Root, work: Work, folder: str, lose: Callable[[Path], None]
 ) -> None:
-    publish(root, folder, groups_per_worker=LARGE)
+    publish(root, folder, budget=LARGE)
     for _ in range(3):  # a life each, so that each call has a file of its own however slow the disk is
-        work(root, num_groups=2, groups_per_call=2)
+        work(root, num_groups=2, in_flight=4)
     before = committed_rows(root, *TOKENS)
     second_file = Path(root.at(list_files(root)[1].name))
     lose(second_file)
-    work(root, num_groups=2, groups_per_call=2)
+    work(root, num_groups=2, in_flight=4)
     if second_file.exists():
         second_file.unlink()
     # Files 0, 1 and 2 held the groups 0 and 1, 2 and 3, 4 and 5. The same weights give the same tokens.
     after = committed_rows(root, *TOKENS)
     assert [row["response_tokens"] for row in after] == [row["response_tokens"] for row in before]
-    work(root, num_groups=3, groups_per_call=2)
+    work(root, num_groups=3, in_flight=4)
     assert group_numbers(root) == list(range(9))
 
 
-def test_what_earlier_lives_committed_counts_towards_the_quota(root: Root, working: Working, folder: str) -> None:
-    publish(root, folder, groups_per_worker=4)
+def test_what_an_earlier_life_committed_is_open_until_the_trainer_has_read_it(
+    root: Root, working: Working, folder: str
+) -> None:
+    publish(root, folder, budget=1)
     with working(root) as wait_until:
-        wait_until(has(root, v0=4))
+        wait_until(has(root, v0=1))
+        point_latest(root, LatestPolicy(version=0, budget=3))
+        wait_until(has(root, v0=3))
+    (worker_id,) = {file.worker_id for file in list_files(root)}
+    # It has read the first file. The other two groups are open, so two more of the budget of four are left.
+    point_latest(root, LatestPolicy(version=0, budget=4, seen={worker_id: 0}))
     with working(root) as wait_until:
-        publish(root, folder, groups_per_worker=1)
-        wait_until(has(root, v1=1))
-    assert groups_by_version(root) == {0: 4, 1: 1}
+        wait_until(has(root, v0=5))
+    assert groups_by_version(root) == {0: 5}
+
+
+def test_a_file_that_the_trainer_passed_over_is_not_open_for_ever(root: Root, working: Working, folder: str) -> None:
+    publish(root, folder, budget=2)
+    with working(root) as wait_until:
+        wait_until(has(root, v0=2))
+        point_latest(root, LatestPolicy(version=0, budget=2, planned_step=1))
+        publish(root, folder, budget=2)
+        point_latest(root, LatestPolicy(version=1, budget=2, planned_step=3))
+        wait_until(has(root, v1=2))
+        # What is too old is not read.
+        publish(root, folder, budget=2)
+        point_latest(root, LatestPolicy(version=2, budget=2, planned_step=3, oldest_version=2))
+        wait_until(has(root, v2=2))
+        # A later trainer counts what it finds.
+        publish(root, folder, budget=2)
+        point_latest(root, LatestPolicy(version=3, budget=2, planned_step=3, attempt_id=2))
+        wait_until(has(root, v3=2))
+    assert groups_by_version(root) == {0: 2, 1: 2, 2: 2, 3: 2}
 
 
 def test_workers_in_the_runs_slots_share_its_schedule_and_others_have_numbers_of_their_own(
     tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str
 ) -> None:
     root = Root.create(str(tmp_path), run_config(num_workers=2))
-    publish(root, folder, groups_per_worker=LARGE)
+    publish(root, folder, budget=LARGE)
     work(root, slot=0, num_groups=3)
     work(root, slot=1, num_groups=3)
     assert group_numbers(root) == [0, 1, 2, 3, 4, 5]
@@ -288,13 +316,13 @@ def test_workers_in_the_runs_slots_share_its_schedule_and_others_have_numbers_of
 
 
 def test_a_worker_whose_slot_was_taken_ends_before_it_samples_more(root: Root, working: Working, folder: str) -> None:
-    publish(root, folder, groups_per_worker=2)
+    publish(root, folder, budget=2)
 
     def replace_worker() -> None:
         with working(root) as wait_until:
             wait_until(has(root, v0=2))
             claim_slot(root, 0, "w0-other")
-            point_latest(root, LatestPolicy(version=0, groups_per_worker=9))
+            point_latest(root, LatestPolicy(version=0, budget=9))
             wait_until(lambda: False)
 
     with pytest.raises(SlotTakenError, match="another worker took slot 0"):
@@ -328,7 +356,7 @@ def test_an_environment_that_fails_is_stored_with_its_error_and_stops_nobody(
     file = tmp_path / "every_other.py"
     file.write_text(FAILING_ENVIRONMENT)
     root = Root.create(str(tmp_path / "run"), run_config(env=(f"{file}:EveryOther",), accept_incomplete=True))
-    publish(root, folder, groups_per_worker=LARGE)
+    publish(root, folder, budget=LARGE)
     work(root, num_groups=4)
     rows = committed_rows(root, "env_example_id", "episode_reward", "error")
     outcomes = {(row["env_example_id"], row["episode_reward"], row["error"]) for row in rows}
@@ -362,8 +390,8 @@ def unsteady(root: Root, fails: Sequence[bool]) -> Root:
 
 def test_the_worker_runs_on_a_root_in_memory(run_config: Callable[..., RunConfig], work: Work, folder: str) -> None:
     root = memory_root(run_config())
-    publish(root, folder, groups_per_worker=LARGE)
-    assert work(root, num_groups=5, groups_per_call=2) == 5
+    publish(root, folder, budget=LARGE)
+    assert work(root, num_groups=5, in_flight=4) == 5
     assert group_numbers(root) == [0, 1, 2, 3, 4]
 
 
@@ -371,9 +399,9 @@ def test_a_filesystem_that_fails_now_and_then_costs_no_group(
     run_config: Callable[..., RunConfig], work: Work, folder: str
 ) -> None:
     root = memory_root(run_config())
-    publish(root, folder, groups_per_worker=LARGE)
+    publish(root, folder, budget=LARGE)
     flaky = unsteady(root, [True, False, True, True, False] * 4)
-    assert work(flaky, num_groups=8, groups_per_call=1) == 8
+    assert work(flaky, num_groups=8, in_flight=2) == 8
     assert flaky.fs.num_failures > 0
     assert group_numbers(root) == list(range(8))
 
@@ -382,25 +410,26 @@ def test_a_filesystem_that_fails_for_good_is_an_error_once_the_worker_is_stopped
     run_config: Callable[..., RunConfig], working: Working, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = memory_root(run_config())
-    publish(root, folder, groups_per_worker=LARGE)
+    publish(root, folder, budget=LARGE)
     with pytest.raises(StoreError, match="503 Slow Down"):
-        with working(unsteady(root, [True] * LARGE), groups_per_call=1) as wait_until:
+        with working(unsteady(root, [True] * LARGE), in_flight=2) as wait_until:
             wait_until(lambda: "trying again" in caplog.text)
 
 
 # --- Metrics and settings --------------------------------------------------------------------------------
 
 
-def test_each_call_of_the_engine_logs_a_row_an_environment(
+def test_what_is_appended_at_once_is_logged_as_a_row_an_environment(
     tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str
 ) -> None:
     root = Root.create(str(tmp_path), run_config(env=("addition", "opposites")))
-    publish(root, folder, groups_per_worker=LARGE)
-    work(root, num_groups=6, groups_per_call=3)
-    # Groups 0, 1, 2 are addition, opposites, addition; 3, 4, 5 the other way round.
-    metrics = MetricsTail(root).poll()
-    counts = Counter((row["env_name"], row["num_groups"], row["num_rollouts"]) for row in metrics)
-    assert counts == {(env, n, 2 * n): 1 for env in ("addition", "opposites") for n in (1, 2)}
+    publish(root, folder, budget=LARGE)
+    work(root, num_groups=6, in_flight=6)
+    metrics, num_groups = MetricsTail(root).poll(), Counter()
+    for row in metrics:
+        num_groups[row["env_name"]] += row["num_groups"]
+        assert row["num_rollouts"] == 2 * row["num_groups"]
+    assert num_groups == {"addition": 3, "opposites": 3}
     flags = {"num_truncated": "truncated", "num_incomplete_completions": "incomplete_completion"}
     flags |= {"num_parse_errors": "parse_error"}
     rows = committed_rows(root, "episode_reward", "response_length", "env_name", "error", *flags.values())
@@ -420,14 +449,14 @@ def test_a_worker_whose_rollouts_all_fail_says_so_at_once(
     tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     root = Root.create(str(tmp_path), run_config(max_tokens=10**6))
-    publish(root, folder, groups_per_worker=LARGE)
-    work(root, num_groups=2, groups_per_call=1)
+    publish(root, folder, budget=LARGE)
+    work(root, num_groups=2, in_flight=2)
     warnings = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]
     assert len(warnings) == 1
     assert warnings[0].startswith("every one of 2 rollouts failed in addition; the first error: a prompt of ")
 
 
-@pytest.mark.parametrize("name", ["groups_per_call", "num_groups"])
+@pytest.mark.parametrize("name", ["in_flight", "num_groups"])
 def test_settings_out_of_range_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 0, wanted at least 1"):
         WorkerConfig(**{name: 0})
@@ -439,7 +468,7 @@ def test_settings_out_of_range_are_refused(name: str) -> None:
 def test_a_life_says_which_environments_scored_and_names_what_has_changed(
     root: Root, work: Work, folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publish(root, folder, groups_per_worker=10)
+    publish(root, folder, budget=10)
     work(root, num_groups=1)
     (record,) = read_slot_claim(root, 0, 1).code
     text = Path(ludic.environments.addition.__file__).read_bytes()

@@ -62,8 +62,8 @@ def test_a_sound_batch_passes():
         ("response_logprobs", floats(-1, -1, -1, -np.inf), "is -inf at token 3, wanted a finite number"),
         ("response_logprobs", floats(-1, 0.5, 0, 0), "is 0.5 at token 1, wanted at most 0, the logarithm of a prob"),
         ("token_rewards", floats(0, 0, np.inf, 0), "is inf at token 2, wanted a finite number"),
-        ("prompt_tokens", tokens(3, -1), "is -1 at token 1, wanted a token id of at least 0"),
-        ("response_tokens", tokens(-5, 1, 1, 1), "is -5 at token 0, wanted a token id of at least 0"),
+        ("prompt_tokens", tokens(3, -1), "is -1 at token 1, wanted a token id from 0 to 2147483647"),
+        ("response_tokens", tokens(-5, 1, 1, 1), "is -5 at token 0, wanted a token id from 0 to 2147483647"),
         ("episode_reward", float("nan"), "is nan, wanted a finite double"),
         ("episode_reward", 10**400, f"is {10**400}, wanted a finite double"),
         ("episode_reward", np.float32("inf"), "is inf, wanted a finite double"),
@@ -333,7 +333,7 @@ def test_kept_tokens_of_every_token_are_sound():
         ((SOUND[0][::-1], *SOUND[1:]), "at token 0 does not ascend, wanted sorted ids, each once"),
         (
             (tokens(-1, *SOUND[0]), *SOUND[1:]),
-            "at token 0 holds a negative number, wanted token ids of at least 0",
+            "at token 0 holds a number that is no token id, wanted 0 to 2147483647",
         ),
     ],
 )

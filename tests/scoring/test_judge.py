@@ -153,7 +153,7 @@ def test_the_key_is_sent_and_never_stored(run, judge, judge_server, monkeypatch,
     judge_server.reply = lambda handler, body: send(handler, f"no such key: {handler.headers['Authorization']}", 401)
     report = judged(run, judge, judge_key_env="MY_KEY")
     assert set(judge_server.keys) == {"Bearer sk-secret-123"}
-    assert report.reasons == {"the judge's server answered 401: 'no such key: Bearer [key]'": 8}
+    assert report.reasons == {"the judge's server answered 401: 'no such key: Bearer ***'": 8}
     shown = "".join(capfd.readouterr()) + json.dumps(run.sql("select * from scores").to_dicts(), default=str)
     assert "sk-secret" not in shown
 

@@ -26,9 +26,15 @@ def cache_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.fixture(params=["local", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path) -> Iterator[Root]:
-    url = str(tmp_path / "run") if request.param == "local" else f"memory://{uuid.uuid4()}"
+@pytest.fixture
+def filesystem() -> str:
+    """Where `root` lies. SQL means the same anywhere; tests of how files are read set "local" and "memory" instead."""
+    return "local"
+
+
+@pytest.fixture
+def root(filesystem: str, tmp_path: Path) -> Iterator[Root]:
+    url = str(tmp_path / "run") if filesystem == "local" else f"memory://{uuid.uuid4()}"
     root = Root.create(url, RunConfig(model="tiny", env=("moar_cats",)))
     yield root
     root.fs.rm(root.path, recursive=True)
@@ -68,7 +74,7 @@ def arrive(rows: Rows) -> Rows:
             .append_column("row_group", pa.array([0] * len(indexes), pa.int32()))
             .append_column("row", pa.array(indexes, pa.int32()))
             .append_column("arrival", pa.array([arrival] * len(indexes), pa.int64()))
-            .append_column("is_duplicate", pa.array([False] * len(indexes)))
+            .append_column("refusal", pa.nulls(len(indexes), pa.string()))
         )
 
     return make

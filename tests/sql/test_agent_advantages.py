@@ -140,13 +140,16 @@ def delegating() -> list[Rollout]:
     ]
 
 
-def test_rloo_and_grpo_give_every_row_the_advantage_of_its_agents_episode():
-    # rewards of the group: main 1 (two rows) and 0, solver .5; baselines (0 + .5)/2, (1 + .5)/2, (1 + 0)/2
+def test_rloo_and_grpo_give_every_row_the_advantage_of_its_trajectory():
+    # rewards of the group: main 1 (two rows), 0 and .5, the baselines (0 + .5)/2, (1 + .5)/2 and (1 + 0)/2
     a = row("a", "A", 1.0)
-    rows = [a, row("a-later", "A", 1.0, segment_index=1), child("a-child", a, 0.5), row("b", "B", 0.0)]
-    assert estimate("rloo", rows) == {"a": 0.75, "a-later": 0.75, "a-child": 0.0, "b": -0.75}
+    rows = [a, row("a-later", "A", 1.0, segment_index=1), row("b", "B", 0.0), row("c", "C", 0.5)]
+    # a child without peers gets 0, and is in no one's baseline
+    rows.append(child("a-child", a, 9.0))
+    assert estimate("rloo", rows) == {"a": 0.75, "a-later": 0.75, "b": -0.75, "c": 0, "a-child": 0}
     # mean .5, deviation sqrt((.25 + .25 + 0) / 2) = .5
-    assert estimate("grpo", rows, epsilon=0.0) == pytest.approx({"a": 1, "a-later": 1, "a-child": 0, "b": -1})
+    found = estimate("grpo", rows, epsilon=TINY)
+    assert found == pytest.approx({"a": 1, "a-later": 1, "b": -1, "c": 0, "a-child": 0})
 
 
 def test_grpo_by_agent_compares_an_agent_with_itself_and_each_sibling_with_all_of_its_kind(delegating):

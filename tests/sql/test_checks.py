@@ -12,6 +12,7 @@ from ludic.maintenance.compact import compact
 from ludic.maintenance.verify import check_root, meaning_of
 from ludic.schema import arrow_schema
 from ludic.sql import BatchRules, Planner, connect, run_checks
+from ludic.sql.library import has_rows, load_checks, run_query
 from ludic.store.attempts import start_attempt
 from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
@@ -22,10 +23,14 @@ from ludic.store.tombstones import expire, stored_files
 
 pytestmark = pytest.mark.slow
 
+on_both_filesystems = pytest.mark.parametrize("filesystem", ["local", "memory"])
+"""For tests that between them have files of every kind, sound and broken."""
+
 
 def found(root: Root) -> dict[str, list[dict]]:
-    """Offending rows of the checks that found any."""
-    return {name: table.to_pylist() for name, table in run_checks(connect(root)).items() if table.num_rows}
+    """Offending rows of the checks that found any, as `ludic verify` asks for them."""
+    con = connect(root)
+    return {name: run_query(con, sql).to_pylist() for name, sql in load_checks().items() if has_rows(con, sql)}
 
 
 @pytest.fixture
@@ -55,10 +60,15 @@ def commit(root: Root, step: int, rows: list[dict]) -> None:
     assert root.put_if_absent(ledger_name(1, step), encode_plain(table))
 
 
+@on_both_filesystems
 def test_an_empty_root_is_sound(root: Root):
     assert found(root) == {}
+    assert {name: table.num_rows for name, table in run_checks(connect(root)).items()} == dict.fromkeys(
+        load_checks(), 0
+    )
 
 
+@on_both_filesystems
 def test_a_root_that_was_trained_on_is_sound(root: Root, ledger):
     for step, rows in enumerate(ledger, start=1):
         commit(root, step, rows)
@@ -68,8 +78,10 @@ def test_a_root_that_was_trained_on_is_sound(root: Root, ledger):
 def test_a_rollout_that_is_stored_twice(root: Root, store, rows):
     store(rows([[1.0, 0.0]]))
     store(rows([[1.0, 0.0]], sequence=1))
-    assert set(found(root)) == {"duplicate_rollouts", "split_groups"}
-    assert [row["num_rows"] for row in found(root)["duplicate_rollouts"]] == [2, 2]
+    offending = {name: table.to_pylist() for name, table in run_checks(connect(root)).items() if table.num_rows}
+    assert offending == found(root)
+    assert set(offending) == {"duplicate_rollouts", "split_groups"}
+    assert [row["num_rows"] for row in offending["duplicate_rollouts"]] == [2, 2]
 
 
 def test_a_group_that_lacks_an_episode(root: Root, store, rows):
@@ -113,6 +125,7 @@ def test_a_group_lies_in_the_partition_of_its_oldest_version(root: Root, store, 
     assert found(root) == {}
 
 
+@on_both_filesystems
 def test_files_that_were_quarantined_or_have_expired_are_no_gap(root: Root, store, rows):
     names = [store(rows([[1.0]], seed=sequence, sequence=sequence)) for sequence in range(5)]
     quarantine(root, names[1], "torn")
@@ -131,6 +144,7 @@ def test_compaction_leaves_no_gap(root: Root, store, rows):
     assert found(root) == {}
 
 
+@on_both_filesystems
 def test_a_source_that_compaction_lost(root: Root, store, rows):
     for sequence in range(3):
         store(rows([[1.0]], seed=sequence, sequence=sequence))
@@ -142,6 +156,7 @@ def test_a_source_that_compaction_lost(root: Root, store, rows):
     }
 
 
+@on_both_filesystems
 def test_the_sources_of_a_compacted_file_that_was_quarantined_are_not_missed(root: Root, ledger):
     for step, rows in enumerate(ledger, start=1):
         commit(root, step, rows)
@@ -197,6 +212,30 @@ def test_numbers_that_are_none(root: Root, store, rows, column: str, value):
     assert row["rollout_id"] == table["rollout_id"][1].as_py()
 
 
+@on_both_filesystems
+@pytest.mark.parametrize(
+    ("column", "values"),
+    [
+        ("response_logprobs", (5.0, -9999.0, -101.0)),
+        ("response_tokens", (-1, 300, 2**31 - 1)),
+        ("prompt_tokens", (-1, 300)),
+    ],
+)
+def test_tokens_and_logprobs_that_training_would_drop(root: Root, store, rows, column: str, values: tuple):
+    for sequence, value in enumerate(values):
+        good = rows([[1.0, 0.0]])[column].to_pylist()[0]
+        store(rows([[1.0, 0.0]], sequence=sequence, **{column: [good, [value, *good[1:]]]}))
+    con = connect(root)
+    con.execute("set variable vocab_size = 300")
+    assert run_checks(con)["untrainable_tokens"].num_rows == len(values)
+
+
+def test_each_id_that_a_column_holds_passes_if_no_model_is_known(root: Root, store, rows):
+    good = rows([[1.0, 0.0]])["response_tokens"].to_pylist()[0]
+    store(rows([[1.0, 0.0]], response_tokens=[good, [2**31 - 1, *good[1:]]]))
+    assert found(root) == {}
+
+
 def test_a_group_that_two_steps_trained_on(root: Root, ledger):
     commit(root, 1, ledger[0])
     commit(root, 2, ledger[0])
@@ -213,6 +252,7 @@ def test_a_group_is_free_again_when_the_step_that_used_it_is_superseded(root: Ro
     assert found(root) == {}
 
 
+@on_both_filesystems
 def test_a_step_without_ledger(root: Root, ledger):
     commit(root, 2, ledger[0])
     commit(root, 5, ledger[1])
@@ -235,6 +275,7 @@ def test_a_ledger_row_whose_rollout_expired_or_was_quarantined_is_not_missed(roo
     assert found(root) == {}
 
 
+@on_both_filesystems
 @pytest.mark.parametrize(("column", "value"), [("group_id", "another"), ("policy_version", 7)])
 def test_a_ledger_row_that_contradicts_its_rollout(root: Root, ledger, column: str, value):
     change = {column: value} | ({"trainer_version": 7} if column == "policy_version" else {})
@@ -260,6 +301,7 @@ def test_a_ledger_row_that_contradicts_itself(root: Root, ledger, contradiction:
     assert set(found(root)) == {"contradictory_batches"}
 
 
+@on_both_filesystems
 def test_an_attempt_without_its_parent(root: Root):
     start_attempt(root, parent_attempt=8, parent_step=3)
     assert found(root) == {"orphan_attempts": [{"attempt_id": 1, "parent_attempt": 8, "parent_step": 3}]}
@@ -278,6 +320,7 @@ def publish(root: Root, version: int) -> None:
     root.put(f"policies/version={version}/policy.json", json.dumps(asdict(policy)).encode())
 
 
+@on_both_filesystems
 def test_rollouts_of_weights_that_nobody_published(root: Root, store, rows):
     store(rows([[1.0, 0.0]], policy_version=4))
     start_attempt(root)
@@ -288,6 +331,7 @@ def test_rollouts_of_weights_that_nobody_published(root: Root, store, rows):
     assert found(root) == {}
 
 
+@on_both_filesystems
 def test_a_file_that_can_not_be_read_is_named(root: Root):
     root.put("batches/attempt=1/step=1.parquet", b"no Parquet at all")
     with pytest.raises(QueryError, match=r"^check .*step=1\.parquet"):
@@ -307,6 +351,7 @@ def doubles(root: Root, store, arrive) -> list[list[dict]]:
     return [planner.plan(step=step, attempt_id=1, trainer_version=0).to_pylist() for step in (1, 2)]
 
 
+@on_both_filesystems
 def test_a_request_that_was_trained_on_as_two_groups(root: Root, doubles):
     commit(root, 1, doubles[0])
     assert found(root) == {}

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from subprocess import run
 
 import polars as pl
@@ -12,6 +13,7 @@ import ludic
 from ludic.errors import MissingRootError, QueryError
 from ludic.schema import arrow_schema
 from ludic.sql import run_query
+from ludic.sql.filesystem import RangedFileSystem
 from ludic.store.attempts import start_attempt
 from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
@@ -44,6 +46,12 @@ VIEWS = (
     "labels",
     "all_labels",
 )
+
+
+@pytest.fixture(params=["local", "memory"])
+def filesystem(request: pytest.FixtureRequest) -> str:
+    """DuckDB reads a folder itself, and any other filesystem through fsspec."""
+    return request.param
 
 
 def put_steps(root: Root, attempt_id: int, steps: range) -> None:
@@ -101,10 +109,25 @@ def test_a_missing_root_is_explained(tmp_path):
             read(str(tmp_path / "nothing"))
 
 
-@pytest.mark.parametrize("view", VIEWS)
-def test_an_empty_root_has_every_view_without_rows(root: Root, view: str):
-    relation = ludic.connect(root.url).sql(f"from {view}")
-    assert relation.fetchall() == []
+def test_an_empty_root_has_every_view_without_rows(root: Root):
+    con = ludic.connect(root.url)
+    for view in VIEWS:
+        assert con.sql(f"from {view}").fetchall() == [], view
+
+
+def test_connecting_lists_no_files(root: Root, monkeypatch: pytest.MonkeyPatch):
+    put_steps(root, 1, range(1, 3))
+    listed: list[tuple] = []
+
+    def noted(method: Callable[..., list[str]]) -> Callable[..., list[str]]:
+        return lambda *args: (listed.append(args), method(*args))[1]
+
+    monkeypatch.setattr(Root, "list", noted(Root.list))
+    monkeypatch.setattr(RangedFileSystem, "glob", noted(RangedFileSystem.glob))
+    con = ludic.connect(root)
+    assert listed == []
+    assert con.sql("select count(*) from all_batches").fetchall() == [(2,)]
+    assert listed
 
 
 def test_views_of_an_empty_root_have_the_types_of_a_full_one(root: Root, store, rows):

@@ -65,6 +65,31 @@ def test_drop_not_best_of_group_leaves_the_best_episode_of_each_group(dropped):
     assert dropped("drop_not_best_of_group", rewards, **ids, **errors) == [0, 2, 4, 5, 6, 8]
 
 
+FAMILIES: dict[str, Any] = {"depth": [0, 1, 1, 0, 1, 1], "agent_id": ["main", "solver", "solver"] * 2}
+"""Columns of two parents with two children each."""
+
+
+@pytest.mark.parametrize(
+    ("rewards", "is_dropped"),
+    [
+        # all parents are equal, and all children, though not to each other
+        ([1.0, 0.5, 0.5, 1.0, 0.5, None], True),
+        ([1.0, 0.5, 0.5, 1.0, 0.5, 0.4], False),
+        ([1.0, 0.5, 0.5, 0.0, 0.5, 0.5], False),
+        ([None, None, None, None, None, None], False),
+    ],
+)
+def test_drop_zero_variance_groups_compares_parents_with_parents_and_children_with_children(
+    dropped, rewards, is_dropped
+):
+    assert dropped("drop_zero_variance_groups", [rewards], **FAMILIES) == (list(range(6)) if is_dropped else [])
+
+
+def test_drop_not_best_of_group_takes_the_reward_of_the_agent_and_not_of_its_children(dropped):
+    ids = {"episode_id": list("aaabbb")}
+    assert dropped("drop_not_best_of_group", [[0.1, 9.0, 9.0, 0.2, 0.0, 0.0]], **FAMILIES, **ids) == [0, 1, 2]
+
+
 def test_max_off_policy_steps_leaves_the_limit_itself(dropped):
     limits = {"max_off_policy_steps": 2, "trainer_version": 5}
     assert dropped("max_off_policy_steps", [[0.0]], limits, policy_version=2) == [0]

@@ -151,7 +151,7 @@ def test_filters_drop_rows_after_the_baseline_was_taken(con, rows):
     con.register("rollouts", rows([[1.0, 0.0, 0.5], [2.0, 2.0]], truncated=[True, False, False, False, False]))
     drop = ["drop_truncated", "drop_zero_variance_groups"]
     # baselines (0 + .5)/2, (1 + .5)/2, (1 + 0)/2; the first is truncated, the second group has one reward only
-    assert advantages(con, "rloo", filters=drop)["advantage"].to_pylist() == [-0.75, 0.0]
+    assert sorted(advantages(con, "rloo", filters=drop)["advantage"].to_pylist()) == [-0.75, 0.0]
 
 
 def test_parameters_of_filters_are_given_with_those_of_the_advantage(con, rows):

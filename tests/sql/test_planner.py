@@ -44,6 +44,7 @@ def test_a_plan_is_exactly_a_ledger(arrive):
         "policy_version": 2,
         "trainer_version": 5,
         "lag": 3,
+        "lag_last": 3,
         "file": "file-4",
         "row_group": 0,
         "row": 0,
@@ -57,6 +58,7 @@ def test_a_plan_is_exactly_a_ledger(arrive):
         "token_advantages": None,
         "num_uses": 1,
         "seq_len_truncated": False,
+        "truncated": False,
         "truncation_reason": None,
         "root": None,
         "pair_id": None,
@@ -468,8 +470,8 @@ def test_a_group_whose_request_is_anothers_is_dropped_and_never_waits(arrive):
     planner = Planner(BatchRules(groups_per_batch=1, filters=("drop_truncated",)))
     planner.add(arrive([[1.0, 0.0]], arrival=0))
     duplicate = arrive([[1.0, 0.0]], arrival=1, truncated=[True, False])
-    index = duplicate.schema.get_field_index("is_duplicate")
-    planner.add(duplicate.set_column(index, "is_duplicate", pa.array([True, True])))
+    index = duplicate.schema.get_field_index("refusal")
+    planner.add(duplicate.set_column(index, "refusal", pa.array(["duplicate_request"] * 2)))
     assert planner.num_pending_groups == 1
     plan = planner.plan(step=1, attempt_id=1, trainer_version=0)
     assert plan["reason"].to_pylist() == [None, None, "duplicate_request", "duplicate_request"]

@@ -99,7 +99,7 @@ def test_failed_rollouts_and_duplicates_need_no_score(arrive):
     planner = Planner(BatchRules(groups_per_batch=1, reward_scorer="judge", wait_for_scores_s=None))
     rows = arrive([[1.0, None, 1.0]], error=[None, "failed", None])
     double = arrive([[1.0, 0.0]], arrival=1)
-    double = double.set_column(double.schema.get_field_index("is_duplicate"), "is_duplicate", pa.array([True, True]))
+    double = double.set_column(double.schema.get_field_index("refusal"), "refusal", pa.array(["duplicate_request"] * 2))
     planner.add(rows)
     planner.add(double)
     planner.add_scores(score_rows(rows, [1.0, None, 0.0]))

@@ -1,6 +1,7 @@
 """Roots whose connection the test controls, and files as a worker would write them."""
 
 import itertools
+import os
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,9 @@ from ludic.store.s3 import S3
 
 PutFile = Callable[..., list[str]]
 
+_s3fs_asks: list[str] = []
+"""The address of the server that s3fs' instances ask."""
+
 
 @pytest.fixture(autouse=True)
 def failures_surface_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,9 +39,9 @@ def root_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     if request.param == "local":
         yield str(request.getfixturevalue("tmp_path") / "run")
         return
+    parent = "memory:/" if request.param == "memory" else request.getfixturevalue("s3_bucket")
     if request.param == "s3fs":
         use_s3fs(monkeypatch)
-    parent = "memory:/" if request.param == "memory" else request.getfixturevalue("s3_bucket")
     url = f"{parent}/{uuid.uuid4()}"
     yield url
     fs, path = fsspec.core.url_to_fs(url, use_listings_cache=False)
@@ -48,7 +52,10 @@ def root_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def use_s3fs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings of fsspec for s3 are s3fs' own, so that it serves s3:// itself; here it asks once, to be quick."""
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"retries": {"total_max_attempts": 1}}})
-    S3.clear_instance_cache()
+    # An instance keeps the address that it was made with. To make one takes botocore longer than most tests.
+    if _s3fs_asks != [os.environ["AWS_ENDPOINT_URL"]]:
+        S3.clear_instance_cache()
+        _s3fs_asks[:] = [os.environ["AWS_ENDPOINT_URL"]]
 
 
 @pytest.fixture(params=["obstore", "s3fs"])
@@ -60,6 +67,7 @@ def s3_proxy(request: pytest.FixtureRequest, s3_server: str, monkeypatch: pytest
         use_s3fs(monkeypatch)
     yield proxy
     proxy.close()
+    _s3fs_asks.clear()  # another proxy may get the same port
 
 
 @pytest.fixture

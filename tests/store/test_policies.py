@@ -26,14 +26,14 @@ def save_weights(text: str):
     return save
 
 
-def publish(root, text="weights", *, save=None, attempt_id=1, step=0) -> int:
+def publish(root, text="weights", *, save=None, attempt_id=1, step=0, budget=12) -> int:
     return publish_policy(
         root,
         save or save_weights(text),
         step=step,
         attempt_id=attempt_id,
         parent_version=None,
-        groups_per_worker=lambda version: 10 + version,
+        budget=budget,
     )
 
 
@@ -59,14 +59,14 @@ def test_there_is_no_policy_before_the_first(root):
 
 def test_versions_count_up_and_latest_names_the_newest(root, tmp_path):
     assert [publish(root, text) for text in ("a", "b", "c")] == [0, 1, 2]
-    assert latest_policy(root) == LatestPolicy(version=2, groups_per_worker=12)
+    assert latest_policy(root) == LatestPolicy(version=2, budget=12)
     assert policy_versions(root) == [0, 1, 2]
     assert [weights_of(root, version, tmp_path / f"cache-{version}") for version in (0, 1, 2)] == ["a", "b", "c"]
 
 
 def test_policy_json_says_where_the_weights_came_from(root):
     publish(root)
-    publish_policy(root, save_weights("b"), step=7, attempt_id=3, parent_version=0, groups_per_worker=lambda _: 1)
+    publish_policy(root, save_weights("b"), step=7, attempt_id=3, parent_version=0, budget=1)
     policy = json.loads(root.read("policies/version=1/policy.json"))
     assert {name: policy[name] for name in ("version", "step", "attempt_id", "parent_version")} == {
         "version": 1,
@@ -126,8 +126,8 @@ def test_trainers_that_publish_at_once_get_versions_of_their_own(root):
 
 def test_the_quota_is_raised_without_a_new_version(root):
     publish(root)
-    point_latest(root, LatestPolicy(version=0, groups_per_worker=99))
-    assert latest_policy(root) == LatestPolicy(version=0, groups_per_worker=99)
+    point_latest(root, LatestPolicy(version=0, budget=99))
+    assert latest_policy(root) == LatestPolicy(version=0, budget=99)
 
 
 def test_weights_that_changed_since_they_were_published_are_refused(root, tmp_path):

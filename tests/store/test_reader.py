@@ -61,8 +61,8 @@ def test_rows_come_with_the_columns_asked_for_and_their_address(root, next_batch
         writer.append(batch)
     rows = reader_of(root).poll(None)
     assert rows.column_names == [
-        *("rollout_id", "episode_reward", "worker_id", "sequence", "group_id", "request_index", "group_size"),
-        *("created_at", "file", "row_group", "row", "arrival", "is_duplicate"),
+        *("rollout_id", "episode_reward", "run_id", "worker_id", "sequence", "group_id", "request_index"),
+        *("group_size", "created_at", "file", "row_group", "row", "arrival", "refusal"),
     ]
     # 320 rows of groups of 2: row groups of 256 and 64.
     assert rows.column("row_group").to_pylist() == [0] * 256 + [1] * 64

@@ -42,7 +42,8 @@ def delivered(rows) -> dict[str, bool]:
     """group_id, and whether it is a duplicate."""
     if rows is None:
         return {}
-    return dict(zip(rows["group_id"].to_pylist(), rows["is_duplicate"].to_pylist(), strict=True))
+    refusals = rows["refusal"].to_pylist()
+    return dict(zip(rows["group_id"].to_pylist(), [why == "duplicate_request" for why in refusals], strict=True))
 
 
 def reader_of(root, cursor: Cursor | None = None) -> RolloutReader:

@@ -12,6 +12,7 @@ import pytest
 from s3_proxy import SLOW_DOWN, Delay, Refuse, Reset
 
 from ludic.errors import ConfigError, StoreError
+from ludic.store import failures
 from ludic.store.root import Root
 from ludic.store.s3 import S3
 
@@ -32,6 +33,11 @@ OPERATIONS = {
     "delete": lambda root, file: root.delete("there.bin") is None and not root.exists("there.bin"),
 }
 """What each does, and that it did it."""
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch):
+    monkeypatch.setattr(failures, "FIRST_WAIT_S", 0.01)
 
 
 @pytest.fixture

@@ -122,7 +122,7 @@ def test_a_local_file_in_the_scratch_folder_is_linked_and_not_copied(tmp_path, r
     assert root.read("a.bin") == b"content"
 
 
-def no_hard_links(source, target):
+def no_hard_links(source, target, **folders):
     raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(target))
 
 

@@ -99,7 +99,7 @@ def test_a_disk_that_is_mounted_read_only_is_named_and_can_be_read(tiny_disk, ru
 def test_a_folder_of_somebody_else_is_named(tmp_path, run_config, monkeypatch):
     """Root may write anywhere, so the operating system's answer is given in its place."""
 
-    def refuse(source, target):
+    def refuse(source, target, **folders):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(target))
 
     monkeypatch.setattr(os, "link", refuse)
@@ -216,7 +216,7 @@ def test_a_bucket_deleted_under_a_worker_is_named(s3_server, run_config, next_ba
     client.delete_bucket(Bucket="short-lived")
     writer = RolloutWriter(root, "w0")
     writer.append(next_batch())
-    with pytest.raises(StoreError, match=r"w0-0\.parquet: .*create bucket short-lived"):
+    with pytest.raises(StoreError, match=r"run\.json: .*create bucket short-lived"):
         writer.flush()
     with pytest.raises(StoreError, match="create bucket short-lived"):
         writer.close()

@@ -1,6 +1,7 @@
 """What metrics say is wrong with a run, and what they do not."""
 
 import logging
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -138,9 +139,10 @@ def test_filters_that_are_there_to_drop_most_are_no_trouble(reason: str) -> None
 
 
 def test_much_that_was_sampled_without_a_batch_is_told_of() -> None:
-    # A batch is 4 groups and one is made ahead; 20 groups after the last step are more than 4 x (1 + 3).
+    # A batch is 4 groups, and 2 x 4 may be open for 5 off-policy steps; 20 groups after the last step are more than two
+    # batches beyond these.
     later = call(num_groups=20) | {"created_at": NOON + timedelta(seconds=1)}
-    filters = {"filters": ("drop_truncated",)}
+    filters = {"filters": ("drop_truncated",), "max_off_policy_steps": 5}
     wanted = (
         "20 groups were sampled since the newest step, and they made no batch; look at the trainer's log and at its "
         "filters (drop_truncated)"
@@ -149,6 +151,8 @@ def test_much_that_was_sampled_without_a_batch_is_told_of() -> None:
     assert texts(find_shortage([], [later], RUN, filters)) == [wanted]
     assert texts(find_shortage([step()], [call(num_groups=20)], RUN, filters)) == []
     assert texts(find_shortage([step()], [later | {"num_errors": 32}], RUN, filters)) == []
+    # 4 x 32 x 3/8 + 8 = 56 for 32 steps
+    assert texts(find_shortage([step()], [later], RUN, filters | {"max_off_policy_steps": 32})) == []
 
 
 def test_a_trouble_is_logged_once_and_again_after_it_was_gone(caplog: pytest.LogCaptureFixture) -> None:
@@ -190,22 +194,29 @@ def test_calls_of_an_older_version_lack_counts() -> None:
     assert texts(find_sampling_troubles([call(num_groups=None)] * 3, RUN)) == []
 
 
-TOP_P = "importance ratios are biased below 1, since the sampler left tokens out; start a run with --keep-sampling-mask"
+TOP_P = (
+    "and the tokens that were kept are not stored: the trainer takes its logprobs over all tokens, so each importance "
+    "ratio is too small by a factor, the probability that the kept tokens have together; where it falls below the "
+    "clip, rollouts of negative advantage have no gradient; start a run without --keep-sampling-mask False"
+)
 
 
 def test_a_truncated_support_is_told_with_its_setting() -> None:
-    run = RunConfig(model="m", env=("cats",), top_p=0.8)
-    assert texts(find_truncated_support(run, {"objective": "reinforce"})) == [f"top_p is 0.8: {TOP_P}"]
-    swept = RunConfig(model="m", env=("cats",), sweep={"top_p": [0.8, 1.0, 0.9], "top_k": [None, 5]})
+    run = RunConfig(model="m", env=("cats",), top_p=0.8, keep_sampling_mask=False)
+    assert texts(find_truncated_support(run, {"objective": "reinforce"})) == [f"top_p is 0.8, {TOP_P}"]
+    assert texts(find_truncated_support(replace(run, keep_sampling_mask=None), {})) == []
+    swept = RunConfig(
+        model="m", env=("cats",), keep_sampling_mask=False, sweep={"top_p": [0.8, 1.0, 0.9], "top_k": [None, 5]}
+    )
     assert [trouble.kind for trouble in find_truncated_support(swept, {})] == [
         "truncated by top_p",
         "truncated by top_k",
     ]
-    assert texts(find_truncated_support(swept, {}))[0].startswith("top_p is 0.8 or 0.9: ")
+    assert texts(find_truncated_support(swept, {}))[0].startswith("top_p is 0.8 or 0.9, ")
 
 
 def test_a_loss_that_uses_no_ratio_needs_no_whole_support() -> None:
-    run = RunConfig(model="m", env=("cats",), top_k=5)
+    run = RunConfig(model="m", env=("cats",), top_k=5, keep_sampling_mask=False)
     assert texts(find_truncated_support(run, {"objective": "sft"})) == []
     assert texts(find_truncated_support(RunConfig(model="m", env=("cats",)), {})) == []
 
@@ -233,5 +244,5 @@ def test_a_mismatch_needs_equal_weights_and_more_than_rounding() -> None:
 
 
 def test_a_truncated_support_explains_a_mismatch() -> None:
-    run = RunConfig(model="m", env=("cats",), top_p=0.8)
+    run = RunConfig(model="m", env=("cats",), top_p=0.8, keep_sampling_mask=False)
     assert texts(find_mismatch([mismatched()], run, {"objective": "reinforce"})) == []

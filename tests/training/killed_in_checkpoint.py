@@ -13,6 +13,7 @@ import threading
 import time
 from pathlib import Path
 
+from lives import paths_of
 from tiny_runs import train_here
 
 from ludic.store import Root
@@ -25,15 +26,17 @@ def kill_at(point: str) -> None:
 
     def look(event: str, args: tuple[object, ...]) -> None:
         nonlocal marker
-        paths = [os.fspath(arg) for arg in args if isinstance(arg, str | os.PathLike)]
-        is_here = event == wanted and any(str(path).endswith(ending) for path in paths)
+        if event not in ("open", "os.rename", "os.link"):
+            return
+        paths = paths_of(event, args)
+        is_here = event == wanted and any(path.endswith(ending) for path in paths)
         if is_here and threading.current_thread().name.startswith(thread):
             while thread == "ludic-publish" and not (marker and Path(marker).exists()):  # another thread writes it
                 time.sleep(0.01)
             if marker:
                 os.kill(os.getpid(), signal.SIGKILL)
-        if event == "os.link" and str(paths[-1]).endswith("step=2/checkpoint.json"):
-            marker = str(paths[-1])
+        if event == "os.link" and paths[-1].endswith("step=2/checkpoint.json"):
+            marker = paths[-1]
 
     sys.addaudithook(look)
 

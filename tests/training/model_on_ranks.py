@@ -1,6 +1,6 @@
-"""Run by torchrun: what sharded models compute, against one whole model with all logits, for test_model_ranks.py.
+"""Run on each rank: what sharded models compute, against one whole model with all logits, for test_model_ranks.py.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 model_on_ranks.py OUT
+    model_on_ranks.py OUT
 
 OUT/rank=R.json: for each case the largest difference of a logprob and of a gradient, in float64.
 """

@@ -1,8 +1,8 @@
-"""Run by torchrun: every objective and normalisation on the tiny model, for test_world_sizes.py.
+"""Run on each rank: every objective and normalisation on the tiny model, for test_world_sizes.py.
 
-    python -m torch.distributed.run --standalone --nproc-per-node N objectives_on_ranks.py OUT [ROOT FROM TO]
+    objectives_on_ranks.py OUT [ROOT FROM TO]
 
-OUT: safetensors of losses, the first step's gradients, and weights after six steps, by case. ROOT, FROM, TO: also
+OUT: safetensors of losses, the first step's gradients, and weights after three steps, by case. ROOT, FROM, TO: also
 load ROOT's checkpoint of attempt FROM, step 3, and write what was loaded as attempt TO.
 """
 
@@ -30,7 +30,7 @@ from ludic.training.optimizer import build_optimizer
 from ludic.training.reference import model_reference
 from ludic.training.step import train_step
 
-NUM_STEPS = 6
+NUM_STEPS = 3
 # Bounds that cut some of the ratios, which lie within exp(-0.7) and exp(0.7).
 BOUNDS: dict[str, dict[str, Any]] = {
     "reinforce": {"is_ratio_cap": 1.1, "ratio_level": "sequence"},
@@ -102,7 +102,7 @@ def whole(model: nn.Module, *, gradient: bool) -> dict[str, Tensor]:
 
 
 def train_all() -> dict[str, Tensor]:
-    """Six steps of every case in float64; and one in float32, as a trainer runs."""
+    """Three steps of every case in float64; and one in float32, as a trainer runs."""
     found = {}
     for case, config in cases():
         for dtype, num_steps in ((torch.float64, NUM_STEPS), (torch.float32, 1)):

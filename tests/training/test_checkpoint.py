@@ -85,6 +85,7 @@ def test_the_marker_says_what_the_caller_gave(run_root, trainer):
         "cursor": {"w0": [[0, 4]]},
         "config": {"num_steps": 10},
         "num_ranks": 1,
+        "run_id": run_root.run_id,
         "format_version": 2,
     }
 

@@ -34,7 +34,7 @@ def test_json_values_arrive_as_they_were_sent(mesh, value):
 
 
 def test_a_record_arrives_as_a_record(mesh):
-    latest = LatestPolicy(version=1, groups_per_worker=2)
+    latest = LatestPolicy(version=1, budget=2)
     assert run_on_main(lambda: (latest, None), tuple[LatestPolicy, int | None]) == (latest, None)
 
 

@@ -138,27 +138,29 @@ TRAIN: dict[str, Any] = {"device": "cpu", "rollout_timeout_s": 30.0, "keep_token
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"training_unit": "turn", "keep_token_stats": False}, {"max_seq_len": 18}])
-def test_a_runs_first_ratios_are_1_with_the_mask(tmp_path: Path, folder: str, settings: dict, caplog):
-    run = ludic.create(str(tmp_path / "run"), model=folder, keep_sampling_mask=True, accept_incomplete=True, **RUN)
+def test_a_runs_first_ratios_are_1_with_the_mask_that_it_keeps_by_default(
+    tmp_path: Path, folder: str, settings: dict, caplog
+):
+    run = ludic.create(str(tmp_path / "run"), model=folder, accept_incomplete=True, **RUN)
     run.work(2)
     run.train(**TRAIN | settings)
     ((k1, kl, low, high),) = query(run.root, "select sampler_kl_k1, sampler_kl, ratio_p01, ratio_p99 from metrics"
                                    " where kind = 'train'")  # fmt: skip
     assert (k1, kl) == pytest.approx((0, 0), abs=1e-5)
     assert (low, high) == pytest.approx((1, 1), abs=1e-4)
-    assert "biased" not in caplog.text
+    assert "importance ratio" not in caplog.text
     assert run.verify().findings == []
 
 
 @pytest.mark.slow
 def test_without_the_mask_the_first_ratios_are_biased_below_1(tmp_path: Path, folder: str, caplog):
-    run = ludic.create(str(tmp_path / "run"), model=folder, accept_incomplete=True, **RUN)
+    run = ludic.create(str(tmp_path / "run"), model=folder, keep_sampling_mask=False, accept_incomplete=True, **RUN)
     run.work(2)
     run.train(**TRAIN)
     ((k1, high),) = query(run.root, "select sampler_kl_k1, ratio_p99 from metrics where kind = 'train'")
     assert k1 > 0.1
     assert high < 1.01
-    assert "top_k is 5: importance ratios are biased below 1" in caplog.text
+    assert "top_k is 5, and the tokens that were kept are not stored: the trainer takes its logprobs" in caplog.text
     assert query(run.root, "select count(kept_tokens) from rollouts") == [(0,)]
     text = [trouble.text for trouble in run.status().troubles()]
     assert any(text_.startswith("top_k is 5") for text_ in text)

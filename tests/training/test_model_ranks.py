@@ -1,12 +1,10 @@
 """Sharded models on two real ranks against one whole model."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -17,12 +15,7 @@ SCRIPT = Path(__file__).with_name("model_on_ranks.py")
 def seen(tmp_path_factory):
     """What each of the two ranks found."""
     out = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(SCRIPT)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(
-        [*command, str(out)], env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_ranks(2, [SCRIPT, out], out)
     return [json.loads((out / f"rank={rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -17,19 +17,19 @@ from ludic.training.trainer import train
 
 @pytest.fixture
 def publisher(new_root):
-    """Of a run that asks its worker for 2 batches of 2 groups; version 0 is published."""
+    """Of a run of which 2 batches of 2 groups may be open; version 0 is published."""
     root = new_root()
     publisher = Publisher(root, start_attempt(root), keep=None)
-    publisher.publish(lambda folder: None, step=0, num_ready_groups=0)
+    publisher.publish(lambda folder: None, step=0)
     return root, publisher
 
 
 def test_what_a_zombie_points_at_is_pointed_back(publisher):
     root, publisher = publisher
-    publisher.publish(lambda folder: None, step=1, num_ready_groups=1)
-    expected = LatestPolicy(version=1, groups_per_worker=3)
-    assert latest_policy(root) == expected
-    point_latest(root, LatestPolicy(version=0, groups_per_worker=99))
+    publisher.publish(lambda folder: None, step=1)
+    expected = latest_policy(root)
+    assert expected.version == 1
+    point_latest(root, LatestPolicy(version=0, budget=99))
     publisher.mend_latest()
     assert latest_policy(root) == expected
 
@@ -38,7 +38,7 @@ def test_a_latest_that_is_broken_is_mended(publisher):
     root, publisher = publisher
     root.put(LATEST, b"{")
     publisher.mend_latest()
-    assert latest_policy(root) == LatestPolicy(version=0, groups_per_worker=4)
+    assert latest_policy(root) == LatestPolicy(version=0, budget=4, attempt_id=1)
 
 
 def test_a_latest_that_is_right_is_not_written_again(publisher):
@@ -57,12 +57,12 @@ def test_nothing_is_mended_before_the_first_publication(new_root):
 def test_a_trainer_that_is_fenced_while_it_writes_weights_leaves_latest_alone(publisher):
     root, publisher = publisher
     with pytest.raises(FencedError, match="attempt 1 was replaced by attempt 2"):
-        publisher.publish(lambda folder: start_attempt(root), step=1, num_ready_groups=0)
+        publisher.publish(lambda folder: start_attempt(root), step=1)
     assert latest_policy(root).version == 0
     assert policy_versions(root) == [0, 1]
     # The next one passes over the version that was claimed and never named.
     successor = Publisher(root, start_attempt(root), keep=None)
-    assert successor.publish(lambda folder: None, step=0, num_ready_groups=0) == 2
+    assert successor.publish(lambda folder: None, step=0) == 2
     assert latest_policy(root).version == 2
 
 
@@ -82,10 +82,10 @@ def slow_save():
 def test_nothing_is_seen_of_a_version_until_its_files_are_complete(publisher, slow_save):
     root, publisher = publisher
     save, may_end = slow_save
-    assert publisher.start(save, step=1, num_ready_groups=0) == 1
+    assert publisher.start(save, step=1) == 1
     publisher.finish(wait=False)
     publisher.mend_latest()
-    publisher.ask_for_more(1, 1e9, version=1)
+    publisher.note_wait(0, 2, 1e9, version=1)
     assert (latest_policy(root).version, publisher.version, stored_versions(root)) == (0, 0, [])
     may_end.set()
     publisher.finish()
@@ -95,29 +95,25 @@ def test_nothing_is_seen_of_a_version_until_its_files_are_complete(publisher, sl
 def test_a_version_waits_for_the_one_before(publisher, slow_save):
     root, publisher = publisher
     save, may_end = slow_save
-    publisher.start(save, step=1, num_ready_groups=0)
+    publisher.start(save, step=1)
     threading.Timer(0.2, may_end.set).start()
-    assert publisher.start(save, step=2, num_ready_groups=0) == 2
+    assert publisher.start(save, step=2) == 2
     assert latest_policy(root).version >= 1
     publisher.finish()
     assert latest_policy(root).version == 2
 
 
-# Version 0 asked for 4 groups, and 1 was ready, so 3 are missing. An arrival is one fewer. After the first one, the
-# worker is known to deliver a group a call, so one more of the 4 counts as under way.
-@pytest.mark.parametrize(("num_arrivals", "asked"), [(0, 3), (1, 1), (2, 0)])
-def test_groups_that_arrive_while_a_version_is_written_are_not_asked_for_again(
-    publisher, slow_save, num_arrivals, asked
-):
+def test_groups_that_arrive_while_a_version_is_written_count_as_read(publisher, slow_save):
     root, publisher = publisher
     save, may_end = slow_save
-    publisher.start(save, step=1, num_ready_groups=1)
-    for number in range(num_arrivals):
-        row = {"policy_version": 0, "worker_id": "w0-test", "sequence": number, "group_id": f"g{number}"}
-        publisher.note_arrivals(pa.Table.from_pylist([row]))
+    publisher.start(save, step=1)
+    for number in range(3):
+        row = {"worker_id": "w0-test", "sequence": number, "group_id": f"g{number}"}
+        publisher.note_arrivals(pa.Table.from_pylist([row]), number + 1)
     may_end.set()
     publisher.finish()
-    assert latest_policy(root).groups_per_worker == asked
+    latest = latest_policy(root)
+    assert (latest.num_ready, latest.seen) == (3, {"w0-test": 2})
 
 
 def test_the_error_of_a_version_is_raised_wherever_it_is_waited_for(publisher):
@@ -126,13 +122,13 @@ def test_the_error_of_a_version_is_raised_wherever_it_is_waited_for(publisher):
     def save(folder):
         raise StoreError("the disk is full")
 
-    publisher.start(save, step=1, num_ready_groups=0)
+    publisher.start(save, step=1)
     publisher.close()
     for wait in (
         publisher.finish,
         lambda: publisher.finish(wait=False),
-        lambda: publisher.ask_for_more(1, 0.0, version=1),
-        lambda: publisher.start(save, step=2, num_ready_groups=0),
+        lambda: publisher.note_wait(0, 1, 0.0, version=1),
+        lambda: publisher.start(save, step=2),
     ):
         with pytest.raises(StoreError, match="the disk is full"):
             wait()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forks import run_ranks
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
@@ -22,6 +23,10 @@ def train_on_two_ranks(root, out, *arguments):
     command += [root.url, str(out), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+    return read_ranks(out)
+
+
+def read_ranks(out):
     return [json.loads((out / f"rank={rank}.json").read_text()) for rank in (0, 1)]
 
 
@@ -71,8 +76,9 @@ def test_two_ranks_train_as_one_does_and_each_resumes_the_other(tmp_path, run_ro
     assert_same_metrics(resumed, on_one_rank[3:])
 
     # one rank wrote step 3; two go on from it
-    resumed = train_on_two_ranks(run_root, tmp_path / "resumed", 4, 4, 5, "1:3")
-    assert_same_metrics(resumed[0]["metrics"], on_one_rank[3:])
+    out = tmp_path / "resumed"
+    run_ranks(2, [SCRIPT, run_root.url, out, 4, 4, 5, "1:3"], out)
+    assert_same_metrics(read_ranks(out)[0]["metrics"], on_one_rank[3:])
 
 
 def test_resuming_on_as_many_ranks_repeats_the_steps_bit_for_bit(run_root, train_here, on_one_rank):

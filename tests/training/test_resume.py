@@ -1,5 +1,6 @@
 """A trainer that was killed goes on as if nothing had happened: no group twice, none skipped, the same weights."""
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -25,7 +26,7 @@ from tiny_runs import (
 import ludic
 from ludic.errors import FencedError, NameTakenError, OwnedError
 from ludic.sql import run_checks
-from ludic.store import checkpoints, latest_policy, newest_attempt_id, start_attempt
+from ludic.store import Root, checkpoints, latest_policy, newest_attempt_id, start_attempt
 from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints
 from ludic.store.lease import claim, read_lease
@@ -35,13 +36,19 @@ from ludic.training.trainer import train
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def straight(new_root):
-    """A root that was trained for six steps without a pause."""
-    root = new_root("straight")
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, tiny_folder):
+    """A root that was trained for six steps without a pause; not to be changed."""
+    root = create_root(str(tmp_path_factory.mktemp("straight") / "run"), tiny_folder)
     fill(root, num_files=4)
     train_here(root, num_steps=6)
     return root
+
+
+@pytest.fixture
+def finished(straight, tmp_path):
+    """A copy of it that a test may train further."""
+    return Root.open(shutil.copytree(straight.path, tmp_path / "finished").as_posix(), writable=True)
 
 
 def assert_same_run(root, expected):
@@ -50,7 +57,9 @@ def assert_same_run(root, expected):
     assert all((tensor == weights[name]).all() for name, tensor in final_weights(root).items())
 
 
-@pytest.mark.parametrize("at_step", [4, 5])
+@pytest.mark.parametrize(
+    ("root_url", "at_step"), [("local", 4), ("local", 5), ("memory", 4), ("s3", 5)], indirect=["root_url"]
+)
 def test_a_killed_run_ends_bit_for_bit_as_one_that_was_not(root_url, tiny_folder, straight, at_step):
     root = create_root(root_url, tiny_folder)
     fill(root, num_files=4)
@@ -136,24 +145,24 @@ def test_a_resumed_trainer_publishes_its_weights_at_once_as_a_version_never_used
     assert all(after[0] == before[0] + 1 for before, after in pairwise(published))
 
 
-def test_a_finished_run_is_left_as_it_is(straight):
-    before = straight.list("")
-    assert train_here(straight, num_steps=6) == 6
-    assert straight.list("") == before
+def test_a_finished_run_is_left_as_it_is(finished):
+    before = finished.list("")
+    assert train_here(finished, num_steps=6) == 6
+    assert finished.list("") == before
 
 
-def test_weights_of_a_finished_run_are_not_read(straight, monkeypatch):
+def test_weights_of_a_finished_run_are_not_read(finished, monkeypatch):
     def refuse(root, name):
         raise AssertionError(f"{name} was read")
 
     monkeypatch.setattr(checkpoints, "check_folder", refuse)
-    assert train_here(straight, num_steps=6) == 6
+    assert train_here(finished, num_steps=6) == 6
 
 
-def test_a_finished_run_can_be_trained_further(straight):
-    assert train_here(straight, num_steps=8) == 8
-    assert query(straight, "select distinct step from batches order by step") == [(step,) for step in range(1, 9)]
-    assert query(straight, "select count(distinct group_id) from batches") == [(16,)]
+def test_a_finished_run_can_be_trained_further(finished):
+    assert train_here(finished, num_steps=8) == 8
+    assert query(finished, "select distinct step from batches order by step") == [(step,) for step in range(1, 9)]
+    assert query(finished, "select count(distinct group_id) from batches") == [(16,)]
 
 
 def test_a_checkpoint_of_a_replaced_trainer_is_not_resumed(new_root):

@@ -20,6 +20,7 @@ from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, latest_policy, newest_attempt_id, start_attempt
 from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.metrics import POPULATIONS
 from ludic.store.policies import policy_versions
 from ludic.training.flops import model_cost, step_flops
 from ludic.training.model import load_model
@@ -80,6 +81,15 @@ def test_what_filters_drop_is_in_the_ledger_with_the_reason_and_in_the_metrics(n
     assert query(root, "select num_rollouts, num_groups, drops from metrics") == [
         (7, 2, {"drop_errors": 1, "drop_zero_variance_groups": 4})
     ]
+    # The mean reward is of all that were considered and have one, the mean length of those that were used.
+    lengths = query(root, "select response_length from batches where used")
+    ((reward, length),) = query(root, "select reward_mean, response_length_mean from metrics")
+    assert reward == pytest.approx((4 * 0.5 + 0.1 + 0.2 + 0.3 + 0.1 + 0.2 + 0.3 + 0.4) / 11)
+    assert length == pytest.approx(sum(row[0] for row in lengths) / 7)
+    assert (POPULATIONS["reward_mean"], POPULATIONS["response_length_mean"]) == (
+        "considered rollouts, dropped ones too",
+        "used rollouts",
+    )
 
 
 def test_a_trainer_that_learns_nothing_says_so(new_root, caplog):
@@ -104,7 +114,8 @@ def test_the_metrics_have_a_row_a_step_with_nothing_missing(local):
         select * exclude (
             worker_id, env_name, num_truncated, num_parse_errors, num_errors,
             num_incomplete_completions, num_zero_variance_groups, first_error,
-            preference_margin, preference_accuracy, mfu, load_s, fetch_s, first_token_s
+            preference_margin, preference_accuracy, mfu, load_s, fetch_s, first_token_s,
+            num_running, waited_for
         )
         from metrics
         where kind = 'train'

@@ -1,12 +1,10 @@
-"""World sizes of 1, 2 and 4 under torchrun: one plan gives the same steps, and a checkpoint fits them all."""
+"""World sizes of 1, 2 and 4: one plan gives the same steps, and a checkpoint fits them all."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forks import run_ranks
 from safetensors.torch import load_file
 
 from ludic.training.losses import OBJECTIVES
@@ -14,14 +12,6 @@ from ludic.training.losses import OBJECTIVES
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).with_name("objectives_on_ranks.py")
-
-
-def run_on(num_ranks, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command += [str(SCRIPT), *map(str, arguments)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def relative_error(found, expected):
@@ -59,7 +49,8 @@ def files_of(root, attempt_id):
 def test_objectives_train_alike_on_1_2_and_4_ranks_and_a_checkpoint_moves_between_them(tmp_path, run_root, train_here):
     train_here(run_root.url, attempt_id=1, steps=range(1, 4))
     for attempt_id, num_ranks in ((2, 2), (3, 1), (4, 4)):  # each reads the checkpoint of the one before
-        run_on(num_ranks, tmp_path / str(num_ranks), run_root.url, attempt_id - 1, attempt_id)
+        words = [SCRIPT, tmp_path / str(num_ranks), run_root.url, attempt_id - 1, attempt_id]
+        run_ranks(num_ranks, words, tmp_path / f"logs-{num_ranks}")
 
     one, two, four = (load_file(tmp_path / str(num_ranks)) for num_ranks in (1, 2, 4))
     assert_agrees(two, one)

@@ -62,7 +62,7 @@ def test_moar_cats_reaches_the_reward_of_the_transformers_engine_with_a_swap_at_
     assert latest.version == 60
     con = ludic.connect(root)
     rewards = dict(con.execute("select policy_version, avg(episode_reward) from rollouts group by all").fetchall())
-    assert rewards[59] >= 20 * rewards[0]  # as in tests/integration/test_moar_cats.py
+    assert rewards[59] >= 20 * rewards[0]  # as in tests/post_training/test_async_train.py
     query = "select list_sort(list(distinct policy_version)) from rollouts group by worker_id"
     by_worker = con.execute(query).fetchall()
     assert len(by_worker) == NUM_WORKERS
@@ -80,7 +80,7 @@ def rows_through(engine: str, folder: str, tmp_path: Path, **settings: Any) -> l
     """The rows that a worker with this engine stores of four groups of two."""
     run = RunConfig(model=folder, env=("addition",), group_size=2, max_tokens=24, accept_incomplete=True, **settings)
     root = Root.create(str(tmp_path / engine), run)
-    publish(root, folder, groups_per_worker=4)
+    publish(root, folder, budget=4)
     work(root, WorkerConfig(slot=0, num_groups=4), threading.Event(), engine=engine, device="cpu")
     return committed_rows(
         root, "prompt_tokens", "response_tokens", "response_logprobs", "finish_reason", "policy_version"

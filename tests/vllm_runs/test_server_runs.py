@@ -10,16 +10,22 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from engine_requests import a_request
 from tiny_models import make_model, publish
-from vllm_servers import VllmServer, free_port, running_servers
+from vllm_servers import RECOMMENDED, VllmServer, free_port, running_servers
 
 import ludic
 from ludic.engines.engine import generate_all
 from ludic.engines.server_engine import ServerEngine
+from ludic.errors import ModelError
 from ludic.launch.demo import demo_config, open_demo
 from ludic.launch.flags import to_flags
+from ludic.models.architecture import load_config
+from ludic.models.families import logprobs_alone
+from ludic.models.weight_files import load_pretrained
 from ludic.store import Root, RunConfig, latest_policy
 
 pytestmark = pytest.mark.slow
@@ -90,6 +96,30 @@ def test_when_one_of_two_servers_is_killed_the_other_takes_its_requests(tmp_path
             assert {completion.weight_versions[0].version for completion in completions} == {0}
 
 
+@pytest.mark.timeout(900)
+def test_the_recommended_command_computes_with_new_weights_and_a_server_without_the_extension_is_refused(
+    tmp_path: Path,
+) -> None:
+    folder, other = make_model(tmp_path / "model", seed=1), make_model(tmp_path / "other", seed=2)
+    assert load_config(folder).tie_word_embeddings
+    with (
+        running_servers(folder, tmp_path, flags=RECOMMENDED) as [server],
+        contextlib.closing(ServerEngine(folder, [server.url])) as engine,
+    ):
+        engine.load_weights(other, 1)
+        request = a_request(max_tokens=16)
+        [completion] = generate_all(engine, [request])
+        model = load_pretrained(other, dtype=torch.float32)
+        with torch.inference_mode():
+            alone = logprobs_alone(model, np.concatenate([request.prompt_tokens, completion.tokens]))
+        assert abs(alone[-len(completion.tokens) :].numpy() - completion.logprobs).max() < 1e-4
+    without = RECOMMENDED[: RECOMMENDED.index("--worker-extension-cls")]
+    (tmp_path / "without").mkdir()
+    with running_servers(folder, tmp_path / "without", flags=without) as [server]:
+        with pytest.raises(ModelError, match=r"keeps the old head .*--worker-extension-cls ludic\.engines"):
+            ServerEngine(folder, [server.url])
+
+
 @contextlib.contextmanager
 def ludic_serve(root: Root, log: Path) -> Iterator[VllmServer]:
     """`ludic serve`, with an object that knows its URL."""
@@ -107,13 +137,13 @@ def ludic_serve(root: Root, log: Path) -> Iterator[VllmServer]:
 def test_ludic_serve_follows_the_run_restarts_vllm_and_ends_with_it(tmp_path: Path) -> None:
     folder, other = make_model(tmp_path / "model", seed=1), make_model(tmp_path / "other", seed=2)
     root = Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
-    publish(root, folder, groups_per_worker=1)
+    publish(root, folder, budget=1)
     log = tmp_path / "serve.log"
     with ludic_serve(root, log) as server:
         wait_until(lambda: "serving version 0" in log.read_text())
         with contextlib.closing(ServerEngine(folder, [server.url], run_id=root.run_id)) as engine:
             first = generate_all(engine, [a_request()])[0]
-            publish(root, other, groups_per_worker=1)
+            publish(root, other, budget=1)
             engine.load_weights(other, 1)  # waits until it is there
             second = generate_all(engine, [a_request()])[0]
             assert (first.policy_version, second.policy_version) == (0, 1)
@@ -135,7 +165,7 @@ def test_ludic_serve_follows_the_run_restarts_vllm_and_ends_with_it(tmp_path: Pa
 def test_ludic_serve_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", seed=1)
     root = Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
-    publish(root, folder, groups_per_worker=1)
+    publish(root, folder, budget=1)
     log = tmp_path / "serve.log"
     with ludic_serve(root, log) as server:
         wait_until(lambda: "serving version 0" in log.read_text())

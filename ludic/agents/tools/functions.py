@@ -1,4 +1,4 @@
-"""Make tools of Python functions: the schema comes from type hints and the docstring."""
+"""Make tools of functions and of an environment's methods: the schema comes from type hints and the docstring."""
 
 import inspect
 import json
@@ -6,12 +6,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ludic.agents.tools.threads import in_thread
+from ludic.agents.tools.arguments import make_validator
+from ludic.environments.environment import is_tool
+from ludic.environments.limits import HeldEnvironment
+from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.errors import ConfigError, one_line
+from ludic.waits import in_thread
 
 EXAMPLE = (
     'def add(a: int, b: int) -> int: """Add two numbers.\\n\\nArgs:\\n    a: First number.\\n    b: Second number."""'
 )
+
+_Parts = Mapping[str, tuple[Mapping[str, Any], Any]]
+"""Schema and validator of tools by their names."""
+_parts: dict[type, _Parts] = {}
+"""Tools of environments by class: to make them takes longer than an episode of one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +71,38 @@ def _as_text(result: Any) -> str:
         return json.dumps(result, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):  # keys that are no text, or an object that holds itself
         return str(result)
+
+
+# --- Tools of an environment: its methods that are marked with ludic.environments.environment.tool ------------
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentTool:
+    """A method of the environment of one episode."""
+
+    name: str
+    schema: Mapping[str, Any]
+    held: HeldEnvironment
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> str:
+        """Call the method by keyword, in time, where the environment runs."""
+        return _as_text(await self.held.call(self.name, **arguments))
+
+
+def environment_tools(held: HeldEnvironment) -> tuple[list[EnvironmentTool], dict[str, Any]]:
+    """Return the tools of an episode's environment, and their validators by name.
+
+    Raises ConfigError for a method of which no schema can be made.
+    """
+    inner = held.environment.environment if isinstance(held.environment, SingleTurn) else held.environment
+    if type(inner) not in _parts:
+        _parts[type(inner)] = _make_parts(inner)
+    parts = _parts[type(inner)]
+    tools = [EnvironmentTool(name, schema, held) for name, (schema, _) in parts.items()]
+    return tools, {name: validator for name, (_, validator) in parts.items()}
+
+
+def _make_parts(environment: Any) -> _Parts:
+    names = [name for name in dir(type(environment)) if is_tool(getattr(type(environment), name, None))]
+    made = [function_tool(getattr(environment, name)) for name in names]
+    return {tool.name: (tool.schema, make_validator(tool.schema)) for tool in made}

@@ -19,17 +19,17 @@ network, secrets and other people's data.
 import asyncio
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from ludic.children import python_words, start_python_in_loop
 from ludic.errors import ToolError
+from ludic.temporary import temporary_folder
 
 # Limits are set by the child before it becomes the interpreter: a function between fork and exec may hang in a process
 # with threads. A hard limit can't be raised again, except by root.
@@ -40,8 +40,8 @@ for limit, value in (("AS", memory), ("FSIZE", file_size), ("CORE", 0)):
     resource.setrlimit(getattr(resource, "RLIMIT_" + limit), (int(value), int(value)))
 os.execv(command[0], command)
 """
-# -s -P with an environment that holds nothing else is the same as -I, which would ignore PYTHONHASHSEED.
-_FLAGS = ("-s", "-P", "-X", "utf8", "-u")
+# -s, with the -P of all children and an environment that holds nothing else, is -I, which would ignore PYTHONHASHSEED.
+_FLAGS = ("-s", "-X", "utf8", "-u")
 _ENVIRONMENT = MappingProxyType(
     {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -107,16 +107,16 @@ class PythonInterpreter:
             return await self._run_in_new_folder(arguments["code"])
 
     async def _run_in_new_folder(self, code: str) -> str:
-        with TemporaryDirectory(prefix="ludic-python-", ignore_cleanup_errors=True) as folder:
+        with temporary_folder("python") as folder:
             # The real path is the one that tracebacks show.
-            return await self._run(Path(folder).resolve(), code)
+            return await self._run(folder.resolve(), code)
 
     async def _run(self, folder: Path, code: str) -> str:
         (folder / _SCRIPT).write_text(code, encoding="utf-8", errors="replace")
-        process = await asyncio.create_subprocess_exec(
-            *self._command(folder),
+        process = await start_python_in_loop(
+            self._args(folder),
             cwd=folder,
-            env={**_ENVIRONMENT, "HOME": str(folder), "TMPDIR": str(folder)},
+            environment={**_ENVIRONMENT, "HOME": str(folder), "TMPDIR": str(folder)},
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -137,9 +137,9 @@ class PythonInterpreter:
             raise ToolError(f"{text.rstrip()}\n[{end}]".lstrip())
         return text or "[no output; print what you want to see]"
 
-    def _command(self, folder: Path) -> tuple[str, ...]:
+    def _args(self, folder: Path) -> tuple[str, ...]:
         limits = (str(self.memory_limit_bytes), str(self.file_limit_bytes))
-        return (sys.executable, "-I", "-S", "-c", _START, *limits, sys.executable, *_FLAGS, str(folder / _SCRIPT))
+        return ("-I", "-S", "-c", _START, *limits, *python_words([*_FLAGS, str(folder / _SCRIPT)]))
 
     async def _read(self, process: asyncio.subprocess.Process, output: bytearray) -> str | None:
         """Read until no process holds the pipe, then wait for the end. Returns why the program must stop, if so."""

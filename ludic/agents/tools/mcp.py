@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from ludic.errors import ConfigError, ToolError
 from ludic.installed import require
+from ludic.masking import keep_secret, mask
 from ludic.user_code import describe
 
 CONNECT_LIMIT_S = 60.0
@@ -85,7 +86,7 @@ class McpServer:
         except Exception as error:
             raise ToolError(f"{_name(self.target)} failed: {type(_first(error)).__name__}") from error
         if result.is_error:
-            raise ToolError(_text_of(result))
+            raise ToolError(mask(_text_of(result)))
         return _text_of(result)
 
     def _session(self) -> "_Session":
@@ -194,7 +195,7 @@ def _with_value(word: str) -> str:
         return word
     if match[2] not in os.environ:
         raise ConfigError(f"MCP server: {word} names a variable that is not set; set {match[2]} where the worker runs")
-    return match[1] + os.environ[match[2]]
+    return match[1] + keep_secret(os.environ[match[2]])
 
 
 def _name(target: str) -> str:

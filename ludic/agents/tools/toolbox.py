@@ -16,13 +16,8 @@ from ludic.agents.tools.tool import Tool
 from ludic.errors import ConfigError, ToolError
 from ludic.printable import storable
 from ludic.records import ToolCall
-from ludic.user_code import describe, exit_is_an_error
-
-GRACE_S = 1.0
-"""Seconds that a cancelled tool has to release what it holds before the episode goes on without it."""
-
-_abandoned: set[asyncio.Task[str]] = set()
-"""Calls that did not end when they were cancelled; asyncio itself keeps no reference to a task."""
+from ludic.user_code import describe, only_exceptions
+from ludic.waits import finished
 
 
 class Toolbox:
@@ -88,19 +83,10 @@ class Toolbox:
         return tool, arguments
 
     async def _run_in_time(self, tool: Tool, arguments: Mapping[str, Any]) -> str:
-        """Run a tool as a task of its own, so that a tool that ignores its cancellation does not hold the episode."""
-        task = asyncio.create_task(_call(tool, arguments))
-        try:
-            done, _ = await asyncio.wait({task}, timeout=self.time_limit_s)
-        except asyncio.CancelledError:
-            _abandon(task)
-            raise
-        if done:
-            return _outcome(task, tool)
-        _abandon(task)
-        await asyncio.wait({task}, timeout=GRACE_S)
-        assert self.time_limit_s is not None
-        raise ToolError(f"{tool.name} took longer than {self.time_limit_s:g} s and was stopped")
+        task = await finished(_call(tool, arguments), self.time_limit_s)
+        if task is None:
+            raise ToolError(f"{tool.name} took longer than {self.time_limit_s:g} s and was stopped")
+        return _outcome(task, tool)
 
     def _cut(self, text: str) -> str:
         """Return text that can be stored as UTF-8 and is not too long."""
@@ -116,7 +102,9 @@ def _unknown(name: str, known: Sequence[str]) -> str:
 
 
 async def _call(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    with exit_is_an_error():  # in a task, SystemExit would end the whole event loop
+    with only_exceptions(
+        in_coroutine=True
+    ):  # in a task, SystemExit and KeyboardInterrupt would end the whole event loop
         return await tool(arguments)
 
 
@@ -124,11 +112,3 @@ def _outcome(task: asyncio.Task[str], tool: Tool) -> str:
     if task.cancelled():
         raise ToolError(f"{tool.name} cancelled itself")
     return task.result()
-
-
-def _abandon(task: asyncio.Task[str]) -> None:
-    """Cancel a task and keep it until it ends; its error is read, since asyncio logs unread errors."""
-    _abandoned.add(task)
-    task.add_done_callback(_abandoned.discard)
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    task.cancel()

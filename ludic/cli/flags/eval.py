@@ -20,8 +20,9 @@ class Settings:
     the settings of samples."""
     config: tyro.conf.OmitArgPrefixes[EvalConfig] = field(default_factory=EvalConfig)
     measure: tyro.conf.OmitArgPrefixes[MeasureConfig] = field(default_factory=MeasureConfig)
-    interval: Interval = "clustered"
-    """Kind of interval: clustered by example, bootstrap of examples, or Wilson's for shares."""
+    interval: Interval = "korn_graubard"
+    """Kind of interval: Korn and Graubard's or Wilson's for shares and clustered for other measures, clustered by
+    example for all, or bootstrap of examples."""
     code: tyro.conf.OmitArgPrefixes[CodeSettings] = field(default_factory=CodeSettings)
     engine: tyro.conf.OmitArgPrefixes[EngineConfig] = field(default_factory=EngineConfig)
     device: Literal["cpu", "cuda"] | None = None

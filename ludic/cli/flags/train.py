@@ -27,6 +27,9 @@ class Settings:
     and a run without one starts from its first weights."""
     ranks: int = 1
     """Number of processes that train together, started here under torchrun."""
+    stop_within_s: int | None = None
+    """Seconds that a rank may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint; then
+    it is killed. None takes the setting of the `ludic run` that started this process, else its default."""
     take_over: bool = False
     """Fence the trainer that owns the run, even if it is alive; without this flag, a live owner refuses the start."""
     replaces: int | None = None

@@ -23,5 +23,8 @@ class Settings:
     """Serve the viewer to browsers on this machine instead, until Ctrl-C."""
     host: str = "127.0.0.1"
     """Address to serve at; any but this machine's own lets others read the run and write labels."""
+    host_names: tuple[str, ...] = ()
+    """More names by which browsers call this machine, such as a proxy's. Its own names and addresses need no flag;
+    requests for other names are refused."""
     port: int = 8000
     """Port to serve at."""

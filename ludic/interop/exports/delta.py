@@ -67,6 +67,7 @@ def storage_options() -> dict[str, str]:
 
 def _location(root: Root, folder: Folder) -> str:
     if root.is_local:
+        root.folder_for_others(f"{folder}/_delta_log")
         return root.at(folder)
     protocol = root.url.partition("://")[0]
     if protocol not in _PROTOCOLS:

@@ -84,7 +84,7 @@ def _home(root: Root, catalog: Path | None) -> Path:
         return catalog.resolve()
     if not root.is_local:
         raise ConfigError(f"{root.url} is not local: name a local folder for the catalog with --catalog FOLDER")
-    return Path(root.at("iceberg"))
+    return root.folder_for_others("iceberg")
 
 
 def _table(catalog: "SqlCatalog", root: Root, folder: Folder) -> "Table":
@@ -100,7 +100,7 @@ def _table(catalog: "SqlCatalog", root: Root, folder: Folder) -> "Table":
 def _url(root: Root, name: str) -> str:
     """Return the URL of a file for Iceberg, with its protocol and its path as stored."""
     if root.is_local:
-        return f"file://{root.at(name)}"
+        return f"file://{root.path}/{name}"
     protocol = root.url.partition("://")[0]
     if protocol == "memory":
         raise ConfigError(f"{root.url}: Iceberg reads local folders and object stores, not memory://")

@@ -169,6 +169,12 @@ def _usage(*rows: Json) -> "ModelUsage":
     return ModelUsage(input_tokens=prompt, output_tokens=sampled, total_tokens=prompt + sampled)
 
 
+def _interval(row: Json) -> dict[str, Any]:
+    if row["low"] is None:
+        return {"interval": "cannot be estimated"}
+    return {name: row[name] for name in ("interval", "low", "high")}
+
+
 def _results(rows: Sequence[Json], samples: "Sequence[EvalSample]", measured: Sequence[Json]) -> "EvalResults":
     """Return ludic's measures as metrics of the reward, and the mean of each component."""
     from inspect_ai.log import EvalMetric, EvalResults, EvalScore
@@ -182,7 +188,8 @@ def _results(rows: Sequence[Json], samples: "Sequence[EvalSample]", measured: Se
             (f"{name}_stderr" if name != "mean" else "stderr", row["std_error"]),
         ):
             if value is not None and math.isfinite(value):
-                metrics[key] = EvalMetric(name=key, value=value, params={} if row["k"] is None else {"k": row["k"]})
+                params = {} if row["k"] is None else {"k": row["k"]}
+                metrics[key] = EvalMetric(name=key, value=value, params=params, metadata=_interval(row))
     scores: list[EvalScore] = []
     for name in dict.fromkeys(name for sample in samples for name in sample.scores or {}):
         values = [float(sample.scores[name].value) for sample in samples if name in (sample.scores or {})]

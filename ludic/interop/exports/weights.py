@@ -7,9 +7,8 @@ is overwritten. Raises ConfigError if the step or version does not exist, naming
 ModelError if an adapter does not fit the model; StoreError if a filesystem fails.
 """
 
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from ludic.store.local import follow_umask
 from ludic.store.manifest import MANIFEST, check_folder
 from ludic.store.policies import stored_versions
 from ludic.store.policy_files import copy_policy, has_weights, policy_folder
+from ludic.temporary import temporary_folder
 from ludic.training.model import full_state_dict, load_model, save_weights
 
 _OURS = (MARKER, MANIFEST, "policy.json", "optimizer.safetensors", "random.safetensors")
@@ -61,7 +61,7 @@ def export_weights(
     if is_taken:
         raise ConfigError(f"{storage.url} exists; choose another target, or delete it")
     with _staging_folder(storage) as staged:
-        folder = Path(staged, "weights")
+        folder = staged / "weights"
         with _refusing_deleted(root, source):
             if version is not None:
                 _download_policy(root, version, folder)
@@ -146,16 +146,18 @@ def _named(noun: str, numbers: Sequence[int]) -> str:
     return f"{noun}s {', '.join(map(str, numbers[-_MOST_NAMED:]))}{older}"
 
 
-def _staging_folder(storage: Storage) -> tempfile.TemporaryDirectory[str]:
-    """Make a temporary folder, on the same disk as a local target, so that a rename can move it there at once."""
-    if not storage.is_local:
-        return tempfile.TemporaryDirectory(prefix="ludic-export-")
-    parent = Path(storage.path).parent
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(prefix=".ludic-export-", dir=parent)
-    except OSError as error:
-        raise ConfigError(f"{storage.url} can't be written: {error.strerror or error}") from error
+@contextmanager
+def _staging_folder(storage: Storage) -> Iterator[Path]:
+    """Give a temporary folder, on the same disk as a local target, so that a rename can move it there at once."""
+    parent = Path(storage.path).parent if storage.is_local else None
+    with ExitStack() as stack:
+        try:
+            if parent is not None:
+                parent.mkdir(parents=True, exist_ok=True)
+            folder = stack.enter_context(temporary_folder("export", beside=parent))
+        except OSError as error:
+            raise ConfigError(f"{storage.url} can't be written: {error.strerror or error}") from error
+        yield folder
 
 
 def _publish(folder: Path, storage: Storage) -> None:

@@ -7,7 +7,6 @@ RefusedRecordError if a record can't be used, ConfigError if a file is no log or
 
 import json
 import math
-import tempfile
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from ludic.installed import require
 from ludic.interop.imports.episodes import Conversation, Episode, Texts
 from ludic.interop.imports.reading import Records, open_file, read_records
 from ludic.interop.imports.record import Record, RefusedRecordError, refusal
+from ludic.temporary import temporary_folder
 
 LARGEST_MEMBER = 1 << 30
 """Maximum bytes of one sample of an inspect_ai log, decompressed."""
@@ -120,8 +120,8 @@ def read_inspect(url: str) -> Records:
     require("inspect_ai", "inspect", "format inspect")
     from inspect_ai.log import read_eval_log, read_eval_log_sample, read_eval_log_sample_summaries
 
-    with tempfile.TemporaryDirectory(prefix="ludic-inspect-") as folder:
-        path = str(Path(folder) / "log.eval")
+    with temporary_folder("inspect") as folder:
+        path = str(folder / "log.eval")
         with open_file(url) as source, Path(path).open("wb") as copy:
             copyfileobj(source, copy)
         _check_log(path, url)

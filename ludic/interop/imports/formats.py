@@ -96,7 +96,7 @@ _REDUNDANT = (
     *("prompt_length", "response_length", "action_length", "num_turns", "group_index", "group_size", "depth"),
     *("request_index", "run_id", "worker_id", "sequence", "created_at", "version", "env", "parse_error"),
     *("incomplete_completion", "terminated", "truncated", "agent_steps", "environment_steps"),
-    *("segment_index", "parent_segment_index"),
+    *("segment_index", "parent_segment_index", "trajectory_id"),
 )
 """Columns of an exported row that an import computes itself or drops."""
 

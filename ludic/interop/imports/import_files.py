@@ -4,10 +4,8 @@ Raises ConfigError if the format is unknown, a file is foreign, or the model is 
 """
 
 import functools
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ludic.errors import ConfigError
@@ -17,6 +15,7 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_tokenizer, is_hub_id, local_folder, remember_model, write_files
 from ludic.store import Root, RunConfig
 from ludic.store.track import Track, untracked
+from ludic.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,6 +76,6 @@ def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase"
     if source is not None:
         with local_folder(source, with_weights=False) as folder:
             return load_tokenizer(str(folder))
-    with tempfile.TemporaryDirectory(prefix="ludic-tokenizer-") as folder:
-        write_files(first_tokenizer(root), Path(folder))
-        return load_tokenizer(folder)
+    with temporary_folder("tokenizer") as folder:
+        write_files(first_tokenizer(root), folder)
+        return load_tokenizer(str(folder))

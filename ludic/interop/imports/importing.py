@@ -28,6 +28,7 @@ from ludic.interop.imports.episodes import Episode, GetTokenizer, Row, Texts, ro
 from ludic.interop.imports.formats import Format
 from ludic.interop.imports.reading import open_file
 from ludic.interop.imports.record import Record, RefusedRecordError, as_texts
+from ludic.models.first_model import vocabulary_of
 from ludic.paths import is_url
 from ludic.records import LARGEST_REWARD, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema.validation import find_problems
@@ -93,6 +94,8 @@ class _Import:
     get_tokenizer: GetTokenizer
     path: Mapping[str, str]
     """Fields that the format reads from the file's path."""
+    vocab_size: int | None
+    """Tokens that the run's model knows; None if the root keeps no model."""
     sha256: str
     """Digest of the file's content and its `path`: a step given only in the name distinguishes two equal files."""
     episodes: dict[tuple[str, ...], list[list[Rollout]]] = field(default_factory=dict)
@@ -120,7 +123,14 @@ def import_file(
     """
     path, sha256 = _identity(url, fmt)
     job = _Import(
-        root=root, url=url, format=fmt, env_name=env_name, get_tokenizer=get_tokenizer, path=path, sha256=sha256
+        root=root,
+        url=url,
+        format=fmt,
+        env_name=env_name,
+        get_tokenizer=get_tokenizer,
+        path=path,
+        vocab_size=vocabulary_of(root),
+        sha256=sha256,
     )
     how = {"format": fmt.name, "code_sha256": fmt.code_sha256, "env_name": env_name, "tokenizer": tokenizer}
     begun, done = f"imports/{job.worker_id}.json", f"imports/{job.worker_id}.done.json"
@@ -222,6 +232,7 @@ def _add(job: _Import, record: Record, episode: Episode, number: int) -> None:
             **_row_columns(row, columns["episode_reward"] if row is rows[-1] else None),
             rollout_id=job.id("rollout", number, segment),
             segment_index=segment,
+            trajectory_id=job.id("rollout", number, 0),
             metadata=metadata if row.response_logprobs is not None else {**metadata, **LOGPROBS_ABSENT},
         )
         for segment, row in enumerate(rows)
@@ -229,7 +240,7 @@ def _add(job: _Import, record: Record, episode: Episode, number: int) -> None:
     batch = RolloutBatch(
         groups=(RolloutGroup(key="", rollouts=tuple(rollouts)),), metadata=RolloutMetadata(worker_id=job.worker_id)
     )
-    if problems := find_problems(batch, job.root.run.extra_columns):
+    if problems := find_problems(batch, job.root.run.extra_columns, vocab_size=job.vocab_size):
         raise RefusedRecordError("; ".join(f"{problem.column} {problem.reason}" for problem in problems[:3]))
     key = (_group_key(episode, columns, rows[0]), columns["env_name"], columns["purpose"])
     job.episodes.setdefault(key, []).append(rollouts)

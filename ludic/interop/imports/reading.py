@@ -11,6 +11,7 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ludic.bounds import check_url
 from ludic.errors import ConfigError, one_line
 
 _ROWS_A_BATCH = 256
@@ -47,7 +48,8 @@ def _parquet_rows(file: Any, url: str) -> Iterator[dict[str, Any]]:
 
 
 def open_file(url: str) -> Any:
-    """Open a file for reading. Raises ConfigError if that fails."""
+    """Open a file for reading. Raises ConfigError if that fails, or if its URL, which is stored, holds a secret."""
+    check_url(url, "the file's URL")
     try:
         return fsspec.open(url, "rb").open()
     except (OSError, ValueError, ImportError) as error:

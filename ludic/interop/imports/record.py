@@ -94,7 +94,8 @@ def to_array(values: Any, dtype: type) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or (array.size and array.dtype.kind not in _KINDS[dtype]):
         raise ValueError("no list of numbers")
-    converted: np.ndarray = array.astype(dtype)
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and the row is refused for it
+        converted: np.ndarray = array.astype(dtype)
     if dtype is np.int32 and not np.array_equal(converted, array):
         raise ValueError("beyond int32")
     return converted

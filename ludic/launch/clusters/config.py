@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from ludic.bounds import check_numbers, check_types
+from ludic.defaults import STOP_WITHIN_S
 from ludic.errors import ConfigError
 
 System = Literal["slurm", "kubernetes", "skypilot"]
@@ -46,6 +47,9 @@ class ClusterConfig:
     """Memory for each rank and each worker, in GiB."""
     max_hours: int | None = None
     """slurm, kubernetes: hours after which the cluster ends the jobs; None takes the cluster's limit."""
+    stop_within_s: int = STOP_WITHIN_S
+    """Seconds that a process may take to stop cleanly after SIGTERM, such as to finish a step and write a checkpoint;
+    then it is killed. Slurm sends SIGTERM so long before the time limit."""
     setup: str | None = None
     """slurm, skypilot: shell code that makes `ludic` available on a machine, such as "source ~/ludic/bin/activate"."""
     image: str | None = None

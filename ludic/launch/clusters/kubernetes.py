@@ -4,9 +4,10 @@ The JobSet is done when the trainer is, and then its controller stops the worker
 of the same index, which is a worker's slot or a machine's number.
 """
 
+import re
 from typing import Any
 
-from ludic.launch.clusters.plan import ENVIRONMENT, MAX_RESTARTS, PORT, ClusterPlan
+from ludic.launch.clusters.plan import MAX_RESTARTS, PORT, ClusterPlan
 from ludic.launch.clusters.yaml_text import to_yaml
 
 # A stopped process ends with 0, but an evicted pod must not count as completed. Process 1 must pass SIGTERM on.
@@ -19,8 +20,8 @@ wait $! || code=$?
 if [ "$stopped" ]; then wait $! || true; code=1; fi
 exit $code
 """
-_GRACE_S = 120
-"""Seconds in which a stopped process may store its groups or write a checkpoint."""
+_EXPANDED = re.compile(r"\$(?=\()|\$\$+")
+"""Matches the dollar signs that Kubernetes takes for itself: it puts a variable's value for $(NAME), and $ for $$."""
 
 
 def kubernetes_files(plan: ClusterPlan) -> dict[str, str]:
@@ -58,6 +59,11 @@ def _job(name: str, num_pods: int, pod: dict[str, Any], max_hours: int | None) -
     return {"name": name, "replicas": 1, "template": {"spec": spec}}
 
 
+def _literal(text: str) -> str:
+    """Return what Kubernetes turns into the text."""
+    return _EXPANDED.sub(lambda dollars: 2 * dollars[0], text)
+
+
 def _pod(plan: ClusterPlan, name: str, command: str, *, num_processes: int, num_gpus: int) -> dict[str, Any]:
     cluster = plan.cluster
     amounts: dict[str, Any] = {"cpu": cluster.cpus * num_processes, "memory": f"{cluster.memory_gb * num_processes}Gi"}
@@ -66,8 +72,8 @@ def _pod(plan: ClusterPlan, name: str, command: str, *, num_processes: int, num_
     container: dict[str, Any] = {
         "name": name,
         "image": cluster.image,
-        "command": ["bash", "-euc", _SCRIPT.format(command=command)],
-        "env": [{"name": key, "value": value} for key, value in ENVIRONMENT.items()],
+        "command": ["bash", "-euc", _literal(_SCRIPT.format(command=command))],
+        "env": [{"name": key, "value": value} for key, value in plan.environment.items()],
         "resources": {"requests": amounts, "limits": amounts},
         "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
     }
@@ -77,7 +83,7 @@ def _pod(plan: ClusterPlan, name: str, command: str, *, num_processes: int, num_
         container["ports"] = [{"containerPort": PORT}]
     pod: dict[str, Any] = {
         "restartPolicy": "OnFailure",
-        "terminationGracePeriodSeconds": _GRACE_S,
+        "terminationGracePeriodSeconds": plan.kill_after_s,
         "containers": [container],
         # NCCL and vLLM pass data between processes through it; a container's own has 64 MB.
         "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],

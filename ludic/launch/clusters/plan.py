@@ -4,23 +4,26 @@ The commands are those of any machine, `ludic worker` and `ludic train`. Only se
 commands take by themselves become flags, so that the files stay short.
 """
 
+import math
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ludic.children import SAFE_ENVIRONMENT, python_words
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.launch.clusters.config import ClusterConfig, System
 from ludic.launch.flags import to_flags
+from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
 from ludic.launch.roots import url_anywhere
+from ludic.launch.train import args_of_ranks
+from ludic.masking import secrets_of
 from ludic.store import Root
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import next_config
 
-ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
-"""Environment variables of all processes. Some reasoning-gym generators draw in the order of a set, which the hash seed
-decides; logs should be readable while a process runs."""
 MAX_RESTARTS = 1000
 """Restarts of a process that dies; each goes on from the root."""
 PORT = 29500
@@ -54,7 +57,19 @@ class ClusterPlan:
         numbers = {"nnodes": self.cluster.nodes, "nproc-per-node": self.cluster.ranks, "max-restarts": MAX_RESTARTS}
         flags = [f"--{name}={value}" for name, value in numbers.items()]
         meeting = f"--rdzv-backend=c10d --rdzv-id={self.name} --rdzv-endpoint={host}:{port}"
-        return f"{shlex.join(['python', '-m', 'torch.distributed.run', *flags])} {meeting} -m {shlex.join(train)}"
+        torchrun = python_words(["-m", "torch.distributed.run", *flags], python="python")
+        return f"{shlex.join(torchrun)} {meeting} -m {shlex.join(args_of_ranks(train))}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of all processes. Logs should be readable while a process runs."""
+        stops = stop_variables(self.cluster.stop_within_s)
+        return {**ENVIRONMENT, **SAFE_ENVIRONMENT, **stops, "PYTHONUNBUFFERED": "1"}
+
+    @property
+    def kill_after_s(self) -> int:
+        """Seconds from SIGTERM until the cluster may kill; torchrun and the ranks themselves come before."""
+        return self.cluster.stop_within_s + 2 * math.ceil(KILL_AFTER_S)
 
     @property
     def quoted_url(self) -> str:
@@ -80,6 +95,12 @@ def make_plan(
         raise ConfigError("`ludic launch` starts workers, which offline training and replays do not use")
     if root.is_local and system != "slurm":
         raise ConfigError(f"{root.url} is a folder, which machines of {system} do not see; create the run in a bucket")
+    secrets = list(secrets_of({**asdict(engine), **config.flat(), "setup": _words(cluster.setup or "")}))
+    if secrets:
+        raise ConfigError(
+            f"{secrets[0]} is or holds a secret, and `ludic launch` writes none into a file; leave it out, and set an "
+            "environment variable where the processes run"
+        )
     trust = {"trust_code": True} if cluster.trust_code else {}
     by_itself = next_config(root.url, {}, online=True).flat()
     return ClusterPlan(
@@ -92,6 +113,12 @@ def make_plan(
         worker_flags=to_flags({**_differing(asdict(engine), asdict(EngineConfig())), **trust}),
         train_flags=to_flags({**_differing(config.flat(), by_itself), **trust}),
     )
+
+
+def _words(script: str) -> list[dict[str, str]]:
+    """Return the words of a shell script as settings: NAME=VALUE by its name unless the shell finds the value."""
+    words = (re.sub("[\"']", "", word).rpartition("=") for word in re.split(r"[\s;&|()]+", script))
+    return [{name or "setup": "" if value.startswith(("$", "`")) else value} for name, _, value in words]
 
 
 def _differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ludic.launch.clusters.plan import ENVIRONMENT, MAX_RESTARTS, ClusterPlan
+from ludic.launch.clusters.plan import MAX_RESTARTS, ClusterPlan
 from ludic.launch.clusters.yaml_text import to_yaml
 
 _HOST = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
@@ -43,7 +43,7 @@ def _task(
     }
     return {
         "resources": {name: value for name, value in resources.items() if value is not None},
-        "envs": dict(ENVIRONMENT),
+        "envs": plan.environment,
         **({"setup": cluster.setup} if cluster.setup else {}),
         "run": f"{command}\n",
     }

@@ -3,9 +3,11 @@
 import shlex
 from collections.abc import Mapping
 
-from ludic.launch.clusters.plan import ENVIRONMENT, ClusterPlan
+from ludic.launch.clusters.plan import ClusterPlan
 
 _HEAD = "#!/bin/bash"
+_SRUN = "srun --kill-on-bad-exit=1"
+"""When one machine's process fails, Slurm ends the others, which would wait for it until their time limit."""
 _NEWEST_STEP = "select coalesce(max(step), 0) as step from policies"
 
 
@@ -22,7 +24,7 @@ def _workers(plan: ClusterPlan) -> str:
         **_options(plan, num_processes=1, num_gpus=plan.worker_gpus),
     }
     command = plan.worker_command('"$SLURM_ARRAY_TASK_ID"')
-    return _file(plan, options, ["# Each array task is one slot of the run's schedule.", f"srun {command}"])
+    return _file(plan, options, ["# Each array task is one slot of the run's schedule.", f"{_SRUN} {command}"])
 
 
 def _trainer(plan: ClusterPlan) -> str:
@@ -38,7 +40,7 @@ def _trainer(plan: ClusterPlan) -> str:
         "# Without `| head`, which may kill scontrol, and then this job.",
         'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
         "host=${hosts%%$'\\n'*}",
-        f"srun {train}",
+        f"{_SRUN} {train}",
         "# The workers end with the run, but not if this job was only stopped.",
         f"step=$(ludic sql {plan.quoted_url} {shlex.quote(_NEWEST_STEP)} --format csv | tail -n 1)",
         f'[ "$step" -lt {plan.num_steps} ] || scancel --me --name={plan.name}-workers',
@@ -57,6 +59,8 @@ def _options(plan: ClusterPlan, *, num_processes: int, num_gpus: int) -> dict[st
         "partition": cluster.partition,
         "account": cluster.account,
         "time": None if cluster.max_hours is None else f"{cluster.max_hours}:00:00",
+        # To the processes, not to the batch shell. Slurm's clock ticks once a minute.
+        "signal": f"TERM@{plan.kill_after_s + 60}",
         "requeue": "",
         "open-mode": "append",
     }
@@ -65,6 +69,7 @@ def _options(plan: ClusterPlan, *, num_processes: int, num_gpus: int) -> dict[st
 
 def _file(plan: ClusterPlan, options: Mapping[str, str], lines: list[str]) -> str:
     directives = [f"#SBATCH --{name}{f'={value}' if value else ''}" for name, value in options.items()]
-    exports = [f"export {name}={value}" for name, value in ENVIRONMENT.items()]
+    exports = [f"export {name}={value}" for name, value in plan.environment.items()]
+    exports.append("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not take it from sbatch")
     setup = [plan.cluster.setup] if plan.cluster.setup else []
     return "\n".join([_HEAD, *directives, "set -euo pipefail", *setup, *exports, *lines, ""])

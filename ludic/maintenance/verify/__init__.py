@@ -5,18 +5,31 @@ problem becomes a Finding. Raises StoreError if the filesystem fails: a file tha
 broken. Files that vanish while they are checked are ignored, since a run may delete them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 
-from ludic.maintenance.verify.code import check_code
+from ludic.errors import ModelError, SchemaError
+from ludic.maintenance.verify.code import check_code, check_json
 from ludic.maintenance.verify.compactions import check_compactions, unfinished_compactions
 from ludic.maintenance.verify.data import check_data, note_data
 from ludic.maintenance.verify.findings import Finding, Report, meaning_of
 from ludic.maintenance.verify.model import check_model
 from ludic.maintenance.verify.repairs import delete_leftovers, quarantine_broken
 from ludic.maintenance.verify.rows import RowChecks
-from ludic.maintenance.verify.tables import TABLES, Checked, Footer, check_tables, first_names, read_footers
+from ludic.maintenance.verify.tables import (
+    FOREIGN_NAME,
+    TABLES,
+    Checked,
+    Footer,
+    check_tables,
+    first_names,
+    read_footers,
+)
 from ludic.maintenance.verify.weights import check_weights
+from ludic.models.first_model import vocabulary_of
+from ludic.sql import connect
 from ludic.store import RolloutFile, Root
+from ludic.store.local import links_out
 from ludic.store.quarantine import list_leftovers, list_quarantined
 from ludic.store.track import Track, untracked
 
@@ -28,7 +41,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
 
     repair: also quarantine broken files and delete old temporary files.
     """
-    rows = RowChecks()
+    rows = RowChecks(_vocabulary(root))
     stored = check_tables(root, rows, track)
     findings = sorted((finding for file in stored for finding in file.findings), key=lambda finding: finding.check)
     repaired: list[Finding] = []
@@ -39,17 +52,39 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
     findings += [*check_compactions(root, rollouts), *check_weights(root)]
     findings += [*check_model(root), *check_code(root)]
+    findings += _check_names(root, {finding.where for finding in findings})
+    findings += check_json(root, {finding.where for finding in findings})
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     findings += rows.finish()
-    findings += check_data(root, unreadable, track)
+    con = connect(root, without=unreadable)
+    findings += check_data(con, root, track)
     notes = [
-        *note_data(root, unreadable),
+        *note_data(con),
         *unfinished_compactions(root, rollouts),
         *_leftovers(root),
         *_quarantined(root),
         *_without_digests(stored),
     ]
     return Report(findings=findings, notes=notes, repaired=repaired)
+
+
+def _check_names(root: Root, named: Collection[str]) -> Iterator[Finding]:
+    """Find links that lead out of a local root, and names that DuckDB can't read. named: files with a finding."""
+    if not root.is_local:
+        return
+    for name in sorted(links_out(root.path)):
+        problem = "leads out of the run; delete it, and put the files themselves there if they belong to the run"
+        yield Finding(check="link", where=name, problem=problem)
+    for name in root.list(""):
+        if "\\" in name and name not in named:
+            yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
+
+
+def _vocabulary(root: Root) -> int | None:
+    """Return the number of tokens that the run's model knows; None if that is not known: `check_model` says why."""
+    with suppress(ModelError, SchemaError):
+        return vocabulary_of(root)
+    return None
 
 
 def _leftovers(root: Root) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ MEANINGS = {
     "unreadable": "a file that no reader can use; `ludic verify --repair` moves it to quarantine/",
     "newer_schema": "a file that a newer ludic wrote; upgrade this one",
     "misnamed": "a file whose name does not say what is in it",
+    "link": "a symbolic link that leads out of the run; ludic reads, writes and deletes nothing through it",
     "scattered_groups": "a group whose rows are not adjacent in their file, though readers take them in one piece",
     "compaction": "a compacted file that does not agree with what it replaces",
     "note": "a small file about the run that was changed since it was written",

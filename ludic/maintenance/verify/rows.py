@@ -16,7 +16,7 @@ from ludic.schema import arrow_schema
 from ludic.sql.connect import open_duckdb
 from ludic.sql.library import load_checks, run_query
 
-ROW_CHECKS = ("not_finite", "unequal_lengths")
+ROW_CHECKS = ("not_finite", "unequal_lengths", "untrainable_tokens")
 """Checks of ludic/sql/checks/ whose result for a row needs no other row."""
 
 MOST_SHOWN = 5
@@ -29,8 +29,11 @@ _MOST_CHARACTERS = 80
 class RowChecks:
     """Takes batches of any file, in any order, from several threads; runs the checks on each 32 MB of gathered rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int | None = None) -> None:
+        """vocab_size: tokens that the run's model knows; None if the root keeps no model."""
         self._con = open_duckdb()
+        if vocab_size is not None:
+            self._con.execute(f"set variable vocab_size = {vocab_size:d}")
         self._checks = {name: load_checks()[name] for name in ROW_CHECKS}
         words = {word for sql in self._checks.values() for word in re.findall(r"\w+", sql)}
         self._schema = pa.schema([field for field in arrow_schema("rollouts") if field.name in words])

@@ -20,6 +20,7 @@ from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.rows import RowChecks
 from ludic.schema import arrow_schema, check_schema
 from ludic.store import RolloutFile, Root
+from ludic.store.cut_record import read_cut
 from ludic.store.encoding import group_starts
 from ludic.store.files import Folder, Source
 from ludic.store.labels import LABELS_NAME
@@ -280,7 +281,7 @@ def _scattered(groups: Sequence[str]) -> set[str]:
 def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding]:
     """Find rows of a file that do not agree with its name or its footer."""
     others = sorted(content.runs - {root.run_id})
-    if others:
+    if others and read_cut(root) is None:  # a cut holds what its steps trained on, of any run
         yield Finding(check="misnamed", where=name, problem=f"holds rows that belong in another run ({others[0]})")
         return
     wanted = {name}

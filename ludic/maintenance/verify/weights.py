@@ -167,6 +167,9 @@ def _marker_problems(root: Root, folder: str) -> Iterator[str]:
     except _UNREADABLE as error:
         yield f"{MARKER} can't be read: {reason_of(error)}"
         return
+    if info.get("run_id") not in (None, root.run_id):
+        yield f"{MARKER} is of another run ({info['run_id']})"
+        return
     wanted = checkpoint_folder((attempt_id, step))
     if folder != wanted:
         yield f"{MARKER} belongs in {wanted}"

@@ -1,10 +1,9 @@
 -- child_credit: for a child, its own rloo advantage mixed with the advantage of the root agent that it works for
 -- root: own; child: (1 - inherit_weight) own + inherit_weight depth_discount^depth (own of its root)
--- own: reward minus the mean reward of the other trajectories of the same agent in the group, siblings included;
+-- own: reward minus the mean reward of the other trajectories of the same agent and depth in the group, siblings included;
 -- rloo (Ahmadian et al. 2024, arXiv 2402.14740, section 2.2) by agent
--- grain: one row per rollout_id | reads: rollouts
--- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward; it counts once, by its
--- first row that is there, since filters may have dropped the row of segment_index 0 (baseline_over kept)
+-- grain: one row per rollout_id | reads: rollouts, trajectories
+-- a trajectory (view trajectory_rows) counts once
 -- an agent with one scored trajectory in the group gets 0
 -- a child whose root failed, or whose parent's row is not there, has nothing to inherit and gets its own advantage
 -- NULL: for a rollout that was not scored; with inherit_weight 1 only if its root was not scored either
@@ -12,20 +11,13 @@
 -- $depth_discount: factor on the root's advantage for each delegation above the child
 -- default: inherit_weight = 0.5
 -- default: depth_discount = 1.0
-with recursive firsts as (
-    select group_id, agent_id, episode_reward
-    from rollouts
-    where episode_reward is not null
-    -- a hash, since 64 bits compare faster than text
-    window trajectory as (partition by hash(episode_id, agent_id, parent_rollout_id, episode_reward))
-    qualify segment_index = min(segment_index) over trajectory
-),
-
+with recursive
 -- sorted, so that sums are bit-identical for any number of threads
 agents as (
-    select group_id, agent_id, list(episode_reward order by episode_reward) as rewards
-    from firsts
-    group by group_id, agent_id
+    select group_id, agent_id, depth, list(reward order by reward) as rewards
+    from trajectories
+    where reward is not null
+    group by group_id, agent_id, depth
 ),
 
 -- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
@@ -33,6 +25,7 @@ baselines as (
     select
         group_id,
         agent_id,
+        depth,
         len(rewards) as n,
         rewards[1] as lowest,
         list_sum([reward - rewards[1] for reward in rewards]) as total
@@ -46,7 +39,7 @@ owned as materialized (
         depth,
         (n * (episode_reward - lowest) - total) / greatest(n - 1, 1) as own
     from rollouts
-    left join baselines on baselines.group_id = rollouts.group_id and baselines.agent_id = rollouts.agent_id
+    left join baselines using (group_id, agent_id, depth)
 ),
 
 descent as (

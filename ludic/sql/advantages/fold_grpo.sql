@@ -6,13 +6,12 @@
 -- -1 for a turn that could not be parsed or with a tool call that failed; and for all turns of a child its reward
 -- component $scope_component, which the paper's judge sets to -0.2 if the child leaves its task; several are added
 -- grain: one row per rollout_id, a list as long as response_tokens
--- reads: rollouts, with agent_steps, reward_components
+-- reads: rollouts, with agent_steps, reward_components; trajectories
 -- tokens outside of turns have Q = 0
 -- where all R of a group are equal, the paper divides by 0; here by 1, so that the outcome counts 0 and a penalty at
 -- most 1, as in the authors' code
--- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward; it counts once, by its
--- first row that is there, since filters may have dropped the row of segment_index 0 (baseline_over kept)
--- a child whose root failed, or whose parent's row is not there: R is its own, compared with children of its agent_id
+-- a trajectory (view trajectory_rows) counts once
+-- a child whose root failed, or whose parent's row is not there: R is its own, compared with children of its agent_id and depth
 -- NULL: for a rollout that was not scored and has no scored root
 -- $epsilon is added to the standard deviation, see grpo; a deviation up to it is taken for 0
 -- default: branch_tool = "delegate"
@@ -22,10 +21,9 @@ with recursive members as materialized (
     select
         rollout_id,
         group_id,
-        episode_id,
         agent_id,
         parent_rollout_id,
-        segment_index,
+        depth,
         -- least and greatest would leave a NULL out
         case when episode_reward is not null then least(greatest(episode_reward, 0), 1) end as reward,
         response_length,
@@ -59,20 +57,12 @@ descent as (
     inner join descent on descent.rollout_id = members.parent_rollout_id
 ),
 
-firsts as (
-    select group_id, agent_id, parent_rollout_id is null as is_root, reward
-    from members
-    where reward is not null
-    -- a hash, since 64 bits compare faster than text
-    window trajectory as (partition by hash(episode_id, agent_id, parent_rollout_id, reward))
-    qualify segment_index = min(segment_index) over trajectory
-),
-
 -- sorted, so that sums are bit-identical for any number of threads
 agents as (
-    select group_id, agent_id, is_root, list(reward order by reward) as rewards
-    from firsts
-    group by group_id, agent_id, is_root
+    select group_id, agent_id, depth, list_sort(list(least(greatest(reward, 0), 1))) as rewards
+    from trajectories
+    where reward is not null
+    group by group_id, agent_id, depth
 ),
 
 -- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
@@ -80,7 +70,7 @@ baselines as (
     select
         group_id,
         agent_id,
-        is_root,
+        depth,
         rewards[1] as lowest,
         list_avg([reward - rewards[1] for reward in rewards]) as mean,
         list_stddev_samp([reward - rewards[1] for reward in rewards]) as std,
@@ -93,7 +83,7 @@ compared as (
         members.rollout_id,
         group_id,
         coalesce(root_agent_id, agent_id) as agent_id,
-        parent_rollout_id is null or root_agent_id is not null as is_root,
+        case when root_agent_id is null then depth else 0 end as depth,
         response_length,
         coalesce(descent.reward, members.reward) as reward,
         starts,
@@ -114,7 +104,7 @@ credits as (
         [(least(greatest(reward + penalty, 0), 1) - lowest - mean) / scale for penalty in penalties]::float[]
             as credits
     from compared
-    left join baselines using (group_id, agent_id, is_root)
+    left join baselines using (group_id, agent_id, depth)
 )
 
 select

@@ -1,8 +1,9 @@
 -- gdpo: each reward component normalised within its group as in grpo, then their sum normalised over the batch
 -- paper: Liu et al. 2026 (GDPO, Group reward-Decoupled Normalization), arXiv 2601.05242: components with large
 -- rewards do not dominate the others
--- grain: one row per rollout_id | reads: rollouts, with reward_components
--- an agent's rollouts of an episode count once; a component that an episode lacks is left out of its sum and the means
+-- grain: one row per rollout_id | reads: rollouts, with reward_components; trajectory_rows, trajectories
+-- a trajectory counts once, and is compared with its peers in the group and the batch (view trajectory_rows)
+-- a component that a trajectory lacks is left out of its sum and the means
 -- NULL: for a rollout that was not scored
 -- $component_weights: such as 'correct=2, format=0.5'; other components have weight 1
 -- $epsilon is added to both standard deviations
@@ -15,23 +16,27 @@ with weights as (
 ),
 
 components as (
-    select group_id, episode_id, agent_id, entry.key as component, max(entry.value) as reward
-    from (select group_id, episode_id, agent_id, unnest(map_entries(reward_components)) as entry from rollouts
-        where episode_reward is not null)
-    group by all
+    select trajectory_id, group_id, peers, entry.key as component, entry.value as reward
+    from (
+        select trajectories.*, unnest(map_entries(reward_components)) as entry
+        from trajectories
+        inner join rollouts on rollouts.rollout_id = trajectories.first_rollout_id
+        where reward is not null
+    )
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads
 groups as (
-    select group_id, component, list(reward order by reward) as rewards
+    select group_id, peers, component, list(reward order by reward) as rewards
     from components
-    group by group_id, component
+    group by group_id, peers, component
 ),
 
 -- relative to the lowest reward: equal rewards give exactly 0, and large rewards lose no digits
 baselines as (
     select
         group_id,
+        peers,
         component,
         rewards[1] as lowest,
         list_avg([reward - rewards[1] for reward in rewards]) as mean,
@@ -41,29 +46,29 @@ baselines as (
 
 parts as (
     select
-        group_id,
-        episode_id,
-        agent_id,
+        trajectory_id,
+        peers,
         component,
         coalesce(weight, 1) * (reward - lowest - mean) / (coalesce(std, 0) + $epsilon) as part
     from components
-    inner join baselines using (group_id, component)
+    inner join baselines using (group_id, peers, component)
     left join weights using (component)
 ),
 
 sums as (
-    select group_id, episode_id, agent_id, list_sum(list(part order by component)) as total
+    select trajectory_id, any_value(peers) as peers, list_sum(list(part order by component)) as total
     from parts
-    group by group_id, episode_id, agent_id
+    group by trajectory_id
 ),
 
 sorted as (
-    select list(total order by total) as totals
+    select peers, list(total order by total) as totals
     from sums
+    group by peers
 ),
 
 batch as (
-    select list_avg(totals) as mean, list_stddev_samp(totals) as std
+    select peers, list_avg(totals) as mean, list_stddev_samp(totals) as std
     from sorted
 )
 
@@ -74,9 +79,6 @@ select
         when total is null then 0
         else (total - batch.mean) / (coalesce(std, 0) + $epsilon)
     end as advantage
-from rollouts
-left join sums on
-    sums.group_id = rollouts.group_id
-    and sums.episode_id = rollouts.episode_id
-    and sums.agent_id = rollouts.agent_id
-cross join batch
+from trajectory_rows
+left join sums using (trajectory_id)
+left join batch on batch.peers = sums.peers

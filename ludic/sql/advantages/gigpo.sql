@@ -4,14 +4,14 @@
 -- each advantage: value minus mean, divided by the standard deviation (divide_by_std false: by 1); the value of an
 -- episode is its reward, of a step the discounted sum of the steps' rewards from this step on
 -- grain: one row per rollout_id, a list as long as response_tokens
--- reads: rollouts, with agent_steps, environment_steps, token_rewards
+-- reads: rollouts, with agent_steps, environment_steps, token_rewards; trajectory_rows
 -- reward of a step: the token_rewards since the step before, which are the environment's and those for the format
 -- a token of agent step i belongs to the next environment step of the trajectory, also if the context was rewritten
 -- before it (tool calls, summaries); other tokens, and those of a step that shares its observation with
 -- no other step, get the episode's advantage
--- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward, by segment_index; siblings
--- that are alike in all four are told apart only if each has one row
--- it counts once, by its first row that is there: filters may have dropped that of segment_index 0 (baseline_over kept)
+-- a trajectory (view trajectory_rows): its rows by segment_index; of rows before rollouts 1.4, siblings of one agent_id,
+-- parent and reward are told apart only if each has one row
+-- it counts once
 -- after a completion that could not be parsed, the state is the one before, and the observation, which is the feedback,
 -- is replaced by the one before
 -- NULL: for a rollout that was not scored
@@ -24,13 +24,14 @@
 -- default: epsilon = 1e-6
 with scored as materialized (
     select
-        rollout_id,
-        group_id,
-        agent_id,
-        segment_index,
-        episode_reward,
+        rollouts.rollout_id,
+        rollouts.group_id,
+        -- an agent at one depth: a child is not compared with its parent
+        hash(rollouts.agent_id, rollouts.depth) as agent,
+        rollouts.segment_index,
+        rollouts.episode_reward,
         -- hashes, since 64 bits compare faster than text
-        hash(episode_id, agent_id, parent_rollout_id, episode_reward) as trajectory,
+        hash(trajectory_rows.trajectory_id) as trajectory,
         [agent_steps[step.agent_steps[-1] + 1].end for step in environment_steps] as step_ends,
         [
             coalesce(list_sum(token_rewards[coalesce(step_ends[i - 1], 0) + 1:step_end]), 0)
@@ -42,7 +43,8 @@ with scored as materialized (
         ] as observations,
         [agent_steps[step.agent_steps[-1] + 1].parse_error for step in environment_steps] as failures
     from rollouts
-    where episode_reward is not null
+    inner join trajectory_rows using (rollout_id)
+    where rollouts.episode_reward is not null
 ),
 
 -- with later rows; the lists are NULL for siblings that are alike
@@ -64,7 +66,7 @@ continued as materialized (
     select
         rollout_id,
         group_id,
-        agent_id,
+        agent,
         episode_reward,
         step_ends,
         coalesce(segment_index = first_index, true) as is_first,
@@ -88,7 +90,7 @@ returns as materialized (
     select
         rollout_id,
         group_id,
-        agent_id,
+        agent,
         episode_reward,
         step_ends,
         num_steps,
@@ -111,23 +113,23 @@ returns as materialized (
 ),
 
 moves as (
-    select group_id, agent_id, unnest(states[:num_steps]) as state, unnest(returns[:num_steps]) as return
+    select group_id, agent, unnest(states[:num_steps]) as state, unnest(returns[:num_steps]) as return
     from returns
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads
 sorted as (
-    select group_id, agent_id, state, list_sort(list(return)) as returns
+    select group_id, agent, state, list_sort(list(return)) as returns
     from moves
     where state is not null
-    group by group_id, agent_id, state
+    group by group_id, agent, state
 ),
 
 -- relative to the lowest return: equal returns give exactly 0, and large returns lose no digits
 shared as (
     select
         group_id,
-        agent_id,
+        agent,
         list(state) as known,
         list(returns[1]) as lowests,
         list(list_avg([return - returns[1] for return in returns])) as means,
@@ -139,20 +141,20 @@ shared as (
         ) as scales
     from sorted
     where len(returns) > 1
-    group by group_id, agent_id
+    group by group_id, agent
 ),
 
 agents as (
-    select group_id, agent_id, list(episode_reward order by episode_reward) as rewards
+    select group_id, agent, list(episode_reward order by episode_reward) as rewards
     from continued
     where is_first
-    group by group_id, agent_id
+    group by group_id, agent
 ),
 
 baselines as (
     select
         group_id,
-        agent_id,
+        agent,
         rewards[1] as lowest,
         list_avg([reward - rewards[1] for reward in rewards]) as mean,
         list_stddev_samp([reward - rewards[1] for reward in rewards]) as std
@@ -172,8 +174,8 @@ credits as (
             for return, step in returns
         ] as credits
     from returns
-    inner join baselines using (group_id, agent_id)
-    left join shared using (group_id, agent_id)
+    inner join baselines using (group_id, agent)
+    left join shared using (group_id, agent)
 ),
 
 steps as (

@@ -5,33 +5,35 @@
 -- each advantage: reward minus the mean, divided by the standard deviation, of all trajectories of the same agent in
 -- the group; of turn k over those in which k is not the last
 -- grain: one row per rollout_id, a list as long as response_tokens
--- reads: rollouts, with agent_steps, environment_steps, token_rewards
+-- reads: rollouts, with agent_steps, environment_steps, token_rewards; trajectory_rows
 -- reward of a step: the token_rewards since the step before, which are the environment's and those for the format
 -- a token of agent step i belongs to the next environment step of the trajectory, also if the context was rewritten
 -- before it (tool calls, summaries); other tokens get the outcome's advantage
--- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward, by segment_index; siblings
--- that are alike in all four are told apart only if each has one row
--- it counts once, by its first row that is there: filters may have dropped that of segment_index 0 (baseline_over kept)
+-- a trajectory (view trajectory_rows): its rows by segment_index; of rows before rollouts 1.4, siblings of one agent_id,
+-- parent and reward are told apart only if each has one row
+-- it counts once
 -- NULL: for a rollout that was not scored
 -- $turn_weight multiplies the advantage of a turn | $epsilon is added to each standard deviation
 -- default: turn_weight = 1.0
 -- default: epsilon = 1e-4
 with scored as materialized (
     select
-        rollout_id,
-        group_id,
-        agent_id,
-        segment_index,
-        episode_reward,
+        rollouts.rollout_id,
+        rollouts.group_id,
+        -- an agent at one depth: a child is not compared with its parent
+        hash(rollouts.agent_id, rollouts.depth) as agent,
+        rollouts.segment_index,
+        rollouts.episode_reward,
         -- 64 bits compare faster than text
-        hash(episode_id, agent_id, parent_rollout_id, episode_reward) as trajectory,
+        hash(trajectory_rows.trajectory_id) as trajectory,
         [agent_steps[step.agent_steps[-1] + 1].end for step in environment_steps] as step_ends,
         [
             coalesce(list_sum(token_rewards[coalesce(step_ends[i - 1], 0) + 1:step_end]), 0)
             for step_end, i in step_ends
         ] as rewards
     from rollouts
-    where episode_reward is not null
+    inner join trajectory_rows using (rollout_id)
+    where rollouts.episode_reward is not null
 ),
 
 -- with later rows; all_rewards and rows are NULL for siblings that are alike
@@ -52,7 +54,7 @@ continued as materialized (
     select
         rollout_id,
         group_id,
-        agent_id,
+        agent,
         step_ends,
         coalesce(segment_index = first_index, true) as is_first,
         coalesce(all_rewards, rewards) as rewards_in_all,
@@ -68,19 +70,19 @@ continued as materialized (
 agents as (
     select
         group_id,
-        agent_id,
+        agent,
         list(outcome order by outcome) filter (is_first) as outcomes,
         list({num_before: num_before, rewards: own_rewards}) as rows,
         max(num_before + len(own_rewards)) as num_turns
     from continued
-    group by group_id, agent_id
+    group by group_id, agent
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads
 sorted as (
     select
         group_id,
-        agent_id,
+        agent,
         outcomes,
         [
             list_sort(list_filter(
@@ -96,7 +98,7 @@ sorted as (
 baselines as (
     select
         group_id,
-        agent_id,
+        agent,
         outcomes[1] as lowest,
         list_avg([outcome - outcomes[1] for outcome in outcomes]) as mean,
         list_stddev_samp([outcome - outcomes[1] for outcome in outcomes]) as std,
@@ -119,7 +121,7 @@ credits as (
             for reward, turn in turn_rewards
         ] as credits
     from continued
-    inner join baselines using (group_id, agent_id)
+    inner join baselines using (group_id, agent)
 ),
 
 steps as (

@@ -1,37 +1,27 @@
 -- rae: reward minus an exponential average of the earlier rewards of the same role in the same environment
 -- paper: Liu et al. 2025 (SPIRAL, role-conditioned advantage estimation), arXiv 2506.24119; as in the authors' code,
 -- the average starts at 0 and does not yet hold the episode's own reward: A = R - b, then b = decay b + (1 - decay) R
--- grain: one row per rollout_id | reads: rollouts
--- a role is an agent_id; an episode counts once for each agent, in the order of request_index; the average starts at 0
--- with the rows that are read: in training, those of the batch and the newest of the batches before it, also after a
+-- grain: one row per rollout_id | reads: trajectory_rows, trajectories
+-- a role is an agent_id at one depth; a trajectory counts once, in the order of request_index (siblings: of their ids);
+-- the average starts at 0 with the rows that are read: in training, those of the batch and the newest of the batches before it, also after a
 -- restart; where an episode of an earlier batch has a higher request_index, it does not count yet
 -- history: 10000
 -- NULL: for a rollout that was not scored
 -- $decay: weight of the average so far
 -- default: decay = 0.95
-with episodes as (
-    select env_name, agent_id, episode_id, min(request_index) as request_index, max(episode_reward) as reward
-    from rollouts
-    where episode_reward is not null
-    group by env_name, agent_id, episode_id
-),
-
-roles as (
+with roles as (
     select
-        env_name,
-        agent_id,
-        list(episode_id order by request_index, episode_id) as episode_ids,
-        list((1 - $decay) * reward order by request_index, episode_id) as updates
-    from episodes
-    group by env_name, agent_id
+        list(trajectory_id order by request_index, episode_id, trajectory_id) as trajectory_ids,
+        list((1 - $decay) * reward order by request_index, episode_id, trajectory_id) as updates
+    from trajectories
+    where reward is not null
+    group by env_name, agent_id, depth
 ),
 
--- each pass doubles the number of episodes in an average; passes end where the weights are below 1e-40
+-- each pass doubles the number of trajectories in an average; passes end where the weights are below 1e-40
 averages as (
     select
-        env_name,
-        agent_id,
-        episode_ids,
+        trajectory_ids,
         list_reduce(
             list_concat(
                 [updates],
@@ -50,13 +40,11 @@ averages as (
 
 baselines as (
     select
-        env_name,
-        agent_id,
-        unnest(episode_ids) as episode_id,
+        unnest(trajectory_ids) as trajectory_id,
         unnest(list_concat([0::double], averages[:-2])) as baseline
     from averages
 )
 
 select rollout_id, episode_reward - baseline as advantage
-from rollouts
-left join baselines using (env_name, agent_id, episode_id)
+from trajectory_rows
+left join baselines using (trajectory_id)

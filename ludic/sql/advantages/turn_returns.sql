@@ -2,30 +2,32 @@
 -- return of that turn over all trajectories of the same agent in the group
 -- the return of policy gradients, Sutton and Barto 2018, eq. 3.8, with an environment step as the step
 -- grain: one row per rollout_id, a list as long as response_tokens
--- reads: rollouts, with agent_steps, environment_steps, token_rewards
+-- reads: rollouts, with agent_steps, environment_steps, token_rewards; trajectory_rows
 -- reward of a step: the token_rewards since the step before, which are the environment's and those for the format
 -- a token of agent step i belongs to the next environment step of the trajectory, also if the context was rewritten
 -- before it (tool calls, summaries); other tokens get 0
--- a trajectory: the rows of one episode_id, agent_id, parent_rollout_id and episode_reward, by segment_index; siblings
--- that are alike in all four are told apart only if each has one row
+-- a trajectory (view trajectory_rows): its rows by segment_index; of rows before rollouts 1.4, siblings of one agent_id,
+-- parent and reward are told apart only if each has one row
 -- NULL: for a rollout that was not scored
 -- $discount: factor on a reward per turn between; 1 gives undiscounted returns, 0 only each step's own reward
 -- default: discount = 1.0
 with scored as materialized (
     select
-        rollout_id,
-        group_id,
-        agent_id,
-        segment_index,
+        rollouts.rollout_id,
+        rollouts.group_id,
+        -- an agent at one depth: a child is not compared with its parent
+        hash(rollouts.agent_id, rollouts.depth) as agent,
+        rollouts.segment_index,
         -- 64 bits compare faster than text
-        hash(episode_id, agent_id, parent_rollout_id, episode_reward) as trajectory,
+        hash(trajectory_rows.trajectory_id) as trajectory,
         [agent_steps[step.agent_steps[-1] + 1].end for step in environment_steps] as step_ends,
         [
             coalesce(list_sum(token_rewards[coalesce(step_ends[i - 1], 0) + 1:step_end]), 0)
             for step_end, i in step_ends
         ] as rewards
     from rollouts
-    where episode_reward is not null
+    inner join trajectory_rows using (rollout_id)
+    where rollouts.episode_reward is not null
 ),
 
 -- of several rows
@@ -44,7 +46,7 @@ continued as (
     select
         rollout_id,
         group_id,
-        agent_id,
+        agent,
         step_ends,
         len(rewards) as num_turns,
         coalesce(all_rewards, rewards) as rewards,
@@ -64,7 +66,7 @@ returns as materialized (
     select
         rollout_id,
         group_id,
-        agent_id,
+        agent,
         step_ends,
         num_before,
         num_turns,
@@ -79,18 +81,18 @@ returns as materialized (
 agents as (
     select
         group_id,
-        agent_id,
+        agent,
         list({num_before: num_before, returns: returns[:num_turns]}) as rows,
         max(num_before + num_turns) as num_turns
     from returns
-    group by group_id, agent_id
+    group by group_id, agent
 ),
 
 -- sorted, so that sums are bit-identical for any number of threads
 baselines as (
     select
         group_id,
-        agent_id,
+        agent,
         [
             list_avg(list_sort(
                 [case when turn > each.num_before then each.returns[turn - each.num_before] end for each in rows]
@@ -106,7 +108,7 @@ credits as (
         step_ends,
         [return - means[num_before + turn] for return, turn in returns]::float[] as credits
     from returns
-    inner join baselines using (group_id, agent_id)
+    inner join baselines using (group_id, agent)
 ),
 
 steps as (

@@ -8,9 +8,11 @@
 with answers as (
     select
         eval_episodes.*,
-        coalesce(
-            evals.agent_steps[-1].action, evals.messages[evals.agent_steps[-1].action_message + 1].content
-        ) as answer
+        case
+            when evals.agent_steps[-1].action_target = 'env' then coalesce(
+                evals.agent_steps[-1].action, evals.messages[evals.agent_steps[-1].action_message + 1].content
+            )
+        end as answer
     from eval_episodes
     left join (
         select rollout_id as last_id, episode_id, agent_id, agent_steps, messages
@@ -62,7 +64,8 @@ select
         when any_value(parsed.env_name) is null or any_value(examples.num_episodes) < $k then null
         when count(winners.agent_id) = 0 then 0.0
         else avg(winners.success)
-    end as value
+    end as value,
+    1 as num_trials -- one vote of an example
 from examples
 left join winners
     on

@@ -1,5 +1,6 @@
 -- pass_at_k: probability that at least one of k episodes of an example succeeds, without bias
 -- 1 - C(n - c, k) / C(n, k) for c successes among n scored episodes (Chen et al. 2021, arXiv 2107.03374, equation 1)
+-- n // k trials: groups of k episodes that share none
 -- grain: one row per example and agent | reads: eval_episodes | NULL: an example with fewer than k scored episodes
 -- default: k = 1
 -- default: threshold = 1
@@ -26,5 +27,6 @@ select
         when n - c < $k then 1.0
         -- C(n - c, k) / C(n, k) as a product of k factors, which do not overflow
         else 1 - list_product([(n - c - i) / (n - i) for i in range($k::bigint)])
-    end as value
+    end as value,
+    n // $k::bigint as num_trials
 from examples

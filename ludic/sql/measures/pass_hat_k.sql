@@ -1,5 +1,6 @@
 -- pass_hat_k: probability that all of k episodes of an example succeed (pass^k), without bias
 -- C(c, k) / C(n, k) for c successes among n scored episodes (Yao et al. 2024, arXiv 2406.12045)
+-- n // k trials: groups of k episodes that share none
 -- grain: one row per example and agent | reads: eval_episodes | NULL: an example with fewer than k scored episodes
 -- default: k = 1
 -- default: threshold = 1
@@ -25,5 +26,6 @@ select
         when n < $k then null
         when c < $k then 0.0
         else list_product([(c - i) / (n - i) for i in range($k::bigint)])
-    end as value
+    end as value,
+    n // $k::bigint as num_trials
 from examples

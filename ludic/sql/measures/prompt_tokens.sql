@@ -5,5 +5,6 @@ select
     policy_version,
     env_name,
     env_example_id,
-    num_prompt_tokens::double as value
+    num_prompt_tokens::double as value,
+    null as num_trials -- a count, never a share
 from eval_episodes

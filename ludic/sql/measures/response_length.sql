@@ -5,5 +5,6 @@ select
     policy_version,
     env_name,
     env_example_id,
-    response_length::double as value
+    response_length::double as value,
+    null as num_trials -- a count, never a share
 from eval_episodes

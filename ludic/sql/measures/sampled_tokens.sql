@@ -5,5 +5,6 @@ select
     policy_version,
     env_name,
     env_example_id,
-    num_sampled_tokens::double as value
+    num_sampled_tokens::double as value,
+    null as num_trials -- a count, never a share
 from eval_episodes

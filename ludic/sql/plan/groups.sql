@@ -1,6 +1,6 @@
 -- groups: pending groups with a row that no filter drops; a selection chooses from them
 -- grain: one row per group_id | reads: rollouts, judged
--- as in the view of ludic.connect, rewards count an episode once; lengths and num_ count rollouts, also dropped ones
+-- as in the view of ludic.connect, rewards count an episode once, without those of sub-agents; lengths and num_ count rollouts, also dropped ones
 -- queue_position: sorts groups by policy version, oldest first, then by arrival; place: the same, for older selections
 -- num_uses: steps that have trained on the group
 -- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a group with one scored episode
@@ -14,7 +14,7 @@ with episodes as (
         created_at,
         response_length,
         {v: policy_version, a: arrival, f: file, g: row_group, r: "row"} as queue_position,
-        {episode_id: episode_id, reward: episode_reward} as episode
+        {episode_id: episode_id, reward: case when depth = 0 then episode_reward end} as episode
     from rollouts
     where group_id in (select group_id from judged where reason is null)
 )

@@ -60,6 +60,7 @@ select
     policy_version,
     $trainer_version::bigint as trainer_version,
     $trainer_version::bigint - policy_version as lag,
+    $trainer_version::bigint - policy_version_last as lag_last,
     file,
     row_group,
     "row",
@@ -77,6 +78,7 @@ select
     case when used then token_advantages end as token_advantages,
     uses as num_uses,
     is_cut as seq_len_truncated,
+    truncated or is_cut as truncated,
     coalesce(truncation_reason, case when is_cut then 'max_seq_len' end) as truncation_reason,
     case when $loss_unit = 'pair' and used then pair_id end as pair_id,
     scorer_versions

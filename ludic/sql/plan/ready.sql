@@ -11,5 +11,5 @@ left join (
 group by waiting.group_id
 having
     max(num_whole) = $num_scorers
-    or bool_and(error is not null or is_duplicate)
+    or bool_and(error is not null or refusal is not null)
     or coalesce(min(since) + $wait_s::double <= $now_s, false)

@@ -31,7 +31,7 @@ select
     waiting.* exclude (since) replace (
         case when $reward_scorer::varchar is null then episode_reward else rewards.value end as episode_reward,
         case
-            when waiting.error is not null or is_duplicate then null
+            when waiting.error is not null or refusal is not null then null
             when
                 not $mixed
                 and group_id in (select group_id from score_versions where scorer_version is null)

@@ -1,13 +1,13 @@
 -- score_versions: the version of each scorer whose scores a waiting group uses
 -- grain: one row per group_id and scorer with a score in the group | reads: waiting, found_scores
 -- a version that has scored all rows of the group counts, of several the newest; else the only version that is there
--- failed rollouts and duplicates need no score; a failure of a scorer counts as its answer
+-- failed and refused rollouts need no score; a failure of a scorer counts as its answer
 -- is_whole: true if all rows have an answer of one version, or of any version if versions may be mixed ($mixed)
 -- NULL: scorer_version of a group whose rows were scored by different versions
 with needed as (
     select group_id, rollout_id, count(*) over (partition by group_id) as group_rows
     from waiting
-    where error is null and not is_duplicate
+    where error is null and refusal is null
 ),
 
 answers as (

@@ -7,6 +7,6 @@ select
 from (select unnest($scorers) as scorer) as wanted
 cross join waiting
 anti join found_scores on found_scores.rollout_id = waiting.rollout_id and found_scores.scorer = wanted.scorer
-where waiting.error is null and not is_duplicate
+where waiting.error is null and refusal is null
 group by wanted.scorer
 order by wanted.scorer

@@ -1,6 +1,7 @@
 -- all_batches: the ledgers of all attempts: each rollout that a gradient step considered
 -- grain: one row per attempt_id, step and rollout_id | reads: batches/ of the root, attempt_chain
 -- off_policy_steps: trainer_version - policy_version, stored as lag
+-- off_policy_steps_last: trainer_version - policy_version_last, stored as lag_last; NULL before batches 1.5
 -- superseded: true for steps off the chain, after the step from which a later attempt continued
 -- NULL: as in schemas/batches.v1.json
 with ledger as (
@@ -9,7 +10,7 @@ with ledger as (
         from $empty.batches
         union all by name
         from read_parquet(
-            $root || '/batches/attempt=*/step=*.parquet',
+            files_of_$number('batches/attempt=*/step=*.parquet'),
             schema = $schema,
             filename = true,
             allow_empty = true
@@ -20,6 +21,7 @@ with ledger as (
 select
     ledger.*,
     ledger.lag as off_policy_steps,
+    ledger.lag_last as off_policy_steps_last,
     attempt_chain.attempt_id is null as superseded
 from ledger
 left join attempt_chain

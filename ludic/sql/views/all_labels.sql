@@ -6,7 +6,7 @@ from (
     from $empty.labels
     union all by name
     from read_parquet(
-        $root || '/labels/*.parquet', schema = $schema, filename = true, hive_partitioning = false, allow_empty = true
+        files_of_$number('labels/*.parquet'), schema = $schema, filename = true, hive_partitioning = false, allow_empty = true
     )
 )
 where not list_contains($without, filename)

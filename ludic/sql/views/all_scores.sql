@@ -6,7 +6,7 @@ from (
     from $empty.scores
     union all by name
     from read_parquet(
-        $root || '/scores/scorer=*/*.parquet',
+        files_of_$number('scores/scorer=*/*.parquet'),
         schema = $schema,
         filename = true,
         hive_partitioning = false,

@@ -7,7 +7,7 @@ with kept as (
         from $empty.token_stats
         union all by name
         from read_parquet(
-            $root || '/token_stats/attempt=*/step=*.parquet',
+            files_of_$number('token_stats/attempt=*/step=*.parquet'),
             schema = $schema,
             filename = true,
             hive_partitioning = false,

@@ -7,5 +7,5 @@ select $columns
 from (
     from $empty.attempts
     union all by name
-    from read_json($root || '/attempts/*.json', columns = $types, hive_partitioning = false, allow_empty = true)
+    from read_json(files_of_$number('attempts/*.json'), columns = $types, hive_partitioning = false, allow_empty = true)
 )

@@ -14,7 +14,7 @@ with lives as (
         where false
         union all by name
         from read_json(
-            $root || '/attempts/*.json',
+            files_of_$number('attempts/*.json'),
             columns = {'attempt_id': 'integer', 'code': $records_type},
             hive_partitioning = false,
             allow_empty = true
@@ -32,7 +32,7 @@ with lives as (
         where false
         union all by name
         from read_json(
-            $root || '/workers/*/*.json',
+            files_of_$number('workers/*/*.json'),
             columns = {'slot': 'bigint', 'life': 'bigint', 'worker_id': 'varchar', 'code': $records_type},
             hive_partitioning = false,
             allow_empty = true

@@ -5,5 +5,5 @@ select $columns
 from (
     from $empty.evaluations
     union all by name
-    from read_json($root || '/evaluations/*.json', columns = $types, hive_partitioning = false, allow_empty = true)
+    from read_json(files_of_$number('evaluations/*.json'), columns = $types, hive_partitioning = false, allow_empty = true)
 )

@@ -1,6 +1,6 @@
 -- groups: rewards, lengths and counts of the episodes of one example
 -- grain: one row per group_id | reads: rollouts
--- rewards count an episode once, also if it has several rollouts; lengths and num_ count rollouts
+-- rewards count an episode once, also if it has several rollouts, without those of sub-agents; lengths and num_ count rollouts
 -- NULL: rewards of a group without a scored episode; reward_std (of the sample) of a group with one scored episode
 with episodes as (
     select
@@ -13,7 +13,7 @@ with episodes as (
         max(group_size) as group_size,
         min(policy_version) as policy_version,
         min(created_at) as created_at,
-        max(episode_reward) as reward,
+        max(episode_reward) filter (depth = 0) as reward,
         count(*) as num_rollouts,
         sum(num_turns) as num_turns,
         sum(response_length) as response_length,

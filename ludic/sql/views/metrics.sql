@@ -9,6 +9,6 @@ select
 from (
     from $empty.metrics
     union all by name
-    from read_parquet($root || '/metrics/**/*.parquet', schema = $schema, filename = true, allow_empty = true)
+    from read_parquet(files_of_$number('metrics/**/*.parquet'), schema = $schema, filename = true, allow_empty = true)
 )
 where not list_contains($without, filename)

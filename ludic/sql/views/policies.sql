@@ -6,7 +6,7 @@ from (
     from $empty.policies
     union all by name
     from read_json(
-        $root || '/policies/version=*/policy.json',
+        files_of_$number('policies/version=*/policy.json'),
         columns = $types,
         hive_partitioning = false,
         allow_empty = true

@@ -3,7 +3,9 @@
 -- name: the file's former path; found_at: time when it was found
 with notes as (
     select from_json(content, '{"name": "varchar", "reason": "varchar", "found_at": "timestamptz"}') as note
-    from read_text([$root || '/quarantine/**/*.json', $root || '/set_aside/**/*.json'])
+    from read_text(
+        list_concat(files_of_$number('quarantine/**/*.json'), files_of_$number('set_aside/**/*.json'))
+    )
     where json_valid(content)
 )
 select unnest(note) from notes

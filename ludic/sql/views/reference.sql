@@ -6,7 +6,7 @@ from (
     from $empty.reference
     union all by name
     from read_parquet(
-        $root || '/reference/**/*.parquet',
+        files_of_$number('reference/**/*.parquet'),
         schema = $schema,
         filename = true,
         hive_partitioning = false,

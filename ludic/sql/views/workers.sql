@@ -6,5 +6,5 @@ select $columns
 from (
     from $empty.workers
     union all by name
-    from read_json($root || '/workers/*/*.json', columns = $types, hive_partitioning = false, allow_empty = true)
+    from read_json(files_of_$number('workers/*/*.json'), columns = $types, hive_partitioning = false, allow_empty = true)
 )

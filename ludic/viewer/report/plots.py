@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from ludic.viewer.output import number, plural
+from ludic.viewer.output import NOT_ESTIMATED, number, plural
 
 WIDTH, HEIGHT = 420, 200
 """Size of a drawing, in the units of its viewBox."""
@@ -180,7 +180,8 @@ def _row(x: float, binned: Iterable[tuple[Series, Mapping[float, float]]]) -> li
     for each, values in binned:
         cells.append(_text(values.get(x)))
         if each.intervals is not None:
-            cells += [_text(bound) for bound in each.intervals.get(x, (None, None))]
+            bounds = each.intervals.get(x, (None, None))
+            cells += [NOT_ESTIMATED if bound is None and x in values else _text(bound) for bound in bounds]
     return cells
 
 

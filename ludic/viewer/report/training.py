@@ -7,6 +7,7 @@ import duckdb
 
 from ludic.sql.query import ask
 from ludic.store import Root
+from ludic.store.metrics import POPULATIONS
 from ludic.viewer.report.conversations import read_conversations
 from ludic.viewer.report.plots import Figure, Series, draw
 from ludic.viewer.status import Watcher
@@ -91,8 +92,13 @@ limit $most
 
 # Title, unit, note, and columns of the metrics by their names in the figure.
 _FIGURES: Sequence[tuple[str, str, str, Mapping[str, str]]] = (
-    ("Reward", "mean of a step's rollouts", "", {"reward": "reward_mean"}),
-    ("Response length", "tokens, mean of a step's rollouts", "", {"length": "response_length_mean"}),
+    ("Reward", f"mean of a step's {POPULATIONS['reward_mean']}", "", {"reward": "reward_mean"}),
+    (
+        "Response length",
+        f"tokens, mean of a step's {POPULATIONS['response_length_mean']}",
+        "",
+        {"length": "response_length_mean"},
+    ),
     ("Entropy", "nats per token", "", {"entropy": "entropy"}),
     ("KL to the reference model", "nats per token", "", {"KL": "reference_kl"}),
     (

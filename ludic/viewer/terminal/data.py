@@ -15,7 +15,7 @@ import duckdb
 import polars as pl
 
 from ludic.sql.connect import connect, refresh
-from ludic.sql.query import result_of
+from ludic.sql.query import result_of, to_frame
 from ludic.store import Root
 from ludic.store.labels import LABEL, put_label
 from ludic.viewer.found import Found, look_up
@@ -57,9 +57,7 @@ class RunData:
         """Return the rows of a query that may only read."""
         with self._lock:
             with result_of(self._connected(), [self.root], query, params) as reader:
-                frame = pl.from_arrow(reader.read_all())
-        assert isinstance(frame, pl.DataFrame)
-        return frame
+                return to_frame(reader)
 
     def _connected(self) -> duckdb.DuckDBPyConnection:
         """Return the connection; the caller holds the lock."""

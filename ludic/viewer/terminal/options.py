@@ -24,6 +24,8 @@ class ViewOptions:
     """Serve the viewer to browsers instead of opening it in this terminal."""
     host: str = LOCAL_HOST
     """Address to serve at; any but the default lets other machines read the run and write labels."""
+    host_names: tuple[str, ...] = ()
+    """More names by which browsers call this machine, such as a proxy's; requests for other names are refused."""
     port: int = PORT
     """Port to serve at."""
 

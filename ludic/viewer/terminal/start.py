@@ -8,6 +8,7 @@ from dataclasses import replace
 from os import fspath
 from typing import TYPE_CHECKING
 
+from ludic.children import end_with_parent
 from ludic.errors import ConfigError
 from ludic.installed import require
 from ludic.paths import local_path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 _PICTURE_SIZE = (124, 36)
 _FONT_FACES = re.compile(r"@font-face\s*\{[^}]*\}")
+_IN_BROWSER = "TEXTUAL_DRIVER"
+"""Environment variable that textual-serve sets for the process of a page."""
 _TITLE = "ludic view"
 
 
@@ -35,6 +38,8 @@ def view_run(root: Root, options: ViewOptions) -> None:
 
         serve(root, options)
         return
+    if _IN_BROWSER in os.environ:
+        end_with_parent()
     from ludic.viewer.terminal.app import ViewApp
 
     app = ViewApp(root, rollout_id=options.rollout_id, author=options.author)
@@ -42,10 +47,7 @@ def view_run(root: Root, options: ViewOptions) -> None:
         path = local_path(fspath(options.picture), "picture")
         path.write_text(asyncio.run(draw(app)), encoding="utf-8")
         return
-    if (
-        not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
-        and "TEXTUAL_DRIVER" not in os.environ
-    ):
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)) and _IN_BROWSER not in os.environ:
         raise ConfigError("the viewer needs a terminal; `ludic show` and `ludic sql` print to files and pipes")
     with app.showing_warnings():
         app.run()

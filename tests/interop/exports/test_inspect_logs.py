@@ -91,6 +91,15 @@ def test_a_failed_sample_is_kept_with_its_error_and_no_reward(logs: Path):
     assert (results.scores[0].scored_samples, results.scores[0].unscored_samples) == (5, 1)
 
 
+def test_a_metric_says_its_interval(run: ludic.Run, logs: Path, tmp_path: Path):
+    (row,) = run.evaluation(3, measures=["success_rate"]).measures.to_dicts()
+    metric = read(logs).results.scores[0].metrics["success_rate"]
+    assert metric.metadata == {"interval": "korn_graubard", "low": row["low"], "high": row["high"]}
+    # The lengths of all responses are equal.
+    assert read(logs).results.scores[0].metrics["response_length"].metadata == {"interval": "cannot be estimated"}
+    assert "response_length_stderr" not in read(logs).results.scores[0].metrics
+
+
 def test_inspects_dataframes_have_the_numbers_of_the_evaluation(run: ludic.Run, logs: Path):
     from inspect_ai.analysis import evals_df, samples_df
 

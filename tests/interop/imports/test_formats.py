@@ -18,6 +18,7 @@ from ludic.interop.imports.formats import load_format
 from ludic.interop.imports.importing import ImportReport, import_file
 from ludic.launch.demonstrations import make_demonstrations
 from ludic.models.chat import load_tokenizer, render_text
+from ludic.models.first_model import remember_model, vocabulary_of
 from ludic.models.tiny_chat import make_tiny_chat_model
 from ludic.records import Rollout
 from ludic.schema import arrow_schema, from_table
@@ -489,3 +490,81 @@ def test_a_file_that_does_not_load_is_refused(tmp_path: Path, text: str, message
 def test_an_unknown_format_is_refused_with_the_nearest_name():
     with pytest.raises(ConfigError, match="there is no format 'prime_rl'; did you mean prime-rl"):
         load_format("prime_rl")
+
+
+# --- Tokens that the run's model does not know -----------------------------------------------------------
+
+
+def jsonl_row(tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    return {
+        "prompt_tokens": [2, 3],
+        "response_tokens": list(tokens),
+        "response_logprobs": list(logprobs),
+        "episode_reward": 1.0,
+    }
+
+
+def own_row(tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    return {"all": jsonl_row(tokens, logprobs)}
+
+
+def prime_rl_row(tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, Any]:
+    nodes = [
+        peers.trace_node("user", "aa", [2, 3]),
+        peers.trace_node("assistant", "bb", tokens, parent=0, num_sampled=len(tokens)) | {"logprobs": list(logprobs)},
+    ]
+    return peers.episode([peers.trace(nodes, {"accuracy": {"score": 1.0, "weight": 1.0}})])
+
+
+OWN_FORMAT = """
+from ludic.interop.imports.formats import FORMATS
+from ludic.interop.imports.record import Record
+
+
+def own(record):
+    return FORMATS["jsonl"].function(Record(record["all"]))
+"""
+
+
+@pytest.mark.parametrize("name", ["jsonl", "prime-rl", "own"])
+@pytest.mark.parametrize("keeps_model", [True, False])
+def test_tokens_and_logprobs_that_no_model_gives_are_refused_alone(
+    root: Root, bring_in: Import, tmp_path: Path, name: str, keeps_model: bool
+) -> None:
+    if keeps_model:
+        remember_model(root)
+    most = (vocabulary_of(root) or 2**31) - 1
+    bad_tokens = [-1, 2**31, 2**63, 10**30, *([1_000_000, most + 1] if keeps_model else [])]
+    bad_logprobs = [5.0, 1e308, -1e308, -9999.0, float("inf")]
+    if name != "prime-rl":  # where NaN says that there is none
+        bad_logprobs.append(float("nan"))
+    make = {"jsonl": jsonl_row, "prime-rl": prime_rl_row, "own": own_row}[name]
+    records = [make([4, token], [-0.5, -1.0]) for token in bad_tokens]
+    records += [make([4, 5], [-0.5, logprob]) for logprob in bad_logprobs]
+    records += [make([4, most if keeps_model else 1_000_000], [-0.5, -1.0])]
+    (tmp_path / "own.py").write_text(OWN_FORMAT)
+    fmt = f"{tmp_path}/own.py:own" if name == "own" else name
+    path = tmp_path / "rows.jsonl"
+    if name == "prime-rl":
+        path = peers.write_prime_rl(tmp_path, records)
+    else:
+        peers.write_lines(path, records)
+    report = bring_in(path, fmt)
+    assert [refusal.line for refusal in report.refused] == list(range(1, len(records)))
+    [row] = rollouts_of(root)
+    assert row.response_tokens[-1] == (most if keeps_model else 1_000_000)
+
+
+def test_text_in_a_tokenizer_of_more_tokens_than_the_model_has_is_refused(
+    root: Root, tmp_path: Path, model_folder: str
+) -> None:
+    remember_model(root)
+    tokenizer = load_tokenizer(model_folder)
+    tokenizer.add_tokens([f"beyond{number}" for number in range(100)])
+    assert len(tokenizer) > vocabulary_of(root)
+    path = peers.write_verl(tmp_path, [peers.verl_record("beyond99", 1.0), peers.verl_record("cc", 1.0)])
+    report = import_file(
+        root, str(path), load_format("verl"), env_name="verl", tokenizer="more", get_tokenizer=lambda: tokenizer
+    )
+    [refusal] = report.refused
+    assert f"wanted a token id from 0 to {vocabulary_of(root) - 1}" in refusal.reason

@@ -39,6 +39,8 @@ def test_steps_are_plotted_with_their_numbers(trained: Root) -> None:
     text = shown(trained)
     # The step used groups of mean 1/2 and 1/3, and dropped the four rollouts of the group without variance.
     assert "reward 0.4167 0.4167 0.4167 0.4167 0.4167" in text
+    assert re.search("Reward mean of [^ ]+ [^ ]+ considered rollouts, dropped ones too", text)
+    assert re.search("Response length tokens, mean of [^ ]+ [^ ]+ used rollouts", text)
     assert "used 8 8 8 8 8 dropped by drop_zero_variance_groups 4 4 4 4 4" in text
     assert "drop_zero_variance_groups 4 33.3%" in text
     assert "Not measured in this run: KL to the reference model" in text
@@ -93,10 +95,11 @@ def test_evaluations_come_with_intervals_and_gains(root: Root, store_samples: St
     store_samples({f"e{number}": [0.0] for number in range(8)}, messages=says("what", "wrong"))
     store_samples({f"e{number}": [1.0] for number in range(8)}, version=3, messages=says("what", "right"))
     text = shown(root)
-    assert "0 addition mean_reward 0 0 to 0 0 8 0" in text
-    assert "3 addition mean_reward 1 1 to 1 0 8 0" in text
+    # Clopper-Pearson of 0 of 8 and of 8 of 8: 0.025 ** (1 / 8) = 0.6306
+    assert "0 addition mean_reward 0 0 to 0.369" in text
+    assert re.search(r"3 addition mean_reward 1 0\.63\d* to 1", text)
     # Eight of eight up: McNemar 2 / 2**8
-    assert "@3 addition mean_reward 0 1 1 1 to 1 0.0078 0.0078" in text
+    assert re.search(r"@3 addition mean_reward 0 1 1 0\.\d+ to 1 0\.0078 0\.0078", text)
     assert "8 pairs, 8 up and 0 down, McNemar&#39;s exact test" in text
     assert "+1 e0 user what baseline: 0 assistant wrong @3: 1 assistant right" in text
 

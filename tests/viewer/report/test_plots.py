@@ -47,7 +47,7 @@ def test_intervals_are_drawn_as_bars_and_lie_within_the_drawing() -> None:
     figure = draw("success", "", "version", [series])
     ((x, low, high),) = figure.lines[0].bars
     assert (x, low, high) == ("54.0", f"{HEIGHT - 22:.1f}", "8.0")
-    assert figure.rows == [["0", "0.5", "0", "1"], ["3", "0.75", "-", "-"]]
+    assert figure.rows == [["0", "0.5", "0", "1"], ["3", "0.75", *["cannot be estimated"] * 2]]
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 7e-9, 1e12])

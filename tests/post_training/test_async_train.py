@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from statistics import fmean
 
+import pytest
+
 import ludic
 from ludic.launch.demo import heldout_answers
 from ludic.store import Root, fetch_policy, latest_policy
@@ -16,6 +18,7 @@ def mean_reward(root: Root, versions: range) -> float:
     return reward
 
 
+@pytest.mark.timeout(900)  # a minute on two free cores
 def test_full_integration_moar_cats(tmp_path: Path) -> None:
     url = str(tmp_path / "run")
     demo = subprocess.run([sys.executable, "-m", "ludic", "demo", "--root", url], capture_output=True, text=True)

@@ -6,7 +6,7 @@ from typing import Any
 from strategies import make_batch
 
 from ludic.records import RolloutBatch
-from ludic.rollouts.metrics import call_metrics
+from ludic.rollouts.metrics import stream_metrics
 
 
 def batch_of(rewards: list[list[float | None]], **changes: Any) -> RolloutBatch:
@@ -20,7 +20,7 @@ def batch_of(rewards: list[list[float | None]], **changes: Any) -> RolloutBatch:
 
 
 def row_of(batch: RolloutBatch) -> dict[str, Any]:
-    (row,) = call_metrics(batch, wait_s=1.0, step_s=2.0)
+    (row,) = stream_metrics(batch, wait_s=1.0, step_s=2.0, policy_version=0)
     return row
 
 

@@ -1,0 +1,152 @@
+"""Budget of open groups: as many as keep engines full, few enough that their rollouts do not get too old.
+
+Pure. A group is open from its start until a version is published that was trained on it. So open groups are those that
+workers sample, those that nobody has read yet, those that are ready, and those in steps whose weights are not out. A
+worker starts a group while there are fewer than the budget (`LatestPolicy.num_allowed`).
+
+With G groups a version and N open groups, a rollout is N / G versions old on average when it is used, since groups are
+used in about the order in which they are started; long answers get older.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+import pyarrow as pa
+
+from ludic.store import LatestPolicy, RunConfig
+from ludic.store.files import slot_of
+
+PATIENCE_S = 10.0
+"""Seconds without arrivals after which the budget is raised although groups are open; doubles each time. So no run ends
+because groups are lost that workers count as open, such as those in a file that can't be read."""
+_FORGOTTEN_VERSIONS = 64
+"""Versions without an arrival after which a worker is left out of LATEST."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was read of a slot's newest life."""
+
+    worker_id: str
+    sequence: int
+    version: int
+    """Version that was the newest at the last arrival."""
+
+
+class Budget:
+    """The budget, and what LATEST says beside it."""
+
+    def __init__(self, run: RunConfig, max_off_policy_steps: int | None, attempt_id: int = 0) -> None:
+        """max_off_policy_steps: in versions; None drops no rollouts."""
+        self._run, self._max_age, self._attempt_id = run, max_off_policy_steps, attempt_id
+        self._least, self._most = run.budget_bounds(max_off_policy_steps)
+        self._size, self._raised_by = self._least, 0
+        self._seen: dict[int | None, _Seen] = {}
+        """By slot: lives of one slot are one worker, of which the newest counts."""
+        self._num_ready = 0
+        self._planned_step = self._published_step = 0
+        self.told: LatestPolicy | None = None
+        """What workers were told last; None before the first version of this trainer."""
+        self._num_arrived = 0
+        """Groups that have arrived since."""
+        self._slowest_answer_s = self._idle_s = self._raised_at_s = 0.0
+        self._patience_s = PATIENCE_S
+        self.version = -1
+        """Newest version; -1 before the first one of this trainer."""
+
+    def begin(self, num_ready_groups: int) -> None:
+        """Note the groups that an earlier trainer left, read and not planned."""
+        self._num_ready = num_ready_groups
+
+    def note_arrivals(self, rows: pa.Table, num_ready_groups: int) -> None:
+        """Count new rows as read. rows: columns worker_id, sequence and group_id. num_ready_groups: with these."""
+        self._num_ready = num_ready_groups
+        self._num_arrived += len(rows["group_id"].unique())
+        self._slowest_answer_s = max(self._slowest_answer_s, self._idle_s - self._raised_at_s)
+        self._idle_s = self._raised_at_s = 0.0
+        # Three times the longest wait for an arrival, from the last arrival or raise: an answer of a large model may
+        # take minutes.
+        self._patience_s = max(PATIENCE_S, 3 * self._slowest_answer_s)
+        for row in rows.group_by("worker_id").aggregate([("sequence", "max")]).to_pylist():
+            worker_id, sequence = row["worker_id"], row["sequence_max"]
+            seen = self._seen.get(slot_of(worker_id))
+            if seen is None or seen.worker_id != worker_id:
+                self._seen[slot_of(worker_id)] = _Seen(worker_id, sequence, self.version)
+            else:
+                seen.sequence, seen.version = max(seen.sequence, sequence), self.version
+
+    def on_publish(self, version: int, step: int) -> None:
+        """Note a new version, with the weights of a step.
+
+        If the next step is not planned by then, the trainer waits for rollouts: the budget grows. If it is, and the
+        step after could be planned too, the budget shrinks.
+        """
+        if self.version >= 0 and self._planned_step <= step:
+            self._size = min(2 * self._size, self._most)
+        elif self._num_ready >= self._run.groups_per_batch:
+            self._size = max(self._size - self._run.groups_per_batch, self._least)
+        self.version, self._published_step = version, step
+        self._planned_step = max(self._planned_step, step)
+        forgotten = version - _FORGOTTEN_VERSIONS
+        self._seen = {slot: seen for slot, seen in self._seen.items() if seen.version > forgotten}
+
+    def on_plan(self, step: int, num_ready_groups: int) -> None:
+        """Note that a step is planned, and the groups that are left for the steps after it."""
+        self._planned_step, self._num_ready, self._raised_by = step, num_ready_groups, 0
+
+    def on_wait(self, num_ready_groups: int, num_missing_groups: int, idle_s: float) -> None:
+        """Note that the next step waits. num_ready_groups: of those read, how many its batch could use.
+
+        Groups that filters drop are not ready, so workers sample others instead.
+        """
+        self._num_ready, self._idle_s = num_ready_groups, idle_s
+        if idle_s >= self._patience_s:
+            # One live worker alone must be able to end the wait. Patience doubles, so that a slow worker's budget does
+            # not grow without bound.
+            self._raised_at_s, self._patience_s = idle_s, 2 * idle_s
+            self._raised_by += num_missing_groups * self._num_workers
+
+    @property
+    def has_room(self) -> bool:
+        """Whether workers would start groups that they do not start by what they were told.
+
+        They know of each group that it is open until they are told otherwise, as of those that filters drop.
+        """
+        if self.told is None:
+            return True
+        return self._budget > (self.told.budget or 0) or self._num_counted < self.told.num_ready + self._num_arrived
+
+    def tell(self) -> LatestPolicy:
+        """Return what to tell workers now."""
+        self._num_arrived = 0
+        self.told = LatestPolicy(
+            version=self.version,
+            budget=self._budget,
+            num_workers=self._num_workers,
+            num_ready=self._num_counted,
+            oldest_version=max(0, self.version - self._max_age) if self._max_age is not None else 0,
+            seen={seen.worker_id: seen.sequence for seen in self._seen.values()},
+            attempt_id=self._attempt_id,
+            planned_step=self._planned_step,
+        )
+        return self.told
+
+    @property
+    def _budget(self) -> int:
+        return self._size + self._raised_by
+
+    @property
+    def _num_counted(self) -> int:
+        """Groups that are ready, and those in steps whose weights are not published."""
+        return self._num_ready + (self._planned_step - self._published_step) * self._run.groups_per_batch
+
+    @property
+    def _num_workers(self) -> int:
+        """Number of workers that delivered lately; until there is a history, run.json's number.
+
+        Lately is twice the time that a group is open on average, in versions: of many workers with long answers few
+        deliver in each version.
+        """
+        oldest = self.version - max(2, ceil(2 * self._size / self._run.groups_per_version))
+        recent = sum(seen.version >= oldest for seen in self._seen.values())
+        return recent if recent and self._published_step >= 3 * self._run.steps_per_version else self._run.num_workers

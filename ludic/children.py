@@ -1,0 +1,80 @@
+"""Start Python processes that import no module from the working directory; no other module starts a process.
+
+The working directory may be another user's root, or any folder with a file torch.py in it. `python -m` looks there
+first for modules. So each process gets the flag -P, and PYTHONSAFEPATH in its environment for the processes that it
+starts in turn, such as the ranks of torchrun and the children of multiprocessing.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+SAFE_ENVIRONMENT = MappingProxyType({"PYTHONSAFEPATH": "1"})
+"""Environment variables of every process that ludic starts."""
+_SAFE_FLAG = "-P"
+_PR_SET_PDEATHSIG = 1
+
+
+def python_words(args: Sequence[str], python: str = sys.executable) -> list[str]:
+    """Return the words of `python ARGS`; python: the program, such as "python" on another machine."""
+    return [python, _SAFE_FLAG, *args]
+
+
+def start_python(
+    args: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
+) -> "subprocess.Popen[bytes]":
+    """Start `python ARGS`. environment: all variables of it; None gives those of this process. options: of Popen."""
+    return subprocess.Popen(python_words(args), env=_safe(environment), **options)
+
+
+async def start_python_in_loop(
+    args: Sequence[str], *, environment: Mapping[str, str] | None = None, **options: Any
+) -> "Process":
+    """Start `python ARGS` as `start_python` does, in the running event loop."""
+    import asyncio  # `ludic --help` answers at once
+
+    return await asyncio.create_subprocess_exec(*python_words(args), env=_safe(environment), **options)
+
+
+def become_python(args: Sequence[str], *, environment: Mapping[str, str] | None = None) -> NoReturn:
+    """Replace this process by `python ARGS`."""
+    os.execve(sys.executable, python_words(args), _safe(environment))
+
+
+def shell_command(args: Sequence[str]) -> str:
+    """Return the command for a shell of this machine that becomes `python ARGS`, for a library that starts it."""
+    variables = " ".join(f"{name}={value}" for name, value in SAFE_ENVIRONMENT.items())
+    return f"{variables} exec {shlex.join(python_words(args))}"
+
+
+def protect_children_of_libraries() -> None:
+    """Let the processes that libraries start here, such as vLLM's, be safe too, by this process's environment."""
+    os.environ.update(SAFE_ENVIRONMENT)
+
+
+def signal_when_parent_ends(number: int) -> None:
+    """Let the kernel signal this process when the thread that started it ends. Linux only."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends. Linux only."""
+    parent = os.getppid()
+    signal_when_parent_ends(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _safe(environment: Mapping[str, str] | None) -> dict[str, str]:
+    return {**(os.environ if environment is None else environment), **SAFE_ENVIRONMENT}

@@ -1,0 +1,189 @@
+"""Mask secrets in texts that leave the process: errors, logs, stored failures.
+
+Known secrets are the values of `VARIABLES` and those that `keep_secret` was given. `mask` finds them, and parts of
+them, in the forms that servers and programs write: as they are; with the escapes of JSON (\\/, \\u0041, also of JSON
+within JSON), repr, percent-encoding and HTML; in base64 of both alphabets, at each of three alignments; in hexadecimal.
+Secrets that are not known are found by what stands around them, such as `Bearer ` or user and password in a URL.
+
+A text is masked before it is cut or quoted: half a secret is not found by its whole. A server that means to hide the
+secret from us, for example reversed, can do so.
+"""
+
+import base64
+import html
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Set
+from functools import lru_cache
+from typing import Any
+
+MASK = "***"
+SERVER_LOGIN = "LUDIC_SERVER_LOGIN"
+"""Environment variable: user:password of the vLLM servers, or of the proxy before them."""
+VARIABLES = (
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AZURE_STORAGE_ACCOUNT_KEY",
+    "AZURE_STORAGE_CONNECTION_STRING",
+    "AZURE_STORAGE_KEY",
+    "AZURE_STORAGE_SAS_TOKEN",
+    "HF_TOKEN",
+    SERVER_LOGIN,
+    "VLLM_API_KEY",
+    "WANDB_API_KEY",
+)
+"""Environment variables whose values are masked, if they have at least `_SHORTEST_VARIABLE` characters."""
+SECRET_NAME = re.compile(r"key|token$|secret|passw|credential", re.IGNORECASE)
+"""Matches the name of a setting that is likely to be a secret."""
+
+_SHORTEST, _SHORTEST_VARIABLE = 4, 8
+"""Characters of the shortest secrets; a shorter one would hide ordinary words and protects nothing."""
+_SHORTEST_WITH_PARTS = 12
+"""A secret of fewer characters is found as a whole only: its parts may be ordinary words."""
+
+_given: set[str] = set()
+
+_AROUND = re.compile(
+    r"(?i)\b(?:AKIA|ASIA)[A-Z0-9]{8,}\b"
+    r"|(?<=://)[^/@\s]+(?=@)"
+    r"|(?<=://)[^/?#:@\s'\"]*:(?!\d*(?:[/?#\s]|$))[^@\s'\"]*(?=@)"
+    r"|(?<=Bearer )[^\s'\"<>]+"
+    r"|(?<=[?&;\s])(?:[\w-]*(?:signature|credential|secret|token|accesskeyid|accountkey|password)|sig)=[^&;\s'\"]+"
+)
+_ESCAPE = re.compile(
+    r"\\+u(?P<pair>[dD][89abAB][0-9a-fA-F]{2}\\+u[dD][c-fC-F][0-9a-fA-F]{2})"
+    r"|\\+u(?P<code>[0-9a-fA-F]{4})"
+    r"|\\+U(?P<long>000[0-9a-fA-F]{5}|0010[0-9a-fA-F]{4})"
+    r"|(?:\\+x|%(?:25)*)(?P<byte>[0-9a-fA-F]{2})"
+    r"|(?P<entity>&(?:#\w{1,8}|\w{2,6});)"
+    r"|\\+(?P<plain>.)"
+    r"|(?P<other>[^\x00-\x7f])",
+    re.DOTALL,
+)
+_URL = re.compile(r"[A-Za-z][\w+.:-]*://")
+_USER_INFO = re.compile(r"://[^/?#]*@(?!\d+$)|://[^/?#:@]*:(?!\d*(?:[/?#]|$))[^@]*@")
+"""Matches a user, also if the password holds a slash; but not bucket@57, a version of a run."""
+_SECRET_IN_QUERY = re.compile(r"(?i)[?&#][^=&]*(sig|signature|credential|secret|token|key|password)=")
+_PLAIN_BASE64 = bytes.maketrans(b"-_", b"+/")
+
+
+def keep_secret(secret: str) -> str:
+    """Let `mask` hide a secret from now on; returns it."""
+    if len(secret) >= _SHORTEST:
+        _given.add(secret)
+    return secret
+
+
+def mask(text: str) -> str:
+    """Return the text with *** in the place of secrets."""
+    pieces, end = [], 0
+    for start, stop in _known(text):
+        pieces += [text[end:start], MASK]
+        end = stop
+    return _AROUND.sub(MASK, "".join([*pieces, text[end:]]))
+
+
+def has_secret(url: str) -> bool:
+    """Return whether a text is a URL with a user, a password or a key; other texts have none."""
+    return bool(_URL.match(url) and (_USER_INFO.search(url) or _SECRET_IN_QUERY.search(url)))
+
+
+def public_url(url: str) -> str:
+    """Return a URL without user, password, query and fragment. The last @ counts: a password may hold a slash."""
+    scheme, separator, rest = url.rpartition("://")
+    return f"{scheme}{separator}{re.split('[?#]', rest.rpartition('@')[2])[0]}"
+
+
+def secrets_of(values: Any, name: str = "") -> Iterator[str]:
+    """Yield the names of settings that hold a secret, by their own names, or as a URL. values: as for JSON."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            yield from secrets_of(value, str(key))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from secrets_of(value, name)
+    elif isinstance(values, str) and values and (SECRET_NAME.search(name) or has_secret(values)):
+        yield name
+
+
+def _secrets() -> frozenset[str]:
+    texts = [value for name in VARIABLES if len(value := os.environ.get(name, "").strip()) >= _SHORTEST_VARIABLE]
+    password = os.environ.get(SERVER_LOGIN, "").partition(":")[2]
+    return frozenset({*texts, *([password] if len(password) >= _SHORTEST else []), *_given})
+
+
+def _known(text: str) -> list[tuple[int, int]]:
+    """Return where known secrets and their parts begin and end, in order and without overlaps."""
+    parts = _parts(secrets) if (secrets := _secrets()) else ()
+    if not parts:
+        return []
+    data, starts, ends = _decode(text)
+    forms = {"plain": data, "base64": data.translate(_PLAIN_BASE64), "hex": data.lower()}
+    found: list[tuple[int, int]] = []
+    for form, size, wanted in parts:
+        searched = forms[form]
+        begins = [at for at in range(len(searched) - size + 1) if searched[at : at + size] in wanted]
+        found += [(starts[at], ends[at + size - 1]) for at in begins]
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(found):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+@lru_cache(maxsize=4)
+def _parts(secrets: frozenset[str]) -> tuple[tuple[str, int, Set[bytes]], ...]:
+    """Return the parts to look for, by form and size in bytes."""
+    found: dict[tuple[str, int], set[bytes]] = {}
+    for secret in secrets:
+        raw = secret.encode(errors="replace")
+        size = max(6, min(8, len(raw) // 2)) if len(raw) >= _SHORTEST_WITH_PARTS else len(raw)
+        for plain in (_decode(secret)[0], raw.replace(b"\\", b"")):  # which differ if it looks escaped, as 100%41 does
+            _add(found, "plain", plain, size)
+        _add(found, "hex", raw.hex().encode(), 2 * size)
+        for before in range(3):
+            code = base64.b64encode(b"\0" * before + raw)
+            # Without the characters that also depend on the bytes before and after.
+            _add(found, "base64", code[(8 * before + 5) // 6 : 8 * (before + len(raw)) // 6], max(4, size * 4 // 3 - 1))
+    return tuple((form, size, frozenset(wanted)) for (form, size), wanted in found.items())
+
+
+def _add(found: dict[tuple[str, int], set[bytes]], form: str, whole: bytes, size: int) -> None:
+    size = min(size, len(whole))
+    if size >= _SHORTEST:
+        found.setdefault((form, size), set()).update(whole[at : at + size] for at in range(len(whole) - size + 1))
+
+
+def _decode(text: str) -> tuple[bytes, list[int], list[int]]:
+    """Return a text without escapes, as UTF-8, and where each of its bytes begins and ends in the text.
+
+    Backslashes are left out, so that it does not matter how often they were escaped.
+    """
+    data, starts, ends, at = bytearray(), list[int](), list[int](), 0
+
+    def add(piece: bytes, begins: Iterable[int], stops: Iterable[int]) -> None:
+        data.extend(piece)
+        starts.extend(begins)
+        ends.extend(stops)
+
+    for match in _ESCAPE.finditer(text):
+        start, end = match.span()
+        add(text[at:start].encode(), range(at, start), range(at + 1, start + 1))
+        piece = _unescape(match)
+        add(piece, [start] * len(piece), [end] * len(piece))
+        at = end
+    add(text[at:].encode(), range(at, len(text)), range(at + 1, len(text) + 1))
+    return bytes(data), starts, ends
+
+
+def _unescape(match: re.Match[str]) -> bytes:
+    kind, found = match.lastgroup, match[match.lastgroup or 0]
+    if kind == "byte":
+        return bytes.fromhex(found)
+    if kind == "pair":
+        high, low = int(found[:4], 16), int(found[-4:], 16)
+        return chr(0x10000 + ((high - 0xD800) << 10) + (low - 0xDC00)).encode()
+    character = chr(int(found, 16)) if kind in ("code", "long") else html.unescape(found) if kind == "entity" else found
+    return character.encode(errors="replace")

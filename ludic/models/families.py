@@ -1,0 +1,250 @@
+"""Find out whether ludic computes a family of models as transformers does, before a large one is loaded.
+
+A way of running a model, such as packed sequences, is tried on a small random model of the same configuration: its
+logprobs must be those that transformers' plain attention gives for each sequence alone. So a family that is new, or
+changes with a release of transformers, needs no line in a list. A verdict costs about a second, once: it is kept in the
+user's cache folder, under a digest of the small configuration, the versions of torch and transformers, and ludic's own
+code. Raises ModelError, which names the family and what is wrong.
+"""
+
+import hashlib
+import json
+import logging
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from copy import deepcopy
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor
+from torch.nn.functional import softmax
+from torch.overrides import TorchFunctionMode
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ludic.errors import ModelError, one_line
+from ludic.models.architecture import load_config
+from ludic.models.shrinking import shrink
+from ludic.paths import cache_folder
+
+logger = logging.getLogger(__name__)
+
+TOLERANCE = 1e-4
+"""Nats; float32 rounds exact families to some 1e-6."""
+SEQUENCE_LENGTHS = (5, 23, 1, 14)
+"""Tokens of the sequences of a probe: around the windows of small models, and one without a neighbour before it."""
+NUM_TOKENS = 100
+"""Ids below this are plain tokens of every small model."""
+
+_MOST_PARAMETERS = 30_000_000
+"""A small model that is larger has sizes that `shrink` does not know; it would take seconds."""
+_CODE = ("models", "training", "engines")
+"""Folders of ludic whose code a verdict depends on."""
+
+Sampled = Sequence[tuple[np.ndarray, Sequence[float] | Tensor]]
+"""Sequences of token ids, each with the logprobs of its last tokens."""
+Run = Callable[[PreTrainedModel], Sampled]
+"""A way of running a model on sequences of plain tokens."""
+
+
+def check_family(folder: str, where: str, run: Run, *, attention: str | None, what: str) -> bool:
+    """Raise ModelError if `run` gives other logprobs than transformers for models of a folder's config.json.
+
+    Returns False if no small model could be made and judged; then `check_model` can judge the loaded one. where: the
+    model's name in errors. attention: attn_implementation of the model that is passed to `run`; None is transformers'
+    choice. what: begin of the error's reason, such as "packed sequences".
+    """
+    try:
+        config = load_config(folder)
+    except ModelError:
+        return True  # who loads the model says what is wrong with the folder
+    try:
+        small = shrink(config)
+    except Exception as error:  # every configuration checks its values in its own way
+        logger.debug("%s: no small %s could be made: %s", where, config.model_type, one_line(error))
+        return False
+    file = _verdict_file(small, attention, what)
+    verdict = _read(file)
+    if verdict is None:
+        verdict = {"problem": None, "is_known": True}
+        try:
+            verdict["problem"] = _problem(small, run, attention)
+        except _UnknownError as error:
+            logger.debug("%s: no small %s could be run: %s", where, config.model_type, error)
+            verdict["is_known"] = False
+        _keep(file, verdict)
+    if verdict["problem"]:
+        raise _refusal(config, where, what, f"in a small random model of this configuration, {verdict['problem']}")
+    return bool(verdict["is_known"])
+
+
+def check_model(model: PreTrainedModel, where: str, run: Run, *, what: str) -> None:
+    """Raise ModelError if `run` gives other logprobs than this model, with its own weights and dtype, by itself."""
+    tolerance = max(TOLERANCE, 16 * torch.finfo(model.dtype).eps)
+    attention = model.config._attn_implementation
+
+    def alone(tokens: np.ndarray) -> Tensor:
+        model.set_attn_implementation("eager")
+        return logprobs_alone(model, tokens)
+
+    with torch.no_grad():
+        try:
+            problem = _difference(model, run, alone, tolerance)
+        finally:
+            model.set_attn_implementation(attention)
+    if problem:
+        raise _refusal(model.config, where, what, problem)
+
+
+def _refusal(config: PreTrainedConfig, where: str, what: str, problem: str) -> ModelError:
+    return ModelError(f"{where}: ludic does not know how to run {config.model_type} models with {what}: {problem}")
+
+
+class _UnknownError(Exception):
+    """The small model does not run even by itself, so it tells nothing."""
+
+
+def _problem(small: PreTrainedConfig, run: Run, attention: str | None) -> str | None:
+    """Return what is wrong with a way of running a small model, None if nothing is. Raises _UnknownError.
+
+    Layers that run many times amplify rounding: what is wrong in float32 alone, and right in float64, is right.
+    """
+    problem = None
+    for dtype in (torch.float32, torch.float64):
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), _WholeSoftmax():
+            torch.manual_seed(0)
+            try:
+                plain = _small_model(small, dtype)
+            except _UnknownError:
+                if problem is None:
+                    raise
+                return problem  # some layers do not run in float64
+            try:
+                model = _make(small, dtype, attention)
+                model.eval().load_state_dict(plain.state_dict())
+            except Exception as error:
+                return f"{type(error).__name__}: {one_line(error)}"
+            found = _difference(model, run, partial(logprobs_alone, plain), TOLERANCE)
+        if found is None:
+            return None
+        problem = problem or found
+    return problem
+
+
+class _WholeSoftmax(TorchFunctionMode):
+    """Keeps softmaxes of float64 in float64.
+
+    Families that ask for float32 would turn a mask's numbers, the least of float64, into minus infinity, and a row of
+    padding into NaN.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if func is softmax and args and args[0].dtype == torch.float64:
+            options.pop("dtype", None)
+        return func(*args, **options)
+
+
+def _small_model(small: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Return a model with large random weights, which runs by itself. Raises _UnknownError."""
+    # Eager attention does all that a family's authors wrote, such as caps and sinks.
+    try:
+        with torch.device("meta"):
+            size = _make(small, dtype, "eager").num_parameters()
+        if size > _MOST_PARAMETERS:
+            raise _UnknownError(f"it has {size:,} parameters")
+        model = _make(small, dtype, "eager").eval()
+        _spread(model)
+        alone = [logprobs_alone(model, tokens) for tokens in probe_sequences()]
+    except Exception as error:
+        raise _UnknownError(one_line(error)) from error
+    if not all(logprobs.isfinite().all() for logprobs in alone):
+        raise _UnknownError("its logprobs are not finite")
+    return model
+
+
+def _make(small: PreTrainedConfig, dtype: torch.dtype, attention: str | None) -> PreTrainedModel:
+    # The grouped products of experts do not run in float64.
+    experts = {"experts_implementation": "eager"} if dtype == torch.float64 else {}
+    return AutoModelForCausalLM.from_config(deepcopy(small), dtype=dtype, attn_implementation=attention, **experts)
+
+
+def _difference(
+    model: PreTrainedModel, run: Run, alone: Callable[[np.ndarray], Tensor], tolerance: float
+) -> str | None:
+    try:
+        found = run(model)
+    except ModelError as error:
+        return str(error)
+    except Exception as error:  # what a model lacks shows as AttributeError, TypeError, KeyError, ...
+        return f"{type(error).__name__}: {one_line(error)}"
+    largest = 0.0
+    for tokens, logprobs in found:
+        given = torch.as_tensor(logprobs, dtype=torch.float64)
+        wanted = alone(tokens)[len(tokens) - 1 - len(given) :].double()
+        # A logprob that is not finite differs from every number.
+        largest = max(largest, (given - wanted).abs().nan_to_num(torch.inf).max().item())
+    if largest <= tolerance:
+        return None
+    return f"logprobs differ by up to {largest:.2g} nats from those of each sequence alone (wanted {tolerance:.0e})"
+
+
+def logprobs_alone(model: PreTrainedModel, tokens: np.ndarray) -> Tensor:
+    """Return the logprobs of all tokens but the first, (length - 1,), without cache, mask or neighbours."""
+    ids = torch.tensor(tokens, dtype=torch.int64, device=model.device)
+    logits = model(input_ids=ids[None], use_cache=False).logits[0, :-1]
+    logprobs = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+    return logprobs.gather(-1, ids[1:, None])[:, 0]
+
+
+def _spread(model: PreTrainedModel) -> None:
+    """Make every parameter matter: initial weights hide much, such as sinks that begin at 0, and caps of scores."""
+    for parameter in model.parameters():
+        noise = torch.randn_like(parameter)
+        if parameter.ndim < 2:
+            parameter.add_(noise, alpha=0.5)
+        else:
+            parameter.copy_(2 * noise / parameter.shape[-1] ** 0.5)
+
+
+def probe_sequences() -> list[np.ndarray]:
+    """Return the sequences of a probe, each (length + 1,) int32 plain tokens."""
+    numbers = np.random.default_rng(0)
+    return [numbers.integers(3, NUM_TOKENS, length + 1, dtype=np.int32) for length in SEQUENCE_LENGTHS]
+
+
+def _verdict_file(small: PreTrainedConfig, attention: str | None, what: str) -> Path:
+    versions = [transformers.__version__, torch.__version__, _code_digest()]
+    known = json.dumps(
+        [small.to_dict(), type(small).__module__, attention, what, versions], sort_keys=True, default=str
+    )
+    return cache_folder() / "families" / f"{small.model_type}-{hashlib.sha256(known.encode()).hexdigest()[:16]}.json"
+
+
+@cache
+def _code_digest() -> str:
+    package = Path(__file__).parents[1]
+    files = sorted(file for folder in _CODE for file in (package / folder).glob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _read(file: Path) -> dict[str, str | bool | None] | None:
+    """Return a kept verdict; None if there is none, or none that can be used."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        verdict = json.loads(file.read_text())
+        if isinstance(verdict["is_known"], bool) and isinstance(verdict["problem"], str | None):
+            return verdict
+    return None
+
+
+def _keep(file: Path, verdict: dict[str, str | bool | None]) -> None:
+    """Keep a verdict; without a folder that can be written, the next process judges again."""
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False) as new:
+            json.dump(verdict, new)
+        Path(new.name).replace(file)

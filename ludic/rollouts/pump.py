@@ -1,0 +1,317 @@
+"""Keep episodes going: one starts as soon as a slot is free, those of the group that began first before all others.
+
+Touches no files. A worker, an evaluation and `GroupSampler` put groups in, and take them out when they are complete.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ludic.agents import event_loop
+from ludic.agents.requests import EpisodeRequest
+from ludic.engines.config import EngineConfig
+from ludic.engines.engine import Completion, Engine, GenerationRequest
+from ludic.environments.limits import LimitedEnvironments
+from ludic.printable import storable
+from ludic.records import Rollout, RolloutGroup
+from ludic.schema.type_checks import find_misfits
+from ludic.waits import GRACE_S
+
+RunEpisode = Callable[[LimitedEnvironments, EpisodeRequest], Awaitable[Sequence[Rollout]]]
+"""Runs an episode and returns its rows, at least one."""
+
+_MOST_WAITING = 8
+"""Episodes that run at a time, as a multiple of the sequences that the engine decodes together: most of them may wait
+for their environments."""
+_SETTLED_S = 0.02
+"""Seconds after its start in which an episode counts as one that is about to ask the engine."""
+
+_episode: ContextVar["_Episode"] = ContextVar("episode")
+"""The episode whose task runs."""
+
+
+@dataclass(slots=True, eq=False)
+class _Group:
+    """A group that has begun."""
+
+    number: int
+    requests: Sequence[EpisodeRequest]
+    began_s: float
+    rows: dict[int, Sequence[Rollout]] = field(default_factory=dict)
+    """Rows of the episodes that have ended, by their index in the group."""
+
+
+@dataclass(slots=True, eq=False)
+class _Episode:
+    group: _Group
+    index: int
+    settles_s: float = 0.0
+    """Time until which it counts as asking the engine, if it has not done so yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A group whose episodes have all ended."""
+
+    number: int
+    """The number that it was started with."""
+    group: RolloutGroup
+    sampled_s: float
+    """Seconds since the group began."""
+    ended_s: float
+    """Time of the event loop when its last episode ended."""
+
+
+class Pump:
+    """Groups that have begun and are not complete. All methods belong to one event loop."""
+
+    def __init__(
+        self,
+        run_episode: RunEpisode,
+        environments: Mapping[str, LimitedEnvironments],
+        extra_columns: Mapping[str, str],
+        *,
+        in_flight: int | None = None,
+        calls: "EngineCalls | None" = None,
+    ) -> None:
+        """in_flight: episodes that run at a time. None: as many as keep the engine of `calls` full, whatever they wait
+        for; all at once without `calls`. extra_columns: the run's own columns; an episode with other values fails.
+        """
+        self._run_episode, self._environments, self._extra_columns = run_episode, environments, extra_columns
+        self._in_flight, self._calls = in_flight, calls
+        self._waiting: deque[_Episode] = deque()
+        self._running: dict[asyncio.Task[Any], _Episode] = {}
+        self._new: deque[_Episode] = deque()
+        """Episodes that may be about to ask the engine, in the order of their starts."""
+        self._finished: list[Finished] = []
+        self._num_open = 0
+        self._error: BaseException | None = None
+        self._changed = asyncio.Event()
+        self.is_paused = False
+        """Whether no further episode starts, though slots are free."""
+        if calls is not None:
+            calls.on_change = self.wake
+
+    @property
+    def num_open(self) -> int:
+        """Groups that have begun and are not complete."""
+        return self._num_open
+
+    @property
+    def num_running(self) -> int:
+        """Episodes that run."""
+        return len(self._running)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a further group would begin at once."""
+        return not self._waiting and not self.is_paused and self._free_slots() > 0
+
+    def start(self, number: int, requests: Sequence[EpisodeRequest]) -> None:
+        """Begin a group. requests: of its episodes, at least one. number: comes back when it is complete."""
+        group = _Group(number, requests, asyncio.get_running_loop().time())
+        self._num_open += 1
+        self._waiting.extend(_Episode(group, index) for index in range(len(requests)))
+        self._fill()
+
+    def wake(self) -> None:
+        """End the wait of `wait`, which then looks again."""
+        self._changed.set()
+
+    async def wait(self, timeout_s: float | None = None) -> list[Finished]:
+        """Wait until an episode or a call of the engine ends, or for a time; returns the groups completed since.
+
+        Raises what an episode raised: errors of the engine, which end everything.
+        """
+        self._fill()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), timeout_s)
+        self._changed.clear()
+        if self._error is not None:
+            raise self._error
+        self._fill()
+        finished, self._finished = self._finished, []
+        return finished
+
+    async def close(self) -> None:
+        """Give up all episodes that run."""
+        self._waiting.clear()
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running, timeout=GRACE_S)
+
+    def _free_slots(self) -> int:
+        if self._in_flight is not None:
+            return self._in_flight - len(self._running)
+        if self._calls is None:
+            return 1
+        now = asyncio.get_running_loop().time()
+        while self._new and self._new[0].settles_s <= now:
+            self._new.popleft()
+        free = self._calls.max_batch - self._calls.num_running - len(self._new)
+        return min(free, _MOST_WAITING * self._calls.max_batch - len(self._running))
+
+    def _fill(self) -> None:
+        """Start the episodes that wait while slots are free."""
+        started = False
+        while self._waiting and not self.is_paused and self._free_slots() > 0:
+            self._begin(self._waiting.popleft())
+            started = True
+        if started and self._in_flight is None and self._calls is not None:
+            asyncio.get_running_loop().call_later(_SETTLED_S, self.wake)
+
+    def _begin(self, episode: _Episode) -> None:
+        episode.settles_s = asyncio.get_running_loop().time() + _SETTLED_S
+        request = episode.group.requests[episode.index]
+        token = _episode.set(episode)
+        task = asyncio.ensure_future(self._run_episode(self._environments[request.env_name], request))
+        _episode.reset(token)
+        self._running[task] = episode
+        self._new.append(episode)
+        task.add_done_callback(self._end)
+
+    def _end(self, task: "asyncio.Task[Sequence[Rollout]]") -> None:
+        episode = self._running.pop(task)
+        episode.settles_s = 0.0
+        self.wake()
+        try:
+            if task.cancelled():
+                raise RuntimeError("an episode was cancelled")
+            self._add(episode, task.result())
+        except BaseException as error:  # raised by `wait`: an event loop only logs what a callback raises
+            self._error = self._error or error
+
+    def _add(self, episode: _Episode, rows: Sequence[Rollout]) -> None:
+        """Add the rows of an episode to its group, which may be complete then."""
+        group = episode.group
+        group.rows[episode.index] = rows
+        if len(group.rows) < len(group.requests):
+            return
+        self._num_open -= 1
+        now = asyncio.get_running_loop().time()
+        made = _group(group.requests[0], [group.rows[index] for index in range(len(group.rows))], self._extra_columns)
+        self._finished.append(Finished(number=group.number, group=made, sampled_s=now - group.began_s, ended_s=now))
+
+
+class EngineCalls(Engine):
+    """Passes everything on to an engine, counts the requests that it has, and notes when its first tokens came."""
+
+    name: str  # these come from the engine, through __getattr__
+    repeats_in_any_batch: bool
+    policy_version: int
+    max_length: int
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.max_batch = getattr(engine, "max_batch", EngineConfig().max_batch)
+        self.num_running = 0
+        """Requests that wait in the engine or are being decoded."""
+        self.first_tokens: dict[int, float] = {}
+        """Time, in seconds since 1970, of the first token by version. A version counts if a completion began with it.
+        """
+        self.on_change: Callable[[], None] = lambda: None
+        """Called in the event loop when a request has ended."""
+        self._may_begin = asyncio.Event()
+        self._may_begin.set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        if episode := _episode.get(None):
+            episode.settles_s = 0.0
+        await self._may_begin.wait()
+        self.num_running += 1
+        began = time.time()
+        try:
+            completion = await self._engine.generate(request)
+        finally:
+            self.num_running -= 1
+            self.on_change()
+        waited = completion.first_token_s
+        first = time.time() if waited is None else began + waited
+        version = completion.policy_version
+        self.first_tokens[version] = min(first, self.first_tokens.get(version, first))
+        return completion
+
+    def hold(self) -> None:
+        """Let further requests wait before they reach the engine, until `release`."""
+        self._may_begin.clear()
+
+    def release(self) -> None:
+        """Let the requests go on."""
+        self._may_begin.set()
+
+    def load_weights(self, folder: str, version: int) -> None:
+        self._engine.load_weights(folder, version)
+
+
+def sample_groups(
+    requests: Sequence[Sequence[EpisodeRequest]],
+    run_episode: RunEpisode,
+    environments: Mapping[str, LimitedEnvironments],
+    extra_columns: Mapping[str, str],
+) -> tuple[RolloutGroup, ...]:
+    """Sample all episodes at the same time, and return a group for each sequence of requests.
+
+    extra_columns: as of a Pump.
+    """
+    groups: dict[int, RolloutGroup] = {}
+
+    async def sample() -> None:  # returns nothing, since asyncio.run makes the repr of a result (Python 3.11)
+        pump = Pump(run_episode, environments, extra_columns)
+        for number, of_group in enumerate(requests):
+            pump.start(number, of_group)
+        while pump.num_open:
+            groups.update((finished.number, finished.group) for finished in await pump.wait())
+
+    event_loop.run(sample())
+    return tuple(groups[number] for number in range(len(requests)))
+
+
+def _group(
+    request: EpisodeRequest, episodes: Sequence[Sequence[Rollout]], extra_columns: Mapping[str, str]
+) -> RolloutGroup:
+    rollouts = [rollout for rows in _without_misfits(episodes, extra_columns) for rollout in rows]
+    return RolloutGroup(key=f"{request.env_name}/{request.example.example_id}", rollouts=tuple(rollouts))
+
+
+def _without_misfits(
+    episodes: Sequence[Sequence[Rollout]], extra_columns: Mapping[str, str]
+) -> Sequence[Sequence[Rollout]]:
+    """Fail the episodes with values that do not fit the schema; the store would refuse the batch of all."""
+    rows = [row for of_episode in episodes for row in of_episode]
+    errors = {rows[row].episode_id: f"{column} {found}" for row, column, found in find_misfits(rows, extra_columns)}
+    if not errors:
+        return episodes
+    return [
+        [_failed(row, errors[row.episode_id]) if row.episode_id in errors else row for row in of_episode]
+        for of_episode in episodes
+    ]
+
+
+def _failed(row: Rollout, error: str) -> Rollout:
+    """Return a row with an error, with its tokens, and without what a user's code gave."""
+    return replace(
+        row,
+        error=storable(error),
+        episode_reward=None,
+        reward_components={},
+        token_rewards=np.zeros(row.response_length, np.float32),
+        terminated=False,
+        truncated=False,
+        truncation_reason=None,
+        agent_steps=(),
+        environment_steps=(),
+        messages=(),
+        extra={},
+    )

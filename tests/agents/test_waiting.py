@@ -1,0 +1,439 @@
+"""Environments that wait: coroutines, and methods in the thread of their episode, by the path that a worker takes."""
+
+import asyncio
+import contextlib
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_models import hermes_call, scripted_agent
+
+from ludic.agents.agent import Agent
+from ludic.environments.environment import Example, Score, Transition, tool
+from ludic.environments.limits import LimitedEnvironments, TimeLimit
+from ludic.environments.registry import make_environment
+from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.errors import ConfigError
+from ludic.records import Message, Rollout
+from ludic.rollouts.sampler import GroupSampler, episodes_of_run
+from ludic.store import RunConfig
+
+EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="?"),))
+
+
+class Base:
+    """Ends at the first step with reward 1."""
+
+    def example(self, index: int, split: str) -> Example:
+        return EXAMPLE
+
+    def reset(self, example: Example) -> Any:
+        return example.messages
+
+    def step(self, action: str) -> Any:
+        return over(1.0)
+
+
+def over(reward: float) -> Transition:
+    return Transition(observation=None, reward=reward, terminated=True)
+
+
+def sample(
+    make: Any, agent: Agent, *, timeout_s: float | None = None, announce: Any = None, **run: Any
+) -> list[Rollout]:
+    """Rows of one group of episodes of an environment, with limits as in a worker."""
+    config = RunConfig(model="m", env=("own",), **({"group_size": 2, "max_tokens": 128} | run))
+    limited = LimitedEnvironments("own", make, TimeLimit(timeout_s=timeout_s, announce=announce))
+    sampler = GroupSampler(run=config, run_episode=episodes_of_run(config, agent), environments={"own": limited})
+    return list(sampler.sample([0], "worker").groups[0].rollouts)
+
+
+def rewards(rows: list[Rollout]) -> list[float | None]:
+    return [row.episode_reward for row in rows]
+
+
+def test_coroutines_are_awaited_side_by_side() -> None:
+    class Meets(Base):
+        """Each step waits for the other episode's, which blocking calls could not."""
+
+        both = asyncio.Barrier(2)
+
+        async def reset(self, example: Example) -> Any:
+            await asyncio.sleep(0)
+            return example.messages
+
+        async def step(self, action: str) -> Transition:
+            await self.both.wait()
+            return over(1.0)
+
+    assert rewards(sample(Meets, scripted_agent(["a", "b"]), timeout_s=10)) == [1.0, 1.0]
+
+
+def test_methods_in_threads_run_side_by_side() -> None:
+    class Meets(Base):
+        run_in = "thread"
+        both = threading.Barrier(2)
+
+        def step(self, action: str) -> Transition:
+            self.both.wait(timeout=10)
+            return over(1.0)
+
+    assert rewards(sample(Meets, scripted_agent(["a", "b"]), timeout_s=10)) == [1.0, 1.0]
+
+
+def test_an_environment_is_made_and_called_in_one_thread() -> None:
+    class Stateful(Base):
+        """A connection of SQLite works in the thread that made it only."""
+
+        run_in = "thread"
+
+        def __init__(self) -> None:
+            self.made_in = threading.get_ident()
+            self.table = sqlite3.connect(":memory:")
+
+        def reset(self, example: Example) -> Any:
+            self.table.execute("create table t as select 2.0 as reward")
+            return example.messages
+
+        def step(self, action: str) -> Transition:
+            assert threading.get_ident() == self.made_in != threading.main_thread().ident
+            return over(self.table.execute("select reward from t").fetchone()[0])
+
+    before = threads_of_episodes()
+    assert rewards(sample(Stateful, scripted_agent(["a", "b"]))) == [2.0, 2.0]
+    assert all_end(threads_of_episodes() - before)
+
+
+def threads_of_episodes() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "ludic-side"}
+
+
+def all_end(threads: set[threading.Thread]) -> bool:
+    """Whether all of these threads end within some seconds."""
+    for thread in threads:
+        thread.join(timeout=10)
+    return not any(thread.is_alive() for thread in threads)
+
+
+@pytest.mark.parametrize("run_in", ["loop", "thread"])
+def test_a_question_may_have_a_judge_that_is_awaited(run_in: str) -> None:
+    class Judged:
+        def example(self, index: int, split: str) -> Example:
+            return EXAMPLE
+
+        async def score(self, example: Example, answer: str) -> Score:
+            await asyncio.sleep(0.01)
+            return Score(reward=float(answer == "a"), components={"judge": 3.0})
+
+    Judged.run_in = run_in  # type: ignore[attr-defined]
+    judged = Judged()
+    rows = sample(lambda: SingleTurn(judged), scripted_agent(["a", "b"]))
+    assert sorted(map(str, rewards(rows))) == ["0.0", "1.0"]
+    assert rows[0].reward_components == {"judge": 3.0}
+
+
+def bad(**methods: Any) -> type[Base]:
+    """An environment whose first episode is bad, and whose other one is good."""
+    turn = iter(range(100))
+
+    class Bad(Base):
+        def __init__(self) -> None:
+            self.is_bad = next(turn) == 1  # number 0 gives the example
+
+        def step(self, action: str) -> Any:
+            return methods["step"](self) if self.is_bad else over(1.0)
+
+    Bad.run_in = methods.get("run_in", "loop")  # type: ignore[attr-defined]
+    return Bad
+
+
+async def awaits_for_ever(_: Any) -> None:
+    await asyncio.Event().wait()
+
+
+async def ignores_its_end(_: Any) -> None:
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(100)
+
+
+async def raises(_: Any) -> None:
+    raise KeyError("own")
+
+
+async def presses_ctrl_c(_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+async def exits(_: Any) -> None:
+    raise SystemExit(3)
+
+
+async def cancels_itself(_: Any) -> None:
+    raise asyncio.CancelledError
+
+
+async def returns_nothing(_: Any) -> None:
+    return None
+
+
+def loops(_: Any) -> None:
+    while True:
+        pass
+
+
+def swallows(_: Any) -> None:
+    while True:
+        try:
+            loops(None)
+        except Exception:
+            continue
+
+
+def sleeps(_: Any) -> None:
+    threading.Event().wait()
+
+
+def exits_in_thread(_: Any) -> None:
+    raise SystemExit(3)
+
+
+def presses_ctrl_c_in_thread(_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def stops(_: Any) -> None:
+    raise StopIteration("own")
+
+
+IN_TIME = "environment own: step on example 'e' did not return within 0.3 s; --env-timeout-s sets the limit"
+
+
+@pytest.mark.parametrize(
+    ("step", "run_in", "error"),
+    [
+        (awaits_for_ever, "loop", IN_TIME),
+        (awaits_for_ever, "thread", IN_TIME),
+        (ignores_its_end, "loop", IN_TIME),
+        (raises, "loop", "KeyError: 'own'"),
+        (presses_ctrl_c, "loop", "KeyboardInterrupt was raised"),
+        (exits, "loop", r"sys.exit(3) was called"),
+        (cancels_itself, "loop", "step on example 'e' cancelled itself"),
+        (returns_nothing, "loop", "AttributeError"),
+        (loops, "thread", IN_TIME),
+        (swallows, "thread", IN_TIME),
+        (sleeps, "thread", IN_TIME),
+        (exits_in_thread, "thread", "sys.exit(3) was called"),
+        (presses_ctrl_c_in_thread, "thread", "KeyboardInterrupt was raised"),
+        (stops, "thread", "StopIteration"),
+    ],
+)
+def test_a_bad_step_fails_its_own_episode_only(step: Any, run_in: str, error: str) -> None:
+    rows = sample(bad(step=step, run_in=run_in), scripted_agent(["a", "b"]), timeout_s=0.3)
+    assert sorted(map(str, rewards(rows))) == ["1.0", "None"]
+    (failed,) = (row for row in rows if row.error)
+    assert error in str(failed.error)
+
+
+def test_a_loop_in_a_thread_is_interrupted() -> None:
+    before = threads_of_episodes()
+    sample(bad(step=loops, run_in="thread"), scripted_agent(["a", "b"]), timeout_s=0.3)
+    assert all_end(threads_of_episodes() - before)
+
+
+def test_a_thread_ends_with_the_time_of_its_episode() -> None:
+    class Loops(Base):
+        run_in = "thread"
+
+        def step(self, action: str) -> Transition:
+            loops(None)
+            raise AssertionError
+
+    before = threads_of_episodes()
+    config = RunConfig(model="m", env=("own",), group_size=1)
+    episodes = episodes_of_run(config, scripted_agent(["a"]), timeout_s=0.3)
+    sampler = GroupSampler(run=config, run_episode=episodes, environments={"own": LimitedEnvironments("own", Loops)})
+    (row,) = sampler.sample([0], "worker").groups[0].rollouts
+    assert (row.truncation_reason, row.error) == ("time_limit", None)
+    assert all_end(threads_of_episodes() - before)
+
+
+def test_a_constructor_in_a_thread_has_a_time_limit() -> None:
+    class Slow(Base):
+        run_in = "thread"
+        num_made = 0
+
+        def __init__(self) -> None:
+            Slow.num_made += 1
+            if Slow.num_made == 2:
+                loops(None)
+
+    rows = sample(Slow, scripted_agent(["a", "b"]), timeout_s=0.3)
+    assert sorted(map(str, rewards(rows))) == ["1.0", "None"]
+    assert any("own: its constructor did not return" in str(row.error) for row in rows)
+
+
+def test_calls_are_announced_until_their_end() -> None:
+    told: list[str] = []
+
+    def announce(call: str) -> Any:
+        told.append(call)
+        return lambda: told.append(f"-{call}")
+
+    class Waits(Base):
+        async def step(self, action: str) -> Transition:
+            await asyncio.sleep(0.01)
+            return over(1.0)
+
+    sample(Waits, scripted_agent(["a"]), timeout_s=10, announce=announce, group_size=1)
+    step = "environment own: step on example 'e'"
+    # The call that makes the coroutine, and the coroutine itself.
+    assert [call for call in told if call.endswith(step)] == [step, f"-{step}", step, f"-{step}"]
+    assert all(told.count(call) == told.count(f"-{call}") for call in told if not call.startswith("-"))
+
+
+def test_a_wrong_run_in_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "class Own:\n    run_in = 'process'\n    def example(self, i, s): ...\n    def score(self, e, a): ...\n"
+    )
+    with pytest.raises(ConfigError, match=r"own.py:Own: its run_in is 'process', wanted 'loop' or 'thread'"):
+        make_environment(f"{file}:Own")
+
+
+# --- What a protocol and tools see --------------------------------------------------------------------------------
+
+
+def test_a_limit_of_steps_that_reset_sets_counts() -> None:
+    class Limited(Base):
+        def reset(self, example: Example) -> Any:
+            self.max_steps = 2
+            return example.messages
+
+        def step(self, action: str) -> Transition:
+            return Transition(observation="more", reward=1.0, terminated=False)
+
+    rows = sample(Limited, scripted_agent(["a"] * 4))
+    assert [(row.truncation_reason, row.episode_reward) for row in rows] == [("max_steps", 2.0)] * 2
+
+
+OWN = """\
+from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.toolbox import Toolbox
+
+
+async def with_state(play):
+    def secret() -> str:
+        "Tell the secret of this episode."
+        return play.environment.secret
+
+    player = play.join(messages=await play.reset())
+    player.external = Toolbox([function_tool(secret)])
+    player.take(await play.step(await player.act()))
+"""
+
+
+@pytest.mark.parametrize("is_question", [False, True])
+def test_a_protocol_reaches_the_users_environment(is_question: bool, tmp_path: Path) -> None:
+    class Secretive(Base):
+        secret = "cat"
+
+        def score(self, example: Example, answer: str) -> Score:
+            return Score(reward=float(answer == "cat"))
+
+        def step(self, action: str) -> Transition:
+            return over(float(action == "cat"))
+
+    (tmp_path / "own.py").write_text(OWN)
+    make = (lambda: SingleTurn(Secretive())) if is_question else Secretive
+    agent = scripted_agent([hermes_call("secret"), "cat"])
+    (row,) = sample(make, agent, group_size=1, protocol=f"{tmp_path}/own.py:with_state", timeout_s=10)
+    assert (row.error, row.episode_reward) == (None, 1.0)
+    assert [call.result for step in row.agent_steps for call in step.tool_calls] == ["cat"]
+
+
+class Maze(Base):
+    """Two tools over the state of an episode, and a judge that is awaited."""
+
+    def reset(self, example: Example) -> Any:
+        self.place, self.seen = 0, []
+        return example.messages
+
+    @tool
+    def look(self) -> str:
+        """Tell where you are."""
+        self.seen.append(self.place)
+        return f"place {self.place}"
+
+    @tool
+    async def walk(self, steps: int) -> dict[str, int]:
+        """Walk on.
+
+        Args:
+            steps: How far.
+        """
+        await asyncio.sleep(0)
+        self.place += steps
+        return {"place": self.place}
+
+    async def step(self, action: str) -> Transition:
+        await asyncio.sleep(0)
+        return over(float(self.place == 3 and self.seen == [3]))
+
+
+@pytest.mark.parametrize("run_in", ["loop", "thread"])
+def test_tools_of_an_environment_are_bound_to_the_episode(run_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Maze, "run_in", run_in, raising=False)
+    agent = scripted_agent([hermes_call("walk", steps=3), hermes_call("look"), "done"])
+    (row,) = sample(Maze, agent, group_size=1, timeout_s=10)
+    calls = [call for step in row.agent_steps for call in step.tool_calls]
+    assert [(call.name, call.result, call.error) for call in calls] == [
+        ("walk", '{"place": 3}', None),
+        ("look", "place 3", None),
+    ]
+    assert [step.action_target for step in row.agent_steps] == ["external", "external", "env"]
+    assert row.episode_reward == 1.0
+
+
+def test_a_mistake_in_a_call_of_an_environments_tool_is_told_to_the_model() -> None:
+    agent = scripted_agent([hermes_call("walk", steps="far"), hermes_call("run"), "done"])
+    (row,) = sample(Maze, agent, group_size=1)
+    wrong, unknown = (call.error for step in row.agent_steps for call in step.tool_calls)
+    assert "steps" in str(wrong)
+    assert "integer" in str(wrong)
+    assert "there is no tool 'run'" in str(unknown)
+    assert "look, walk" in str(unknown)
+
+
+def test_a_tool_that_takes_too_long_ends_its_episode_only() -> None:
+    class Hangs(Maze):
+        run_in = "thread"
+
+        @tool
+        def look(self) -> str:
+            """Look for ever."""
+            return sleeps(None)  # type: ignore[return-value]
+
+    agent = scripted_agent([hermes_call("look"), "done"])
+    (row,) = sample(Hangs, agent, group_size=1, timeout_s=0.3)
+    ((call,),) = (step.tool_calls for step in row.agent_steps if step.tool_calls)
+    assert "look on example 'e' did not return within 0.3 s" in str(call.error)
+    assert "step on example 'e' was not called: environment own: look on example 'e' took too long" in str(row.error)
+
+
+def test_a_tool_of_the_run_with_the_same_name_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text('def look() -> str:\n    """Look."""\n    return "x"\n')
+    with pytest.raises(ConfigError, match="have a tool 'look' each; rename one"):
+        sample(Maze, scripted_agent(["done"]), group_size=1, tools=(f"{tmp_path}/tools.py:look",))
+
+
+def test_a_tool_without_hints_is_refused() -> None:
+    class Vague(Base):
+        @tool
+        def look(self, where):  # type: ignore[no-untyped-def]
+            """Look."""
+
+    with pytest.raises(ConfigError, match="tool look: no schema could be made"):
+        sample(Vague, scripted_agent(["done"]), group_size=1)

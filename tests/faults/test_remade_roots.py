@@ -1,0 +1,266 @@
+"""A root that was deleted, or made again, is not the run that a process opened: it stops, and writes nothing.
+
+The old run and the new one have the same URL, the same attempt 1, and the same slot 0.
+"""
+
+import ast
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from strategies import make_batch
+
+import ludic
+from ludic.errors import ReplacedRootError, SchemaError
+from ludic.launch.local import predecessor, worker_child
+from ludic.rollouts.worker import _PolicyFollower
+from ludic.schema import arrow_schema
+from ludic.store import (
+    LatestPolicy,
+    MetricsLog,
+    RolloutWriter,
+    Root,
+    check_not_fenced,
+    latest_policy,
+    point_latest,
+    publish_policy,
+    read_attempt,
+    start_attempt,
+    write_ledger,
+)
+from ludic.store import lease as leases
+from ludic.store.attempts import check_not_replaced, record_attempt
+from ludic.store.checkpoints import MARKER, CheckpointInfo, checkpoint_to_resume, prune_checkpoints
+from ludic.store.json_files import encode_json
+from ludic.store.lease import claim, held, read_lease
+from ludic.store.scores import ScoreLog
+from ludic.store.slots import claim_slot, held_slot, read_slot_claim
+from ludic.store.token_stats import TokenStatsLog, to_token_stats
+from ludic.training.publisher import Publisher
+
+Act = Callable[[], object]
+CHECKS = {"check_same_run", "check_claim", "check_not_replaced", "check_not_fenced", "_check_own"}
+"""The functions that compare what a process opened with what is stored now."""
+
+
+def remake(old: Root) -> Root:
+    """Delete a root and start another run in its place, which has a trainer, a worker and a published version."""
+    old.fs.rm(old.path, recursive=True)
+    new = Root.create(old.url, old.run)
+    start_attempt(new)
+    claim_slot(new, 0, "w0-new")
+    point_latest(new, LatestPolicy(version=0, budget=1))
+    return new
+
+
+def contents(root: Root) -> dict[str, bytes]:
+    found = (path for path in root.fs.find(root.path) if "/.tmp/" not in path)
+    return {path: root.fs.cat_file(path) for path in found}
+
+
+# What a process of the old run does after it began: each function prepares it, and returns what it then tries.
+
+
+def save(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def renewing(root: Root) -> Act:
+    return partial(leases._replace, root, claim(root, 0))
+
+
+def recording(root: Root) -> Act:
+    return partial(record_attempt, root, claim(root, 0), None, {})
+
+
+def checking(check: Callable[[Root, object], None], root: Root) -> Act:
+    return partial(check, root, start_attempt(root))
+
+
+def planning(root: Root) -> Act:
+    return partial(write_ledger, root, start_attempt(root), 1, arrow_schema("batches").empty_table())
+
+
+def publisher(root: Root, act: Callable[[Publisher], object]) -> Act:
+    """Of a trainer that has published version 0."""
+    made = Publisher(root, start_attempt(root), keep=None)
+    made.publish(save, step=0)
+    return partial(act, made)
+
+
+def asks(made: Publisher) -> None:
+    for _ in range(2):  # all groups asked for have to be there, or the wait to be long
+        made.note_wait(0, 10_000, 1e9, version=0)
+
+
+def writes(made: Publisher) -> None:
+    made._write(save, 1, 0)
+
+
+def following(root: Root) -> Act:
+    return _PolicyFollower(root, Path("unused"), None, {}, None).follow  # type: ignore[arg-type]
+
+
+def appending(root: Root, open_log: Callable[[Root], object], append: Callable[[object], None]) -> Act:
+    log = open_log(root)
+
+    def act() -> None:
+        append(log)
+        log.close()  # type: ignore[attr-defined]
+
+    return act
+
+
+A_SCORE = {"rollout_id": "r", "name": "score", "value": 1.0, "scorer_version": "0", "created_at": datetime.now(UTC)}
+
+
+def one_row_of_token_stats() -> pa.Table:
+    one = np.zeros(1, np.float32)
+    lists = {"trainer_logprobs": one, "entropy": one, "weight": one, "clipped": np.zeros(1, np.bool_)}
+    return to_token_stats(attempt_id=1, step=1, rollout_ids=["r"], lengths=np.ones(1, np.int32), **lists)
+
+
+ACTS: dict[str, Callable[[Root], Act]] = {
+    "launch.local._args": lambda root: worker_child(root, 0, {}, {}).args,
+    "launch.local.predecessor": lambda root: partial(predecessor, root),
+    "rollouts.worker._PolicyFollower.follow": following,
+    "store.attempts.check_not_fenced": partial(checking, check_not_fenced),
+    "store.attempts.check_not_replaced": partial(checking, check_not_replaced),
+    "store.attempts.record_attempt": recording,
+    "store.checkpoints.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
+    "store.lease._replace": renewing,
+    "store.lease.claim": lambda root: partial(claim, root, 0),
+    "store.ledger.write_ledger": planning,
+    "store.metrics.MetricsLog": lambda root: appending(
+        root, lambda root: MetricsLog(root, "train", "1"), lambda log: log.write(policy_version=0, step=1)
+    ),
+    "store.policies.latest_policy": lambda root: partial(latest_policy, root),
+    "store.policies.publish_policy": lambda root: partial(
+        publish_policy, root, save, step=0, attempt_id=0, parent_version=None, budget=0
+    ),
+    "store.scores.ScoreLog": lambda root: appending(
+        root, lambda root: ScoreLog(root, "judge"), lambda log: log.append(A_SCORE)
+    ),
+    "store.slots.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
+    "store.token_stats.TokenStatsLog": lambda root: appending(
+        root, lambda root: TokenStatsLog(root, 0), lambda log: log.append(one_row_of_token_stats)
+    ),
+    "store.writer.RolloutWriter": lambda root: appending(
+        root,
+        lambda root: RolloutWriter(root, "w0-old"),
+        lambda writer: writer.append(make_batch(worker_id="w0-old", num_groups=1)),
+    ),
+    "training.publisher.Publisher._write": lambda root: publisher(root, writes),
+    "training.publisher.Publisher.note_wait": lambda root: publisher(root, asks),
+    "training.publisher.Publisher.begin": lambda root: publisher(
+        root, lambda made: made.begin(save, step=0, num_ready_groups=0)
+    ),
+    "training.publisher.Publisher.mend_latest": lambda root: publisher(root, Publisher.mend_latest),
+    "training.publisher.Publisher.start": lambda root: publisher(root, lambda made: made.start(save, step=1)),
+}
+READS = {"store.policies.latest_policy", "rollouts.worker._PolicyFollower.follow"}
+"""Functions that compare only what they read; where nothing is, they find nothing."""
+ELSEWHERE = {
+    "store.background.BackgroundAppender._write": "by every class that has an appender, above",
+    "store.lease.check_claim": "by `renewing`, `recording` and `checking`, above",
+    "store.slots.held_slot": "by test_the_end_of_a_worker..., which raises nothing",
+    "training.trainer._Trainer._own_attempt": "by tests/integration/test_remade_root.py, with real processes",
+    "training.trainer._Trainer._write": "by test_a_checkpoint...",
+}
+"""Functions that compare, and that another test tries."""
+
+
+def comparing_functions() -> Iterator[str]:
+    """Functions of ludic that call one of CHECKS, and classes that append through a BackgroundAppender."""
+    package = Path(inspect.getfile(ludic)).parent
+    for file in package.rglob("*.py"):
+        module, text = ".".join(file.relative_to(package).with_suffix("").parts), file.read_text()
+        for node in ast.parse(text).body if any(name in text for name in (*CHECKS, "BackgroundAppender")) else ():
+            if isinstance(node, ast.ClassDef):
+                if "BackgroundAppender" in called(node):
+                    yield f"{module}.{node.name}"
+                functions = [
+                    (f"{node.name}.{part.name}", part) for part in node.body if isinstance(part, ast.FunctionDef)
+                ]
+            else:
+                functions = [(node.name, node)] if isinstance(node, ast.FunctionDef) else []
+            for name, function in functions:
+                if CHECKS & called(function):
+                    yield f"{module}.{name}"
+
+
+def called(node: ast.AST) -> set[str]:
+    """Names that occur in a part of the code, whether they are called there or passed on."""
+    names = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+    return names | {part.attr for part in ast.walk(node) if isinstance(part, ast.Attribute)}
+
+
+def test_every_function_that_compares_is_tried():
+    assert sorted(comparing_functions()) == sorted(ACTS.keys() | ELSEWHERE.keys())
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_a_process_of_the_old_run_leaves_the_new_one_as_it_is(root, name):
+    act = ACTS[name](root)
+    before = contents(remake(root))
+    with pytest.raises(ReplacedRootError, match="was deleted and made again"):
+        act()
+    assert contents(root) == before
+
+
+@pytest.mark.parametrize("name", sorted(ACTS.keys() - READS))
+def test_a_process_does_not_bring_a_deleted_root_back(tmp_path, run_config, name):
+    root = Root.create(str(tmp_path / "run"), run_config)
+    act = ACTS[name](root)
+    root.fs.rm(root.path, recursive=True)
+    with pytest.raises(ReplacedRootError, match="was deleted"):
+        act()
+    assert contents(root) == {}
+
+
+def test_a_lease_that_another_trainer_holds_is_not_renewed_or_released(root, caplog):
+    fenced = threading.Event()
+    with held(root, claim(root, 0, lease_s=2.4), on_fenced=fenced.set, also=lambda: None):
+        new = remake(root)
+        before = contents(new)
+        assert fenced.wait(60)
+    assert "was deleted and made again: attempt 1 is of" in caplog.text
+    assert contents(new) == before
+    assert read_lease(new, 1).claim_id == read_attempt(new, 1).claim_id
+
+
+def test_a_damaged_lease_is_renewed_by_its_owner(root):
+    with held(root, claim(root, 0, lease_s=0.3), on_fenced=lambda: None, also=lambda: None):
+        root.put("attempts/1.lease", b"{")
+    assert read_lease(root, 1).released
+
+
+def test_the_end_of_a_worker_does_not_touch_the_claim_of_another(root):
+    with held_slot(root, 0, "w0-old"):
+        before = contents(remake(root))
+    assert contents(root) == before
+    assert read_slot_claim(root, 0, 1).worker_id == "w0-new"
+
+
+def test_latest_of_a_run_that_is_gone_is_no_version_of_this_one(root):
+    old_id, new = root.run_id, remake(root)
+    new.put("policies/LATEST", encode_json({"version": 7, "groups_per_worker": 9, "run_id": old_id}))
+    with pytest.raises(SchemaError, match=f"is of run {old_id}, wanted {new.run_id}; a trainer mends it"):
+        latest_policy(new)
+
+
+def test_a_checkpoint_of_a_run_that_is_gone_is_passed_over(root, caplog):
+    """A trainer puts the marker right after it compared; if the root is remade in between, the marker is there."""
+    old_id, new = root.run_id, remake(root)
+    facts = {"policy_version": 0, "cursor": {}, "config": {}, "num_ranks": 1}
+    for step, run_id in ((7, old_id), (3, new.run_id), (2, None)):
+        info = CheckpointInfo(attempt_id=1, step=step, run_id=run_id, **facts)
+        new.put(f"{info.name}/{MARKER}", info.to_json())
+    assert checkpoint_to_resume(new, read_attempt(new, 1)).step == 3
+    assert f"checkpoints/attempt=1/step=7 is of run {old_id}, which was deleted here" in caplog.text

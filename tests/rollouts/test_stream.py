@@ -1,0 +1,168 @@
+"""A worker's stream: weights change under what is sampled, as the settings say, and stopping finishes or gives up."""
+
+import asyncio
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny_models import committed_rows, publish
+
+from ludic.engines.engine import Completion, GenerationRequest
+from ludic.records import WeightSpan
+from ludic.rollouts.config import WorkerConfig
+from ludic.rollouts.worker import run_worker
+from ludic.store import Root, RunConfig
+
+TOKENS = 8
+ENVIRONMENT = """
+from ludic.environments.environment import Example, Transition
+from ludic.records import Message
+
+
+class Twice:
+    def example(self, index, split):
+        return Example(example_id=str(index), messages=(Message(role="user", content="what is 2"),))
+
+    def reset(self, example):
+        self.num_steps = 0
+        return example.messages
+
+    def step(self, action):
+        self.num_steps += 1
+        return Transition(observation="what is 2", reward=1.0, terminated=self.num_steps == 2)
+"""
+
+
+class SlowEngine:
+    """Takes 5 to 15 ms a token, the same for all tokens of a completion, so that completions end at different times."""
+
+    name, repeats_in_any_batch, max_length, max_batch = "slow 1", True, 10_000, 8
+
+    def __init__(self, version: int) -> None:
+        self.policy_version = version
+        self.num_running = self.most_running = 0
+
+    async def generate(self, request: GenerationRequest) -> Completion:
+        versions: list[int] = []
+        self.num_running += 1
+        self.most_running = max(self.most_running, self.num_running)
+        token_s = random.Random(request.seed).uniform(0.005, 0.015)
+        for _ in range(TOKENS):
+            versions.append(self.policy_version)
+            await asyncio.sleep(token_s)
+        self.num_running -= 1
+        starts = [index for index in range(TOKENS) if index == 0 or versions[index] != versions[index - 1]]
+        ends = [*starts[1:], TOKENS]
+        return Completion(
+            tokens=np.full(TOKENS, 1, np.int32),
+            logprobs=np.full(TOKENS, -1.0, np.float32),
+            finish_reason="length",
+            weight_versions=tuple(
+                WeightSpan(version=versions[start], start=start, end=end)
+                for start, end in zip(starts, ends, strict=True)
+            ),
+        )
+
+    def load_weights(self, folder: str, version: int) -> None:
+        self.policy_version = version
+
+
+@pytest.fixture
+def root(tmp_path: Path, folder: str) -> Root:
+    (tmp_path / "twice.py").write_text(ENVIRONMENT)
+    run = RunConfig(
+        model=folder, env=(f"{tmp_path}/twice.py:Twice",), group_size=2, max_tokens=TOKENS, accept_incomplete=True
+    )
+    root = Root.create(str(tmp_path / "run"), run)
+    publish(root, folder, budget=10**6)
+    return root
+
+
+@contextmanager
+def working(root: Root, **settings: Any) -> Iterator[tuple[SlowEngine, Callable[[], int]]]:
+    """Give the engine, and a function that stops the worker and returns the number of groups that it committed."""
+    stop, engine = threading.Event(), SlowEngine(0)
+    config = WorkerConfig(**{"slot": 0, "in_flight": 8} | settings)
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(run_worker, root, config, lambda folder, version: engine, stop)
+
+        def end() -> int:
+            stop.set()
+            return worker.result()
+
+        try:
+            yield engine, end
+        finally:
+            end()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def versions(root: Root) -> list[list[int]]:
+    """The versions that sampled each row, in order."""
+    rows = committed_rows(root, "weight_versions", "policy_version")
+    return [[span["version"] for span in row["weight_versions"] or ()] or [row["policy_version"]] for row in rows]
+
+
+@pytest.mark.parametrize("swap", ["token", "completion", "episode"])
+def test_weights_change_between_tokens_completions_or_episodes(root: Root, folder: str, swap: str) -> None:
+    with working(root, swap=swap) as (engine, end):
+        wait_until(lambda: len(versions(root)) > 8)
+        for version in (1, 2, 3):
+            publish(root, folder, budget=10**6)
+            wait_until(lambda version=version: any(version in of_row for of_row in versions(root)))
+        end()
+    rows = committed_rows(root, "agent_steps", "policy_version", "policy_version_last", "weight_versions")
+    of_rows = versions(root)
+    assert all(of_row == sorted(of_row) for of_row in of_rows)
+    assert [(row["policy_version"], row["policy_version_last"]) for row in rows] == [
+        (of_row[0], of_row[-1]) for of_row in of_rows
+    ]
+    begins = [{step["start"] for step in row["agent_steps"]} for row in rows]
+    changes = [{span["start"] for span in row["weight_versions"] or ()} for row in rows]
+    assert any(len(of_row) > 1 for of_row in of_rows) == (swap != "episode")
+    assert any(change - begin for change, begin in zip(changes, begins, strict=True)) == (swap == "token")
+    assert engine.most_running == 8
+
+
+def test_groups_that_have_begun_are_given_up_and_sampled_by_the_next_life(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ludic.rollouts.worker")
+    with working(root) as (engine, end):
+        wait_until(lambda: len(versions(root)) > 8 and engine.num_running == 8)
+        num_groups = end()
+    assert "gave up " in caplog.text
+    assert "the next life of the slot samples these groups first" in caplog.text
+    numbers = {row["request_index"] // 2 for row in committed_rows(root, "request_index")}
+    assert len(numbers) == num_groups
+    missing = min(set(range(100)) - numbers)
+    with working(root, num_groups=4) as (_, end):
+        wait_until(lambda: len(versions(root)) == 2 * (num_groups + 4))
+    numbers = {row["request_index"] // 2 for row in committed_rows(root, "request_index")}
+    assert missing in numbers
+    assert len(numbers) == num_groups + 4
+
+
+def test_groups_that_have_begun_are_finished_first_if_the_settings_say_so(
+    root: Root, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "ludic.rollouts.worker")
+    with working(root, on_stop="finish") as (engine, end):
+        wait_until(lambda: len(versions(root)) > 8 and engine.num_running == 8)
+        num_groups = end()
+    numbers = {row["request_index"] // 2 for row in committed_rows(root, "request_index")}
+    assert numbers == set(range(num_groups))
+    assert "gave up" not in caplog.text
