@@ -67,6 +67,13 @@ class ModelError(LudicError, ValueError):
     """A model folder or a tokenizer could not be loaded."""
 
 
+class HalfLoadedError(ModelError):
+    """Weights failed to load half-way; the engine can't sample until others are loaded."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(f"{folder}: its weights are half loaded; load a version again, then sample")
+
+
 class EngineError(LudicError, RuntimeError):
     """An inference engine's process or server is gone, or broke its contract; a worker must start it again."""
 

@@ -105,7 +105,9 @@ class Engine(Protocol):
 
         May be called from any thread and event loop. Cancelling the task frees the request's slot in the batch. Raises
         ConfigError if the model does not know a token of the prompt, or if prompt and max_tokens together exceed
-        max_length; ModelError if the weights give NaN or are half loaded. Such a refusal of a request affects no other.
+        max_length; ModelError if the weights give NaN; HalfLoadedError if they are half loaded. Such a refusal of a
+        request affects no other. A request that begins while weights are loaded waits for them, or starts with the old
+        ones.
         An error of the model's own step, such as a device without memory left, fails all requests in the batch.
         """
         ...
@@ -119,7 +121,7 @@ class Engine(Protocol):
 
         All or nothing: raises ModelError if the folder is missing, half-written or of another architecture, and
         keeps the old weights and version. If reading fails later, while weights are copied: raises ModelError and keeps
-        the old version, and `generate` raises ModelError until a load succeeds, also for requests being generated.
+        the old version, and `generate` raises HalfLoadedError until a load succeeds, also for requests being generated.
         """
         ...
 

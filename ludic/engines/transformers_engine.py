@@ -23,7 +23,7 @@ from ludic.engines.continuous import ContinuousBatch
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.engines.registry import EngineSetup
 from ludic.engines.sequences import probe_batches
-from ludic.errors import ConfigError, ModelError
+from ludic.errors import ConfigError, HalfLoadedError, ModelError
 from ludic.models.adapters import base_of_adapter, merge_adapter
 from ludic.models.architecture import check_same_architecture, eos_token_ids, load_config
 from ludic.models.families import Sampled, check_family
@@ -145,7 +145,7 @@ class TransformersEngine:
 
     def _usable_version(self) -> int:
         if self._half_loaded:
-            raise ModelError(f"{self._half_loaded}: its weights are half loaded; load a version again, then sample")
+            raise HalfLoadedError(self._half_loaded)
         return self.policy_version
 
 

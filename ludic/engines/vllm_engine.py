@@ -31,7 +31,7 @@ from ludic.engines.vllm_options import (
 )
 from ludic.engines.vllm_params import to_completion, to_vllm_params
 from ludic.engines.vllm_process import VllmProcess
-from ludic.errors import ModelError, one_line
+from ludic.errors import HalfLoadedError, ModelError, one_line
 from ludic.installed import package_of
 from ludic.models.adapters import base_of_adapter
 from ludic.models.architecture import check_folder, eos_token_ids, load_config, load_generation_config
@@ -81,7 +81,9 @@ class VllmEngine:
         """Folder whose weights have replaced only a part of those in use."""
         self._numbers = count()
         self._running: set[asyncio.Task[Any]] = set()
-        """Tasks of requests; belongs to the event loop of vLLM."""
+        """Tasks of requests that vLLM has; belongs to the event loop of vLLM."""
+        self._replacing = asyncio.Lock()
+        """Held while weights replace others; belongs to the event loop of vLLM."""
         self._timed_version = -1
         """Version whose first request was measured; belongs to the event loop of vLLM."""
         self._loading = threading.Lock()
@@ -108,7 +110,8 @@ class VllmEngine:
 
     async def _generate(self, prompt: list[int], params: "SamplingParams") -> _Sampled:
         """Return the whole output; runs in the event loop of vLLM."""
-        self._check_usable()
+        async with self._replacing:  # else vLLM would give it a prefix that the older weights have computed
+            self._check_usable()
         is_timed = self._time_first_of_version(params)
         began, first_s = time.monotonic(), None
         adapter, task = self._adapter, asyncio.current_task()
@@ -124,7 +127,7 @@ class VllmEngine:
                 if is_timed and first_s is None:
                     first_s = time.monotonic() - began
         except asyncio.CancelledError:
-            self._check_usable()  # cancelled by the caller, or because the weights are half loaded
+            self._check_usable()  # `_replace` cancels too
             raise
         except Exception as error:
             raise self._process.translate(error) from error
@@ -144,7 +147,7 @@ class VllmEngine:
 
     def _check_usable(self) -> None:
         if self._half_loaded:
-            raise ModelError(f"{self._half_loaded}: its weights are half loaded; load a version again, then sample")
+            raise HalfLoadedError(self._half_loaded)
 
     def load_weights(self, folder: str, version: int) -> None:
         with self._loading:
@@ -171,22 +174,23 @@ class VllmEngine:
     async def _replace(self, folder: str, version: int) -> None:
         """Change the weights between two steps; if that fails, `generate` raises until a later one succeeds."""
         llm = self._process.llm
-        await llm.pause_generation(mode="keep", clear_cache=False)
-        self._half_loaded = folder
-        try:
-            await llm.collective_rpc("ludic_reload_weights", kwargs={"weights_path": folder})
-            await llm.update_weight_version(str(version))
-        except Exception as error:  # its type is lost between the processes
-            # They end before vLLM goes on: a step with weights that are half loaded would end it.
-            for task in self._running:
-                task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
-            raise ModelError(f"{folder}: reading its weights failed half-way ({one_line(error)})") from error
-        else:
-            self._half_loaded, self.policy_version = None, version
-        finally:
-            if not self._process.is_dead:
-                await llm.resume_generation()
+        async with self._replacing:
+            try:
+                await llm.pause_generation(mode="keep", clear_cache=False)
+                await llm.collective_rpc("ludic_reload_weights", kwargs={"weights_path": folder})
+                await llm.update_weight_version(str(version))
+            except Exception as error:  # its type is lost between the processes
+                self._half_loaded = folder
+                # They end before vLLM goes on: a step with weights that are half loaded would end it.
+                for task in self._running:
+                    task.cancel()
+                await asyncio.gather(*self._running, return_exceptions=True)
+                raise ModelError(f"{folder}: reading its weights failed half-way ({one_line(error)})") from error
+            else:
+                self._half_loaded, self.policy_version = None, version
+            finally:
+                if not self._process.is_dead:
+                    await llm.resume_generation()
 
 
 def make_engine(folder: str, *, version: int, setup: EngineSetup) -> VllmEngine:

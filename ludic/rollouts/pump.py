@@ -19,6 +19,7 @@ from ludic.agents.requests import EpisodeRequest
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.environments.limits import LimitedEnvironments
+from ludic.errors import HalfLoadedError
 from ludic.printable import storable
 from ludic.records import Rollout, RolloutGroup
 from ludic.schema.type_checks import find_misfits
@@ -32,6 +33,9 @@ _MOST_WAITING = 8
 for their environments."""
 _SETTLED_S = 0.02
 """Seconds after its start in which an episode counts as one that is about to ask the engine."""
+
+_LOOK_S = 0.05
+"""Seconds between looks for weights, after others have failed to load half-way."""
 
 _episode: ContextVar["_Episode"] = ContextVar("episode")
 """The episode whose task runs."""
@@ -222,6 +226,8 @@ class EngineCalls(Engine):
         """Called in the event loop when a request has ended."""
         self._may_begin = asyncio.Event()
         self._may_begin.set()
+        self._num_loads = self.num_stuck = 0
+        """num_stuck: requests that wait for weights, since others have failed to load half-way."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -233,7 +239,7 @@ class EngineCalls(Engine):
         self.num_running += 1
         began = time.time()
         try:
-            completion = await self._engine.generate(request)
+            completion = await self._generate(request)
         finally:
             self.num_running -= 1
             self.on_change()
@@ -242,6 +248,20 @@ class EngineCalls(Engine):
         version = completion.policy_version
         self.first_tokens[version] = min(first, self.first_tokens.get(version, first))
         return completion
+
+    async def _generate(self, request: GenerationRequest) -> Completion:
+        """Generate; if weights fail to load half-way, generate again with the next ones that load."""
+        while True:
+            num_loads = self._num_loads
+            try:
+                return await self._engine.generate(request)
+            except HalfLoadedError:
+                self.num_stuck += 1
+                try:
+                    while self._num_loads == num_loads:
+                        await asyncio.sleep(_LOOK_S)
+                finally:
+                    self.num_stuck -= 1
 
     def hold(self) -> None:
         """Let further requests wait before they reach the engine, until `release`."""
@@ -253,6 +273,7 @@ class EngineCalls(Engine):
 
     def load_weights(self, folder: str, version: int) -> None:
         self._engine.load_weights(folder, version)
+        self._num_loads += 1
 
 
 def sample_groups(

@@ -323,7 +323,9 @@ class Stream:
             self._calls.hold()
         else:
             self._pump.is_paused = True
-        while self._calls.num_running if self._config.swap == "completion" else self._pump.num_running:
+        while not self._calls.num_stuck and (
+            self._calls.num_running if self._config.swap == "completion" else self._pump.num_running
+        ):
             await asyncio.sleep(_SHORTEST_WAIT_S)
 
     # --- Complete groups -------------------------------------------------------------------------------------

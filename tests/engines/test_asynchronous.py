@@ -52,6 +52,31 @@ def test_generate_all_works_within_an_event_loop(engine: Engine) -> None:
     assert tokens_of(asyncio.run(within())) == tokens_of(generate_all(engine, [a_request(seed=i) for i in range(3)]))
 
 
+def test_requests_that_begin_while_weights_are_loaded_are_served(
+    engine: Engine, model_folder: str, other_weights: str
+) -> None:
+    found: list[Completion] = []
+
+    def load_five_times() -> None:
+        for version in range(1, 6):
+            enough, until = len(found) + 16, time.monotonic() + 30
+            while len(found) < enough:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+            engine.load_weights((model_folder, other_weights)[version % 2], version)
+
+    async def ask(seed: int, loading: "asyncio.Future[None]") -> None:
+        while not loading.done():
+            found.append(await engine.generate(a_request(seed=seed, max_tokens=3)))
+
+    async def keep_asking() -> None:
+        loading = asyncio.ensure_future(asyncio.to_thread(load_five_times))
+        await asyncio.gather(loading, *(ask(seed, loading) for seed in range(16)))
+
+    asyncio.run(keep_asking())
+    assert {completion.policy_version for completion in found} >= {0, 1, 2, 3, 4}
+
+
 def test_a_cancelled_request_does_not_change_the_others(engine: Engine) -> None:
     requests = [a_request(seed=seed, max_tokens=60) for seed in range(6)]
     alone = [generate_all(engine, [request])[0] for request in requests]

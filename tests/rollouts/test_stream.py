@@ -15,6 +15,7 @@ import pytest
 from tiny_models import committed_rows, publish
 
 from ludic.engines.engine import Completion, GenerationRequest
+from ludic.errors import HalfLoadedError, ModelError
 from ludic.records import WeightSpan
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import run_worker
@@ -48,16 +49,22 @@ class SlowEngine:
     def __init__(self, version: int) -> None:
         self.policy_version = version
         self.num_running = self.most_running = 0
+        self.fails_to_load: int | None = None
+        self.half_loaded: str | None = None
 
     async def generate(self, request: GenerationRequest) -> Completion:
         versions: list[int] = []
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         token_s = random.Random(request.seed).uniform(0.005, 0.015)
-        for _ in range(TOKENS):
-            versions.append(self.policy_version)
-            await asyncio.sleep(token_s)
-        self.num_running -= 1
+        try:
+            for _ in range(TOKENS):
+                if self.half_loaded:
+                    raise HalfLoadedError(self.half_loaded)
+                versions.append(self.policy_version)
+                await asyncio.sleep(token_s)
+        finally:
+            self.num_running -= 1
         starts = [index for index in range(TOKENS) if index == 0 or versions[index] != versions[index - 1]]
         ends = [*starts[1:], TOKENS]
         return Completion(
@@ -71,7 +78,10 @@ class SlowEngine:
         )
 
     def load_weights(self, folder: str, version: int) -> None:
-        self.policy_version = version
+        if version == self.fails_to_load:
+            self.half_loaded = folder
+            raise ModelError(f"{folder}: reading its weights failed half-way")
+        self.half_loaded, self.policy_version = None, version
 
 
 @pytest.fixture
@@ -135,6 +145,21 @@ def test_weights_change_between_tokens_completions_or_episodes(root: Root, folde
     assert any(len(of_row) > 1 for of_row in of_rows) == (swap != "episode")
     assert any(change - begin for change, begin in zip(changes, begins, strict=True)) == (swap == "token")
     assert engine.most_running == 8
+
+
+@pytest.mark.parametrize("swap", ["token", "completion", "episode"])
+def test_completions_begin_again_when_weights_have_failed_half_way(root: Root, folder: str, swap: str) -> None:
+    with working(root, swap=swap) as (engine, end):
+        wait_until(lambda: len(versions(root)) > 8)
+        engine.fails_to_load = 1
+        publish(root, folder, budget=10**6)
+        wait_until(lambda: engine.half_loaded is not None and engine.num_running == 0)
+        publish(root, folder, budget=10**6)
+        wait_until(lambda: any(2 in of_row for of_row in versions(root)))
+        num_groups = end()
+    rows = committed_rows(root, "error", "request_index")
+    assert {row["error"] for row in rows} == {None}
+    assert len(rows) == 2 * num_groups
 
 
 def test_groups_that_have_begun_are_given_up_and_sampled_by_the_next_life(
