@@ -52,6 +52,36 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeEnd:
+    """How an episode of a group ended."""
+
+    group_index: int
+    outcome: Literal["complete", "failed", "given_up"]
+    ended_at: datetime | None = None
+    policy_version: int | None = None
+    """Version of the weights at its first sampled token."""
+    num_tokens: int | None = None
+    """Sampled tokens of all its rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEvent:
+    """Start or end of a group of the schedule; one row of schemas/requests.v1.json."""
+
+    event: Literal["started", "complete", "given_up"]
+    group_id: str
+    group_number: int
+    env_name: str
+    env_example_id: str
+    group_size: int
+    policy_version: int
+    """Version of the weights in use."""
+    created_at: datetime
+    episodes: tuple[EpisodeEnd, ...] | None = None
+    """None at the start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WeightSpan:
     """Tokens start to end, all sampled with one version of the weights."""
 

@@ -241,7 +241,7 @@ class Run:
         before: int | None = None,
         older_than: str | None = None,
         where: str | None = None,
-        folder: Literal["rollouts", "evals", "token_stats", "scores"] = "rollouts",
+        folder: Literal["rollouts", "evals", "token_stats", "scores", "requests"] = "rollouts",
         break_resume: bool = False,
         break_replay: bool = False,
         dry_run: bool = False,

@@ -155,6 +155,7 @@ _READS: dict[str, Callable[[Root, str], Any]] = {
     "rollouts": _rollouts,
     "evals": lambda root, name: read_columns(root, name, TOKENS),
     "batches": _ledger,
+    "requests": lambda root, name: decode(root.read(name), name),
     "metrics": lambda root, name: decode(root.read(name), name),
     "reference": _reference,
     "attempts": _attempt,

@@ -25,13 +25,12 @@ def main(settings: Settings) -> None:
             dry_run=settings.dry_run,
             track=track,
         )
-    deleted = report.token_stats | report.scores
     has_partitions = settings.rule.folder in ("rollouts", "evals")
     if settings.json:
         facts = {"root": run.url, "rule": report.rule, "dry_run": report.dry_run}
-        print_json(facts | (_as_json(report) if has_partitions else {"deleted": list(deleted)}))
+        print_json(facts | (_as_json(report) if has_partitions else {"deleted": list(report.files)}))
     elif not has_partitions:
-        sizes = deleted.values()
+        sizes = report.files.values()
         stdout_console().print(f"{plural(len(sizes), 'file')}, {size(sum(sizes))}, {_done(report)}")
     else:
         _print(stdout_console(), report)

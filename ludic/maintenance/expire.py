@@ -1,22 +1,27 @@
-"""Delete rollouts that are no longer needed, whole files only.
+"""Delete rollouts and other rows that are no longer needed, whole files only.
 
 Keeps files that a resumed trainer would train on or that steps were trained on, unless told otherwise. The trainer
 prunes weights and checkpoints; the ledger, metrics and policy.json are never deleted.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from ludic.errors import SchemaError
 from ludic.maintenance.expiry_rule import ExpiryRule
+from ludic.schema import conform
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Folder, Source, list_versions
-from ludic.store.scores import newest_scores
+from ludic.store.parquet import decode
+from ludic.store.requests import REQUESTS_NAME
+from ludic.store.scores import SCORES_NAME
 from ludic.store.token_stats import token_stats_step
 from ludic.store.tombstones import (
     ExpiredPartition,
@@ -34,6 +39,8 @@ select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predic
 from {folder}
 group by worker_id, sequence
 """
+_BY_AGE = {"scores": SCORES_NAME, "requests": REQUESTS_NAME}
+"""Folders whose files only have an age, and the names of their files."""
 _OLDER_STEPS = "select distinct attempt_id, step from all_batches where trainer_version < $first_kept"
 
 
@@ -45,10 +52,8 @@ class ExpiryReport:
     dry_run: bool
     expired: Sequence[ExpiredPartition] = ()
     """Deleted files of rollouts or evals, by partition."""
-    token_stats: dict[str, int] = field(default_factory=dict)
-    """Deleted files of token_stats, and their bytes."""
-    scores: dict[str, int] = field(default_factory=dict)
-    """Deleted files of scores, and their bytes."""
+    files: dict[str, int] = field(default_factory=dict)
+    """Deleted files of a folder without partitions, and their bytes."""
     kept_to_resume: Sequence[StoredFile] = ()
     """Matching files that a resumed trainer would train on."""
     kept_to_replay: Sequence[StoredFile] = ()
@@ -72,10 +77,12 @@ def expire(
     steps were trained on, so that those steps can't be replayed. Raises QueryError for a bad predicate; StoreError if
     the filesystem fails: then call it again.
     """
-    if rule.folder == "token_stats":
-        return _expire_token_stats(root, rule, dry_run=dry_run)
-    if rule.folder == "scores":
-        return _expire_scores(root, rule, dry_run=dry_run)
+    if rule.folder not in ("rollouts", "evals"):
+        files = _token_stats_of_older_steps(root, rule) if rule.folder == "token_stats" else _older_files(root, rule)
+        if not dry_run:
+            for name in files:
+                root.delete(name)
+        return ExpiryReport(rule=str(rule), dry_run=dry_run, files=files)
     matching, num_rows_left = _match(root, rule, rule.folder)
     for_resume = for_replay = list[StoredFile]()
     if rule.folder == "rollouts" and not break_resume:
@@ -94,28 +101,28 @@ def expire(
     )
 
 
-def _expire_token_stats(root: Root, rule: ExpiryRule, *, dry_run: bool) -> ExpiryReport:
-    """Delete the token statistics of older steps. Leaves no tombstone: resume and replay do not read them."""
+def _token_stats_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
+    """Return the files and their bytes. They leave no tombstone: resume and replay do not read them."""
     latest = latest_policy(root)
     rows = ask(connect(root), root, _OLDER_STEPS, {"first_kept": rule.first_kept(latest.version if latest else 0)})
     steps = {(row["attempt_id"], row["step"]) for row in rows}
-    sizes = {name: size for name, size in root.sizes("token_stats").items() if token_stats_step(name) in steps}
-    if not dry_run:
-        for name in sizes:
-            root.delete(name)
-    return ExpiryReport(rule=str(rule), dry_run=dry_run, token_stats=sizes)
+    return {name: size for name, size in root.sizes("token_stats").items() if token_stats_step(name) in steps}
 
 
-def _expire_scores(root: Root, rule: ExpiryRule, *, dry_run: bool) -> ExpiryReport:
-    """Delete the files whose scores are all older. Leaves no tombstone: the ledger holds the rewards that were used."""
+def _older_files(root: Root, rule: ExpiryRule) -> dict[str, int]:
+    """Return the files of scores or requests whose rows are all older, and their bytes; not those that can't be read.
+
+    They leave no tombstone: the ledger holds the rewards that were used, and rollouts say which requests are done.
+    """
     assert rule.age is not None
-    newest = newest_scores(root)
-    sizes = {name: size for name, size in root.sizes("scores").items() if name in newest}
-    old = {name: size for name, size in sizes.items() if newest[name] < datetime.now(UTC) - rule.age}
-    if not dry_run:
-        for name in old:
-            root.delete(name)
-    return ExpiryReport(rule=str(rule), dry_run=dry_run, scores=old)
+    first_kept = datetime.now(UTC) - rule.age
+    older: dict[str, int] = {}
+    for name, size in root.sizes(rule.folder).items():
+        with suppress(SchemaError, FileNotFoundError):
+            if _BY_AGE[rule.folder].fullmatch(name):
+                times = conform(decode(root.read(name), name), rule.folder)["created_at"].to_pylist()
+                older |= {name: size} if times and max(times) < first_kept else {}
+    return older
 
 
 def _match(root: Root, rule: ExpiryRule, folder: Folder) -> tuple[list[StoredFile], int]:

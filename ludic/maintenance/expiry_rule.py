@@ -16,9 +16,9 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 class ExpiryRule:
     """One rule that chooses what expires, and the folder that it applies to."""
 
-    folder: Literal["rollouts", "evals", "token_stats", "scores"] = "rollouts"
-    """Folder to delete from. In token_stats, a file's version is that of the weights its step started from; scores have
-    only an age."""
+    folder: Literal["rollouts", "evals", "token_stats", "scores", "requests"] = "rollouts"
+    """Folder to delete from. In token_stats, a file's version is that of the weights its step started from; scores and
+    requests have only an age."""
     keep_versions: int | None = None
     """Number of newest policy versions to keep; files of older versions are deleted."""
     before: int | None = None
@@ -38,8 +38,8 @@ class ExpiryRule:
             raise ConfigError(f"older_than is {self.older_than!r}, wanted a number and s, m, h, d or w, such as 7d")
         if self.folder == "token_stats" and self.keep_versions is None and self.before is None:
             raise ConfigError("folder is token_stats, whose files only have versions; wanted keep_versions or before")
-        if self.folder == "scores" and self.older_than is None:
-            raise ConfigError("folder is scores, whose files only have an age; wanted older_than")
+        if self.folder in ("scores", "requests") and self.older_than is None:
+            raise ConfigError(f"folder is {self.folder}, whose files only have an age; wanted older_than")
 
     @property
     def age(self) -> timedelta | None:

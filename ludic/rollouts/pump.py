@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import HalfLoadedError
 from ludic.printable import storable
-from ludic.records import Rollout, RolloutGroup
+from ludic.records import EpisodeEnd, Rollout, RolloutGroup
 from ludic.schema.type_checks import find_misfits
 from ludic.waits import GRACE_S
 
@@ -42,19 +43,41 @@ _episode: ContextVar["_Episode"] = ContextVar("episode")
 
 
 @dataclass(slots=True, eq=False)
-class _Group:
+class BegunGroup:
     """A group that has begun."""
 
     number: int
+    """The number that it was started with."""
     requests: Sequence[EpisodeRequest]
+    """Of its episodes."""
     began_s: float
+    """Time of the event loop at its start."""
     rows: dict[int, Sequence[Rollout]] = field(default_factory=dict)
     """Rows of the episodes that have ended, by their index in the group."""
+    ended_at: dict[int, datetime] = field(default_factory=dict)
+    """When these ended."""
+
+    @property
+    def ends(self) -> tuple[EpisodeEnd, ...]:
+        """How each episode has ended; one that still runs counts as given up."""
+        return tuple(self._end(index) for index in range(len(self.requests)))
+
+    def _end(self, index: int) -> EpisodeEnd:
+        rows = self.rows.get(index)
+        if rows is None:
+            return EpisodeEnd(group_index=index, outcome="given_up")
+        return EpisodeEnd(
+            group_index=index,
+            outcome="complete" if all(row.error is None for row in rows) else "failed",
+            ended_at=self.ended_at[index],
+            policy_version=min(row.policy_version for row in rows),
+            num_tokens=sum(row.action_length for row in rows),
+        )
 
 
 @dataclass(slots=True, eq=False)
 class _Episode:
-    group: _Group
+    group: BegunGroup
     index: int
     settles_s: float = 0.0
     """Time until which it counts as asking the engine, if it has not done so yet."""
@@ -64,8 +87,7 @@ class _Episode:
 class Finished:
     """A group whose episodes have all ended."""
 
-    number: int
-    """The number that it was started with."""
+    begun: BegunGroup
     group: RolloutGroup
     sampled_s: float
     """Seconds since the group began."""
@@ -95,7 +117,7 @@ class Pump:
         self._new: deque[_Episode] = deque()
         """Episodes that may be about to ask the engine, in the order of their starts."""
         self._finished: list[Finished] = []
-        self._num_open = 0
+        self._open: dict[int, BegunGroup] = {}
         self._error: BaseException | None = None
         self._changed = asyncio.Event()
         self.is_paused = False
@@ -106,7 +128,12 @@ class Pump:
     @property
     def num_open(self) -> int:
         """Groups that have begun and are not complete."""
-        return self._num_open
+        return len(self._open)
+
+    @property
+    def open_groups(self) -> list[BegunGroup]:
+        """These groups, in the order of their starts."""
+        return list(self._open.values())
 
     @property
     def num_running(self) -> int:
@@ -118,12 +145,12 @@ class Pump:
         """Whether a further group would begin at once."""
         return not self._waiting and not self.is_paused and self._free_slots() > 0
 
-    def start(self, number: int, requests: Sequence[EpisodeRequest]) -> None:
-        """Begin a group. requests: of its episodes, at least one. number: comes back when it is complete."""
-        group = _Group(number, requests, asyncio.get_running_loop().time())
-        self._num_open += 1
+    def start(self, number: int, requests: Sequence[EpisodeRequest]) -> BegunGroup:
+        """Begin a group. requests: of its episodes, at least one. number: of no other group that is open."""
+        group = self._open[number] = BegunGroup(number, requests, asyncio.get_running_loop().time())
         self._waiting.extend(_Episode(group, index) for index in range(len(requests)))
         self._fill()
+        return group
 
     def wake(self) -> None:
         """End the wait of `wait`, which then looks again."""
@@ -197,13 +224,13 @@ class Pump:
     def _add(self, episode: _Episode, rows: Sequence[Rollout]) -> None:
         """Add the rows of an episode to its group, which may be complete then."""
         group = episode.group
-        group.rows[episode.index] = rows
+        group.rows[episode.index], group.ended_at[episode.index] = rows, datetime.now(UTC)
         if len(group.rows) < len(group.requests):
             return
-        self._num_open -= 1
+        del self._open[group.number]
         now = asyncio.get_running_loop().time()
         made = _group(group.requests[0], [group.rows[index] for index in range(len(group.rows))], self._extra_columns)
-        self._finished.append(Finished(number=group.number, group=made, sampled_s=now - group.began_s, ended_s=now))
+        self._finished.append(Finished(begun=group, group=made, sampled_s=now - group.began_s, ended_s=now))
 
 
 class EngineCalls(Engine):
@@ -293,7 +320,7 @@ def sample_groups(
         for number, of_group in enumerate(requests):
             pump.start(number, of_group)
         while pump.num_open:
-            groups.update((finished.number, finished.group) for finished in await pump.wait())
+            groups.update((finished.begun.number, finished.group) for finished in await pump.wait())
 
     event_loop.run(sample())
     return tuple(groups[number] for number in range(len(requests)))

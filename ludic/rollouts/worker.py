@@ -15,9 +15,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ludic.agents import event_loop
 from ludic.agents.agent import Agent
@@ -26,10 +27,11 @@ from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, NoServerError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import vocabulary_of
-from ludic.records import RolloutBatch, RolloutMetadata
+from ludic.printable import storable
+from ludic.records import GroupEvent, RolloutBatch, RolloutMetadata
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.metrics import stream_metrics
-from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
+from ludic.rollouts.pump import BegunGroup, EngineCalls, Finished, Pump, RunEpisode
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.rollouts.sampling_code import open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
@@ -185,11 +187,18 @@ class _Store:
         self._num_appended -= num_before - sum(file.made.num_groups for file in self._unread)
         return self._num_appended
 
-    def append(self, batch: RolloutBatch, times: SwapTimes, metrics: Mapping[str, Any]) -> None:
-        """Append a batch and its metrics, and begin to flush: groups should be safe soon, and the trainer may wait."""
+    def append(
+        self, batch: RolloutBatch | None, events: Sequence[GroupEvent], times: SwapTimes, metrics: Mapping[str, Any]
+    ) -> None:
+        """Append a batch, what became of groups, and metrics, and begin to flush.
+
+        Groups should be safe soon, and the trainer may wait. metrics: of the batch.
+        """
         _persist(self.stop, self._check_slot)
-        _persist(self.stop, partial(self.writer.append, batch))
+        _persist(self.stop, partial(self.writer.append, batch, events))
         _persist(self.stop, partial(self.writer.flush, wait=False))
+        if batch is None:
+            return
         for row in stream_metrics(batch, **metrics, swap=times.take(metrics["policy_version"])):
             _persist(self.stop, partial(self._log.write, **row))
             self._warn(row)
@@ -216,6 +225,8 @@ class Stream:
         self._latest: LatestPolicy | None = None
         self._num_started = self.num_committed = 0
         self._finished: list[Finished] = []
+        self._events: list[GroupEvent] = []
+        """Starts and ends of groups that are not appended yet."""
         self._idle_s, self._waited_for = 0.0, "budget"
 
     def wait_for_policy(self) -> bool:
@@ -243,11 +254,12 @@ class Stream:
             calls=self._calls,
         )
         self._committing: asyncio.Task[None] | None = None
-        self._storing, self._committed_at = SideThread(), asyncio.get_running_loop().time()
+        self._storing = SideThread()
+        self._committed_at = self._appended_at = asyncio.get_running_loop().time()
         following = asyncio.create_task(self._follow())
         try:
             await self._sample(following)
-            self._say_what_is_lost()
+            self._give_up()
         finally:
             following.cancel()
             await self._pump.close()
@@ -259,7 +271,8 @@ class Stream:
             await self._begin_groups()
             began, is_idle = clock(), self._pump.num_running == 0
             finished = await self._pump.wait(self._next_look_s())
-            self._finished += finished  # after the wait: _commit replaces the list
+            self._finished += finished  # after the wait: _commit replaces the lists
+            self._events += [self._event("complete", each.begun) for each in finished]
             if is_idle:
                 self._idle_s += clock() - began
                 self._waited_for = "weights" if self._pump.is_paused else "budget"
@@ -279,7 +292,8 @@ class Stream:
     async def _begin_groups(self) -> None:
         while self._pump.has_room and self._num_allowed() > 0:
             number = next(self._numbers)
-            self._pump.start(number, self._follower.sampler.episodes(number))
+            begun = self._pump.start(number, self._follower.sampler.episodes(number))
+            self._events.append(self._event("started", begun))
             self._num_started += 1
             await asyncio.sleep(0)  # so that its episodes reach the engine, and others go on
 
@@ -331,21 +345,22 @@ class Stream:
     # --- Complete groups -------------------------------------------------------------------------------------
 
     def _next_look_s(self) -> float:
-        if not self._finished or self._committing is not None:
+        if not self._events or self._committing is not None:
             return _TICK_S
         return max(0.001, min(_TICK_S, self._due_s() - asyncio.get_running_loop().time()))
 
     def _due_s(self) -> float:
-        """Return the time at which the complete groups are to be appended."""
-        if self._pump.num_open == 0:  # nothing to wait for, and perhaps the trainer waits for these
+        """Return the time at which the complete groups, or what became of others, are to be appended."""
+        if self._finished and self._pump.num_open == 0:  # nothing to wait for, and perhaps the trainer waits for these
             return 0.0
-        return min(each.ended_s + _longest_wait_s(each.sampled_s) for each in self._finished)
+        of_groups = [each.ended_s + _longest_wait_s(each.sampled_s) for each in self._finished]
+        return min([self._appended_at + FLUSH_AGE_S, *of_groups])
 
     async def _commit_if_due(self) -> None:
         if self._committing is not None and self._committing.done():
             committing, self._committing = self._committing, None
             committing.result()
-        if not self._finished or self._committing is not None:
+        if not self._events or self._committing is not None:
             return
         is_full = len(self._finished) >= FLUSH_GROUPS
         if is_full or asyncio.get_running_loop().time() >= self._due_s():
@@ -355,36 +370,59 @@ class Stream:
     async def _commit_all(self) -> None:
         if self._committing is not None:
             await self._committing
-        if self._finished:
+        if self._events:
             await self._commit()
         self._storing.close()
 
     async def _commit(self) -> None:
-        """Append the complete groups, in a thread, since that may wait for a filesystem."""
-        now = asyncio.get_running_loop().time()
+        """Append the complete groups and all events, in a thread, since that may wait for a filesystem."""
+        self._appended_at = asyncio.get_running_loop().time()
         finished, self._finished = self._finished, []
+        events, self._events = self._events, []
         self._store.expect(len(finished), self._latest)
-        idle_s, self._idle_s = self._idle_s, 0.0
-        step_s, self._committed_at = max(1e-6, now - self._committed_at - idle_s), now
-        batch = RolloutBatch(
-            groups=tuple(each.group for each in finished),
-            metadata=RolloutMetadata(worker_id=self._store.writer.worker_id),
-        )
-        metrics = {
-            "wait_s": idle_s,
-            "step_s": step_s,
-            "policy_version": self._follower.version,
-            "num_running": self._pump.num_running,
-            "waited_for": self._waited_for if idle_s > 0 else None,
-        }
-        await self._storing.run(partial(self._store.append, batch, self._follower.times, metrics))
+        batch, metrics = None, dict[str, Any]()
+        if finished:
+            groups = tuple(each.group for each in finished)
+            batch = RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=self._store.writer.worker_id))
+            metrics = self._measure()
+        await self._storing.run(partial(self._store.append, batch, events, self._follower.times, metrics))
+        if batch is None:
+            return
         self.num_committed += len(finished)
         for environments in self._environments.values():
             environments.restart()
         if self._report is not None:
             self._report(batch)
 
-    def _say_what_is_lost(self) -> None:
+    def _measure(self) -> dict[str, Any]:
+        """Return what rows of metrics say of the time since the rows before."""
+        now = asyncio.get_running_loop().time()
+        idle_s, self._idle_s = self._idle_s, 0.0
+        step_s, self._committed_at = max(1e-6, now - self._committed_at - idle_s), now
+        return {
+            "wait_s": idle_s,
+            "step_s": step_s,
+            "policy_version": self._follower.version,
+            "num_running": self._pump.num_running,
+            "waited_for": self._waited_for if idle_s > 0 else None,
+        }
+
+    def _event(self, event: Literal["started", "complete", "given_up"], begun: BegunGroup) -> GroupEvent:
+        request = begun.requests[0]
+        return GroupEvent(
+            event=event,
+            group_id=request.group_id,
+            group_number=begun.number,
+            env_name=request.env_name,
+            env_example_id=storable(request.example.example_id),
+            group_size=len(begun.requests),
+            policy_version=self._follower.version,
+            created_at=datetime.now(UTC),
+            episodes=None if event == "started" else begun.ends,
+        )
+
+    def _give_up(self) -> None:
+        self._events += [self._event("given_up", begun) for begun in self._pump.open_groups]
         if self._pump.num_open:
             logger.info(
                 "gave up %d episodes that ran, of %d groups; the next life of the slot samples these groups first",

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from ludic.errors import NewerSchemaError, SchemaError
 
-TABLES = ("rollouts", "batches", "metrics", "reference", "token_stats", "scores", "labels")
+TABLES = ("rollouts", "batches", "requests", "metrics", "reference", "token_stats", "scores", "labels")
 
 TABLE_KEY = b"ludic.table"
 VERSION_KEY = b"ludic.schema_version"

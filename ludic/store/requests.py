@@ -1,13 +1,36 @@
-"""Requests: the identity of sampled work, whichever worker sampled it.
+"""Requests: the identity of sampled work, whichever worker sampled it, and the table that says what became of it.
 
 A group of the schedule samples the requests number * group_size, number * group_size + 1, ..., so its number
 identifies them. Imports, and writers that follow no schedule, have no requests.
+
+RolloutWriter puts requests/{worker_id}-{sequence}.parquet before the rollouts that its rows speak of, so each group of
+rollouts/ has its end there. If a kill comes between, the next life samples the group again, under a new group_id.
 """
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict
 
 import numpy as np
 import pyarrow as pa
 
+from ludic.records import GroupEvent
+from ludic.schema import arrow_schema
+from ludic.store.encoding import encode_plain
 from ludic.store.files import slot_of
+from ludic.store.names import NUMBER
+
+REQUESTS_NAME = re.compile(rf"requests/([^/]+)-{NUMBER}\.parquet")
+
+
+def requests_name(worker_id: str, sequence: int) -> str:
+    return f"requests/{worker_id}-{sequence}.parquet"
+
+
+def encode_events(events: Iterable[GroupEvent], *, run_id: str, worker_id: str) -> bytes:
+    """Return the bytes of a file of requests/."""
+    rows = [{**asdict(event), "run_id": run_id, "worker_id": worker_id} for event in events]
+    return encode_plain(pa.Table.from_pylist(rows, arrow_schema("requests")))
 
 
 def group_numbers(rows: pa.Table) -> np.ndarray:

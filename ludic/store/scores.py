@@ -9,8 +9,6 @@ import itertools
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
@@ -58,16 +56,6 @@ def check_scorer_name(name: str) -> str:
 def scorer_folder(scorer: str) -> str:
     """Return the folder of a scorer's files below the root; its name is percent-encoded, as in env=..."""
     return f"scores/scorer={quote(scorer, safe='')}"
-
-
-def newest_scores(root: Root) -> dict[str, datetime]:
-    """Return the time of the newest score in each file of scores/, by name; files that can't be read are left out."""
-    newest: dict[str, datetime] = {}
-    for name in filter(SCORES_NAME.fullmatch, root.list("scores")):
-        with suppress(SchemaError, FileNotFoundError):
-            times = conform(decode(root.read(name), name), "scores")["created_at"].to_pylist()
-            newest |= {name: max(times)} if times else {}
-    return newest
 
 
 class ScoreLog:

@@ -1,6 +1,7 @@
 """Append rollout batches to partitioned Parquet; the only writer of rollouts in ludic.
 
-Writes {root}/rollouts/version=*/env=*/{worker_id}-{sequence}.parquet.
+Writes {root}/rollouts/version=*/env=*/{worker_id}-{sequence}.parquet, and before them what became of their groups, as
+{root}/requests/{worker_id}-{sequence}.parquet.
 A file is complete and immutable once listed; a crash leaves nothing that a reader sees.
 """
 
@@ -14,11 +15,12 @@ from types import TracebackType
 import numpy as np
 import pyarrow as pa
 
-from ludic.records import RolloutBatch
+from ludic.records import GroupEvent, RolloutBatch
 from ludic.schema import RAGGED_COLUMNS, TOKEN_COLUMNS, to_table, validate
 from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.encoding import encode, group_starts, release_memory
 from ludic.store.files import Folder, RolloutFile, check_worker_id
+from ludic.store.requests import encode_events, requests_name
 from ludic.store.root import Root
 
 FLUSH_GROUPS = 32
@@ -43,9 +45,11 @@ class _Append:
     """A batch as rows, whose sequence is not known yet."""
 
     num_groups: int
-    rows: pa.Table
+    rows: pa.Table | None
+    """None if there are events only."""
     size_bytes: int
     """Arrow memory of the rows."""
+    events: Sequence[GroupEvent]
 
 
 class RolloutWriter:
@@ -72,7 +76,7 @@ class RolloutWriter:
         self.worker_id = check_worker_id(worker_id)
         self._root, self._folder = root, folder
         self._flush_groups, self._flush_bytes = flush_groups, flush_bytes
-        self._sequence = itertools.count()
+        self._sequence, self._requests_sequence = itertools.count(), itertools.count()
         self.made: deque[MadeFile] = deque()
         """Files that were made, committed or about to be, until the caller removes them."""
         self._appender = BackgroundAppender[_Append](
@@ -84,18 +88,21 @@ class RolloutWriter:
             max_bytes=4 * flush_bytes,
         )
 
-    def append(self, batch: RolloutBatch) -> None:
-        """Accept a whole batch, or refuse it whole.
+    def append(self, batch: RolloutBatch | None, events: Sequence[GroupEvent] = ()) -> None:
+        """Accept a whole batch, or refuse it whole. events: starts and ends of groups, committed before it.
 
         Raises InvalidBatchError naming every bad row, column and reason. Raises, once, the error of an
         earlier write (StoreError, NameTakenError): then this batch is not accepted, and that write is retried.
         """
+        if batch is None:
+            self._appender.append(_Append(0, None, 0, events))
+            return
         assert batch.metadata.worker_id == self.worker_id, "a batch of another worker"
         self._appender.wait_for_room(_least_bytes(batch))
         extra_columns = self._root.run.extra_columns
         tokens = validate(batch, extra_columns)
         rows = to_table(batch, run_id=self._root.run_id, sequence=0, extra_columns=extra_columns, tokens=tokens)
-        self._appender.append(_Append(len(batch.groups), rows, rows.get_total_buffer_size()))
+        self._appender.append(_Append(len(batch.groups), rows, rows.get_total_buffer_size(), events))
 
     def flush(self, *, wait: bool = True) -> None:
         """Commit all appended batches; with `wait`, return when readers can see them.
@@ -121,7 +128,8 @@ class RolloutWriter:
         return num_groups >= self._flush_groups or size_bytes >= self._flush_bytes
 
     def _make_files(self, items: Sequence[_Append]) -> list[NamedFile]:
-        partitions = _partitions(pa.concat_tables([item.rows for item in items]))
+        tables = [item.rows for item in items if item.rows is not None]
+        partitions = _partitions(pa.concat_tables(tables)) if tables else {}
         files = [
             RolloutFile(version, env_name, self.worker_id, next(self._sequence), self._folder)
             for version, env_name in partitions
@@ -131,6 +139,10 @@ class RolloutWriter:
             MadeFile(file.worker_id, file.sequence, file.version, len(group_starts(rows)))
             for file, rows in zip(files, partitions.values(), strict=True)
         )
+        events = [event for item in items for event in item.events]
+        if events:
+            name = requests_name(self.worker_id, next(self._requests_sequence))
+            made.insert(0, (name, encode_events(events, run_id=self._root.run_id, worker_id=self.worker_id)))
         return made
 
     def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:

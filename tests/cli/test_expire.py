@@ -7,6 +7,7 @@ import pytest
 from strategies import make_batch
 from tiny_runs import fill, train_here
 
+from ludic.records import GroupEvent
 from ludic.store import RolloutWriter, Root, list_files
 from ludic.store.scores import ScoreLog
 from ludic.store.tombstones import read_tombstones
@@ -107,3 +108,35 @@ def test_scores_go_by_their_age(ludic, started: Root) -> None:
     assert left != old
     refused = ludic("expire", started.url, "--folder", "scores", "--before", "3")
     assert "whose files only have an age" in " ".join(refused.err.replace("│", " ").split())
+
+
+def test_requests_go_by_their_age(ludic, started: Root) -> None:
+    def put(sequence: int, *days: int) -> None:
+        events = [
+            GroupEvent(
+                event="started",
+                group_id=f"group-{sequence}-{ago}",
+                group_number=0,
+                env_name="moar_cats",
+                env_example_id="prompt-1",
+                group_size=2,
+                policy_version=0,
+                created_at=datetime.now(UTC) - timedelta(days=ago),
+            )
+            for ago in days
+        ]
+        with RolloutWriter(started, f"w0-{sequence}") as writer:
+            writer.append(None, events)
+
+    put(0, 9, 8)
+    put(1, 8, 0)
+    rule = ["--folder", "requests", "--older-than", "7d"]
+    assert json.loads(ludic("expire", started.url, *rule, "--dry-run", "--json").out)["deleted"] == [
+        "requests/w0-0-0.parquet"
+    ]
+    assert ludic("expire", started.url, *rule).out.startswith("1 file, ")
+    assert started.list("requests") == ["requests/w0-1-0.parquet"]
+    assert ludic("verify", started.url).out == f"{started.url} is sound\n"
+    assert "folder is requests" in " ".join(
+        ludic("expire", started.url, "--folder", "requests", "--before", "3").err.replace("│", " ").split()
+    )

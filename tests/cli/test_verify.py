@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow.compute as pc
@@ -12,9 +13,10 @@ from strategies import make_batch
 from tiny_runs import fill, train_here
 
 from ludic.maintenance.verify import Finding, Report, check_root, meaning_of
+from ludic.records import GroupEvent
 from ludic.schema import conform, to_table
 from ludic.sql.library import load_checks
-from ludic.store import RolloutFile, Root, list_files
+from ludic.store import RolloutFile, RolloutWriter, Root, list_files
 from ludic.store.code_files import keep_files
 from ludic.store.encoding import encode
 from ludic.store.json_files import encode_record
@@ -95,6 +97,30 @@ def test_a_file_that_can_not_be_read_is_named(breakable: Path, folder: str, dama
     content = path.read_bytes()
     path.write_bytes({"empty": b"", "truncated": content[:-1], "foreign": b"no Parquet at all"}[damage])
     assert ("unreadable", path.relative_to(breakable).as_posix()) in findings(breakable)
+
+
+def test_files_of_requests_are_read_and_hold_the_rows_of_their_worker(breakable: Path) -> None:
+    root = Root.open(str(breakable))
+    events = [
+        GroupEvent(
+            event="started",
+            group_id="group",
+            group_number=0,
+            env_name="moar_cats",
+            env_example_id="prompt-1",
+            group_size=2,
+            policy_version=0,
+            created_at=datetime.now(UTC),
+        )
+    ]
+    with RolloutWriter(root, "w0-a") as writer:
+        writer.append(None, events)
+    assert findings(breakable) == set()
+    file = breakable / "requests/w0-a-0.parquet"
+    shutil.copy(file, breakable / "requests/w1-b-0.parquet")
+    assert findings(breakable) == {("misnamed", "requests/w1-b-0.parquet")}
+    file.write_bytes(file.read_bytes()[:-1])
+    assert ("unreadable", "requests/w0-a-0.parquet") in findings(breakable)
 
 
 def test_a_damaged_page_is_found_though_the_footer_is_whole(breakable: Path) -> None:

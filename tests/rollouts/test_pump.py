@@ -115,7 +115,7 @@ def test_the_oldest_group_gets_the_free_slots() -> None:
         done = await pump.wait()
         await turns()
         done += [] if done else await pump.wait()
-        assert [each.number for each in done] == [7]
+        assert [each.begun.number for each in done] == [7]
         assert list(episodes.running) == ["8.1", "9.0", "9.1"]
         assert (pump.num_open, pump.num_running) == (2, 3)
         for name in list(episodes.running):
@@ -124,7 +124,7 @@ def test_the_oldest_group_gets_the_free_slots() -> None:
         while pump.num_open:
             done += await pump.wait()
         done += await pump.wait(0)
-        assert [each.number for each in done] == [8, 9]
+        assert [each.begun.number for each in done] == [8, 9]
         assert pump.has_room
 
     run(main)

@@ -17,9 +17,9 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     query: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="QUERY")]
-    """SQL over the views rollouts, groups, steps, evals, batches, all_batches, attempts, workers, code, policies,
-    metrics, reference, token_stats, trained_tokens, mismatch, scores and labels. Column root is the run of a row; in
-    batches and all_batches, ledger_root is."""
+    """SQL over the views rollouts, groups, steps, evals, batches, all_batches, requests, attempts, workers, code,
+    policies, metrics, reference, token_stats, trained_tokens, mismatch, scores and labels. Column root is the run of a
+    row; in batches and all_batches, ledger_root is."""
     also: Annotated[tuple[str, ...], tyro.conf.arg(metavar="ROOT [ROOT ...]")] = ()
     """More runs to query; `ludic sql ROOT ROOT ... QUERY` does the same."""
     format: Format | None = None

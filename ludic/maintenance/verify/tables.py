@@ -27,6 +27,7 @@ from ludic.store.labels import LABELS_NAME
 from ludic.store.ledger import ledger_name
 from ludic.store.names import NUMBER
 from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
+from ludic.store.requests import REQUESTS_NAME, requests_name
 from ludic.store.scores import SCORES_NAME, scorer_folder
 from ludic.store.sources import sources_of
 from ludic.store.token_stats import TOKEN_STATS_NAME, token_stats_name
@@ -36,6 +37,7 @@ TABLES = {
     "rollouts": "rollouts",
     "evals": "rollouts",
     "batches": "batches",
+    "requests": "requests",
     "metrics": "metrics",
     "reference": "reference",
     "token_stats": "token_stats",
@@ -50,6 +52,7 @@ _MOST_NAMES = 3
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
 _NAMES = {
     "batches": re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet"),
+    "requests": REQUESTS_NAME,
     "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
     "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
     "token_stats": TOKEN_STATS_NAME,
@@ -61,6 +64,7 @@ _DELTA_LOG = "/_delta_log/"
 _KEYS = {
     "rollouts": ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"],
     "batches": ["attempt_id", "step"],
+    "requests": ["run_id", "worker_id"],
     "metrics": ["run_id"],
     "reference": ["model"],
     "token_stats": ["attempt_id", "step"],
@@ -245,6 +249,10 @@ def _homes(keys: pa.Table, name: str) -> set[str]:
             return {ledger_name(**row) for row in _distinct(keys, "attempt_id", "step")}
         case "metrics" | "labels":
             return {name}
+        case "requests":
+            match = REQUESTS_NAME.fullmatch(name)
+            sequence = int(match[2]) if match else 0
+            return {requests_name(row["worker_id"], sequence) for row in _distinct(keys, "worker_id")}
         case "reference":
             base = name.rpartition("/")[2]
             return {f"reference/model={row['model']}/{base}" for row in _distinct(keys, "model")}
