@@ -50,6 +50,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
     {
         # request_index, the number of a group times group_size, fits int64 in all slots that num_workers share.
         "group_size": Bounds(1, 10**5),
+        "close_groups_at": Bounds(1, 10**5),
         "groups_per_batch": Bounds(1, 10**6),
         "in_flight": Bounds(1, 10**6),
         "steps_per_version": _COUNT,

@@ -51,6 +51,10 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
 
 
+GROUP_CLOSED = "given up: its group was closed early (close_groups_at)"
+"""Error of the rows of an episode that was given up because enough others of its group had ended."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeEnd:
     """How an episode of a group ended."""

@@ -31,6 +31,9 @@ class RunConfig:
     """Keyword arguments of the environments, by environment name."""
     group_size: int = 8
     """Episodes sampled from one example."""
+    close_groups_at: int | None = None
+    """Close a group when so many of its episodes have ended, and give up the others; None waits for all. A group waits
+    less for its longest answer, and training sees fewer long answers: see the view bias_by_length."""
     groups_per_batch: int = 8
     """Groups in the batch of a gradient step, counted after filters."""
     steps_per_version: int = 1
@@ -100,6 +103,10 @@ class RunConfig:
             raise ConfigError("env is empty, wanted at least one environment, for example moar_cats")
         if self.temperature == 0:
             raise ConfigError(f"temperature is {self.temperature}; training needs a number above 0")
+        if self.close_groups_at is not None and self.close_groups_at > self.group_size:
+            raise ConfigError(
+                f"close_groups_at is {self.close_groups_at}, wanted at most {self.group_size} (group_size)"
+            )
         check_extra_columns(self.extra_columns)
         self._check_sweep()
 

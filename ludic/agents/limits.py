@@ -1,5 +1,8 @@
 """Limits of an episode."""
 
+import asyncio
+from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ludic.agents.failures import LimitReachedError
@@ -27,6 +30,35 @@ class EpisodeLimits:
     """Maximum tasks that are handed on in an episode."""
     max_child_tokens: int | None = None
     """Maximum tokens that are sampled for all of these tasks; None is no limit."""
+
+
+class Ending:
+    """Lets whoever has started an episode end it early."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        """Why the episode was ended; None if nobody did."""
+        self._limit: asyncio.Timeout | None = None
+
+    def end(self, reason: str) -> None:
+        """End the episode, which stores what it has, with an error. reason: the error."""
+        self.reason = reason
+        self._expire()
+
+    def watch(self, limit: asyncio.Timeout) -> None:
+        """Let the limit end the episode, at once if it has been ended already."""
+        self._limit = limit
+        if self.reason is not None:
+            self._expire()
+
+    def _expire(self) -> None:
+        if self._limit is not None:
+            with suppress(RuntimeError):  # the episode has ended
+                self._limit.reschedule(asyncio.get_running_loop().time())
+
+
+ending: ContextVar[Ending | None] = ContextVar("ending", default=None)
+"""How to end the episode that begins in this context."""
 
 
 class TokenBudget:

@@ -14,7 +14,7 @@ from ludic.agents.agent import Agent
 from ludic.agents.delegation import Delegate, SubAgent, SubTask, delegate_validators
 from ludic.agents.episode import Part
 from ludic.agents.failures import ENGINE_ERRORS, EpisodeFailedError, LimitReachedError, fails_the_episode
-from ludic.agents.limits import EpisodeLimits, TokenBudget
+from ludic.agents.limits import Ending, EpisodeLimits, TokenBudget, ending
 from ludic.agents.player import Player
 from ludic.agents.requests import EpisodeRequest, derive_seed
 from ludic.agents.single_agent import play_alone
@@ -49,9 +49,10 @@ async def run_episode(
 ) -> list[Rollout]:
     """Run an episode and return its rows, at least one. Raises the engine's ModelError, ConfigError, EngineError."""
     limits = limits or EpisodeLimits()
-    play = Play(agent, request, limits)
+    play, early = Play(agent, request, limits), ending.get() or Ending()
     try:
         async with asyncio.timeout(limits.timeout_s) as time_limit:
+            early.watch(time_limit)
             try:
                 play.held = await calls.make(make_environment)
                 await protocol(play)
@@ -64,7 +65,10 @@ async def run_episode(
     except TimeoutError:
         if not time_limit.expired():
             raise
-        play.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
+        if early.reason is not None:
+            play.fail(early.reason)
+        else:
+            play.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
     if play.engine_error is not None:
         raise play.engine_error
     return play.rollouts()

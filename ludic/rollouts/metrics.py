@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ludic.records import Rollout, RolloutBatch, RolloutGroup
+from ludic.records import GROUP_CLOSED, Rollout, RolloutBatch, RolloutGroup
 
 _MOST_CHARACTERS = 500
 """Maximum characters of an error in a metrics row; rows are read often."""
@@ -30,7 +30,7 @@ def stream_metrics(
         groups = [group for group in batch.groups if group.rollouts[0].env_name == env_name]
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         num_tokens = sum(rollout.action_length for rollout in rollouts)
-        errors = [rollout.error for rollout in rollouts if rollout.error is not None]
+        errors = [rollout.error for rollout in rollouts if rollout.error not in (None, GROUP_CLOSED)]
         yield {
             "worker_id": batch.metadata.worker_id,
             "env_name": env_name,

@@ -11,18 +11,19 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ludic.agents import event_loop
+from ludic.agents.limits import Ending, ending
 from ludic.agents.requests import EpisodeRequest
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import HalfLoadedError
 from ludic.printable import storable
-from ludic.records import EpisodeEnd, Rollout, RolloutGroup
+from ludic.records import GROUP_CLOSED, EpisodeEnd, Rollout, RolloutGroup
 from ludic.schema.type_checks import find_misfits
 from ludic.waits import GRACE_S
 
@@ -68,7 +69,7 @@ class BegunGroup:
             return EpisodeEnd(group_index=index, outcome="given_up")
         return EpisodeEnd(
             group_index=index,
-            outcome="complete" if all(row.error is None for row in rows) else "failed",
+            outcome=_outcome(rows),
             ended_at=self.ended_at[index],
             policy_version=min(row.policy_version for row in rows),
             num_tokens=sum(row.action_length for row in rows),
@@ -79,6 +80,7 @@ class BegunGroup:
 class _Episode:
     group: BegunGroup
     index: int
+    ending: Ending = field(default_factory=Ending)
     settles_s: float = 0.0
     """Time until which it counts as asking the engine, if it has not done so yet."""
 
@@ -106,12 +108,14 @@ class Pump:
         *,
         in_flight: int | None = None,
         calls: "EngineCalls | None" = None,
+        close_groups_at: int | None = None,
     ) -> None:
         """in_flight: episodes that run at a time. None: as many as keep the engine of `calls` full, whatever they wait
         for; all at once without `calls`. extra_columns: the run's own columns; an episode with other values fails.
+        close_groups_at: episodes of a group that end before the others are given up; None waits for all.
         """
         self._run_episode, self._environments, self._extra_columns = run_episode, environments, extra_columns
-        self._in_flight, self._calls = in_flight, calls
+        self._in_flight, self._calls, self._close_groups_at = in_flight, calls, close_groups_at
         self._waiting: deque[_Episode] = deque()
         self._running: dict[asyncio.Task[Any], _Episode] = {}
         self._new: deque[_Episode] = deque()
@@ -203,9 +207,10 @@ class Pump:
     def _begin(self, episode: _Episode) -> None:
         episode.settles_s = asyncio.get_running_loop().time() + _SETTLED_S
         request = episode.group.requests[episode.index]
-        token = _episode.set(episode)
+        tokens = _episode.set(episode), ending.set(episode.ending)
         task = asyncio.ensure_future(self._run_episode(self._environments[request.env_name], request))
-        _episode.reset(token)
+        _episode.reset(tokens[0])
+        ending.reset(tokens[1])
         self._running[task] = episode
         self._new.append(episode)
         task.add_done_callback(self._end)
@@ -226,11 +231,23 @@ class Pump:
         group = episode.group
         group.rows[episode.index], group.ended_at[episode.index] = rows, datetime.now(UTC)
         if len(group.rows) < len(group.requests):
+            if len(group.rows) == self._close_groups_at:
+                self._close_group(group)
             return
         del self._open[group.number]
         now = asyncio.get_running_loop().time()
         made = _group(group.requests[0], [group.rows[index] for index in range(len(group.rows))], self._extra_columns)
         self._finished.append(Finished(begun=group, group=made, sampled_s=now - group.began_s, ended_s=now))
+
+    def _close_group(self, group: BegunGroup) -> None:
+        """End the other episodes of a group, those that wait for a slot too; each has its rows, with an error."""
+        for episode in self._running.values():
+            if episode.group is group:
+                episode.ending.end(GROUP_CLOSED)
+        for episode in [episode for episode in self._waiting if episode.group is group]:
+            self._waiting.remove(episode)
+            episode.ending.end(GROUP_CLOSED)
+            self._begin(episode)
 
 
 class EngineCalls(Engine):
@@ -324,6 +341,11 @@ def sample_groups(
 
     event_loop.run(sample())
     return tuple(groups[number] for number in range(len(requests)))
+
+
+def _outcome(rows: Sequence[Rollout]) -> Literal["complete", "failed", "given_up"]:
+    errors = {row.error for row in rows} - {None}
+    return "complete" if not errors else "given_up" if errors == {GROUP_CLOSED} else "failed"
 
 
 def _group(

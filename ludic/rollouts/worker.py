@@ -252,6 +252,7 @@ class Stream:
             self._root.run.extra_columns,
             in_flight=self._config.in_flight,
             calls=self._calls,
+            close_groups_at=self._root.run.close_groups_at,
         )
         self._committing: asyncio.Task[None] | None = None
         self._storing = SideThread()

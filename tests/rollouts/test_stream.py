@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from tiny_models import committed_rows, publish
 
+import ludic
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.errors import HalfLoadedError, ModelError
-from ludic.records import WeightSpan
+from ludic.records import GROUP_CLOSED, WeightSpan
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root, RunConfig
@@ -84,15 +85,18 @@ class SlowEngine:
         self.half_loaded, self.policy_version = None, version
 
 
-@pytest.fixture
-def root(tmp_path: Path, folder: str) -> Root:
+def create(tmp_path: Path, folder: str, **settings: Any) -> Root:
     (tmp_path / "twice.py").write_text(ENVIRONMENT)
-    run = RunConfig(
-        model=folder, env=(f"{tmp_path}/twice.py:Twice",), group_size=2, max_tokens=TOKENS, accept_incomplete=True
-    )
+    env = (f"{tmp_path}/twice.py:Twice",)
+    run = RunConfig(model=folder, env=env, max_tokens=TOKENS, accept_incomplete=True, **settings)
     root = Root.create(str(tmp_path / "run"), run)
     publish(root, folder, budget=10**6)
     return root
+
+
+@pytest.fixture
+def root(tmp_path: Path, folder: str) -> Root:
+    return create(tmp_path, folder, group_size=2)
 
 
 @contextmanager
@@ -191,3 +195,24 @@ def test_groups_that_have_begun_are_finished_first_if_the_settings_say_so(
     numbers = {row["request_index"] // 2 for row in committed_rows(root, "request_index")}
     assert numbers == set(range(num_groups))
     assert "gave up" not in caplog.text
+
+
+def test_a_group_that_is_closed_early_keeps_what_its_other_episodes_had_sampled(tmp_path: Path, folder: str) -> None:
+    root = create(tmp_path, folder, group_size=4, close_groups_at=3)
+    with working(root, num_groups=6) as (_, end):
+        wait_until(lambda: len(versions(root)) == 24)
+        assert end() == 6
+    rows = committed_rows(root, "group_id", "group_index", "group_size", "error", "episode_reward", "action_length")
+    assert {row["group_size"] for row in rows} == {4}
+    given_up = {(row["group_id"], row["group_index"]): row["action_length"] for row in rows if row["error"]}
+    assert {row["error"] for row in rows} == {None, GROUP_CLOSED}
+    assert len({group_id for group_id, _ in given_up}) == 6
+    assert {row["episode_reward"] for row in rows} == {None, 2.0}
+    assert set(given_up.values()) <= {0, TOKENS, 2 * TOKENS}  # of whole completions
+    with ludic.connect(root.url) as con:
+        groups = con.sql("select group_size, num_ended, outcome from requests").fetchall()
+        episodes = con.sql("select group_id, group_index, num_tokens, outcome from request_episodes").fetchall()
+        errors = con.sql("select sum(num_errors) from metrics").fetchall()
+    assert groups == [(4, 3, "complete")] * 6
+    assert {(group, index): tokens for group, index, tokens, outcome in episodes if outcome == "given_up"} == given_up
+    assert errors == [(0,)]

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sql.test_agent_advantages import HALF, TINY, child, estimate, row
 
-from ludic.records import AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.records import GROUP_CLOSED, AgentStep, EnvironmentStep, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema import to_table
 from ludic.sql.connect import open_duckdb
 from ludic.sql.library import advantages, packaged_names
@@ -88,7 +88,9 @@ def by_turn(name: str, rows: Sequence[Rollout], **params: Any) -> dict[tuple[str
     found = {line.pop("rollout_id"): line for line in table.to_pylist()}
     values = {}
     for each in rows:
-        for step in each.agent_steps if each.rollout_id in found else ():
+        if each.rollout_id not in found or not any(value is not None for value in found[each.rollout_id].values()):
+            continue
+        for step in each.agent_steps:
             value = found[each.rollout_id].get("advantage")
             values[each.trajectory_id or each.rollout_id, step.turn] = (
                 found[each.rollout_id]["token_advantages"][step.start] if value is None else value
@@ -205,6 +207,18 @@ def trajectories(draw: st.DrawFn) -> tuple[list[Rollout], list[Rollout]]:
 def test_rows_of_a_trajectory_change_nobodys_advantage(name: str, both: tuple[list[Rollout], list[Rollout]]):
     whole, cut = both
     assert by_turn(name, cut) == pytest.approx(by_turn(name, whole), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", sorted({*ADVANTAGES} - {"token_returns", "turn_returns"}))
+def test_an_episode_that_was_given_up_changes_nobodys_advantage(name: str, rows: list[Rollout]):
+    """Nor its rewards before: a group that was closed early has the baseline of those that had ended."""
+    closed = [replace(each, group_size=3) for each in rows]
+    indexes = {"request_index": 2, "group_index": 2, "group_size": 3}
+    given_up = row("x", "ex", None, error=GROUP_CLOSED, trajectory_id="x", **indexes)
+    turns = rows_of(given_up, [Turn(5.0, "start"), Turn(0.0, "k0")])
+    turns = [replace(each, episode_reward=None, error=GROUP_CLOSED) for each in turns]
+    found = by_turn(name, [*closed, *turns])
+    assert {key: value for key, value in found.items() if key[0] != "x"} == pytest.approx(by_turn(name, rows))
 
 
 # --- The record's own method, and noise --------------------------------------------------------------------

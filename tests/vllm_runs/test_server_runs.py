@@ -51,25 +51,27 @@ def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Pat
     root = open_demo(url)
     with running_servers(str(root.run.model), tmp_path) as [server]:
         flags = ["--engine", "server", "--server-url", server.url, *to_flags(demo_config(NUM_STEPS).flat())]
-        run = subprocess.Popen([sys.executable, "-m", "ludic", "run", url, *flags], stderr=subprocess.PIPE, text=True)
-        try:
-            wait_until(lambda: version_of(root) >= 10)
-            server.kill()
-            at, killed = version_of(root), time.monotonic()
-            time.sleep(5)
-            server.start()
-            server.wait()
-            gap_s = time.monotonic() - killed
-            _, stderr = run.communicate(timeout=600)
-        finally:
-            run.kill()
+        command = [sys.executable, "-m", "ludic", "run", url, *flags]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as run:
+            try:
+                wait_until(lambda: version_of(root) >= 10)
+                server.kill()
+                at, killed = version_of(root), time.monotonic()
+                time.sleep(5)
+                server.start()
+                server.wait()
+                gap_s = time.monotonic() - killed
+                _, stderr = run.communicate(timeout=600)
+            finally:
+                run.kill()
     assert run.returncode == 0, stderr
     assert version_of(root) == NUM_STEPS
 
     con = ludic.connect(root)
-    rewards = dict(con.execute("select policy_version, avg(episode_reward) from rollouts group by all").fetchall())
-    # The last version's rollouts may be few. A server that loads slowly may leave out a version before it.
-    assert rewards[max(version for version in rewards if version < NUM_STEPS)] >= 20 * rewards[0]
+    # Of one version there may be few rollouts, or none.
+    mean = "select avg(episode_reward) from rollouts where policy_version between ? and ?"
+    (first,), (last,) = (con.execute(mean, span).fetchone() for span in ([0, 0], [NUM_STEPS - 6, NUM_STEPS]))
+    assert last >= 20 * first
     assert con.execute("select count(*) from rollouts where error is not null").fetchall() == [(0,)]
     # Rows of the restarted server say which weights sampled them: those that it was given, not those it started with.
     assert con.execute("select count(*) from rollouts where policy_version > ?", [at + 2]).fetchone()[0] > 0
