@@ -47,6 +47,7 @@ class _Group:
 
     number: int
     requests: Sequence[EpisodeRequest]
+    environments: LimitedEnvironments
     began_s: float
     rows: dict[int, Sequence[Rollout]] = field(default_factory=dict)
     """Rows of the episodes that have ended, by their index in the group."""
@@ -118,9 +119,16 @@ class Pump:
         """Whether a further group would begin at once."""
         return not self._waiting and not self.is_paused and self._free_slots() > 0
 
-    def start(self, number: int, requests: Sequence[EpisodeRequest]) -> None:
-        """Begin a group. requests: of its episodes, at least one. number: comes back when it is complete."""
-        group = _Group(number, requests, asyncio.get_running_loop().time())
+    def start(
+        self, number: int, requests: Sequence[EpisodeRequest], environments: LimitedEnvironments | None = None
+    ) -> None:
+        """Begin a group. requests: of its episodes, at least one. number: comes back when it is complete.
+
+        environments: of this group; None are the pump's by the requests' env_name.
+        """
+        if environments is None:
+            environments = self._environments[requests[0].env_name]
+        group = _Group(number, requests, environments, asyncio.get_running_loop().time())
         self._num_open += 1
         self._waiting.extend(_Episode(group, index) for index in range(len(requests)))
         self._fill()
@@ -177,7 +185,7 @@ class Pump:
         episode.settles_s = asyncio.get_running_loop().time() + _SETTLED_S
         request = episode.group.requests[episode.index]
         token = _episode.set(episode)
-        task = asyncio.ensure_future(self._run_episode(self._environments[request.env_name], request))
+        task = asyncio.ensure_future(self._run_episode(episode.group.environments, request))
         _episode.reset(token)
         self._running[task] = episode
         self._new.append(episode)
