@@ -14,7 +14,6 @@ import logging
 import random
 import shutil
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -278,8 +277,8 @@ class _Stream:
         self._numbers = itertools.count()
         self._open: dict[int, _Block] = {}
         """Blocks by the numbers of their groups that are not complete."""
-        self._complete: deque[_Block] = deque()
-        self._storing: asyncio.Task[None] | None = None
+        self._complete: list[_Block] = []
+        self._storing: asyncio.Task[list[RolloutBatch]] | None = None
         self._claiming_thread, self._storing_thread = SideThread(), SideThread()
         self._look_at = 0.0
         """Time of the event loop from which on blocks are claimed, after there was none to claim."""
@@ -337,25 +336,28 @@ class _Stream:
                 self._complete.append(block)
 
     async def _store_complete(self) -> None:
-        """Begin to store the blocks that are complete, if none is being stored."""
+        """Begin to store the blocks that are complete, unless some are being stored; report those that are stored."""
         if self._storing is not None and self._storing.done():
-            storing, self._storing = self._storing, None
-            storing.result()
+            await self._end_storing()
         if self._complete and self._storing is None:
-            self._storing = asyncio.create_task(self._store())
+            blocks, self._complete = self._complete, []
+            self._storing = asyncio.create_task(self._store(blocks))
             self._storing.add_done_callback(lambda _: self._pump.wake())
 
-    async def _store(self) -> None:
-        while self._complete:
-            block = self._complete.popleft()
-            batch = await self._storing_thread.run(partial(self._sampler.store, block))
-            if batch is not None and self._sampler.report is not None:
+    async def _store_rest(self) -> None:
+        await self._end_storing()
+        await self._store_complete()
+        await self._end_storing()
+
+    async def _end_storing(self) -> None:
+        storing, self._storing = self._storing, None
+        for batch in await storing if storing is not None else ():
+            if self._sampler.report is not None:
                 self._sampler.report(batch)
 
-    async def _store_rest(self) -> None:
-        if self._storing is not None:
-            await self._storing
-        await self._store()
+    async def _store(self, blocks: Sequence[_Block]) -> list[RolloutBatch]:
+        stored = [await self._storing_thread.run(partial(self._sampler.store, block)) for block in blocks]
+        return [batch for batch in stored if batch is not None]
 
     def _say_what_is_lost(self) -> None:
         if blocks := set(self._open.values()):
