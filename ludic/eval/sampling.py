@@ -219,7 +219,7 @@ class _Left:
             if not self._root.exists(name):
                 if not self._claims.take(name):
                     continue
-                if not self._root.exists(name):  # whoever had claimed it may have stored it in between
+                if not self._root.exists(name):  # a process that had claimed it may have stored it in between
                     return self._blocks.pop(name)
                 self._claims.release(name)
             del self._blocks[name]
@@ -269,7 +269,11 @@ class _Sampler:
 
 
 class _Stream:
-    """Blocks in flight. Begins a block when the engine has room for it, and stores each one when it is complete."""
+    """Blocks in flight. Begins a block when the engine has room for it, and stores each one when it is complete.
+
+    Blocks that are not complete have an episode that runs, but for the newest one: there are at most as many of them as
+    episodes run, plus one, and their complete answers have at most the tokens sampled during the longest episodes.
+    """
 
     def __init__(self, sampler: _Sampler, left: _Left, agent: Agent, calls: EngineCalls) -> None:
         self._sampler, self._left, self._agent, self._calls = sampler, left, agent, calls

@@ -16,11 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Annotated
 
-import msgspec
-
-from ludic.bounds import BOUNDS
 from ludic.defaults import LEASE_S
 from ludic.errors import LudicError, ReplacedRootError, SchemaError
 from ludic.records import new_id
@@ -43,8 +39,6 @@ class Evaluator:
     """host-pid, for people."""
     process: str | None
     """The process as ludic.store.lease.describe_process identifies it; None if the system doesn't show it."""
-    lease_s: Annotated[float, msgspec.Meta(gt=0, le=BOUNDS["lease_s"].high)]
-    """Seconds without a change after which the claims count no more."""
     blocks: Sequence[str]
     """Names below the root of the files with samples that the process is going to store."""
     num_changes: Count = 0
@@ -55,14 +49,15 @@ class BlockClaims:
     """This process's claims of blocks, and those of others. `release` may be called while `take` runs in a thread."""
 
     def __init__(self, root: Root, lease_s: float = LEASE_S) -> None:
-        self._root, self._name = root, f"{FOLDER}/{new_id()}.json"
-        process = describe_process(os.getpid())
-        self._own = Evaluator(owner=owner_name(), process=process, lease_s=lease_s, blocks=())
+        """lease_s: seconds without a change after which another process's claims count no more."""
+        self._root, self._name, self._lease_s = root, f"{FOLDER}/{new_id()}.json", lease_s
+        self._own = Evaluator(owner=owner_name(), process=describe_process(os.getpid()), blocks=())
         self._changes = threading.Lock()
         self._done = threading.Event()
         self._renewing: threading.Thread | None = None
         self._seen: dict[str, tuple[Evaluator, float]] = {}
         """Other files, and when they were first seen with this content, in seconds of the monotonic clock."""
+        self._broken: set[str] = set()
 
     def __enter__(self) -> "BlockClaims":
         return self
@@ -82,7 +77,7 @@ class BlockClaims:
 
     def of_others(self) -> set[str]:
         """Return the blocks that other living processes have claimed. Raises StoreError."""
-        names = [name for name in self._root.list(FOLDER) if name != self._name]
+        names = [name for name in self._root.list(FOLDER) if name.endswith(".json") and name != self._name]
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
         return {block for name in names for block in self._blocks_of(name)}
 
@@ -116,7 +111,7 @@ class BlockClaims:
                 self._root.delete(self._name)
 
     def _renew(self) -> None:
-        while not self._done.wait(self._own.lease_s / _RENEWALS_A_LEASE):
+        while not self._done.wait(self._lease_s / _RENEWALS_A_LEASE):
             try:
                 if self._own.blocks:
                     self._change()
@@ -130,7 +125,9 @@ class BlockClaims:
         try:
             found = read_record(self._root, name, Evaluator, "list of an evaluation's open blocks", "delete it")
         except SchemaError as error:
-            logger.warning("%s", error)
+            if name not in self._broken:
+                logger.warning("%s", error)
+                self._broken.add(name)
             return ()
         if found is None:
             return ()
@@ -139,7 +136,7 @@ class BlockClaims:
         if found != known:
             since = now
         self._seen[name] = found, since
-        is_over = now - since >= found.lease_s or (found.process is not None and is_dead(found.process))
+        is_over = now - since >= self._lease_s or (found.process is not None and is_dead(found.process))
         if not is_over:
             return found.blocks
         self._root.delete(name)  # if its process was only frozen, the next renewal puts it back

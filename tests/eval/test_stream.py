@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 import ludic
 from ludic.engines.engine import Completion, GenerationRequest
+from ludic.eval import sampling
 from ludic.records import RolloutBatch, WeightSpan
 from ludic.store import Root, RunConfig
 from ludic.store.evaluators import BlockClaims, Evaluator
@@ -177,12 +179,15 @@ def test_a_block_that_another_process_samples_is_left_to_it_until_it_gives_up(ru
     assert blocks[0] in run.root.list("evals")
 
 
-def test_the_blocks_of_a_process_that_is_silent_are_sampled_when_its_lease_is_over(run: ludic.Run) -> None:
+def test_the_blocks_of_a_process_that_is_silent_are_sampled_when_its_lease_is_over(
+    run: ludic.Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling, "BlockClaims", partial(BlockClaims, lease_s=0.5))
     engine = TickingEngine(total=0)
     evaluate(run, engine, num_examples=8)
     (block,) = run.root.list("evals")
     run.root.delete(block)
-    silent = Evaluator(owner="elsewhere-1", process=None, lease_s=0.5, blocks=[block])
+    silent = Evaluator(owner="elsewhere-1", process=None, blocks=[block])
     run.root.put("evaluators/silent.json", encode_record(silent))
     evaluate(run, engine, num_examples=8)
     assert run.root.list("evals") == [block]

@@ -21,9 +21,9 @@ def root(tmp_path: Path) -> Root:
     return Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
 
 
-def put(root: Root, *, lease_s: float = 60, process: str | None = None) -> None:
+def put(root: Root, process: str | None = None) -> None:
     """Put the file of a process that renews nothing."""
-    found = Evaluator(owner="there-1", process=process, lease_s=lease_s, blocks=[BLOCK])
+    found = Evaluator(owner="there-1", process=process, blocks=[BLOCK])
     root.put("evaluators/other.json", encode_record(found))
 
 
@@ -65,7 +65,7 @@ def test_a_dead_process_claims_nothing(root: Root) -> None:
         subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child,
         BlockClaims(root) as claims,
     ):
-        put(root, process=describe_process(child.pid))
+        put(root, describe_process(child.pid))
         assert not claims.take(BLOCK)
         child.kill()
         child.wait()
@@ -74,8 +74,8 @@ def test_a_dead_process_claims_nothing(root: Root) -> None:
 
 
 def test_a_process_elsewhere_claims_nothing_once_its_lease_is_over(root: Root) -> None:
-    put(root, lease_s=0.3, process=None)
-    with BlockClaims(root) as claims:
+    put(root)
+    with BlockClaims(root, lease_s=0.3) as claims:
         began = time.monotonic()
         while not claims.take(BLOCK):
             assert time.monotonic() < began + 30
@@ -97,4 +97,6 @@ def test_a_broken_file_claims_nothing(root: Root, caplog: pytest.LogCaptureFixtu
     root.put("evaluators/other.json", b"{}")
     with BlockClaims(root) as claims:
         assert claims.take(BLOCK)
+        assert claims.take("another")
+    assert len(caplog.messages) == 1
     assert "evaluators/other.json is no list of an evaluation's open blocks" in caplog.text
