@@ -61,6 +61,8 @@ Report = Callable[[RolloutBatch], None]
 
 _LOOK_S = 1.0
 """Mean seconds between looks at blocks that others have claimed."""
+_MOST_COMPLETE = 16
+"""Complete blocks that wait to be stored; no further block begins then, so that a slow filesystem fills no memory."""
 _TICK_S = 0.1
 """Seconds between looks at `stop`: a signal does not wake an event loop."""
 
@@ -308,7 +310,9 @@ class _Stream:
 
     async def _begin_blocks(self) -> None:
         clock = asyncio.get_running_loop().time
-        while self._pump.has_room and self._left and clock() >= self._look_at and not self._sampler.stop.is_set():
+        while self._pump.has_room and len(self._complete) < _MOST_COMPLETE and not self._sampler.stop.is_set():
+            if not self._left or clock() < self._look_at:
+                return
             block = await self._claiming_thread.run(self._left.take)
             if block is None:
                 self._look_at = clock() + _until_next_look_s()
