@@ -1,4 +1,4 @@
-"""How full a worker keeps an engine, and how old rollouts are when they are used, with answers of unlike length.
+"""How full workers and evaluations keep an engine with answers of unlike length, and how old used rollouts are.
 
     python -m benchmarks.in_flight
 
@@ -8,7 +8,8 @@ a process. A training step is time on the clock. Lengths of answers are log-norm
 most 32,768 tokens; one simulated token stands for 16, so that the figures come in minutes.
 
 `fill` is the mean number of sequences in the batch over max_batch, while requests remain to be started. The first table
-has no trainer; `calls of 64` is a worker that samples a batch of 64 episodes, then the next one.
+has no trainer; `calls of 64` is a worker that samples a batch of 64 episodes, then the next one. `block by block` is an
+evaluation that begins a block of 32 examples when the last one is stored.
 """
 
 import asyncio
@@ -32,6 +33,7 @@ import tyro
 
 import ludic
 from benchmarks.measure import print_table
+from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.batches import online
 from ludic.batches.online import OnlineSource
@@ -39,6 +41,8 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Example, Score, Split, Transition
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.eval.config import EvalConfig
+from ludic.eval.sampling import evaluate
 from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
 from ludic.records import Message, WeightSpan
@@ -57,17 +61,19 @@ MEAN, LONGEST = 4000 // TOKENS_EACH, 32768 // TOKENS_EACH
 STEP_S = 0.02 * TOKENS_EACH
 """Seconds of a decoding step of the clock."""
 GROUP_SIZE, GROUPS_PER_BATCH, NUM_TURNS = 8, 8, 5
+NUM_EXAMPLES = 1000
+"""Examples of an evaluation."""
 _LONG = 2 * MEAN
 """Tokens of an answer that counts as long."""
 
 
 def main(quick: bool = False, requests: int = 20_000, steps: int = 150) -> None:
-    """Print two tables.
+    """Print three tables.
 
     Args:
         quick: Sample few requests, to check that the benchmark works.
         requests: Requests of each cell of the first table.
-        steps: Training steps of each row of the second table.
+        steps: Training steps of each row of the last table.
     """
     requests, steps = (800, 2) if quick else (requests, steps)
     logging.getLogger("ludic").setLevel("ERROR")  # else the trainer says that it waits, every 30 s of the clock
@@ -85,6 +91,18 @@ def main(quick: bool = False, requests: int = 20_000, steps: int = 150) -> None:
         print_table(
             f"in_flight: fill of the batch while {requests:,} requests are sampled",
             ["max_batch", "episodes", "stream", "calls of 64"],
+            rows,
+        )
+        rows = []
+        for max_batch in (64,) if quick else (64, 256):
+            stream, blocks = (
+                _evaluate(model, f"{folder}/{max_batch}-{each}", max_batch, each) for each in (False, True)
+            )
+            assert stream[0] > blocks[0], f"a stream fills {stream[0]:.2f} of the batch, single blocks {blocks[0]:.2f}"
+            rows.append([str(max_batch), *(f"{cell:.2f}" for cell in (stream[0], blocks[0], stream[1], blocks[1]))])
+        print_table(
+            f"in_flight: an evaluation of {NUM_EXAMPLES:,} examples in blocks of {EvalConfig().examples_per_call}",
+            ["max_batch", "fill of the stream", "block by block", "hours of the stream", "block by block"],
             rows,
         )
         rows = []
@@ -175,6 +193,8 @@ class SimulatedEngine:
     """Sum over the sequences of the seconds in the batch, up to `_counted_s`."""
     _counted_s: float = 0.0
     _num_running: int = 0
+    fill: float = 0.0
+    """Mean number of sequences in the batch over max_batch, until the last one began."""
 
     def __post_init__(self) -> None:
         self._slots = asyncio.Semaphore(self.max_batch)
@@ -184,6 +204,7 @@ class SimulatedEngine:
         async with self._slots:
             began_s = self.clock.time()
             self._count(1)
+            self.fill = self._busy_s / max(began_s, STEP_S) / self.max_batch
             try:
                 await asyncio.sleep(length * STEP_S)
             finally:
@@ -287,6 +308,30 @@ def _fill(model: str, max_batch: int, wait_s: float | None, num_requests: int, i
                 await pump.wait()
 
         return clock.run_until_complete(sample())
+
+
+# --- An evaluation ---------------------------------------------------------------------------------------
+
+
+def _evaluate(model: str, url: str, max_batch: int, block_by_block: bool) -> tuple[float, float]:
+    """Evaluate version 0; returns the fill of the batch until the last episode begins, and the hours of the clock."""
+    environment = f"{Path(__file__).resolve()}:Answers"
+    run = RunConfig(model=model, env=(environment,), max_tokens=LONGEST, accept_incomplete=True)
+    root = Root.create(url, run)
+    stop = threading.Event()
+    with ExitStack() as stack:
+        clock = stack.enter_context(Clock())
+        stack.enter_context(_without_threads())
+        stack.enter_context(mock.patch.object(event_loop, "run", clock.run_until_complete))
+        engine = SimulatedEngine(clock, max_batch)
+        # Examples that are stored are not sampled again, so each of many evaluations samples one further block.
+        step = EvalConfig().examples_per_call if block_by_block else NUM_EXAMPLES
+        for num_examples in (*range(step, NUM_EXAMPLES, step), NUM_EXAMPLES):
+            config = EvalConfig(num_examples=num_examples)
+            evaluate(root, {"": config}, lambda folder, version: engine, stop, report=lambda batch: None)
+        num_samples = ludic.open(url).sql("select count(*) as n from evals")["n"].item()
+        assert num_samples == NUM_EXAMPLES, f"{num_samples} samples are stored"
+        return engine.fill, clock.time() / 3600
 
 
 # --- The whole run ---------------------------------------------------------------------------------------

@@ -64,8 +64,11 @@ class EvalConfig:
     seed: int = 0
     """Decides which held-out examples come first, and seeds the samples. The same seed gives the same examples in every
     run, so that runs can be compared in pairs."""
+    in_flight: int | None = None
+    """Number of episodes that run at a time; changes no sample. None runs as many as keep the engine's batch full
+    (--max-batch), whatever they wait for."""
     examples_per_call: int = 32
-    """Number of examples that are sampled together and stored in one file; changes no sample."""
+    """Number of examples that one process samples and stores as one file; changes no sample."""
     env_timeout_s: float | None = ENV_TIMEOUT_S
     """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
     episode_timeout_s: float | None = None

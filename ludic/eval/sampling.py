@@ -1,22 +1,28 @@
-"""Sample an evaluation: what is missing in evals/ is sampled and stored, block by block.
+"""Sample an evaluation: what is missing in evals/ is sampled as a stream of blocks, each stored when it is complete.
 
-Reads policies/ and evals/, writes evals/ and evaluations/. Any number of processes may evaluate the same: each takes
-the blocks in an order of its own, and the first one that stores a block wins. A killed process loses the block that it
-was sampling; the next one samples it. Raises ConfigError for weights that are not stored, ConsentError for code of the
-root that the user has not agreed to, TimeLimitError if an environment is not made or returns no example in time.
+Reads policies/ and evals/, writes evals/, evaluations/ and evaluators/. The next block of a version begins when the
+engine has room, not when the last one is complete, so one long answer holds up nothing but its own block. Any number of
+processes may evaluate the same: each claims the blocks that it has begun, and waits at the end for those of the others.
+A killed process loses the blocks that it was sampling; others sample them. Raises ConfigError for weights that are
+not stored, ConsentError for code of the root that the user has not agreed to, TimeLimitError if an environment is not
+made or returns no example in time.
 """
 
+import asyncio
+import itertools
 import logging
 import random
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
+from ludic.agents import event_loop
 from ludic.agents.agent import Agent
-from ludic.engines.engine import Engine
+from ludic.agents.requests import EpisodeRequest
 from ludic.engines.registry import MakeEngine
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, NameTakenError, SchemaError
@@ -36,20 +42,29 @@ from ludic.eval.samples import Chosen
 from ludic.eval.suite import labelled
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_model, vocabulary_of
-from ludic.records import RolloutBatch, RolloutMetadata
-from ludic.rollouts.pump import sample_groups
+from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
 from ludic.rollouts.sampler import episodes_of_run
 from ludic.rollouts.sampling_code import open_code
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
 from ludic.store.evaluations import Evaluation, SampleBlock, put_evaluation, stored_blocks
+from ludic.store.evaluators import BlockClaims
 from ludic.store.files import RolloutFile
 from ludic.store.policy_files import has_weights
 from ludic.temporary import make_folder
 from ludic.user_files import Files
+from ludic.waits import SideThread
 
 logger = logging.getLogger(__name__)
 
 Report = Callable[[RolloutBatch], None]
+
+_LOOK_S = 1.0
+"""Mean seconds between looks at blocks that others have claimed."""
+_MOST_COMPLETE = 16
+"""Complete blocks that wait to be stored; no further block begins then, so that a slow filesystem fills no memory."""
+_TICK_S = 0.1
+"""Seconds between looks at `stop`: a signal does not wake an event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,26 +96,34 @@ def evaluate(
     are gone is skipped with a warning. None evaluates the versions of the settings. report: called with each sampled
     batch. announce: as in ludic.rollouts.worker.
     """
-    chosen = choose_versions(root, next(iter(configs.values())).versions) if versions is None else versions
+    first = next(iter(configs.values()))
+    chosen = choose_versions(root, first.versions) if versions is None else []
     opened = {label: _open_all(root, label, config, announce, stop) for label, config in configs.items()}
+    everything = [*chain(*opened.values())]
     if versions is None:
-        _check_weights(root, chosen, [*chain(*opened.values())])
-    for each in chain(*opened.values()):
+        _check_weights(root, chosen, everything)
+    for each in everything:
         put_evaluation(root, each.evaluation)
-    done: list[int] = []
-    with _Weights(root, make_engine, model) as weights:
-        for version in chosen:
-            try:
-                for each in chain(*opened.values()):
-                    _sample_missing(root, each, version, weights, stop, report)
-            except MissingWeightsError as error:
-                if versions is None:
-                    raise
-                logger.warning("skipped version %d: %s", version, error)
-            else:
-                done.append(version)
+    with _Weights(root, make_engine, model) as weights, BlockClaims(root) as claims:
+        sampler = _Sampler(root, everything, weights, claims, stop, in_flight=first.in_flight, report=report)
+        if versions is None:
+            # A process waits for what others have begun only when nothing is left to begin, of any version.
+            for version in chosen:
+                sampler.sample(version, wait=False)
+            for version in chosen:
+                sampler.sample(version, wait=True)
+        else:
+            _follow(sampler, versions)
     ids = {label: [each.evaluation.evaluation for each in some] for label, some in opened.items()}
-    return Sampled(versions=done if versions is None else None, evaluations=ids)
+    return Sampled(versions=chosen if versions is None else None, evaluations=ids)
+
+
+def _follow(sampler: "_Sampler", versions: Iterable[int]) -> None:
+    for version in versions:
+        try:
+            sampler.sample(version, wait=True)
+        except MissingWeightsError as error:
+            logger.warning("skipped version %d: %s", version, error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,28 +172,6 @@ def _check_weights(root: Root, versions: Iterable[int], opened: Sequence[_Opened
         raise unknown_versions(root, missing)
 
 
-def _sample_missing(
-    root: Root,
-    opened: _Opened,
-    version: int,
-    weights: "_Weights",
-    stop: threading.Event,
-    report: Report | None,
-) -> None:
-    blocks = _blocks_left(root, opened, version)
-    random.shuffle(blocks)  # so that processes that began together rarely sample the same block
-    for block in blocks:
-        if stop.is_set():
-            return
-        file = RolloutFile(version, opened.plan.name, block.worker_id, 0, "evals")
-        if root.exists(file.name):
-            continue
-        opened.environments.restart()
-        batch = _sample(opened, block, weights.agent(version))
-        if _store(root, batch) and report is not None:
-            report(batch)
-
-
 def _blocks_left(root: Root, opened: _Opened, version: int) -> list[SampleBlock]:
     config = opened.config
     evaluation = opened.evaluation.evaluation
@@ -178,12 +179,206 @@ def _blocks_left(root: Root, opened: _Opened, version: int) -> list[SampleBlock]
     return missing_blocks(evaluation, list(opened.plan.examples), config.n, stored, config.examples_per_call)
 
 
-def _sample(opened: _Opened, block: SampleBlock, agent: Agent) -> RolloutBatch:
-    run = opened.plan.run
-    run_episode = episodes_of_run(run, agent, timeout_s=opened.config.episode_timeout_s, files=opened.files)
-    environments = {opened.plan.name: opened.environments}
-    groups = sample_groups(opened.plan.requests(block), run_episode, environments, run.extra_columns)
-    return RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=block.worker_id))
+@dataclass(slots=True, eq=False)
+class _Block:
+    """A block that is not stored: not begun, being sampled, or complete."""
+
+    opened: _Opened
+    samples: SampleBlock
+    version: int
+    numbers: Sequence[int] = ()
+    """Numbers of its groups in the pump, in order."""
+    groups: dict[int, RolloutGroup] = field(default_factory=dict)
+    """Groups that are complete, by their numbers."""
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        return RolloutFile(self.version, self.opened.plan.name, self.samples.worker_id, 0, "evals").name
+
+    @property
+    def batch(self) -> RolloutBatch:
+        groups = tuple(self.groups[number] for number in self.numbers)
+        return RolloutBatch(groups=groups, metadata=RolloutMetadata(worker_id=self.samples.worker_id))
+
+
+class _Left:
+    """Blocks of a version that were not stored when they were listed, and that this process has not begun."""
+
+    def __init__(self, root: Root, opened: Sequence[_Opened], version: int, claims: BlockClaims) -> None:
+        self._root, self._claims = root, claims
+        blocks = [_Block(each, block, version) for each in opened for block in _blocks_left(root, each, version)]
+        random.shuffle(blocks)  # so that processes that began together rarely claim the same block
+        self._blocks = {block.name: block for block in blocks}
+
+    def __bool__(self) -> bool:
+        return bool(self._blocks)
+
+    def take(self) -> _Block | None:
+        """Claim a block that nobody samples, and return it; None if there is none. Raises StoreError."""
+        of_others = self._claims.of_others() if self._blocks else ()
+        for name in [name for name in self._blocks if name not in of_others]:
+            if not self._root.exists(name):
+                if not self._claims.take(name):
+                    continue
+                if not self._root.exists(name):  # a process that had claimed it may have stored it in between
+                    return self._blocks.pop(name)
+                self._claims.release(name)
+            del self._blocks[name]
+        return None
+
+
+class _Sampler:
+    """Samples what is missing of a version, and stores it."""
+
+    def __init__(
+        self,
+        root: Root,
+        opened: Sequence[_Opened],
+        weights: "_Weights",
+        claims: BlockClaims,
+        stop: threading.Event,
+        *,
+        in_flight: int | None,
+        report: Report | None,
+    ) -> None:
+        self.root, self.claims, self.stop, self.in_flight, self.report = root, claims, stop, in_flight, report
+        self._opened, self._weights = opened, weights
+
+    def sample(self, version: int, *, wait: bool) -> None:
+        """Sample until all is stored or `stop` is set. wait: for blocks that others sample, and may not finish."""
+        while not self.stop.is_set():
+            left = _Left(self.root, self._opened, version, self.claims)
+            first = left.take()
+            if first is not None:
+                try:
+                    agent = self._weights.agent(version)
+                except MissingWeightsError:
+                    self.claims.release(first.name)
+                    raise
+                event_loop.run(_Stream(self, left, agent, self._weights.calls).run(first))
+            elif left and wait:
+                self.stop.wait(_until_next_look_s())
+            else:
+                return
+
+    def store(self, block: _Block) -> RolloutBatch | None:
+        """Store a complete block and release it; returns None if another process was first, whose samples count."""
+        batch = block.batch
+        is_stored = _store(self.root, batch)
+        self.claims.release(block.name)
+        return batch if is_stored else None
+
+
+class _Stream:
+    """Blocks in flight. Begins a block when the engine has room for it, and stores each one when it is complete.
+
+    Blocks that are not complete have an episode that runs, but for the newest one: there are at most as many of them as
+    episodes run, plus one, and their complete answers have at most the tokens sampled during the longest episodes.
+    """
+
+    def __init__(self, sampler: _Sampler, left: _Left, agent: Agent, calls: EngineCalls) -> None:
+        self._sampler, self._left, self._agent, self._calls = sampler, left, agent, calls
+        self._run_episode: dict[LimitedEnvironments, RunEpisode] = {}
+        self._numbers = itertools.count()
+        self._open: dict[int, _Block] = {}
+        """Blocks by the numbers of their groups that are not complete."""
+        self._complete: list[_Block] = []
+        self._storing: asyncio.Task[list[RolloutBatch]] | None = None
+        self._claiming_thread, self._storing_thread = SideThread(), SideThread()
+        self._look_at = 0.0
+        """Time of the event loop from which on blocks are claimed, after there was none to claim."""
+
+    async def run(self, first: _Block) -> None:
+        """Sample this block and all that can be claimed, or until stopped; complete blocks are stored in any case."""
+        columns, in_flight = self._sampler.root.run.extra_columns, self._sampler.in_flight
+        self._pump = Pump(self._play, {}, columns, in_flight=in_flight, calls=self._calls)
+        try:
+            self._begin(first)
+            while not self._sampler.stop.is_set():
+                await self._begin_blocks()
+                if not self._open:
+                    break
+                self._collect(await self._pump.wait(_TICK_S))
+                await self._store_complete()
+            self._say_what_is_lost()
+        finally:
+            await self._pump.close()
+            await self._store_rest()
+            self._claiming_thread.close()
+            self._storing_thread.close()
+
+    async def _begin_blocks(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while self._pump.has_room and len(self._complete) < _MOST_COMPLETE and not self._sampler.stop.is_set():
+            if not self._left or clock() < self._look_at:
+                return
+            block = await self._claiming_thread.run(self._left.take)
+            if block is None:
+                self._look_at = clock() + _until_next_look_s()
+                return
+            self._begin(block)
+            await asyncio.sleep(0)  # so that its episodes reach the engine, and others go on
+
+    def _begin(self, block: _Block) -> None:
+        opened = block.opened
+        opened.environments.restart()
+        if opened.environments not in self._run_episode:
+            self._run_episode[opened.environments] = episodes_of_run(
+                opened.plan.run, self._agent, timeout_s=opened.config.episode_timeout_s, files=opened.files
+            )
+        groups = dict(zip(self._numbers, opened.plan.requests(block.samples), strict=False))
+        block.numbers = tuple(groups)
+        self._open |= dict.fromkeys(groups, block)
+        for number, requests in groups.items():
+            self._pump.start(number, requests, opened.environments)
+
+    async def _play(self, environments: LimitedEnvironments, request: EpisodeRequest) -> Sequence[Rollout]:
+        return await self._run_episode[environments](environments, request)
+
+    def _collect(self, finished: Sequence[Finished]) -> None:
+        for each in finished:
+            block = self._open.pop(each.begun.number)
+            block.groups[each.begun.number] = each.group
+            if len(block.groups) == len(block.numbers):
+                self._complete.append(block)
+
+    async def _store_complete(self) -> None:
+        """Begin to store the blocks that are complete, unless some are being stored; report those that are stored."""
+        if self._storing is not None and self._storing.done():
+            await self._end_storing()
+        if self._complete and self._storing is None:
+            blocks, self._complete = self._complete, []
+            self._storing = asyncio.create_task(self._store(blocks))
+            self._storing.add_done_callback(lambda _: self._pump.wake())
+
+    async def _store_rest(self) -> None:
+        await self._end_storing()
+        await self._store_complete()
+        await self._end_storing()
+
+    async def _end_storing(self) -> None:
+        storing, self._storing = self._storing, None
+        for batch in await storing if storing is not None else ():
+            if self._sampler.report is not None:
+                self._sampler.report(batch)
+
+    async def _store(self, blocks: Sequence[_Block]) -> list[RolloutBatch]:
+        stored = [await self._storing_thread.run(partial(self._sampler.store, block)) for block in blocks]
+        return [batch for batch in stored if batch is not None]
+
+    def _say_what_is_lost(self) -> None:
+        if blocks := set(self._open.values()):
+            logger.info(
+                "gave up %d episodes that ran, of %d blocks; the next `ludic eval` with these settings samples them",
+                self._pump.num_running,
+                len(blocks),
+            )
+
+
+def _until_next_look_s() -> float:
+    # Two processes that claimed the same block at the same moment, and both took it back, meet by chance only.
+    return _LOOK_S * random.uniform(0.5, 1.5)
 
 
 def _store(root: Root, batch: RolloutBatch) -> bool:
@@ -203,7 +398,7 @@ class _Weights:
     def __init__(self, root: Root, make_engine: MakeEngine, model: str | None) -> None:
         self._root, self._make_engine, self._model = root, make_engine, model
         self._cache = make_folder("weights")
-        self._engine: Engine | None = None
+        self._calls: EngineCalls | None = None
         self._is_first_model = False
         self._agent: Agent | None = None
 
@@ -213,9 +408,15 @@ class _Weights:
     def __exit__(self, *error: object) -> None:
         shutil.rmtree(self._cache, ignore_errors=True)
 
+    @property
+    def calls(self) -> EngineCalls:
+        """The engine of the agent."""
+        assert self._calls is not None, "no weights have been loaded yet"
+        return self._calls
+
     def agent(self, version: int) -> Agent:
         """Return an agent with the weights of a version."""
-        if self._agent is None or self._engine is None or self._engine.policy_version != version:
+        if self._agent is None or self._calls is None or self._calls.policy_version != version:
             try:
                 with self._folder(version) as (folder, is_first_model):
                     self._load(folder, version, is_first_model)
@@ -227,14 +428,14 @@ class _Weights:
         return self._agent
 
     def _load(self, folder: str, version: int, is_first_model: bool) -> None:
-        if self._engine is not None and is_first_model == self._is_first_model:
-            self._engine.load_weights(folder, version)
+        if self._calls is not None and is_first_model == self._is_first_model:
+            self._calls.load_weights(folder, version)
             return
         # The first model is a whole one; later versions may be adapters, which need another engine.
-        self._engine = self._make_engine(folder, version)
+        self._calls = EngineCalls(self._make_engine(folder, version))
         self._is_first_model = is_first_model
         self._agent = Agent(
-            engine=self._engine,
+            engine=self._calls,
             tokenizer=load_tokenizer(folder),
             model=self._root.run.model,
             vocab_size=vocabulary_of(self._root),

@@ -24,7 +24,15 @@ from ludic.eval.suite_paths import Paths
 from ludic.paths import local_path
 from ludic.user_files import MAX_BYTES
 
-OF_THE_CALL = ("versions", "every", "until_step", "examples_per_call", "env_timeout_s", "episode_timeout_s")
+OF_THE_CALL = (
+    "versions",
+    "every",
+    "until_step",
+    "in_flight",
+    "examples_per_call",
+    "env_timeout_s",
+    "episode_timeout_s",
+)
 """Settings that a suite does not hold: which weights, and limits of the machine."""
 _SETTINGS = tuple(field.name for field in fields(EvalConfig) if field.name not in (*OF_THE_CALL, "env", "env_options"))
 _SHARED = (*_SETTINGS, "measures", "params")

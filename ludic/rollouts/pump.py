@@ -51,6 +51,7 @@ class BegunGroup:
     """The number that it was started with."""
     requests: Sequence[EpisodeRequest]
     """Of its episodes."""
+    environments: LimitedEnvironments
     began_s: float
     """Time of the event loop at its start."""
     rows: dict[int, Sequence[Rollout]] = field(default_factory=dict)
@@ -149,9 +150,17 @@ class Pump:
         """Whether a further group would begin at once."""
         return not self._waiting and not self.is_paused and self._free_slots() > 0
 
-    def start(self, number: int, requests: Sequence[EpisodeRequest]) -> BegunGroup:
-        """Begin a group. requests: of its episodes, at least one. number: of no other group that is open."""
-        group = self._open[number] = BegunGroup(number, requests, asyncio.get_running_loop().time())
+    def start(
+        self, number: int, requests: Sequence[EpisodeRequest], environments: LimitedEnvironments | None = None
+    ) -> BegunGroup:
+        """Begin a group. requests: of its episodes, at least one. number: of no other group that is open.
+
+        environments: of this group; None are the pump's by the requests' env_name.
+        """
+        if environments is None:
+            environments = self._environments[requests[0].env_name]
+        group = BegunGroup(number, requests, environments, asyncio.get_running_loop().time())
+        self._open[number] = group
         self._waiting.extend(_Episode(group, index) for index in range(len(requests)))
         self._fill()
         return group
@@ -208,7 +217,7 @@ class Pump:
         episode.settles_s = asyncio.get_running_loop().time() + _SETTLED_S
         request = episode.group.requests[episode.index]
         tokens = _episode.set(episode), ending.set(episode.ending)
-        task = asyncio.ensure_future(self._run_episode(self._environments[request.env_name], request))
+        task = asyncio.ensure_future(self._run_episode(episode.group.environments, request))
         _episode.reset(tokens[0])
         ending.reset(tokens[1])
         self._running[task] = episode

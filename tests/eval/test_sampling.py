@@ -84,12 +84,13 @@ def test_more_examples_and_samples_add_to_what_is_there(run: ludic.Run, tmp_path
 
 
 def test_an_interrupted_evaluation_ends_as_an_unbroken_one(run: ludic.Run, tmp_path: Path, folder: str) -> None:
-    stop = threading.Event()
-    run.evaluate(0, report=lambda batch: stop.set(), stop=stop, **SMALL)
-    assert 0 < run.sql("select count(*) as n from evals")["n"].item() < 12
-    again = run.evaluate(0, **SMALL)
+    stop, many = threading.Event(), SMALL | {"num_examples": 24, "examples_per_call": 1}
+    run.evaluate(0, report=lambda batch: stop.set(), stop=stop, in_flight=1, **many)
+    assert 0 < run.sql("select count(*) as n from evals")["n"].item() < 48
+    assert run.root.list("evaluators") == []
+    again = run.evaluate(0, **many)
     other = ludic.Run(Root.create(str(tmp_path / "other"), RunConfig(model=folder, env=("addition",), max_tokens=8)))
-    unbroken = other.evaluate(0, **SMALL)
+    unbroken = other.evaluate(0, **many)
     assert again.to_dict() | {"root": ""} == unbroken.to_dict() | {"root": ""}
 
 

@@ -20,7 +20,7 @@ from ludic.store import Root
 
 pytestmark = pytest.mark.slow
 
-NUM_KILLS = 3
+NUM_KILLS = 2
 NUM_EXAMPLES, N = 96, 3
 OPTIONS = ["--num-examples", NUM_EXAMPLES, "--n", N, "--examples-per-call", 2, "--device", "cpu", "--json"]
 
@@ -63,6 +63,11 @@ def test_a_killed_evaluation_ends_with_the_report_of_an_unbroken_one(tmp_path: P
         kill_after_a_while(killed, process, chance)
         assert process.returncode == -signal.SIGKILL
     assert 0 < len(killed.list("evals")) < len(unbroken.list("evals"))
-    both = [start(killed), start(killed)]  # two at once make the rest
-    assert [report(process) for process in both] == [wanted, wanted]
+    one, two = start(killed), start(killed)
+    kill_after_a_while(killed, one, chance)
+    assert one.returncode == -signal.SIGKILL
+    three = start(killed)  # two and three make the rest, also the blocks that the dead ones had claimed
+    assert [report(process) for process in (two, three)] == [wanted, wanted]
+    rows = ludic.Run(killed).sql("select count(*) as stored, count(distinct request_index) as samples from evals")
+    assert rows.rows() == [(NUM_EXAMPLES * N, NUM_EXAMPLES * N)]
     assert not ludic.Run(killed).verify().findings

@@ -138,6 +138,23 @@ def test_a_function_that_always_hangs_ends_the_scoring_and_not_the_machine(run, 
     assert len(scores(run)) == 3  # the failures that were counted are stored; the other rollouts are left for later
 
 
+def test_one_long_call_holds_up_no_others(run, write_scorer):
+    text = """
+import threading
+
+first, others = threading.Lock(), threading.Semaphore(0)
+
+def score(rollout):
+    if first.acquire(blocking=False):
+        for _ in range(7):
+            assert others.acquire(timeout=20)
+    others.release()
+    return 1
+"""
+    report = run.score(write_scorer(text), concurrency=2)
+    assert (report.num_scored, report.num_failed) == (8, 0)
+
+
 def test_rollouts_are_scored_at_the_same_time(run, write_scorer):
     text = """
 import subprocess
