@@ -7,9 +7,9 @@ WHOLE_RUNS := benchmarks post_training integration pipelines notebooks
 VLLM := .venv-vllm/bin
 # Tests start hundreds of processes, and each would compile the package anew.
 export PYTHONDONTWRITEBYTECODE :=
-# Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and listed.
+# Real processes and sampled models depend on what else the machine does: a test that fails is run once more, and shown.
 # How long each test took is kept as build/tests/TARGET.xml.
-TWICE = --reruns 1 -rfER --junitxml=build/tests/$@.xml
+TWICE = --reruns 1 --rerun-show-tracebacks -rfER --junitxml=build/tests/$@.xml
 # A process a core, each with one thread of its own.
 UNIT_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal \
 	$(foreach folder,$(WHOLE_RUNS) faults readers clusters,--ignore=tests/$(folder))
