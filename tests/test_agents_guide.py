@@ -18,6 +18,7 @@ from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.registry import make_environment
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.rollouts.sampler import GroupSampler
 from ludic.store import RolloutWriter, Root, RunConfig
 
 GUIDE = (Path(__file__).parents[1] / "docs/agents.md").read_text(encoding="utf-8")
@@ -146,3 +147,13 @@ def test_the_guides_protocol_revises(tmp_path: Path) -> None:
     problem = make().example(0, "train")
     (row,) = run_episode(scripted_agent(["draft", str(problem.data["result"])]), make, protocol, example=problem)
     assert (row.episode_reward, row.terminated) == (1.0, True)
+
+
+def test_the_rhymes_of_the_page_are_scored_together(tmp_path: Path) -> None:
+    file = tmp_path / "rhymes.py"
+    file.write_text(re.search(r"```python\n([^`]*class Rhymes:.*?)```", GUIDE, re.DOTALL)[1])
+    run = RunConfig(model="m", env=(f"{file}:Rhymes",), group_size=4, max_tokens=64)
+    sampler = GroupSampler.of_run(run, scripted_agent(["bat", "hat", "bat", "dog"]))
+    rows = sampler.sample([0], "worker").groups[0].rollouts
+    assert [row.episode_reward for row in rows] == [0.5, 1.0, 0.5, 0.0]
+    assert rows[0].reward_components == {"novelty": 0.5}

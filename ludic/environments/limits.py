@@ -112,6 +112,8 @@ class LimitedEnvironments:
     ) -> None:
         """stop: if it is set, one timeout is enough."""
         self.limit = limit
+        self.scores_groups = False
+        """Whether the environment, as it was last made, has a method score_group."""
         self._name, self._make, self._stop = name, make, stop
         self._runs_in_thread = run_in(make) == "thread"
         self._num_timeouts: Counter[str] = Counter()
@@ -169,6 +171,7 @@ class HeldEnvironment:
         self.environment = environment
         """What the user wrote; around an environment with a question and a score, a SingleTurn."""
         self._limits, self._thread = limits, thread
+        limits.scores_groups = callable(getattr(environment, "score_group", None))
         self._example_id = ""
         self._timed_out: str | None = None
         """The call that went on in the thread when its time was over."""
@@ -180,7 +183,7 @@ class HeldEnvironment:
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what a method returns, awaited if it is a coroutine. Raises TimeLimitError, and what it raises."""
-        if method == "reset":
+        if method in ("reset", "score_group"):
             self._example_id = args[0].example_id
         named = "score" if method == "step" and isinstance(self.environment, SingleTurn) else method
         function = partial(getattr(self.environment, method), *args, **options)

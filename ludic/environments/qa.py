@@ -9,14 +9,14 @@ SHA-256 is recorded at each start, a change is logged, and the option sha256 ref
 import logging
 import re
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256 as sha256_of
 from typing import Any
 
 from ludic.environments.environment import Example, Score, Split
 from ludic.environments.qa_rows import Columns, Row, Rows, Source
-from ludic.environments.qa_scorers import make_scorer, problem_of
+from ludic.environments.qa_scorers import make_group_scorer, make_scorer, problem_of
 from ludic.environments.splits import is_heldout, nth
 from ludic.errors import ConfigError
 from ludic.records import Message
@@ -44,6 +44,7 @@ class Questions:
         columns: Sequence[str] = (),
         system_prompt: str | None = None,
         scorer: str = "exact",
+        group_scorer: str | None = None,
         tolerance: float = 0.0,
         heldout_share: float | None = None,
         heldout: str | None = None,
@@ -56,9 +57,10 @@ class Questions:
 
         files: users' files to run instead of those on disk. question, answer: columns; a dot leads into a struct.
         answer_pattern: regular expression; its first group in the answer's column is the answer. columns: further
-        columns, for a scorer of your own. scorer: exact, numeric, math, regex, or path/to/file.py:function. tolerance:
-        of numeric. heldout_share: share of held-out questions, from 0 to 1; None is a quarter, and 1 leaves none to
-        train on. heldout: instead, a split of the dataset, or another file, that holds them. split, config, revision:
+        columns, for a scorer of your own. scorer: exact, numeric, math, regex, or path/to/file.py:function.
+        group_scorer: path/to/file.py:function, which then scores all answers to a question together. tolerance: of
+        numeric. heldout_share: share of held-out questions, from 0 to 1; None is a quarter, and 1 leaves none to train
+        on. heldout: instead, a split of the dataset, or another file, that holds them. split, config, revision:
         of a dataset. sha256: the only content that is accepted. Raises ConfigError.
         """
         self._seed = seed
@@ -66,6 +68,8 @@ class Questions:
         if tolerance != 0 and scorer != "numeric":
             raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {scorer} does not take; numeric does")
         self._scorer = make_scorer(scorer, _at_least_0("tolerance", tolerance), files)
+        if group_scorer is not None:
+            self.score_group = make_group_scorer(group_scorer, files)
         chosen = Columns(
             question=question,
             answer=answer,
@@ -92,7 +96,7 @@ class Questions:
             data={**row.others, "question": row.question, "answer": row.answer},
         )
 
-    def score(self, example: Example, answer: str) -> Score:
+    def score(self, example: Example, answer: str) -> Score | Awaitable[Score]:
         return self._scorer(example, answer)
 
     def _numbers_of(self, split: Split) -> tuple[Rows, Sequence[int]]:

@@ -22,6 +22,7 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import HalfLoadedError
 from ludic.printable import storable
 from ludic.records import Rollout, RolloutGroup
+from ludic.rollouts.group_scores import score_together
 from ludic.schema.type_checks import find_misfits
 from ludic.waits import GRACE_S
 
@@ -62,7 +63,7 @@ class _Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A group whose episodes have all ended."""
+    """A group whose episodes have all ended, and which has its last scores."""
 
     number: int
     """The number that it was started with."""
@@ -70,7 +71,7 @@ class Finished:
     sampled_s: float
     """Seconds since the group began."""
     ended_s: float
-    """Time of the event loop when its last episode ended."""
+    """Time of the event loop when it was complete."""
 
 
 class Pump:
@@ -92,6 +93,8 @@ class Pump:
         self._in_flight, self._calls = in_flight, calls
         self._waiting: deque[_Episode] = deque()
         self._running: dict[asyncio.Task[Any], _Episode] = {}
+        self._scoring: set[asyncio.Task[None]] = set()
+        """Calls of score_group."""
         self._new: deque[_Episode] = deque()
         """Episodes that may be about to ask the engine, in the order of their starts."""
         self._finished: list[Finished] = []
@@ -147,7 +150,7 @@ class Pump:
     async def close(self) -> None:
         """Give up all episodes that run."""
         self._waiting.clear()
-        running = list(self._running)
+        running = [*self._running, *self._scoring]
         for task in running:
             task.cancel()
         if running:
@@ -200,9 +203,32 @@ class Pump:
         group.rows[episode.index] = rows
         if len(group.rows) < len(group.requests):
             return
+        episodes = [group.rows[index] for index in range(len(group.rows))]
+        environments = self._environments[group.requests[0].env_name]
+        if environments.scores_groups:
+            task = asyncio.ensure_future(self._score(group, environments, episodes))
+            self._scoring.add(task)
+            task.add_done_callback(self._end_of_scoring)
+        else:
+            self._finish(group, episodes)
+
+    async def _score(
+        self, group: _Group, environments: LimitedEnvironments, episodes: Sequence[Sequence[Rollout]]
+    ) -> None:
+        """Let the environment score the answers of a group together, while other episodes go on."""
+        fitting = _without_misfits(episodes, self._extra_columns)
+        self._finish(group, await score_together(environments, group.requests[0], fitting))
+
+    def _end_of_scoring(self, task: "asyncio.Task[None]") -> None:
+        self._scoring.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = self._error or error
+        self.wake()
+
+    def _finish(self, group: _Group, episodes: Sequence[Sequence[Rollout]]) -> None:
         self._num_open -= 1
         now = asyncio.get_running_loop().time()
-        made = _group(group.requests[0], [group.rows[index] for index in range(len(group.rows))], self._extra_columns)
+        made = _group(group.requests[0], episodes, self._extra_columns)
         self._finished.append(Finished(number=group.number, group=made, sampled_s=now - group.began_s, ended_s=now))
 
 
