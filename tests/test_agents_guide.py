@@ -6,6 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import judge_replies
 import pytest
 from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, go_on, run_episode
@@ -115,11 +116,8 @@ class Judge(BaseHTTPRequestHandler):
     """Gives 1 to answers with cats."""
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps({"score": float("cats" in asked["answer"])}).encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(answer)
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+        judge_replies.answer(self, str(int("cats" in asked.partition("\n\n")[2])))
 
     def log_message(self, *_: object) -> None:
         pass
@@ -129,7 +127,7 @@ def test_the_guides_environment_with_tools_and_a_judge_plays(tmp_path: Path) -> 
     name = example(tmp_path, "Safe")
     with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        make = make_environment(name, {"judge_url": f"http://127.0.0.1:{server.server_port}"})
+        make = make_environment(name, {"judge_url": f"http://127.0.0.1:{server.server_port}/v1"})
         script = [hermes_call("turn", to=1), hermes_call("look"), hermes_call("turn", to=3), "cats"]
         (row,) = run_episode(scripted_agent(script), make, example=make().example(3, "train"), max_tokens=128)
         server.shutdown()

@@ -65,9 +65,11 @@ class TimeLimit:
         raise self._error(what)
 
     async def wait(self, what: str, awaitable: Awaitable[T]) -> T:
-        """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does."""
-        with self._announced(what):
-            task = await finished(_result(awaitable), self.timeout_s)
+        """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does.
+
+        The limit is suspended while the coroutine waits for its turn at a judge (ludic.waits.Turns).
+        """
+        task = await finished(_result(awaitable), self.timeout_s, partial(self._announced, what))
         if task is None:
             raise self._error(what)
         if task.cancelled():
