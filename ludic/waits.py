@@ -6,7 +6,7 @@ The time in which a call waits for its turn, since others have used up a number 
 import asyncio
 import contextvars
 import ctypes
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -120,19 +120,24 @@ class Turns:
         self._free = asyncio.Semaphore(most)
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn, which lasts as long as the block. Meanwhile the time limit of the call is suspended."""
+    async def turn(self, prepare: Callable[[], Awaitable[None]] | None = None) -> AsyncIterator[None]:
+        """Wait for a turn, which lasts as long as the block. Meanwhile the time limit of the call is suspended.
+
+        prepare: awaited as part of the wait, when the turn has come.
+        """
         clock = _clock.get()
         if clock is not None and not clock.is_here():
             clock = None
-        if self._free.locked() and clock is not None:
+        is_suspended = clock is not None and (self._free.locked() or prepare is not None)
+        if clock is not None and is_suspended:
             clock.count(waiting=1)
-            try:
-                await self._free.acquire()
-            finally:
-                clock.count(waiting=-1)
-        else:
+        try:
             await self._free.acquire()
+            if prepare is not None:
+                await self._prepare(prepare)
+        finally:
+            if clock is not None and is_suspended:
+                clock.count(waiting=-1)
         if clock is not None:
             clock.count(in_turn=1)
         try:
@@ -141,6 +146,13 @@ class Turns:
             if clock is not None:
                 clock.count(in_turn=-1)
             self._free.release()
+
+    async def _prepare(self, prepare: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await prepare()
+        except BaseException:
+            self._free.release()
+            raise
 
 
 def _abandon(task: asyncio.Task[Any]) -> None:
@@ -198,8 +210,10 @@ class SideThread:
             self._thread.start()
         return await future
 
-    def close(self) -> None:
-        """End the thread after the functions that it has been given."""
+    def close(self, last: Callable[[], None] | None = None) -> None:
+        """End the thread after the functions that it has been given. last: runs at the end, if any function has."""
+        if last is not None:
+            self._functions.put(last)
         self._functions.put(None)
 
     def interrupt(self) -> None:

@@ -5,7 +5,7 @@ To add your own, write a class in a file that implements `SingleTurnEnvironment`
 
 Every method but `example` may be a coroutine (`async def`), which is awaited. The others block all episodes while they
 run, unless the class has `run_in = "thread"`: then each episode has a thread, in which its environment is made and
-called.
+called. With `run_in = "process"` the scores of an environment with a question and a score are made in other processes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, SupportsFloat, TypeVar, runtime_check
 
 from ludic.records import ExtraValue, Message
 
-RUN_IN = ("loop", "thread")
+RUN_IN = ("loop", "thread", "process")
 """Where the blocking methods of an environment run, by its attribute `run_in`: the first is the default."""
 _MARK = "_is_tool_of_ludic"
 

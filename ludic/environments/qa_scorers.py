@@ -57,6 +57,29 @@ def make_scorer(name: str, tolerance: float, files: Files) -> Scorer:
     raise ConfigError(f"scorer is {name!r}, wanted {', '.join(BUILT_IN)}, or path/to/file.py:function")
 
 
+class QuestionScorers:
+    """The scorers of an environment of questions; `score_group` is there only if one is named."""
+
+    def __init__(
+        self,
+        files: Files,
+        /,
+        *,
+        scorer: str = "exact",
+        group_scorer: str | None = None,
+        tolerance: float = 0.0,
+        **others: Any,
+    ) -> None:
+        """The options of Questions; others are not for scorers. Raises ConfigError."""
+        if tolerance != 0 and scorer != "numeric":
+            raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {scorer} does not take; numeric does")
+        if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
+            raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
+        self.score: Scorer = make_scorer(scorer, tolerance, files)
+        if group_scorer is not None:
+            self.score_group: GroupScorer = make_group_scorer(group_scorer, files)
+
+
 def make_group_scorer(name: str, files: Files) -> GroupScorer:
     """Return the function of path/to/file.py:function. files: as of make_scorer. Raises ConfigError."""
     if python_file_of(name) is None:
