@@ -37,7 +37,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     first = run_episode(
         scripted_agent([ADD, DIVIDE, "two", "2"], toolbox=toolbox, parser=parser), Script([end()]), max_tokens=128
     )
-    second = run_episode(scripted_agent(["1", "2"]), Script([go_on(), go_on()]), max_steps=2)
+    second = run_episode(
+        scripted_agent(["1", "2"]), Script([go_on("go on now"), go_on()]), max_steps=2, max_observation_characters=5
+    )
     url = str(tmp_path_factory.mktemp("runs") / "mine")
     root = Root.create(url, RunConfig(model="m", env=("script",)))
     groups = tuple(RolloutGroup(key="script", rollouts=tuple(rows)) for rows in (first, second))
@@ -65,6 +67,10 @@ def test_parse_failures_by_turn(url: str) -> None:
     assert answer(url, "Parse failures") == [(0, 0.0, 2), (1, 0.0, 2), (2, 1.0, 1), (3, 0.0, 1)]
 
 
+def test_observations_that_were_cut(url: str) -> None:
+    assert answer(url, "Observations that were cut") == [("script", 1, 4)]
+
+
 def test_tool_errors_by_tool(url: str) -> None:
     assert answer(url, "Tool errors") == [("calculator", 2, 1)]
 
@@ -80,7 +86,7 @@ def test_tokens_and_cost_by_agent(url: str) -> None:
 
 
 def test_every_question_is_answered_here() -> None:
-    assert len(QUESTIONS) == GUIDE.count("```sql") == 5
+    assert len(QUESTIONS) == GUIDE.count("```sql") == 6
 
 
 def example(tmp_path: Path, name: str) -> str:
@@ -148,9 +154,7 @@ def test_the_guides_protocol_revises(tmp_path: Path) -> None:
 
 
 def test_the_rhymes_of_the_page_are_scored_together(tmp_path: Path) -> None:
-    file = tmp_path / "rhymes.py"
-    file.write_text(re.search(r"```python\n([^`]*class Rhymes:.*?)```", GUIDE, re.DOTALL)[1])
-    run = RunConfig(model="m", env=(f"{file}:Rhymes",), group_size=4, max_tokens=64)
+    run = RunConfig(model="m", env=(example(tmp_path, "Rhymes"),), group_size=4, max_tokens=64)
     sampler = GroupSampler.of_run(run, scripted_agent(["bat", "hat", "bat", "dog"]))
     rows = sampler.sample([0], "worker").groups[0].rollouts
     assert [row.episode_reward for row in rows] == [0.5, 1.0, 0.5, 0.0]
