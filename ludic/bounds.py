@@ -81,6 +81,7 @@ BOUNDS: Mapping[str, Bounds] = MappingProxyType(
         "max_children": Bounds(0, 10**6),
         "max_child_tokens": _TOKENS,
         "max_sequence_tokens": _TOKENS,
+        "max_observation_characters": _COUNT,
         "format_reward": Bounds(-(10**6), 10**6),
         "constant_tokens": _TOKENS,
         "max_tokens_per_micro_batch": _TOKENS,

@@ -60,6 +60,15 @@ def protect_children_of_libraries() -> None:
     os.environ.update(SAFE_ENVIRONMENT)
 
 
+def describe_end(returncode: int) -> str | None:
+    """Say how a process ended; None if it ended well."""
+    if not returncode:
+        return None
+    if returncode < 0:
+        return f"ended by signal {signal.Signals(-returncode).name}"
+    return f"ended with exit code {returncode}"
+
+
 def signal_when_parent_ends(number: int) -> None:
     """Let the kernel signal this process when the thread that started it ends. Linux only."""
     if sys.platform == "linux":

@@ -25,7 +25,8 @@ from ludic.user_files import Files, file_of
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
 
 QUESTIONS = "qa/"
-"""Prefix of environments that read questions from a file or a dataset; the option scorer may name a user's function."""
+"""Prefix of environments that read questions from a file or a dataset; SCORER_OPTIONS may name users' functions."""
+SCORER_OPTIONS = ("scorer", "group_scorer")
 _INSTALLED = "verifiers/"
 """Prefix of environments that import any installed package."""
 

@@ -10,3 +10,5 @@ STOP_WITHIN_S = 120
 """Default time to stop cleanly, in seconds. A checkpoint of 3 billion weights, 36 GB, takes 72 s at 0.5 GB/s."""
 ENGINE = "transformers"
 """Default inference engine of workers."""
+MAX_OBSERVATION_CHARACTERS = 1_000_000
+"""About 250,000 tokens, more than most models read."""

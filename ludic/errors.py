@@ -90,6 +90,14 @@ class TimeLimitError(LudicError, TimeoutError):
     """A call of an environment took longer than its time limit."""
 
 
+class JudgeError(LudicError, RuntimeError):
+    """A judge did not answer, or its answer is of no use."""
+
+
+class ScorerError(LudicError, RuntimeError):
+    """A scorer in a process of its own raised an error, or its process ended."""
+
+
 class ToolError(LudicError, RuntimeError):
     """A tool call was refused or failed; the message is for the model that made the call."""
 

@@ -14,6 +14,12 @@ def storable(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
+def shortened(text: str, most: int | None) -> tuple[str, int]:
+    """Return the first `most` characters of a text, and how many were cut, which the text then says; None cuts none."""
+    num_cut = 0 if most is None else max(0, len(text) - most)
+    return (f"{text[:most]}\n[cut: {num_cut:,} more characters]" if num_cut else text), num_cut
+
+
 def printable(text: str) -> str:
     """Return the text with its control characters, and those that hide or reorder text, spelt out."""
     return CONTROL.sub(lambda match: _spell(ord(match[0])), text)

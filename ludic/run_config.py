@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ludic.bounds import check_numbers, check_types
+from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.errors import ConfigError
 from ludic.extra_columns import check_extra_columns
 
@@ -67,6 +68,9 @@ class RunConfig:
     max_sequence_tokens: int | None = None
     """Maximum tokens of prompt and completions together; an episode that needs more is truncated. None is the model's
     limit."""
+    max_observation_characters: int | None = MAX_OBSERVATION_CHARACTERS
+    """Maximum characters of an observation of the environment; the rest is cut, and the text and the row say so. None
+    is no limit."""
     parser: str = "whole"
     """How an action is read from a completion: whole, tag:NAME, boxed, json, regex:PATTERN, think, several joined by |,
     or path/to/file.py:ClassName."""

@@ -6,6 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import judge_replies
 import pytest
 from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, go_on, run_episode
@@ -18,6 +19,7 @@ from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
 from ludic.environments.registry import make_environment
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.rollouts.sampler import GroupSampler
 from ludic.store import RolloutWriter, Root, RunConfig
 
 GUIDE = (Path(__file__).parents[1] / "docs/agents.md").read_text(encoding="utf-8")
@@ -35,7 +37,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     first = run_episode(
         scripted_agent([ADD, DIVIDE, "two", "2"], toolbox=toolbox, parser=parser), Script([end()]), max_tokens=128
     )
-    second = run_episode(scripted_agent(["1", "2"]), Script([go_on(), go_on()]), max_steps=2)
+    second = run_episode(
+        scripted_agent(["1", "2"]), Script([go_on("go on now"), go_on()]), max_steps=2, max_observation_characters=5
+    )
     url = str(tmp_path_factory.mktemp("runs") / "mine")
     root = Root.create(url, RunConfig(model="m", env=("script",)))
     groups = tuple(RolloutGroup(key="script", rollouts=tuple(rows)) for rows in (first, second))
@@ -63,6 +67,10 @@ def test_parse_failures_by_turn(url: str) -> None:
     assert answer(url, "Parse failures") == [(0, 0.0, 2), (1, 0.0, 2), (2, 1.0, 1), (3, 0.0, 1)]
 
 
+def test_observations_that_were_cut(url: str) -> None:
+    assert answer(url, "Observations that were cut") == [("script", 1, 4)]
+
+
 def test_tool_errors_by_tool(url: str) -> None:
     assert answer(url, "Tool errors") == [("calculator", 2, 1)]
 
@@ -78,7 +86,7 @@ def test_tokens_and_cost_by_agent(url: str) -> None:
 
 
 def test_every_question_is_answered_here() -> None:
-    assert len(QUESTIONS) == GUIDE.count("```sql") == 5
+    assert len(QUESTIONS) == GUIDE.count("```sql") == 6
 
 
 def example(tmp_path: Path, name: str) -> str:
@@ -114,11 +122,8 @@ class Judge(BaseHTTPRequestHandler):
     """Gives 1 to answers with cats."""
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        answer = json.dumps({"score": float("cats" in asked["answer"])}).encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(answer)
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+        judge_replies.answer(self, str(int("cats" in asked.partition("\n\n")[2])))
 
     def log_message(self, *_: object) -> None:
         pass
@@ -128,7 +133,7 @@ def test_the_guides_environment_with_tools_and_a_judge_plays(tmp_path: Path) -> 
     name = example(tmp_path, "Safe")
     with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        make = make_environment(name, {"judge_url": f"http://127.0.0.1:{server.server_port}"})
+        make = make_environment(name, {"judge_url": f"http://127.0.0.1:{server.server_port}/v1"})
         script = [hermes_call("turn", to=1), hermes_call("look"), hermes_call("turn", to=3), "cats"]
         (row,) = run_episode(scripted_agent(script), make, example=make().example(3, "train"), max_tokens=128)
         server.shutdown()
@@ -146,3 +151,11 @@ def test_the_guides_protocol_revises(tmp_path: Path) -> None:
     problem = make().example(0, "train")
     (row,) = run_episode(scripted_agent(["draft", str(problem.data["result"])]), make, protocol, example=problem)
     assert (row.episode_reward, row.terminated) == (1.0, True)
+
+
+def test_the_rhymes_of_the_page_are_scored_together(tmp_path: Path) -> None:
+    run = RunConfig(model="m", env=(example(tmp_path, "Rhymes"),), group_size=4, max_tokens=64)
+    sampler = GroupSampler.of_run(run, scripted_agent(["bat", "hat", "bat", "dog"]))
+    rows = sampler.sample([0], "worker").groups[0].rollouts
+    assert [row.episode_reward for row in rows] == [0.5, 1.0, 0.5, 0.0]
+    assert rows[0].reward_components == {"novelty": 0.5}

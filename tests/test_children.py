@@ -156,7 +156,7 @@ def protect_children_of_libraries(args: list[str], folder: Path) -> int:
 
 
 WAYS = [start_python, start_python_in_loop, become_python, shell_command, python_words, protect_children_of_libraries]
-END = {"end_with_parent", "signal_when_parent_ends"}
+END = {"describe_end", "end_with_parent", "signal_when_parent_ends"}
 IMPORT = f"import {', '.join(name for name in NAMES if name in sys.stdlib_module_names)}"
 CHILD = f"{IMPORT}, subprocess, sys; sys.exit(subprocess.run([sys.executable, '-c', '{IMPORT}']).returncode)"
 """Imports modules, and starts a process that does so, as torchrun and multiprocessing do."""

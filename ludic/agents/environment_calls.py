@@ -1,11 +1,11 @@
 """Call an environment so that its mistakes fail one episode and never the worker."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, SupportsFloat
 
 from ludic.agents.failures import fails_the_episode
-from ludic.environments.environment import Example, SpanReward, Transition
+from ludic.environments.environment import Example, GroupAnswer, SpanReward, Transition, to_score
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
 from ludic.environments.single_turn_adapter import transition_of
 from ludic.printable import storable
@@ -86,6 +86,20 @@ async def score_task(held: HeldEnvironment, agent_id: str, task: str, answer: st
     """Return the score of a task as the transition that ends it. Raises EpisodeFailedError."""
     with fails_the_episode():
         return transition_of(await held.call("score_task", agent_id, task, answer))
+
+
+async def score_group(held: HeldEnvironment, example: Example, answers: Sequence[GroupAnswer]) -> list[Transition]:
+    """Return the score of each answer as a transition without span rewards. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        given = await held.call("score_group", example, answers)
+        scores = [to_score(score, "score_group") for score in given]
+        if len(scores) != len(answers):
+            raise ValueError(
+                f"score_group returned {len(scores)} scores, wanted one for each of {len(answers)} answers"
+            )
+        if any(score.span_rewards for score in scores):
+            raise ValueError("score_group returned span_rewards, which only score and step can give")
+        return [checked(transition_of(score), 0) for score in scores]
 
 
 def checked(transition: Transition, action_length: int) -> Transition:

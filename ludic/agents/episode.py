@@ -70,6 +70,8 @@ class Episode:
         self._extra: dict[str, ExtraValue] = {}
         self._terminated = False
         self._truncation_reason: str | None = None
+        self.metadata: Mapping[str, str] = {}
+        """Other facts of the rows."""
         self.reward = 0.0
         self.error: str | None = None
 
@@ -251,6 +253,7 @@ class Episode:
             agent_steps=tuple(row.agent_steps),
             environment_steps=tuple(row.environment_steps),
             messages=row.messages,
+            metadata=self.metadata,
             extra=self._extra,
         )
 

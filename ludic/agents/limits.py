@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 from ludic.agents.failures import LimitReachedError
+from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,8 @@ class EpisodeLimits:
     """Maximum steps of each agent in the environment; None takes the environment's own, else MAX_STEPS."""
     max_seq_len: int | None = None
     """Maximum tokens of prompt and completion together; None is the engine's."""
+    max_observation_characters: int | None = MAX_OBSERVATION_CHARACTERS
+    """Maximum characters of an observation; the rest is cut. None is no limit."""
     max_tool_rounds: int = 16
     """Maximum completions with tool calls before one step of the environment."""
     max_tool_calls: int = 16

@@ -120,8 +120,7 @@ class Play:
             if any(agent_id == player.part.agent_id for player in self._players):
                 raise ValueError(f"an agent {agent_id!r} has joined already; each needs an id of its own")
         player = self._new_player(agent_id)
-        if messages is not None:
-            player.messages = list(messages)
+        player.begin(self.request.example.messages if messages is None else messages)
         player.max_steps = self.limits.max_steps or calls.own_max_steps(self.environment) or MAX_STEPS
         self._players.append(self._with_tools(player))
         return player

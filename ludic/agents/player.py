@@ -27,10 +27,15 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.environments.environment import Transition
 from ludic.errors import ConfigError, ModelError
 from ludic.models.chat import decode
+from ludic.printable import shortened
 from ludic.records import ActionTarget, Message, Rollout, ToolCall
 
 INCOMPLETE_OBSERVATION = "Your answer was cut off: it reached the limit of tokens. Answer more briefly."
 """Observation of the agent instead of the environment's answer, if its completion was cut off."""
+
+OBSERVATION_CUT = "observation_cut"
+"""Name of the number of characters that were cut: in the info of a step, and for the first observation in the metadata
+of the rows."""
 
 _NO_PROMPT = np.zeros(1, np.int32)
 """Prompt of a failed episode whose messages can't be rendered; each row has at least one token."""
@@ -94,7 +99,7 @@ class Player:
         self.max_steps: int | None = None
         """Largest number of steps; None is no limit."""
         self.messages: list[Message] = list(request.example.messages)
-        """The dialogue so far."""
+        """The dialogue so far; see `begin`."""
         self.external = Toolbox(())
         """Tools that the protocol runs for the agent."""
         self._agent, self._acting, self._budget = agent, acting, budget
@@ -122,6 +127,16 @@ class Player:
     def last_rollout_id(self) -> str:
         """Id of the row that the newest completion is in."""
         return self._episode.last_rollout_id
+
+    def begin(self, messages: Sequence[Message]) -> None:
+        """Begin the dialogue with the first observation; a message that is too long is cut, and the rows say so."""
+        most = self.limits.max_observation_characters
+        with fails_the_episode():
+            cut = [(message, *shortened(message.content, most)) for message in messages]
+        self.messages = [replace(message, content=text) if num else message for message, text, num in cut]
+        num_cut = sum(num for _, _, num in cut)
+        if num_cut:
+            self._episode.metadata = {OBSERVATION_CUT: str(num_cut)}
 
     # --- What a protocol does with a player ------------------------------------------------------------------
 
@@ -221,7 +236,12 @@ class Player:
 
     def _checked(self, transition: Transition, action: str) -> Transition:
         with fails_the_episode():
-            return checked(transition, len(action))
+            transition = checked(transition, len(action))
+        if transition.observation is None:
+            return transition
+        observation, num_cut = shortened(transition.observation, self.limits.max_observation_characters)
+        info = {**transition.info, OBSERVATION_CUT: str(num_cut)} if num_cut else transition.info
+        return replace(transition, observation=observation, info=info)
 
     def _add(self, transition: Transition) -> None:
         assert self._step is not None, "the agent has acted"
@@ -362,7 +382,7 @@ class Player:
         num_calls = self._episode.num_calls
         # A template that refuses the first prompt does not fit the run; one that refuses a later one, the episode.
         with fails_the_episode(unless=() if num_calls else (ModelError,)):
-            prompt = self._prompt_builder.build(messages)
+            prompt = await self._prompt_builder.build_beside(messages)
         params, room = self.request.params, self._room(len(prompt), is_first=num_calls == 0)
         granted = room if self._budget is None else self._budget.reserve(room)
         if granted < params.max_tokens:

@@ -6,19 +6,27 @@ marker in the completion's place, and tokenised alone: tokens never merge across
 changed or left out, the prompt is rendered as a whole.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from ludic.engines.engine import Completion
 from ludic.models.chat import render_prompt, render_text
 from ludic.records import Message
+from ludic.waits import Turns, in_thread
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+_LONG = 20_000
+"""Characters of a dialogue that take so long to tokenise, 10 ms, that they do not hold up other episodes."""
+_turns: "WeakKeyDictionary[asyncio.AbstractEventLoop, WeakKeyDictionary[Any, Turns]]" = WeakKeyDictionary()
+"""Long prompts that are made at a time, by event loop and tokenizer."""
 
 Render = Callable[[tuple[Message, ...]], np.ndarray]
 """Returns (length,) int32: the prompt of a dialogue, rendered as a whole. The array must not be changed."""
@@ -64,6 +72,17 @@ class PromptBuilder:
             if added is not None:
                 return np.concatenate([prompt, completion.tokens, added], dtype=np.int32)
         return self._render(tuple(messages))
+
+    async def build_beside(self, messages: Sequence[Message]) -> np.ndarray:
+        """Return the prompt as `build` does. A long one is made in a thread, while the event loop goes on.
+
+        Of one tokenizer only one at a time, so that few take much memory, and that episodes of one example make one.
+        """
+        if sum(len(message.content) for message in messages) < _LONG:
+            return self.build(messages)
+        of_loop = _turns.setdefault(asyncio.get_running_loop(), WeakKeyDictionary())
+        async with of_loop.setdefault(self._tokenizer, Turns(1)).turn():
+            return await in_thread(partial(self.build, messages))
 
     def complete(
         self, messages: Sequence[Message], prompt: np.ndarray, completion: Completion, answer: Message

@@ -41,6 +41,7 @@ def limits_of(run: RunConfig, timeout_s: float | None = None) -> EpisodeLimits:
     return EpisodeLimits(
         max_steps=run.max_steps,
         max_seq_len=run.max_sequence_tokens,
+        max_observation_characters=run.max_observation_characters,
         accept_incomplete=run.accept_incomplete,
         timeout_s=timeout_s,
         max_depth=run.max_depth,

@@ -5,16 +5,16 @@ To add your own, write a class in a file that implements `SingleTurnEnvironment`
 
 Every method but `example` may be a coroutine (`async def`), which is awaited. The others block all episodes while they
 run, unless the class has `run_in = "thread"`: then each episode has a thread, in which its environment is made and
-called.
+called. With `run_in = "process"` the scores of an environment with a question and a score are made in other processes.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, Protocol, SupportsFloat, TypeVar, runtime_checkable
 
 from ludic.records import ExtraValue, Message
 
-RUN_IN = ("loop", "thread")
+RUN_IN = ("loop", "thread", "process")
 """Where the blocking methods of an environment run, by its attribute `run_in`: the first is the default."""
 _MARK = "_is_tool_of_ludic"
 
@@ -55,6 +55,33 @@ class Score:
     info: Mapping[str, str] = field(default_factory=dict)
     extra: Mapping[str, ExtraValue] = field(default_factory=dict)
     """Values of the run's own columns x_*, declared by extra_columns in run.json; stored with the rollout."""
+
+
+def to_score(found: object, scorer: str) -> Score:
+    """Return what a scorer returned, a number or a Score, as a Score. Raises TypeError, which names the scorer."""
+    if isinstance(found, Score):
+        return found
+    if isinstance(found, SupportsFloat):
+        return Score(reward=float(found))
+    raise TypeError(f"{scorer} returned {found!r}, wanted a number or a Score")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupAnswer:
+    """What one agent of one episode said, and its score so far; episodes of the same example are a group."""
+
+    text: str
+    """Its last action; empty if no completion could be read as an action."""
+    reward: float
+    """Sum of the rewards that the environment has given it."""
+    components: Mapping[str, float]
+    """Named parts of the reward."""
+    messages: tuple[Message, ...]
+    """The conversation as its last call saw it, and its answer."""
+    group_index: int
+    """Index of the episode in its group, from 0."""
+    agent_id: str
+    """Which agent of the environment it is; "agent" if there is only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,4 +188,20 @@ class TaskScorer(Protocol):
 
     def score_task(self, agent_id: str, task: str, answer: str) -> Score | Awaitable[Score]:
         """Return the score of an answer to a task; both texts come from the model. agent_id: who answered."""
+        ...
+
+
+@runtime_checkable
+class GroupScorer(Protocol):
+    """Environment that scores all answers to an example together, such as by comparing them in pairs."""
+
+    def score_group(
+        self, example: Example, answers: Sequence[GroupAnswer]
+    ) -> Sequence[Score | float] | Awaitable[Sequence[Score | float]]:
+        """Return what the reward of each answer becomes, in the order of the answers.
+
+        Called when all episodes of the example have ended, if at least one of them did not fail; failed ones are left
+        out. An environment with several steps is made for it, and not reset. The components of a Score replace those
+        of the same name.
+        """
         ...

@@ -65,9 +65,11 @@ class TimeLimit:
         raise self._error(what)
 
     async def wait(self, what: str, awaitable: Awaitable[T]) -> T:
-        """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does."""
-        with self._announced(what):
-            task = await finished(_result(awaitable), self.timeout_s)
+        """Return the result of a coroutine, which is cancelled at the limit. Raises TimeLimitError, as `call` does.
+
+        The limit is suspended while the coroutine waits for its turn at a judge (ludic.waits.Turns).
+        """
+        task = await finished(_result(awaitable), self.timeout_s, partial(self._announced, what))
         if task is None:
             raise self._error(what)
         if task.cancelled():
@@ -112,6 +114,8 @@ class LimitedEnvironments:
     ) -> None:
         """stop: if it is set, one timeout is enough."""
         self.limit = limit
+        self.scores_groups = False
+        """Whether the environment, as it was last made, has a method score_group."""
         self._name, self._make, self._stop = name, make, stop
         self._runs_in_thread = run_in(make) == "thread"
         self._num_timeouts: Counter[str] = Counter()
@@ -169,6 +173,7 @@ class HeldEnvironment:
         self.environment = environment
         """What the user wrote; around an environment with a question and a score, a SingleTurn."""
         self._limits, self._thread = limits, thread
+        limits.scores_groups = callable(getattr(environment, "score_group", None))
         self._example_id = ""
         self._timed_out: str | None = None
         """The call that went on in the thread when its time was over."""
@@ -180,7 +185,7 @@ class HeldEnvironment:
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Return what a method returns, awaited if it is a coroutine. Raises TimeLimitError, and what it raises."""
-        if method == "reset":
+        if method in ("reset", "score_group"):
             self._example_id = args[0].example_id
         named = "score" if method == "step" and isinstance(self.environment, SingleTurn) else method
         function = partial(getattr(self.environment, method), *args, **options)

@@ -4,22 +4,26 @@ An answer may be any text; a useless one scores 0. The run's parser cuts the fin
 (--parser boxed, tag:answer); `numeric` takes the last number of a text, and `math` looks for the answer itself.
 """
 
+import inspect
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache, partial
 from math import isfinite
 from typing import Any
 
-from ludic.environments.environment import Example, Score
+from ludic.environments.environment import Example, GroupAnswer, Score, to_score
 from ludic.environments.limits import TimeLimit
 from ludic.errors import ConfigError, TimeLimitError
 from ludic.installed import require
 from ludic.user_code import load_named
 from ludic.user_files import Files, python_file_of
 
-Scorer = Callable[[Example, str], Score]
-"""Returns the score of an answer. example.data["answer"] is the right answer."""
+Scorer = Callable[[Example, str], Score | Awaitable[Score]]
+"""Returns the score of an answer, or a coroutine that does. example.data["answer"] is the right answer."""
+
+GroupScorer = Callable[[Example, Sequence[GroupAnswer]], Any]
+"""Returns the scores of all answers to a question, or a coroutine that does; see environment.GroupScorer."""
 
 BUILT_IN = ("exact", "numeric", "math", "regex")
 MATH_TIMEOUT_S = 5.0
@@ -39,7 +43,7 @@ def make_scorer(name: str, tolerance: float, files: Files) -> Scorer:
     tolerance: of `numeric`. files: users' files to run instead of those on disk. Raises ConfigError.
     """
     if python_file_of(name) is not None:
-        return _users_scorer(name, files)
+        return partial(_call_users, _users_function(name, files), name)
     if name == "exact":
         return score_exact
     if name == "numeric":
@@ -51,6 +55,36 @@ def make_scorer(name: str, tolerance: float, files: Files) -> Scorer:
         _quiet_math_verify()
         return score_math
     raise ConfigError(f"scorer is {name!r}, wanted {', '.join(BUILT_IN)}, or path/to/file.py:function")
+
+
+class QuestionScorers:
+    """The scorers of an environment of questions; `score_group` is there only if one is named."""
+
+    def __init__(
+        self,
+        files: Files,
+        /,
+        *,
+        scorer: str = "exact",
+        group_scorer: str | None = None,
+        tolerance: float = 0.0,
+        **others: Any,
+    ) -> None:
+        """The options of Questions; others are not for scorers. Raises ConfigError."""
+        if tolerance != 0 and scorer != "numeric":
+            raise ConfigError(f"tolerance is {tolerance!r}, which the scorer {scorer} does not take; numeric does")
+        if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance >= 0:
+            raise ConfigError(f"tolerance is {tolerance!r}, wanted a number of at least 0")
+        self.score: Scorer = make_scorer(scorer, tolerance, files)
+        if group_scorer is not None:
+            self.score_group: GroupScorer = make_group_scorer(group_scorer, files)
+
+
+def make_group_scorer(name: str, files: Files) -> GroupScorer:
+    """Return the function of path/to/file.py:function. files: as of make_scorer. Raises ConfigError."""
+    if python_file_of(name) is None:
+        raise ConfigError(f"group_scorer is {name!r}, wanted path/to/file.py:function")
+    return _users_function(name, files)
 
 
 def problem_of(scorer: str, answer: str) -> str | None:
@@ -146,22 +180,24 @@ def _quiet_math_verify() -> None:
         logging.getLogger(name).addFilter(is_other)
 
 
-def _users_scorer(name: str, files: Files) -> Scorer:
+def _users_function(name: str, files: Files) -> Callable[..., Any]:
     path, _, function_name = name.rpartition(":")
     _, module = load_named(path, f"scorer {name}", ConfigError, files)
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"scorer {name}: {path} has no function {function_name!r}")
-    return partial(_call_users, function, name)
+    return function
 
 
-def _call_users(function: Callable[[Example, str], Any], name: str, example: Example, answer: str) -> Score:
+def _call_users(
+    function: Callable[[Example, str], Any], name: str, example: Example, answer: str
+) -> Score | Awaitable[Score]:
     found = function(example, answer)
-    if isinstance(found, Score):
-        return found
-    if isinstance(found, bool | int | float):
-        return Score(reward=float(found))
-    raise TypeError(f"scorer {name} returned {found!r}, wanted a number or a Score")
+    return _awaited(found, name) if inspect.isawaitable(found) else to_score(found, f"scorer {name}")
+
+
+async def _awaited(found: Awaitable[Any], name: str) -> Score:
+    return to_score(await found, f"scorer {name}")
 
 
 def _correct(is_right: bool) -> Score:

@@ -23,6 +23,8 @@ from ludic.environments.moar_cats import MoarCats
 from ludic.environments.number_comparison import NumberComparison
 from ludic.environments.opposites import Opposites
 from ludic.environments.qa import Questions
+from ludic.environments.qa_scorers import QuestionScorers
+from ludic.environments.scorer_processes import ScorerProcesses
 from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.environments.tic_tac_toe import TicTacToe, TicTacToeSelfPlay
@@ -107,13 +109,26 @@ def make_environment(
         raise ConfigError(f"environment {name}: its run_in is {where!r}, wanted {' or '.join(map(repr, RUN_IN))}")
     # A class with the methods of both protocols is used as Environment, the more general one.
     if isinstance(environment, Environment | MultiAgentEnvironment):
+        if where == "process":
+            raise ConfigError(f"environment {name}: run_in 'process' is for environments with a question and a score")
         return build
     if isinstance(environment, SingleTurnEnvironment):
-        return partial(SingleTurn, environment)
+        processes = ScorerProcesses(name, options or {}, seed, files) if where == "process" else None
+        return partial(SingleTurn, environment, processes)
     raise ConfigError(
         f"environment {name}: {type(environment).__name__} fits neither protocol of ludic.environments.environment; "
         "wanted example(index, split), and either score(example, answer) or reset(example) and step(action)"
     )
+
+
+def load_scorer(name: str, options: Mapping[str, Any], seed: int, files: Files) -> Any:
+    """Make an environment for its scores alone, as a process of ScorerProcesses does; no rows of questions are read.
+
+    The arguments are those of make_environment, which has checked them. Raises ConfigError.
+    """
+    if name.startswith(QUESTIONS) and python_file_of(name) is None:
+        return _build_first(name, partial(QuestionScorers, files, **options))
+    return _build_first(name, _with_options(name, _find(name, files), dict(options), seed))
 
 
 def _find(name: str, files: Files) -> Callable[..., Any]:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 from ludic.environments.environment import Example, Score, SingleTurnEnvironment, Split, Transition
+from ludic.environments.scorer_processes import ScorerProcesses
 from ludic.records import Message
 
 
@@ -13,15 +14,18 @@ class SingleTurn:
 
     max_steps = 1
 
-    def __init__(self, environment: SingleTurnEnvironment) -> None:
+    def __init__(self, environment: SingleTurnEnvironment, processes: ScorerProcesses | None = None) -> None:
+        """processes: in which the answers are scored; None scores them here."""
         self.environment = environment
+        self._scorer: SingleTurnEnvironment | ScorerProcesses = environment if processes is None else processes
         self._example: Example | None = None
 
     def __getattr__(self, name: str) -> Any:
         """What else the environment has, such as score_task and tools; private names are the adapter's own."""
         if name.startswith("_") or name == "environment":
             raise AttributeError(name)
-        return getattr(self.environment, name)
+        found = getattr(self.environment, name)
+        return getattr(self._scorer, name) if name == "score_group" else found
 
     def example(self, index: int, split: Split) -> Example:
         return self.environment.example(index, split)
@@ -40,7 +44,7 @@ class SingleTurn:
                 f"{type(self.environment).__name__}: step() without an open episode; "
                 "call reset(example) first, a single-turn episode ends at its first step"
             )
-        score = self.environment.score(self._example, action)
+        score = self._scorer.score(self._example, action)
         self._example = None
         return _awaited(score) if inspect.isawaitable(score) else transition_of(score)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from itertools import groupby
 
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat
+from ludic.defaults import MAX_OBSERVATION_CHARACTERS
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
@@ -99,6 +100,9 @@ def sampling_params(run: RunConfig, config: EvalConfig) -> SamplingParams:
 def settings_of(run: RunConfig, params: SamplingParams) -> dict[str, object]:
     """Return all settings that decide the samples of an environment, as JSON can hold them."""
     agents = {name: getattr(run, name) for name in _OF_AGENTS}
+    # Named only if it was set, so that evaluations from before there was this setting keep their ids.
+    if run.max_observation_characters != MAX_OBSERVATION_CHARACTERS:
+        agents["max_observation_characters"] = run.max_observation_characters
     sampling = {name: asdict(params)[name] for name in _SAMPLING}
     return {"env_options": dict(run.env_options.get(run.env[0], {})), "seed": run.seed, **sampling, **agents}
 

@@ -155,7 +155,9 @@ def _open(root: Root, config: EvalConfig, run: RunConfig, limit: TimeLimit, stop
     params = sampling_params(run, config)
     examples = heldout_examples(run.env[0], environments, config.num_examples)
     plan = EvaluatedEnvironment(run=run, params=params, examples=examples)
-    evaluation = Evaluation.of(plan.name, settings_of(run, params), code)
+    # Scores of a group depend on its size, so evaluations with other numbers of samples can't share samples.
+    of_groups = {"n": config.n} if environments.scores_groups else {}
+    evaluation = Evaluation.of(plan.name, settings_of(run, params) | of_groups, code)
     return _Opened(config=config, evaluation=evaluation, plan=plan, environments=environments, files=files)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ludic.consent import QUESTIONS
+from ludic.consent import QUESTIONS, SCORER_OPTIONS
 from ludic.errors import ConfigError
 from ludic.parser_stages import own_code_of, parser_stages
 from ludic.paths import local_path
@@ -52,7 +52,10 @@ class Paths:
     def _options(self, env: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if not env.startswith(QUESTIONS):
             return dict(options)
-        known = {"scorer": self._code_of("scorer"), "heldout": lambda name: self._heldout(env, name)}
+        known = {
+            **{key: self._code_of(key) for key in SCORER_OPTIONS},
+            "heldout": lambda name: self._heldout(env, name),
+        }
         return {key: known[key](value) if key in known else value for key, value in options.items()}
 
     def _heldout(self, env: str, heldout: Any) -> Any:

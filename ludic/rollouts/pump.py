@@ -24,6 +24,7 @@ from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import HalfLoadedError
 from ludic.printable import storable
 from ludic.records import GROUP_CLOSED, EpisodeEnd, Rollout, RolloutGroup
+from ludic.rollouts.group_scores import score_together
 from ludic.schema.type_checks import find_misfits
 from ludic.waits import GRACE_S
 
@@ -60,6 +61,11 @@ class BegunGroup:
     """When these ended."""
 
     @property
+    def episodes(self) -> list[Sequence[Rollout]]:
+        """Rows of each episode of a group whose episodes have all ended."""
+        return [self.rows[index] for index in range(len(self.requests))]
+
+    @property
     def ends(self) -> tuple[EpisodeEnd, ...]:
         """How each episode has ended; one that still runs counts as given up."""
         return tuple(self._end(index) for index in range(len(self.requests)))
@@ -88,14 +94,14 @@ class _Episode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A group whose episodes have all ended."""
+    """A group whose episodes have all ended, and which has its last scores."""
 
     begun: BegunGroup
     group: RolloutGroup
     sampled_s: float
     """Seconds since the group began."""
     ended_s: float
-    """Time of the event loop when its last episode ended."""
+    """Time of the event loop when it was complete."""
 
 
 class Pump:
@@ -119,6 +125,8 @@ class Pump:
         self._in_flight, self._calls, self._close_groups_at = in_flight, calls, close_groups_at
         self._waiting: deque[_Episode] = deque()
         self._running: dict[asyncio.Task[Any], _Episode] = {}
+        self._scoring: set[asyncio.Task[None]] = set()
+        """Calls of score_group."""
         self._new: deque[_Episode] = deque()
         """Episodes that may be about to ask the engine, in the order of their starts."""
         self._finished: list[Finished] = []
@@ -144,6 +152,11 @@ class Pump:
     def num_running(self) -> int:
         """Episodes that run."""
         return len(self._running)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no episode runs and no group is being scored."""
+        return not self._running and not self._scoring
 
     @property
     def has_room(self) -> bool:
@@ -187,7 +200,7 @@ class Pump:
     async def close(self) -> None:
         """Give up all episodes that run."""
         self._waiting.clear()
-        running = list(self._running)
+        running = [*self._running, *self._scoring]
         for task in running:
             task.cancel()
         if running:
@@ -243,10 +256,12 @@ class Pump:
             if len(group.rows) == self._close_groups_at:
                 self._close_group(group)
             return
-        del self._open[group.number]
-        now = asyncio.get_running_loop().time()
-        made = _group(group.requests[0], [group.rows[index] for index in range(len(group.rows))], self._extra_columns)
-        self._finished.append(Finished(begun=group, group=made, sampled_s=now - group.began_s, ended_s=now))
+        if group.environments.scores_groups:
+            task = asyncio.ensure_future(self._score(group))
+            self._scoring.add(task)
+            task.add_done_callback(self._end_of_scoring)
+        else:
+            self._finish(group)
 
     def _close_group(self, group: BegunGroup) -> None:
         """End the other episodes of a group, those that wait for a slot too; each has its rows, with an error."""
@@ -257,6 +272,25 @@ class Pump:
             self._waiting.remove(episode)
             episode.ending.end(GROUP_CLOSED)
             self._begin(episode)
+
+    async def _score(self, group: BegunGroup) -> None:
+        """Let the environment score the answers of a group together, while other episodes go on."""
+        fitting = _without_misfits(group.episodes, self._extra_columns)
+        scored = await score_together(group.environments, group.requests[0], fitting)
+        group.rows = dict(enumerate(scored))
+        self._finish(group)
+
+    def _end_of_scoring(self, task: "asyncio.Task[None]") -> None:
+        self._scoring.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._error = self._error or error
+        self.wake()
+
+    def _finish(self, group: BegunGroup) -> None:
+        del self._open[group.number]
+        now = asyncio.get_running_loop().time()
+        made = _group(group.requests[0], group.episodes, self._extra_columns)
+        self._finished.append(Finished(begun=group, group=made, sampled_s=now - group.began_s, ended_s=now))
 
 
 class EngineCalls(Engine):

@@ -270,7 +270,7 @@ class Stream:
         clock, said, idle_since = asyncio.get_running_loop().time, False, None
         while not self._is_over():
             await self._begin_groups()
-            began, is_idle = clock(), self._pump.num_running == 0
+            began, is_idle = clock(), self._pump.is_idle
             finished = await self._pump.wait(self._next_look_s())
             self._finished += finished  # after the wait: _commit replaces the lists
             self._events += [self._event("complete", each.begun) for each in finished]

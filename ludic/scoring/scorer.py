@@ -6,11 +6,8 @@ A user's function is named as path/to/file.py:function and may be asynchronous. 
 machine: no root can name one, so it needs no consent. Raises ConfigError if it does not load.
 """
 
-import asyncio
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +17,7 @@ from ludic.records import Rollout
 from ludic.scoring.outcome import Outcome, failed, to_outcome
 from ludic.user_code import describe_failure, load_named, only_exceptions
 from ludic.user_files import python_file_of
-
-_GRACE_S = 1.0
+from ludic.waits import SideLoop
 
 
 class Scorer(Protocol):
@@ -63,32 +59,20 @@ class UsersScorer:
         self._function: Callable[[Rollout], Any] = function
         self.version = CodeUse(role="scorer", setting=source).key({path: file})
         # All calls share an event loop, so that the function may keep a client open between calls.
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="ludic-scorer-loop")
-        self._thread.start()
+        self._loop = SideLoop()
 
     def score(self, rollout: Rollout, timeout_s: float) -> Outcome:
         try:
             with only_exceptions():
                 result = self._function(rollout)
-                return to_outcome(self._wait_for(result, timeout_s) if inspect.isawaitable(result) else result)
+                return to_outcome(self._loop.run(_result(result), timeout_s) if inspect.isawaitable(result) else result)
         except Exception as error:
             return failed(describe_failure(self._path, error))
 
     def close(self) -> None:
-        """Stop the event loop, unless a call blocks it; then its daemon thread is left."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_GRACE_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        """End the event loop."""
+        self._loop.close()
 
-    def _wait_for(self, result: Awaitable[Any], timeout_s: float) -> Any:
-        async def wait() -> Any:
-            return await result
 
-        future = asyncio.run_coroutine_threadsafe(wait(), self._loop)
-        try:
-            return future.result(timeout_s)
-        except FutureTimeoutError:
-            future.cancel()
-            raise TimeoutError(f"no result within {timeout_s:g} s") from None
+async def _result(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

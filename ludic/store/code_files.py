@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from ludic.consent import QUESTIONS, CodeUse, Role, give_consent, has_consent
+from ludic.consent import QUESTIONS, SCORER_OPTIONS, CodeUse, Role, give_consent, has_consent
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.parser_stages import own_code_of, parser_stages
 from ludic.paths import local_path
@@ -105,7 +105,7 @@ def sampling_uses(run: "RunConfig") -> list[CodeUse]:
 def _own_scorers(run: "RunConfig") -> list[str]:
     """Return the users' functions that options of environments qa/SOURCE name, each once."""
     options = [run.env_options.get(name) for name in run.env if name.startswith(QUESTIONS)]
-    scorers = [each.get("scorer") for each in options if isinstance(each, Mapping)]
+    scorers = [each.get(option) for each in options if isinstance(each, Mapping) for option in SCORER_OPTIONS]
     return list(dict.fromkeys(name for name in scorers if isinstance(name, str) and python_file_of(name)))
 
 

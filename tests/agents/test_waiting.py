@@ -297,9 +297,9 @@ def test_calls_are_announced_until_their_end() -> None:
 def test_a_wrong_run_in_is_named(tmp_path: Path) -> None:
     file = tmp_path / "own.py"
     file.write_text(
-        "class Own:\n    run_in = 'process'\n    def example(self, i, s): ...\n    def score(self, e, a): ...\n"
+        "class Own:\n    run_in = 'clouds'\n    def example(self, i, s): ...\n    def score(self, e, a): ...\n"
     )
-    with pytest.raises(ConfigError, match=r"own.py:Own: its run_in is 'process', wanted 'loop' or 'thread'"):
+    with pytest.raises(ConfigError, match=r"own.py:Own: its run_in is 'clouds', wanted 'loop' or 'thread' or"):
         make_environment(f"{file}:Own")
 
 

@@ -1,5 +1,6 @@
 """qa/SOURCE: questions of JSONL and Parquet files and of datasets on the disk, all made here."""
 
+import asyncio
 import json
 import os
 import subprocess
@@ -234,6 +235,22 @@ def test_a_users_scorer_gets_the_example_and_the_columns_it_asks_for(jsonl, tmp_
     assert reward(make(name, scorer=f"{tmp_path}/mine.py:is_right", heldout_share=0), "2") == 1
     with pytest.raises(TypeError, match=r"mine\.py:broken returned 'very good', wanted a number or a Score"):
         reward(make(name, scorer=f"{tmp_path}/mine.py:broken", heldout_share=0), "2")
+
+
+def test_a_users_group_scorer_is_the_score_group_of_the_questions(jsonl, tmp_path):
+    (tmp_path / "group.py").write_text("def shortest(example, answers):\n    return [0.0 for _ in answers]\n")
+    environment = make(jsonl(SUMS[0]), group_scorer=f"{tmp_path}/group.py:shortest", heldout_share=0)
+    assert environment.score_group(None, ["a", "b"]) == [0.0, 0.0]
+    assert not hasattr(make(jsonl(SUMS[0]), heldout_share=0), "score_group")
+    with pytest.raises(ConfigError, match=r"group_scorer is 'exact', wanted path/to/file\.py:function"):
+        make(jsonl(SUMS[0]), group_scorer="exact", heldout_share=0)
+
+
+def test_a_users_scorer_may_be_a_coroutine(jsonl, tmp_path):
+    (tmp_path / "slow.py").write_text("async def score(example, answer):\n    return len(answer)\n")
+    environment = make(jsonl(SUMS[0]), scorer=f"{tmp_path}/slow.py:score", heldout_share=0)
+    environment.reset(environment.example(0, "train"))
+    assert asyncio.run(environment.step("four")).reward == 4.0
 
 
 @pytest.mark.parametrize(

@@ -229,3 +229,38 @@ def test_following_a_run_evaluates_its_versions_until_it_is_stopped(
 
 def seen(batch: RolloutBatch) -> int:
     return batch.groups[0].rollouts[0].policy_version
+
+
+GROUPED = """\
+from ludic.environments.environment import Example, Score
+from ludic.records import Message
+
+
+class Grouped:
+    def example(self, index, split):
+        return Example(example_id=f"{split}-{index}", messages=(Message(role="user", content="?"),))
+
+    def score(self, example, answer):
+        return Score(reward=0.0)
+
+    async def score_group(self, example, answers):
+        return [10.0 * len(answers) + each.group_index for each in answers]
+"""
+
+
+def test_the_samples_of_an_example_are_scored_together_and_more_samples_are_another_evaluation(
+    tmp_path: Path, folder: str
+) -> None:
+    file = tmp_path / "grouped.py"
+    file.write_text(GROUPED)
+    run = RunConfig(model=folder, env=(f"{file}:Grouped",), group_size=4, max_tokens=8, accept_incomplete=True)
+    root = Root.create(str(tmp_path / "run"), run)
+    publish(root, folder)
+    run_ = ludic.Run(root)
+    ids = []
+    for n in (2, 3):
+        found = run_.evaluate(0, **SMALL | {"n": n, "num_examples": 5})
+        ids.append(found.samples["evaluation"][0])
+        query = "select distinct episode_reward from evals where group_size = ? order by all"
+        assert [reward for (reward,) in run_.sql(query, n).rows()] == [10.0 * n + index for index in range(n)]
+    assert ids[0] != ids[1]

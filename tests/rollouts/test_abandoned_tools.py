@@ -14,11 +14,13 @@ from ludic.agents.play import run_episode
 from ludic.agents.protocols import by_environment
 from ludic.agents.tools.functions import function_tool
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ModelError
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import RunConfig
 
+SCRIPT = LimitedEnvironments("script", lambda: Script([end()]))
 CALL = '<tool_call>{"name": "stubborn", "arguments": {}}</tool_call>'
 
 ended: list[str] = []
@@ -41,7 +43,7 @@ def sample(tool_limit_s: float | None, limits: EpisodeLimits, script: list[str])
     toolbox = Toolbox([function_tool(stubborn)], time_limit_s=tool_limit_s)
     play: Any = partial(run_episode, by_environment, scripted_agent(script, toolbox=toolbox), limits=limits)
     run = RunConfig(model="m", env=("script",), group_size=1, max_tokens=64)
-    sampler = GroupSampler(run=run, run_episode=play, environments={"script": lambda: Script([end()])})
+    sampler = GroupSampler(run=run, run_episode=play, environments={"script": SCRIPT})
     (group,) = sampler.sample([0], "worker").groups
     return list(group.rollouts)
 
@@ -68,7 +70,7 @@ def test_an_error_of_the_engine_ends_the_batch_without_the_tool() -> None:
         raise ModelError("half loaded")
 
     run = RunConfig(model="m", env=("script",), group_size=2, max_tokens=64)
-    sampler = GroupSampler(run=run, run_episode=play, environments={"script": lambda: Script([end()])})
+    sampler = GroupSampler(run=run, run_episode=play, environments={"script": SCRIPT})
     with pytest.raises(ModelError, match="half loaded"):
         sampler.sample([0], "worker")
     assert ended == []

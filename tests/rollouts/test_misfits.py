@@ -8,6 +8,7 @@ from chat_models import scripted_agent
 from episodes import Script, end
 
 from ludic.environments.environment import Transition
+from ludic.environments.limits import LimitedEnvironments
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.schema import validate
@@ -33,7 +34,9 @@ def rows_of_three(second: Transition, **settings: Any) -> list[Rollout]:
         model="m", env=("flawed",), group_size=3, max_tokens=8, extra_columns={"x_judge": "string"}, **settings
     )
     episodes = episodes_of_run(run, scripted_agent(["a"] * 3))
-    batch = GroupSampler(run=run, run_episode=episodes, environments={"flawed": Flawed}).sample([0], "worker")
+    batch = GroupSampler(
+        run=run, run_episode=episodes, environments={"flawed": LimitedEnvironments("flawed", Flawed)}
+    ).sample([0], "worker")
     validate(batch, run.extra_columns)
     return list(batch.groups[0].rollouts)
 

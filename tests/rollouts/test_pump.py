@@ -11,11 +11,12 @@ import pytest
 from ludic.agents.requests import EpisodeRequest
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams
 from ludic.environments.environment import Example
+from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import ModelError
 from ludic.records import Message, WeightSpan
 from ludic.rollouts.pump import EngineCalls, Pump
 
-ENVIRONMENTS = {"own": None}
+ENVIRONMENTS = {"own": LimitedEnvironments("own", object)}
 
 
 class Batch:

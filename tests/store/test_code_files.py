@@ -11,7 +11,7 @@ import pytest
 
 from ludic.consent import CodeUse
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
-from ludic.store import Root
+from ludic.store import Root, RunConfig
 from ludic.store.code_files import (
     CodeRecord,
     find_files,
@@ -191,3 +191,10 @@ def test_other_code_than_that_of_the_life_before_is_named_in_a_line(folder, capl
 def test_a_file_that_can_not_be_kept_twice_is_read_from_where_it_was(owned, folder, monkeypatch):
     monkeypatch.chdir("/")
     assert find_files(owned, [ENVIRONMENT], update=True).files["cats.py"] == read_user_file(folder / "cats.py")
+
+
+def test_both_scorers_of_questions_are_users_code():
+    options = {"qa/a.jsonl": {"scorer": "one.py:score", "group_scorer": "two.py:together"}}
+    run = RunConfig(model="m", env=("qa/a.jsonl",), env_options=options)
+    scorers = [use.setting for use in sampling_uses(run) if use.role == "scorer"]
+    assert scorers == ["one.py:score", "two.py:together"]

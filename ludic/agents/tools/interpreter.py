@@ -27,7 +27,7 @@ from types import MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ludic.children import python_words, start_python_in_loop
+from ludic.children import describe_end, python_words, start_python_in_loop
 from ludic.errors import ToolError
 from ludic.temporary import temporary_folder
 
@@ -132,7 +132,7 @@ class PythonInterpreter:
             await _kill(process)
         # Names of temporary folders are random; without them the same code has the same output.
         text = output.decode(errors="replace").replace(f"{folder}/", "")
-        end = end or _end_of(process.returncode)
+        end = end or describe_end(process.returncode or 0)
         if end:
             raise ToolError(f"{text.rstrip()}\n[{end}]".lstrip())
         return text or "[no output; print what you want to see]"
@@ -160,11 +160,3 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
     # Closes the pipe, which a process outside the group may still hold; wait() would wait for that one.
     process._transport.close()  # type: ignore[attr-defined]
     await process.wait()
-
-
-def _end_of(returncode: int | None) -> str | None:
-    if not returncode:
-        return None
-    if returncode < 0:
-        return f"ended by signal {signal.Signals(-returncode).name}"
-    return f"ended with exit code {returncode}"

@@ -14,7 +14,7 @@ from typing import Any
 from ludic.agents.tools.arguments import check_arguments, make_validator, read_arguments
 from ludic.agents.tools.tool import Tool
 from ludic.errors import ConfigError, ToolError
-from ludic.printable import storable
+from ludic.printable import shortened, storable
 from ludic.records import ToolCall
 from ludic.user_code import describe, only_exceptions
 from ludic.waits import finished
@@ -90,9 +90,7 @@ class Toolbox:
 
     def _cut(self, text: str) -> str:
         """Return text that can be stored as UTF-8 and is not too long."""
-        text = storable(text)
-        left = len(text) - self.output_limit
-        return text if left <= 0 else f"{text[: self.output_limit]}\n[cut: {left:,} more characters]"
+        return shortened(storable(text), self.output_limit)[0]
 
 
 def _unknown(name: str, known: Sequence[str]) -> str:

@@ -1,0 +1,328 @@
+"""Score answers in processes beside, for scorers that crash, leak, or run for ever in C code.
+
+An environment with a question and a score is made once more in each process, from its name, its options and the texts
+of users' files; examples, answers and scores go to and fro as MessagePack. A process takes one call at a time. One that
+ends, or whose call has met its time limit or was cancelled, is replaced by a new one for a later call. Raises
+ScorerError.
+"""
+
+import asyncio
+import inspect
+import os
+import signal
+import struct
+import subprocess
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NoReturn, SupportsFloat
+
+import msgspec
+
+from ludic.children import describe_end, end_with_parent, start_python
+from ludic.environments.environment import Example, GroupAnswer, Score, SpanReward, to_score
+from ludic.errors import ScorerError
+from ludic.user_code import describe, only_exceptions
+from ludic.user_files import Files, UserFile
+from ludic.waits import SideThread, Turns
+
+MOST_PROCESSES = min(8, os.cpu_count() or 1)
+"""Processes of one environment, and so the calls that run at a time; others wait, which is no part of their time."""
+_START_LIMIT_S = 120.0
+"""Seconds in which a process imports its packages and makes the environment."""
+_SENDABLE = "wanted texts, numbers, bytes, dates, lists and mappings"
+_LENGTH = struct.Struct("<Q")
+
+
+class _File(msgspec.Struct):
+    path: str
+    source: bytes
+    imports: "dict[str, _File]"
+
+
+class _Start(msgspec.Struct):
+    """First message to a process: the environment that it makes."""
+
+    name: str
+    options: dict[str, Any]
+    seed: int
+    files: dict[str, _File]
+
+
+class _Call(msgspec.Struct):
+    example: Example
+    answer: str | None = None
+    """Answer to score; None scores the answers of a group together."""
+    answers: list[GroupAnswer] = []
+
+
+class _Result(msgspec.Struct):
+    scores: list[Any] = []
+    """Fields of each Score."""
+    error: str | None = None
+
+
+class ScorerProcesses:
+    """Scores answers of one environment as its methods `score` and `score_group` do, in processes that start when they
+    are needed."""
+
+    def __init__(self, name: str, options: Mapping[str, Any], seed: int, files: Files) -> None:
+        """The arguments of make_environment."""
+        sent = {path: _to_message(file) for path, file in files.items()}
+        self._start = _encode(_Start(name, dict(options), seed, sent), f"options of environment {name}")
+        self._name = name
+        self._free: list[_Process] = []
+        self._all: set[_Process] = set()
+        self._turns: tuple[asyncio.AbstractEventLoop, Turns] | None = None
+        weakref.finalize(self, _kill_all, self._all)
+
+    async def score(self, example: Example, answer: str) -> Score:
+        """Return the score of an answer. Raises ScorerError."""
+        (score,) = await self._call(_Call(example, answer))
+        return score
+
+    async def score_group(self, example: Example, answers: Sequence[GroupAnswer]) -> list[Score]:
+        """Return the scores of all answers to an example. Raises ScorerError."""
+        return await self._call(_Call(example, answers=list(answers)))
+
+    async def _call(self, call: _Call) -> list[Score]:
+        message = _encode(call, f"example {call.example.example_id!r} of environment {self._name}")
+        process: _Process | None = None
+
+        async def start() -> None:
+            nonlocal process
+            process = await self._take()
+
+        async with self._turns_here().turn(start):
+            assert process is not None
+            try:
+                result = msgspec.msgpack.decode(await process.ask(message), type=_Result)
+            except BaseException as error:  # also the end of its time
+                self._drop(process)
+                if isinstance(error, _EndedError):
+                    raise ScorerError(f"the process that scored for environment {self._name} {error}") from None
+                raise
+            self._free.append(process)
+        if result.error is not None:
+            raise ScorerError(result.error)
+        return [_to_score(fields) for fields in result.scores]
+
+    async def _take(self) -> "_Process":
+        """Return a process that is free, or a new one."""
+        while self._free:
+            if (free := self._free.pop()).is_alive():
+                return free
+            self._drop(free)
+        process = _Process()
+        self._all.add(process)
+        try:
+            async with asyncio.timeout(_START_LIMIT_S):
+                result = msgspec.msgpack.decode(await process.start(self._start), type=_Result)
+            if result.error is not None:
+                raise ScorerError(f"environment {self._name} can't be made in a process: {result.error}")
+        except BaseException as error:
+            self._drop(process)
+            if isinstance(error, _EndedError | TimeoutError):
+                why = error if isinstance(error, _EndedError) else f"took more than {_START_LIMIT_S:g} s"
+                raise ScorerError(f"the start of a process that scores for environment {self._name} {why}") from None
+            raise
+        return process
+
+    def _drop(self, process: "_Process") -> None:
+        self._all.discard(process)
+        process.kill()
+
+    def _turns_here(self) -> Turns:
+        loop = asyncio.get_running_loop()
+        if self._turns is None or self._turns[0] is not loop:
+            self._turns = loop, Turns(MOST_PROCESSES)
+        return self._turns[1]
+
+
+class _EndedError(Exception):
+    """A process ended; the text says how."""
+
+
+class _Process:
+    """One process, with the thread that talks to it."""
+
+    def __init__(self) -> None:
+        self._thread = SideThread()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_killed = False
+
+    async def start(self, message: bytes) -> bytes:
+        """Start the process with its first message; returns the answer. Raises _EndedError."""
+        return await self._thread.run(partial(self._start, message))
+
+    async def ask(self, message: bytes) -> bytes:
+        """Send a message and return the answer. Raises _EndedError."""
+        assert self._process is not None
+        return await self._thread.run(partial(_exchange, self._process, message))
+
+    def is_alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the process and what it started, without waiting for its answer."""
+        self._is_killed = True
+        if self._process is not None:
+            _kill(self._process)
+        self._thread.close(self._close_pipes)
+
+    def _close_pipes(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout) if self._process is not None else ():
+            assert pipe is not None
+            pipe.close()
+
+    def _start(self, message: bytes) -> bytes:
+        # A session of its own: Ctrl-C at the terminal does not reach it.
+        args = ["-m", __name__]
+        self._process = start_python(
+            args, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        if self._is_killed:
+            _kill(self._process)
+        return _exchange(self._process, message)
+
+
+def _kill_all(processes: set[_Process]) -> None:
+    for process in processes:
+        process.kill()
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _exchange(process: "subprocess.Popen[bytes]", message: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    answer = None
+    with suppress(BrokenPipeError, ConnectionResetError):
+        _send(process.stdin, message)
+        answer = _receive(process.stdout)
+    if answer is None:
+        raise _EndedError(describe_end(process.wait()) or "ended")
+    return answer
+
+
+# --- Messages ---------------------------------------------------------------------------------------------------------
+
+
+def _send(pipe: IO[bytes], message: bytes) -> None:
+    data = memoryview(_LENGTH.pack(len(message)) + message)
+    while data:
+        data = data[pipe.write(data) :]
+
+
+def _receive(pipe: IO[bytes]) -> bytes | None:
+    """Return the next message; None at the end."""
+    head = _read(pipe, _LENGTH.size)
+    return None if head is None else _read(pipe, _LENGTH.unpack(head)[0])
+
+
+def _read(pipe: IO[bytes], size: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < size:
+        piece = pipe.read(min(size - len(data), 1 << 20))
+        if not piece:
+            return None
+        data += piece
+    return bytes(data)
+
+
+def _encode(message: Any, what: str) -> bytes:
+    """Encode a message. Raises ScorerError, which says what can't be sent."""
+    try:
+        return msgspec.msgpack.encode(message, enc_hook=_plain)
+    except (TypeError, ValueError, OverflowError, NotImplementedError, RecursionError) as error:
+        raise ScorerError(f"the {what} can't be sent to a process: {error}; {_SENDABLE}") from error
+
+
+def _plain(value: Any) -> Any:
+    """Return a number of NumPy or a mapping as what MessagePack has."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, SupportsFloat):
+        return float(value)
+    raise NotImplementedError(f"it holds a {type(value).__name__}")
+
+
+def _to_message(file: UserFile) -> _File:
+    return _File(str(file.path), file.source, {name: _to_message(module) for name, module in file.imports.items()})
+
+
+def _to_file(file: _File) -> UserFile:
+    imports = {name: _to_file(module) for name, module in file.imports.items()}
+    return UserFile(path=Path(file.path), source=file.source, imports=imports)
+
+
+def _to_score(fields: dict[str, Any]) -> Score:
+    spans = tuple(SpanReward(**span) for span in fields.pop("span_rewards"))
+    return Score(**fields, span_rewards=spans)
+
+
+# --- In the process ---------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Make the environment of the first message, then score until standard input ends."""
+    end_with_parent()
+    # What the user's code prints goes to standard error, and does not come between messages.
+    source, target = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    environment, loop = None, asyncio.new_event_loop()
+    while (message := _receive(source)) is not None:
+        try:
+            with only_exceptions():
+                if environment is None:
+                    environment = _make(msgspec.msgpack.decode(message, type=_Start))
+                    result = msgspec.msgpack.encode(_Result())
+                else:
+                    call = msgspec.msgpack.decode(message, type=_Call)
+                    result = _encode(_Result(_scores(environment, call, loop)), "score")
+        except Exception as error:
+            result = msgspec.msgpack.encode(_Result(error=describe(error)))
+        _send(target, result)
+
+
+def _make(start: _Start) -> Any:
+    from ludic.environments.registry import load_scorer  # which imports this module
+
+    files = {path: _to_file(file) for path, file in start.files.items()}
+    return load_scorer(start.name, start.options, start.seed, files)
+
+
+def _scores(environment: Any, call: _Call, loop: asyncio.AbstractEventLoop) -> list[Score]:
+    function: Callable[[], Any] = partial(environment.score, call.example, call.answer)
+    if call.answer is None:
+        function = partial(environment.score_group, call.example, call.answers)
+    found = function()
+    if inspect.isawaitable(found):
+        found = loop.run_until_complete(_awaited(found))
+    scores = [found] if call.answer is not None else found
+    made = [to_score(score, "score" if call.answer is not None else "score_group") for score in scores]
+    return [replace(score, info={str(name): str(value) for name, value in score.info.items()}) for score in made]
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def _run() -> NoReturn:
+    with suppress(BrokenPipeError, KeyboardInterrupt):
+        main()
+    sys.stderr.flush()
+    os._exit(0)  # threads that the user's code has started hold nobody up
+
+
+if __name__ == "__main__":
+    _run()
