@@ -48,15 +48,15 @@ class Ending:
         self.reason = reason
         self._expire()
 
-    def watch(self, limit: asyncio.Timeout) -> None:
-        """Let the limit end the episode, at once if it has been ended already."""
+    def watch(self, limit: asyncio.Timeout | None) -> None:
+        """Let the limit end the episode, at once if it has been ended already. None: the episode is over."""
         self._limit = limit
         if self.reason is not None:
             self._expire()
 
     def _expire(self) -> None:
         if self._limit is not None:
-            with suppress(RuntimeError):  # the episode has ended
+            with suppress(RuntimeError):  # the episode is about to end
                 self._limit.reschedule(asyncio.get_running_loop().time())
 
 

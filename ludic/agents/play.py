@@ -69,6 +69,8 @@ async def run_episode(
             play.fail(early.reason)
         else:
             play.end("time_limit", f"the episode took more than {limits.timeout_s:g} s")
+    finally:
+        early.watch(None)
     if play.engine_error is not None:
         raise play.engine_error
     return play.rollouts()

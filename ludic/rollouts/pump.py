@@ -40,8 +40,9 @@ _SETTLED_S = 0.02
 _LOOK_S = 0.05
 """Seconds between looks for weights, after others have failed to load half-way."""
 
-_episode: ContextVar["_Episode"] = ContextVar("episode")
-"""The episode whose task runs."""
+_start: ContextVar["_Start"] = ContextVar("start")
+"""Start of the episode whose task runs. Threads and processes that an episode starts keep its context as long as they
+live, so there is nothing large in it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -84,12 +85,17 @@ class BegunGroup:
 
 
 @dataclass(slots=True, eq=False)
+class _Start:
+    settles_s: float = 0.0
+    """Time until which the episode counts as asking the engine, if it has not done so yet."""
+
+
+@dataclass(slots=True, eq=False)
 class _Episode:
     group: BegunGroup
     index: int
+    start: _Start = field(default_factory=_Start)
     ending: Ending = field(default_factory=Ending)
-    settles_s: float = 0.0
-    """Time until which it counts as asking the engine, if it has not done so yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +133,8 @@ class Pump:
         self._running: dict[asyncio.Task[Any], _Episode] = {}
         self._scoring: set[asyncio.Task[None]] = set()
         """Calls of score_group."""
-        self._new: deque[_Episode] = deque()
-        """Episodes that may be about to ask the engine, in the order of their starts."""
+        self._new: deque[_Start] = deque()
+        """Of episodes that may be about to ask the engine, in their order."""
         self._finished: list[Finished] = []
         self._open: dict[int, BegunGroup] = {}
         self._error: BaseException | None = None
@@ -227,19 +233,19 @@ class Pump:
             asyncio.get_running_loop().call_later(_SETTLED_S, self.wake)
 
     def _begin(self, episode: _Episode) -> None:
-        episode.settles_s = asyncio.get_running_loop().time() + _SETTLED_S
+        episode.start.settles_s = asyncio.get_running_loop().time() + _SETTLED_S
         request = episode.group.requests[episode.index]
-        tokens = _episode.set(episode), ending.set(episode.ending)
+        tokens = _start.set(episode.start), ending.set(episode.ending)
         task = asyncio.ensure_future(self._run_episode(episode.group.environments, request))
-        _episode.reset(tokens[0])
+        _start.reset(tokens[0])
         ending.reset(tokens[1])
         self._running[task] = episode
-        self._new.append(episode)
+        self._new.append(episode.start)
         task.add_done_callback(self._end)
 
     def _end(self, task: "asyncio.Task[Sequence[Rollout]]") -> None:
         episode = self._running.pop(task)
-        episode.settles_s = 0.0
+        episode.start.settles_s = 0.0
         self.wake()
         try:
             if task.cancelled():
@@ -320,8 +326,8 @@ class EngineCalls(Engine):
         return getattr(self._engine, name)
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        if episode := _episode.get(None):
-            episode.settles_s = 0.0
+        if start := _start.get(None):
+            start.settles_s = 0.0
         await self._may_begin.wait()
         self.num_running += 1
         began = time.time()

