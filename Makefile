@@ -30,7 +30,7 @@ test: .venv/installed  ## run the quick tests, in some minutes
 test-all:  ## run everything, as CI does, in an hour
 	$(MAKE) --jobs 3 environments
 	$(MAKE) check faults integration
-	$(MAKE) --jobs 2 --output-sync=target vllm-runs clusters vllm-engines readers inspect
+	$(MAKE) --jobs 3 --output-sync=target vllm-runs clusters vllm-engines readers inspect
 	$(MAKE) unit
 
 environments: .venv/clusters .venv-vllm/installed .venv/skypilot/installed  ## install all that the tests need, side by side
