@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 NUM_STEPS = 60
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 120.0) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = 300.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline
