@@ -33,27 +33,40 @@ def logprobs_of_spans(folders: dict[int, str], prompt: np.ndarray, completion: C
     return logprobs[np.arange(len(logprobs)), completion.tokens]
 
 
-def test_weights_loaded_within_a_completion_give_it_two_spans(
-    engine: Engine, model_folder: str, other_weights: str
+def rarely_stopping(folder: str, target: Path) -> str:
+    """Copy weights with a zero embedding of the end-of-sequence token, whose logit is then 0; returns the folder."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[model.config.eos_token_id] = 0
+    model.save_pretrained(target)
+    return str(target)
+
+
+def test_each_token_has_the_logprob_of_its_spans_weights_however_often_they_change(
+    engine: Engine, model_folder: str, other_weights: str, tmp_path: Path
 ) -> None:
-    requests = [a_request(seed=seed, max_tokens=490) for seed in range(40)]
+    """Prompts of no, one and three blocks of vLLM's prefix cache on the CPU; the members of a group share them."""
+    one, other = (rarely_stopping(f, tmp_path / Path(f).name) for f in (model_folder, other_weights))
+    folders = {10: one, 11: other, 12: one, 13: other, 14: one}
+    prompts = [PROMPT, *(np.random.default_rng(0).integers(3, 64, length).astype(np.int32) for length in (130, 400))]
+    requests = [a_request(prompts[seed % 3], seed=seed, max_tokens=510 - len(prompts[seed % 3])) for seed in range(96)]
+    engine.load_weights(one, 10)
 
     async def generate() -> list[Completion]:
         tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
-        await engine.generate(a_request(max_tokens=5))
-        await asyncio.to_thread(engine.load_weights, other_weights, 1)
+        for version in range(11, 15):
+            await engine.generate(a_request(max_tokens=5))
+            await asyncio.to_thread(engine.load_weights, folders[version], version)
         return await asyncio.gather(*tasks)
 
-    # Some stop before the load.
-    swapped = [completion for completion in asyncio.run(generate()) if len(completion.weight_versions) > 1]
-    assert len(swapped) >= 4
-    for completion in swapped[:4]:
-        first, second = completion.weight_versions
-        assert (first.version, second.version) == (0, 1)
-        assert (first.start, second.start, second.end) == (0, first.end, len(completion.tokens))
-        assert first.end > 0
-        assert (completion.policy_version, completion.policy_version_last) == (0, 1)
-        expected = logprobs_of_spans({0: model_folder, 1: other_weights}, PROMPT, completion)
+    found = sorted(zip(requests, asyncio.run(generate()), strict=True), key=lambda pair: -len(pair[1].weight_versions))
+    assert {len(completion.weight_versions) for _, completion in found[:4]} == {5}
+    for request, completion in found[:16]:  # some stop before the first load
+        spans = completion.weight_versions
+        assert [span.version for span in spans] == list(range(10, 10 + len(spans)))
+        assert [0, *(span.end for span in spans)] == [*(span.start for span in spans), len(completion.tokens)]
+        assert (completion.policy_version, completion.policy_version_last) == (10, 9 + len(spans))
+        expected = logprobs_of_spans(folders, request.prompt_tokens, completion)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)
 
 
