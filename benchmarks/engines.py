@@ -17,12 +17,14 @@ import gc
 import itertools
 import math
 import random
+import socket
+import subprocess
 import tempfile
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -34,12 +36,16 @@ from transformers import GenerationConfig
 
 import ludic
 from benchmarks.measure import median_ratio, print_table
+from ludic.children import start_python
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
 from ludic.engines.registry import EngineSetup, engine_maker
+from ludic.engines.server_engine import ServerEngine
 from ludic.environments.moar_cats import WORDS
+from ludic.errors import NoServerError
 from ludic.installed import is_installed
 from ludic.launch.demo import OTHER_WORDS
+from ludic.launch.vllm_server import ServerArguments
 from ludic.launch.work import work
 from ludic.models.chat import load_tokenizer
 from ludic.models.tiny import make_tiny_model
@@ -58,7 +64,7 @@ _LONG = 400
 def main(
     quick: bool = False,
     rounds: int = 9,
-    engines: tuple[str, ...] = ("transformers", "vllm"),
+    engines: tuple[str, ...] = ("transformers", "vllm", "server"),
     batches: tuple[int, ...] = (64,),
     widths: tuple[int, ...] = (64,),
 ) -> None:
@@ -67,25 +73,25 @@ def main(
     Args:
         quick: Use one round and few requests, to check that the benchmark works.
         rounds: Rounds, in turns, after one that warms up.
-        engines: Engines to measure, of those that are installed.
+        engines: Engines to measure, of those that are installed. `server` is a vLLM server of this machine; only its
+            swaps are timed.
         batches: Sequences in a full batch.
         widths: Widths of the model.
     """
     rounds, batches = (1, (8,)) if quick else (rounds, batches)
     speeds, swaps, publications = [], [], []
     for name in engines:
-        if name == "vllm" and not is_installed("vllm"):
+        if name != "transformers" and not is_installed("vllm"):
             continue
         for width, max_batch in ((width, max_batch) for width in widths for max_batch in batches):
             with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
                 _make_model(folder, width)
-                config = EngineConfig(engine=name, max_batch=max_batch)
-                engine = engine_maker(EngineSetup(config=config, device="cpu"))(folder, 0)
-                stack.callback(getattr(engine, "close", lambda: None))
+                engine = _start(name, folder, max_batch, stack)
                 gc.collect()
                 gc.freeze()  # as `ludic worker` does
                 head = [name, str(width), str(max_batch)]
-                speeds.append([*head, *_compare(engine, folder, (4 if quick else 12) * max_batch, rounds)])
+                if name != "server":
+                    speeds.append([*head, *_compare(engine, folder, (4 if quick else 12) * max_batch, rounds)])
                 swaps.append([*head, *_time_swaps(engine, folder, rounds)])
                 publications.append([*head, *_publish(engine, folder, rounds)])
     columns = ["engine", "width", "in flight", "tokens/s, bare", "worker", "of bare", "range"]
@@ -115,6 +121,37 @@ def _make_model(folder: str, width: int) -> None:
     model.config.eos_token_id = None
     model.generation_config = GenerationConfig()
     model.save_pretrained(folder)
+
+
+def _start(name: str, folder: str, max_batch: int, stack: ExitStack) -> Engine:
+    """Return an engine, which ends with the stack."""
+    if name == "server":
+        return _start_server(folder, max_batch, stack)
+    config = EngineConfig(engine=name, max_batch=max_batch)
+    engine = engine_maker(EngineSetup(config=config, device="cpu"))(folder, 0)
+    stack.callback(getattr(engine, "close", lambda: None))
+    return engine
+
+
+def _start_server(folder: str, max_batch: int, stack: ExitStack) -> Engine:
+    """Start vLLM as `ludic serve` does, and return an engine that loads its weights."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = asdict(EngineConfig(engine="vllm", max_batch=max_batch))
+    arguments = ServerArguments(folder=folder, host="127.0.0.1", port=port, float32_head=False, engine=settings)
+    process = start_python(["-m", *arguments.to_args()], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    stack.callback(process.wait)
+    stack.callback(process.terminate)
+    while True:
+        try:
+            engine = ServerEngine(folder, [f"http://127.0.0.1:{port}"], max_batch=max_batch, loads_all=True)
+        except NoServerError:  # it is starting
+            if process.poll() is not None:
+                raise
+        else:
+            stack.callback(engine.close)
+            return cast(Engine, engine)
 
 
 def length_of(seed: int) -> int:
@@ -153,7 +190,7 @@ class _Unlike:
         self.loads[version] = began, time.perf_counter()
 
     def first_of(self, version: int) -> float | None:
-        """Return when the first answer was whole whose last token is of a version; None if none is, or the load lasts."""
+        """Return when the first answer was whole whose last token is of a version; None if none is yet."""
         if version not in self.loads:
             return None
         return next((end for end, found in list(self.ends) if found.policy_version_last == version), None)
