@@ -8,13 +8,14 @@ or `generate` of ludic's engine transformers, which has no other front. `worker`
 episodes of MoarCats, records, files. Both sample the same tokens for the same prompts. Speed is measured while the
 batch is full: from the first max_batch completions until the last request has begun.
 
-Swaps are timed with answers of 400 tokens in flight, of other requests one ends at each decoding step; so the first one
-that ends with the new version tells when its first token came.
+Swaps are timed while one half of the batch is answers of 400 tokens, the other one answers of 1 to 24, of which about
+two end at each decoding step; the first one that ends with the new version tells when its first token came. Decoding
+stands still during a swap, and on a server from its pause to its resumption; `still` is the share of the time for that
+if five versions a minute are published.
 """
 
 import asyncio
 import gc
-import itertools
 import math
 import random
 import socket
@@ -57,8 +58,8 @@ from ludic.store import Root, publish_policy
 _GROUP = 8
 MEAN, LONGEST = 64, 512
 _POSITIONS = 1024
-_LONG = 400
-"""Tokens of the long answers that are in flight while weights are replaced."""
+_LONG, _SHORT = 400, (1, 24)
+"""Tokens of the answers that are in flight while weights are replaced; the short ones tell when a token came."""
 
 
 def main(
@@ -89,6 +90,7 @@ def main(
                 engine = _start(name, folder, max_batch, stack)
                 gc.collect()
                 gc.freeze()  # as `ludic worker` does
+                stack.callback(gc.unfreeze)
                 head = [name, str(width), str(max_batch)]
                 if name != "server":
                     speeds.append([*head, *_compare(engine, folder, (4 if quick else 12) * max_batch, rounds)])
@@ -294,37 +296,68 @@ async def _generate_bare(engine: Any, request: GenerationRequest) -> Sequence[in
 
 def _time_swaps(engine: Engine, folder: str, rounds: int) -> list[str]:
     """Return a decoding step, a swap, the time from its begin to the new version's first token, and what follows."""
-    found = [asyncio.run(_swap_within(engine, folder, number)) for number in range(1, rounds + 2)][1:]
+    swap = partial(_swap_within, engine, folder, _note_pauses(engine))
+    found = [asyncio.run(swap(number)) for number in range(1, rounds + 2)][1:]
     cells = [f"{median(each[part] for each in found) * 1e3:.1f}" for part in ("step", "swap", "first")]
     beyond = [(each["first"] - each["swap"]) / each["step"] for each in found]
     still = median(each["still"] for each in found)
     return [*cells, f"{median(beyond):.1f} ({max(beyond):.1f})", f"{still * 5 / 60:.2%}"]
 
 
-async def _swap_within(engine: Engine, folder: str, version: int) -> dict[str, float]:
-    """Return seconds, by name."""
-    num_short = engine.max_batch // 2
-    lengths = [_LONG] * (engine.max_batch - num_short) + [20 + number for number in range(num_short)]
-    prompt = load_tokenizer(folder)(" ".join(WORDS), return_tensors="np")["input_ids"][0][:32]
-    ends: list[tuple[float, int]] = []
-    is_time = asyncio.Event()
+async def _swap_within(engine: Engine, folder: str, pauses: Sequence[float], version: int) -> dict[str, float]:
+    """Return seconds, by name. pauses: from `_note_pauses`.
 
-    async def sample(seed: int, length: int) -> None:
+    One half of the batch is long answers, the other one short ones, one after the other.
+    """
+    prompt = load_tokenizer(folder)(" ".join(WORDS), return_tensors="np")["input_ids"][0][:32]
+    draw = random.Random(version)
+    ends: list[tuple[float, int]] = []
+    is_over = asyncio.Event()
+
+    async def sample(length: int) -> None:
         params = SamplingParams(max_tokens=length)
+        seed = draw.getrandbits(32)
         found = await engine.generate(GenerationRequest(prompt_tokens=prompt, params=params, seed=seed))
         ends.append((time.perf_counter(), found.policy_version_last))
-        if len(ends) == num_short // 3 + 1:
-            is_time.set()
 
-    tasks = [asyncio.ensure_future(sample(seed, length)) for seed, length in enumerate(lengths)]
-    await is_time.wait()
+    async def sample_short_ones() -> None:
+        while not is_over.is_set():
+            await sample(draw.randint(*_SHORT))
+
+    started = time.perf_counter()
+    num_long = engine.max_batch // 2
+    long = [asyncio.ensure_future(sample(_LONG)) for _ in range(num_long)]
+    short = [asyncio.ensure_future(sample_short_ones()) for _ in range(engine.max_batch - num_long)]
+    while len(ends) < engine.max_batch:
+        await asyncio.sleep(0.001)
     began, ended = await asyncio.to_thread(_timed, partial(engine.load_weights, folder, version))
-    await asyncio.gather(*tasks)
-    times = [end for end, _ in ends[:num_short]]
-    steps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    await asyncio.gather(*long)
+    is_over.set()
+    whole = time.perf_counter()
+    await asyncio.gather(*short)
     first = next(end for end, last in ends if last == version)
-    still = first - max(end for end, last in ends if last != version)
-    return {"step": median(steps), "swap": ended - began, "first": first - began, "still": still - median(steps)}
+    still = pauses[-1] if pauses else ended - began
+    step = (whole - started - still) / _LONG
+    return {"step": step, "swap": ended - began, "first": first - began, "still": still}
+
+
+def _note_pauses(engine: Engine) -> list[float]:
+    """Return a list that gets the seconds of each pause of a server; others stand still as long as a swap takes."""
+    pauses: list[float] = []
+    if isinstance(engine, ServerEngine):
+        [member] = engine._pool._members
+        pause, resume = member.server.pause, member.server.resume
+
+        async def noted_pause() -> None:
+            pauses.append(-time.perf_counter())
+            await pause()
+
+        async def noted_resume() -> None:
+            await resume()
+            pauses[-1] += time.perf_counter()
+
+        member.server.pause, member.server.resume = noted_pause, noted_resume  # type: ignore[method-assign]
+    return pauses
 
 
 def _timed(call: Callable[[], object]) -> tuple[float, float]:
