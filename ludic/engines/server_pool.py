@@ -55,6 +55,9 @@ _MOST_ATTEMPTS = 8
 _MORE, _TIMES = 16, 1.5
 """A server that has a request's prefix gets it unless it has so many more requests than the one with the fewest, and so
 many times as many. SGLang's router decides likewise, with 64 and 1.5; batches here are smaller."""
+_EXTRA_SHARE = 1 / 16
+"""Requests above max_batch, as a share of it, that a server gets if it has their prefix and another server has room.
+When all batches are full, else a request would go to whichever server has ended one."""
 
 
 class _NanError(BadAnswerError):
@@ -208,9 +211,9 @@ class ServerPool:
     async def _next_server(self, request: GenerationRequest) -> _Member:
         """Return the ready server that should get a request; waits for one that may get another request."""
         while True:
-            free = [member for member in self._members if member.is_ready and len(member.calls) < self._max_batch]
-            if free:
-                return free[0] if len(self._members) == 1 else self._with_most_of(request, free)
+            ready = [member for member in self._members if member.is_ready]
+            if any(len(member.calls) < self._max_batch for member in ready):
+                return ready[0] if len(self._members) == 1 else self._with_most_of(request, ready)
             gone = [member.error for member in self._members if isinstance(member.error, ModelError)]
             if len(gone) == len(self._members):
                 raise gone[0]  # their weights are gone; a worker that starts again takes newer ones
@@ -229,16 +232,16 @@ class ServerPool:
         assert self._wanted is not None
         return self._wanted.weights.label
 
-    def _with_most_of(self, request: GenerationRequest, free: Sequence[_Member]) -> _Member:
+    def _with_most_of(self, request: GenerationRequest, ready: Sequence[_Member]) -> _Member:
         """Return the server with most of a prompt's beginning, of those that are not clearly busier than another one.
 
-        Of equal ones, return the one with the fewest requests.
+        Of equal ones, return the one with the fewest requests, which has room if any has.
         """
         blocks = hash_blocks(request.prompt_tokens, self._salt)
-        fewest = min(len(member.calls) for member in free)
-        most = max(fewest + _MORE, _TIMES * fewest)
+        fewest = min(len(member.calls) for member in ready)
+        most = min(max(fewest + _MORE, _TIMES * fewest), self._max_batch * (1 + _EXTRA_SHARE) - 1)
         found = max(
-            (member for member in free if len(member.calls) <= most),
+            (member for member in ready if len(member.calls) <= most),
             key=lambda member: (member.prefixes.count(blocks), -len(member.calls)),
         )
         found.prefixes.add(blocks)  # now, since the others of its group come before the first answer

@@ -389,7 +389,7 @@ def both(
     fake: FakeVllm, other: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[ServerEngine, list[list[bytes]]]:
     """An engine on two servers, and the prompts that each of them got."""
-    engine, seen = start(fake, other), list[list[bytes]]()
+    engine, seen = start(fake, other, max_batch=128), list[list[bytes]]()
     wait_until(lambda: all(member.is_ready for member in engine._pool._members))
 
     def note(server: FakeVllm, prompts: list[bytes]) -> None:
@@ -465,6 +465,27 @@ def test_a_server_that_has_all_prefixes_does_not_get_all_requests(
     sample_together(engine, [a_request(prompt) for prompt in prompts], fake, other)
     # n to the first server while it has at most max(16, m / 2) more than the m of the other one.
     assert [len(of_server) - 100 * (index == 0) for index, of_server in enumerate(seen)] == [60, 40]
+
+
+def test_a_full_server_gets_a_few_more_requests_whose_prefix_it_has_while_another_one_has_room(
+    fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
+) -> None:
+    engine, _ = both
+    generate_all(engine, [a_request(a_prompt(0))])  # at the first server
+    fake.hangs.set()
+    other.hangs.set()
+    num_calls = lambda: [len(member.calls) for member in engine._pool._members]  # noqa: E731
+    with ThreadPoolExecutor(2) as threads:
+        fill = threads.submit(generate_all, engine, [a_request(a_prompt(seed)) for seed in range(1, 253)])
+        wait_until(lambda: num_calls() == [126, 126])
+        more = threads.submit(generate_all, engine, [a_request(a_prompt(0), seed=seed) for seed in range(20)])
+        # 128 / 16 = 8 above 128; the others go to the second one until it is full, and the rest waits.
+        wait_until(lambda: num_calls() == [136, 128])
+        time.sleep(0.1)
+        assert num_calls() == [136, 128]
+        fake.hangs.clear()
+        other.hangs.clear()
+        assert (len(fill.result()), len(more.result())) == (252, 20)
 
 
 @pytest.mark.parametrize("event", ["new weights", "restart"])
