@@ -2,11 +2,12 @@
 
     python -m benchmarks.engines          # vLLM needs the environment of `make test-vllm`; else transformers alone
 
-Lengths of answers are log-normal with a sigma of 1, mean 64, at most 512 tokens, by the request's seed; the model never
-stops. `bare` keeps as many requests in flight as the batch holds: it calls AsyncLLM.generate in vLLM's own event loop,
-or `generate` of ludic's engine transformers, which has no other front. `worker` is the stream of `ludic worker`: the
-episodes of MoarCats, records, files. Both sample the same tokens for the same prompts. Speed is measured while the
-batch is full: from the first max_batch completions until the last request has begun.
+Lengths of answers are log-normal with a sigma of 1, at most 8 times the mean, by the request's seed; the model never
+stops. The means are small, since the models are: the cost of an episode counts for more with short answers. `bare`
+keeps as many requests in flight as the batch holds: it calls AsyncLLM.generate in vLLM's own event loop, or `generate`
+of ludic's engine transformers, which has no other front. `worker` is the stream of `ludic worker`: the episodes of
+MoarCats, records, files. Both sample the same tokens for the same prompts. Speed is measured while the batch is full:
+from the first max_batch completions until the last request has begun.
 
 Swaps are timed while one half of the batch is answers of 400 tokens, the other one answers of 1 to 24, of which about
 two end at each decoding step; the first one that ends with the new version tells when its first token came. Decoding
@@ -56,8 +57,8 @@ from ludic.run_config import RunConfig
 from ludic.store import Root, publish_policy
 
 _GROUP = 8
-MEAN, LONGEST = 64, 512
-_POSITIONS = 1024
+_LONGEST = 8
+"""Tokens of the longest answer, as a multiple of the mean."""
 _LONG, _SHORT = 400, (1, 24)
 """Tokens of the answers that are in flight while weights are replaced; the short ones tell when a token came."""
 
@@ -67,7 +68,7 @@ def main(
     rounds: int = 9,
     engines: tuple[str, ...] = ("transformers", "vllm", "server"),
     batches: tuple[int, ...] = (64,),
-    widths: tuple[int, ...] = (64,),
+    means: tuple[int, ...] = (64, 256),
 ) -> None:
     """Print a table of tokens/s and one of swaps.
 
@@ -77,48 +78,41 @@ def main(
         engines: Engines to measure, of those that are installed. `server` is a vLLM server of this machine; only its
             swaps are timed.
         batches: Sequences in a full batch.
-        widths: Widths of the model.
+        means: Mean lengths of the answers, in tokens.
     """
-    rounds, batches = (1, (8,)) if quick else (rounds, batches)
+    rounds, batches, means = (1, (8,), means[:1]) if quick else (rounds, batches, means)
     speeds, swaps, publications = [], [], []
     for name in engines:
         if name != "transformers" and not is_installed("vllm"):
             continue
-        for width, max_batch in ((width, max_batch) for width in widths for max_batch in batches):
+        for max_batch in batches:
             with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-                _make_model(folder, width)
+                _make_model(folder, _LONGEST * max(means) + 512)
                 engine = _start(name, folder, max_batch, stack)
                 gc.collect()
                 gc.freeze()  # as `ludic worker` does
                 stack.callback(gc.unfreeze)
-                head = [name, str(width), str(max_batch)]
-                if name != "server":
-                    speeds.append([*head, *_compare(engine, folder, (4 if quick else 12) * max_batch, rounds)])
-                swaps.append([*head, *_time_swaps(engine, folder, rounds)])
-                publications.append([*head, *_publish(engine, folder, rounds)])
-    columns = ["engine", "width", "in flight", "tokens/s, bare", "worker", "of bare", "range"]
-    print_table(f"engines: log-normal lengths, mean {MEAN}, at most {LONGEST}; {rounds} rounds", columns, speeds)
-    columns = [
-        "engine",
-        "width",
-        "in flight",
-        "step, ms",
-        "swap, ms",
-        "first token, ms",
-        "after the swap, steps (most)",
-    ]
+                for mean in means if name != "server" else ():
+                    num_requests = (4 if quick else max(6, 768 // mean)) * max_batch
+                    row = _compare(engine, folder, mean, num_requests, rounds)
+                    speeds.append([name, str(max_batch), str(mean), *row])
+                swaps.append([name, str(max_batch), *_time_swaps(engine, folder, rounds)])
+                publications.append([name, str(max_batch), *_publish(engine, folder, means[0], rounds)])
+    columns = ["engine", "in flight", "mean length", "tokens/s, bare", "worker", "of bare", "range"]
+    print_table(f"engines: log-normal lengths; medians of {rounds} rounds", columns, speeds)
+    columns = ["engine", "in flight", "step, ms", "swap, ms", "first token, ms", "after the swap, steps (most)"]
     title = f"engines: a swap under answers of {_LONG} tokens, medians of {rounds}"
     print_table(title, [*columns, "still, at 5 a minute"], swaps)
-    columns = ["engine", "width", "in flight", "poll, ms", "fetch, ms", "load, ms", "first token, ms"]
+    columns = ["engine", "in flight", "poll, ms", "fetch, ms", "load, ms", "first token, ms"]
     print_table(
         f"engines: from a publication to a busy worker's first token, medians of {rounds}", columns, publications
     )
 
 
-def _make_model(folder: str, width: int) -> None:
+def _make_model(folder: str, num_positions: int) -> None:
     """Write a model without an end-of-sequence token."""
     words = [*WORDS, OTHER_WORDS]
-    make_tiny_model(folder, words, hidden_size=width, max_position_embeddings=_POSITIONS)
+    make_tiny_model(folder, words, max_position_embeddings=num_positions)
     model = load_pretrained(folder, dtype=None)
     model.config.eos_token_id = None
     model.generation_config = GenerationConfig()
@@ -156,10 +150,10 @@ def _start_server(folder: str, max_batch: int, stack: ExitStack) -> Engine:
             return cast(Engine, engine)
 
 
-def length_of(seed: int) -> int:
+def length_of(seed: int, mean: int) -> int:
     """Return the tokens of an answer."""
-    mu = math.log(MEAN) - 0.5  # the mean is exp(mu + 1/2)
-    return max(1, min(LONGEST, round(math.exp(random.Random(seed).gauss(mu, 1.0)))))
+    mu = math.log(mean) - 0.5  # the mean is exp(mu + 1/2)
+    return max(1, min(_LONGEST * mean, round(math.exp(random.Random(seed).gauss(mu, 1.0)))))
 
 
 # --- Speed -----------------------------------------------------------------------------------------------
@@ -170,6 +164,7 @@ class _Unlike:
     """An engine whose answers have the lengths of their seeds; notes requests and when their answers were whole."""
 
     engine: Engine
+    mean: int
     requests: list[GenerationRequest] = field(default_factory=list)
     ends: list[tuple[float, Completion]] = field(default_factory=list)
     """In seconds of time.perf_counter."""
@@ -180,7 +175,7 @@ class _Unlike:
         return getattr(self.engine, name)
 
     async def generate(self, request: GenerationRequest) -> Completion:
-        request = replace(request, params=SamplingParams(max_tokens=length_of(request.seed)))
+        request = replace(request, params=SamplingParams(max_tokens=length_of(request.seed, self.mean)))
         self.requests.append(request)
         completion = await self.engine.generate(request)
         self.ends.append((time.perf_counter(), completion))
@@ -198,10 +193,10 @@ class _Unlike:
         return next((end for end, found in list(self.ends) if found.policy_version_last == version), None)
 
 
-def _compare(engine: Engine, folder: str, num_requests: int, rounds: int) -> list[str]:
+def _compare(engine: Engine, folder: str, mean: int, num_requests: int, rounds: int) -> list[str]:
     speeds: dict[str, list[float]] = {"bare": [], "worker": []}
     for number in range(rounds + 1):
-        sampled = _sample_as_worker(engine, folder, num_requests)
+        sampled = _sample_as_worker(engine, folder, mean, num_requests)
         bare = _sample_bare(engine, sampled.requests)
         of_worker = [(end, completion.tokens) for end, completion in sampled.ends]
         if engine.repeats_in_any_batch:
@@ -224,16 +219,16 @@ def _speed(ends: Sequence[tuple[float, Sequence[int] | np.ndarray]], max_batch: 
     return sum(len(tokens) for _, tokens in full[1:]) / (full[-1][0] - full[0][0])
 
 
-def _sample_as_worker(engine: Engine, folder: str, num_requests: int) -> _Unlike:
-    unlike = _Unlike(engine)
+def _sample_as_worker(engine: Engine, folder: str, mean: int, num_requests: int) -> _Unlike:
+    unlike = _Unlike(engine, mean)
     with tempfile.TemporaryDirectory() as url:
-        root, _ = _published(url, folder)
+        root, _ = _published(url, folder, mean)
         config = WorkerConfig(slot=0, num_groups=num_requests // _GROUP, follow_budget=False)
         work(root, config, threading.Event(), engine=cast(Engine, unlike), report=lambda batch: None)
     return unlike
 
 
-def _published(url: str, folder: str) -> tuple[Root, Callable[[int], int]]:
+def _published(url: str, folder: str, mean: int) -> tuple[Root, Callable[[int], int]]:
     """Return a root with a first version, and a function that publishes another one and returns its number."""
     model = load_pretrained(folder, dtype=None)
 
@@ -244,7 +239,8 @@ def _published(url: str, folder: str) -> tuple[Root, Callable[[int], int]]:
     def publish(step: int) -> int:
         return publish_policy(root, save, step=step, attempt_id=1, budget=1, parent_version=step - 1 if step else None)
 
-    run = RunConfig(model=folder, env=("moar_cats",), group_size=_GROUP, max_tokens=LONGEST, accept_incomplete=True)
+    most = _LONGEST * mean
+    run = RunConfig(model=folder, env=("moar_cats",), group_size=_GROUP, max_tokens=most, accept_incomplete=True)
     root = Root.create(f"{url}/run", run)
     publish(0)
     return root, publish
@@ -366,11 +362,11 @@ def _timed(call: Callable[[], object]) -> tuple[float, float]:
     return began, time.perf_counter()
 
 
-def _publish(engine: Engine, folder: str, rounds: int) -> list[str]:
+def _publish(engine: Engine, folder: str, mean: int, rounds: int) -> list[str]:
     """Return parts of the time from the end of a publication to the first token that a busy worker samples with it."""
-    unlike, stop, found = _Unlike(engine), threading.Event(), []
+    unlike, stop, found = _Unlike(engine, mean), threading.Event(), []
     with tempfile.TemporaryDirectory() as url:
-        root, publish = _published(url, folder)
+        root, publish = _published(url, folder, mean)
         config = WorkerConfig(slot=0, follow_budget=False)
         arguments: dict[str, Any] = {"engine": cast(Engine, unlike), "report": lambda batch: None}
         worker = threading.Thread(target=partial(work, root, config, stop, **arguments), daemon=True)
