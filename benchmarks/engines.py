@@ -7,7 +7,8 @@ stops. The means are small, since the models are: the cost of an episode counts 
 keeps as many requests in flight as the batch holds: it calls AsyncLLM.generate in vLLM's own event loop, or `generate`
 of ludic's engine transformers, which has no other front. `worker` is the stream of `ludic worker`: the episodes of
 MoarCats, records, files. Both sample the same tokens for the same prompts. Speed is measured while the batch is full:
-from the first max_batch completions until the last request has begun.
+from the first max_batch completions until the last request has begun. `by CPU time` compares tokens per second of this
+process's CPU time, which other programs on the machine do not change; nothing that runs at the same time is free there.
 
 Swaps are timed while one half of the batch is answers of 400 tokens, the other one answers of 1 to 24, of which about
 two end at each decoding step; the first one that ends with the new version tells when its first token came. Decoding
@@ -30,14 +31,14 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import tyro
 from transformers import GenerationConfig
 
 import ludic
-from benchmarks.measure import median_ratio, print_table
+from benchmarks.measure import print_table
 from ludic.children import start_python
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest, SamplingParams
@@ -73,7 +74,7 @@ def main(
     """Print a table of tokens/s and one of swaps.
 
     Args:
-        quick: Use one round and few requests, to check that the benchmark works.
+        quick: Use one round, few requests and no server, to check that the benchmark works.
         rounds: Rounds, in turns, after one that warms up.
         engines: Engines to measure, of those that are installed. `server` is a vLLM server of this machine; only its
             swaps are timed.
@@ -83,7 +84,7 @@ def main(
     rounds, batches, means = (1, (8,), means[:1]) if quick else (rounds, batches, means)
     speeds, swaps, publications = [], [], []
     for name in engines:
-        if name != "transformers" and not is_installed("vllm"):
+        if (name == "server" and quick) or (name != "transformers" and not is_installed("vllm")):
             continue
         for max_batch in batches:
             with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -98,7 +99,7 @@ def main(
                     speeds.append([name, str(max_batch), str(mean), *row])
                 swaps.append([name, str(max_batch), *_time_swaps(engine, folder, rounds)])
                 publications.append([name, str(max_batch), *_publish(engine, folder, means[0], rounds)])
-    columns = ["engine", "in flight", "mean length", "tokens/s, bare", "worker", "of bare", "range"]
+    columns = ["engine", "in flight", "mean length", "tokens/s, bare", "worker", "of bare", "by CPU time"]
     print_table(f"engines: log-normal lengths; medians of {rounds} rounds", columns, speeds)
     columns = ["engine", "in flight", "step, ms", "swap, ms", "first token, ms", "after the swap, steps (most)"]
     title = f"engines: a swap under answers of {_LONG} tokens, medians of {rounds}"
@@ -159,6 +160,16 @@ def length_of(seed: int, mean: int) -> int:
 # --- Speed -----------------------------------------------------------------------------------------------
 
 
+class _Now(NamedTuple):
+    clock_s: float
+    cpu_s: float
+    """Of all threads of this process."""
+
+
+def _now() -> _Now:
+    return _Now(time.perf_counter(), time.process_time())
+
+
 @dataclass
 class _Unlike:
     """An engine whose answers have the lengths of their seeds; notes requests and when their answers were whole."""
@@ -166,8 +177,7 @@ class _Unlike:
     engine: Engine
     mean: int
     requests: list[GenerationRequest] = field(default_factory=list)
-    ends: list[tuple[float, Completion]] = field(default_factory=list)
-    """In seconds of time.perf_counter."""
+    ends: list[tuple[_Now, Completion]] = field(default_factory=list)
     loads: dict[int, tuple[float, float]] = field(default_factory=dict)
     """Begin and end of each version's load."""
 
@@ -178,7 +188,7 @@ class _Unlike:
         request = replace(request, params=SamplingParams(max_tokens=length_of(request.seed, self.mean)))
         self.requests.append(request)
         completion = await self.engine.generate(request)
-        self.ends.append((time.perf_counter(), completion))
+        self.ends.append((_now(), completion))
         return completion
 
     def load_weights(self, folder: str, version: int) -> None:
@@ -190,11 +200,11 @@ class _Unlike:
         """Return when the first answer was whole whose last token is of a version; None if none is yet."""
         if version not in self.loads:
             return None
-        return next((end for end, found in list(self.ends) if found.policy_version_last == version), None)
+        return next((end.clock_s for end, found in list(self.ends) if found.policy_version_last == version), None)
 
 
 def _compare(engine: Engine, folder: str, mean: int, num_requests: int, rounds: int) -> list[str]:
-    speeds: dict[str, list[float]] = {"bare": [], "worker": []}
+    speeds: dict[str, list[tuple[float, float]]] = {"bare": [], "worker": []}
     for number in range(rounds + 1):
         sampled = _sample_as_worker(engine, folder, mean, num_requests)
         bare = _sample_bare(engine, sampled.requests)
@@ -205,18 +215,18 @@ def _compare(engine: Engine, folder: str, mean: int, num_requests: int, rounds: 
         for name, ends in (("bare", bare), ("worker", of_worker)):
             if number > 0:
                 speeds[name].append(_speed(ends, engine.max_batch))
-    ratios = [worker / bare for worker, bare in zip(speeds["worker"], speeds["bare"], strict=True)]
-    return [
-        *(f"{median(speeds[name]):,.0f}" for name in ("bare", "worker")),
-        f"{median_ratio(speeds['worker'], speeds['bare']):.3f}",
-        f"{min(ratios):.3f} to {max(ratios):.3f}",
-    ]
+    cells = [f"{median(by_clock for by_clock, _ in speeds[name]):,.0f}" for name in ("bare", "worker")]
+    for worker, bare_speeds in zip(zip(*speeds["worker"], strict=True), zip(*speeds["bare"], strict=True), strict=True):
+        ratios = [top / bottom for top, bottom in zip(worker, bare_speeds, strict=True)]
+        cells.append(f"{median(ratios):.3f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    return cells
 
 
-def _speed(ends: Sequence[tuple[float, Sequence[int] | np.ndarray]], max_batch: int) -> float:
-    """Return tokens/s of the answers that became whole while the batch was full."""
+def _speed(ends: Sequence[tuple[_Now, np.ndarray]], max_batch: int) -> tuple[float, float]:
+    """Return tokens per second of the clock, and of CPU time, of the answers that ended while the batch was full."""
     full = ends[max_batch - 1 : len(ends) - max_batch]
-    return sum(len(tokens) for _, tokens in full[1:]) / (full[-1][0] - full[0][0])
+    num_tokens, first, last = sum(len(tokens) for _, tokens in full[1:]), full[0][0], full[-1][0]
+    return num_tokens / (last.clock_s - first.clock_s), num_tokens / (last.cpu_s - first.cpu_s)
 
 
 def _sample_as_worker(engine: Engine, folder: str, mean: int, num_requests: int) -> _Unlike:
@@ -246,9 +256,9 @@ def _published(url: str, folder: str, mean: int) -> tuple[Root, Callable[[int], 
     return root, publish
 
 
-def _sample_bare(engine: Engine, requests: Sequence[GenerationRequest]) -> list[tuple[float, Any]]:
+def _sample_bare(engine: Engine, requests: Sequence[GenerationRequest]) -> list[tuple[_Now, np.ndarray]]:
     """Return when each answer was whole, and its tokens, with max_batch requests in flight until none is left."""
-    ends: list[tuple[float, Any]] = []
+    ends: list[tuple[_Now, Any]] = []
 
     async def refill(generate: Callable[[GenerationRequest], Awaitable[Any]]) -> None:
         waiting = iter(requests)
@@ -256,7 +266,7 @@ def _sample_bare(engine: Engine, requests: Sequence[GenerationRequest]) -> list[
         async def one_by_one() -> None:
             for request in waiting:
                 tokens = await generate(request)
-                ends.append((time.perf_counter(), tokens))
+                ends.append((_now(), tokens))
 
         await asyncio.gather(*(one_by_one() for _ in range(engine.max_batch)))
 
