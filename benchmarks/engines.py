@@ -7,8 +7,9 @@ stops. The means are small, since the models are: the cost of an episode counts 
 keeps as many requests in flight as the batch holds: it calls AsyncLLM.generate in vLLM's own event loop, or `generate`
 of ludic's engine transformers, which has no other front. `worker` is the stream of `ludic worker`: the episodes of
 MoarCats, records, files. Both sample the same tokens for the same prompts. Speed is measured while the batch is full:
-from the first max_batch completions until the last request has begun. `by CPU time` compares tokens per second of this
-process's CPU time, which other programs on the machine do not change; nothing that runs at the same time is free there.
+from the first max_batch completions until the last request has begun. `by CPU time` compares tokens per second of CPU
+time, vLLM's process included, which other programs on the machine hardly change; what runs beside the model is not free
+there.
 
 Swaps are timed while one half of the batch is answers of 400 tokens, the other one answers of 1 to 24, of which about
 two end at each decoding step; the first one that ends with the new version tells when its first token came. Decoding
@@ -28,12 +29,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, cast
 
 import numpy as np
+import psutil  # type: ignore[import-untyped]
 import tyro
 from transformers import GenerationConfig
 
@@ -90,6 +92,7 @@ def main(
             with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
                 _make_model(folder, _LONGEST * max(means) + 512)
                 engine = _start(name, folder, max_batch, stack)
+                _children.cache_clear()
                 gc.collect()
                 gc.freeze()  # as `ludic worker` does
                 stack.callback(gc.unfreeze)
@@ -163,11 +166,17 @@ def length_of(seed: int, mean: int) -> int:
 class _Now(NamedTuple):
     clock_s: float
     cpu_s: float
-    """Of all threads of this process."""
+    """Of this process, and of vLLM's, which is its child."""
+
+
+@cache
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
 
 
 def _now() -> _Now:
-    return _Now(time.perf_counter(), time.process_time())
+    of_children = (child.cpu_times() for child in _children())
+    return _Now(time.perf_counter(), time.process_time() + sum(each.user + each.system for each in of_children))
 
 
 @dataclass
