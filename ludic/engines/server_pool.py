@@ -99,7 +99,7 @@ class ServerPool:
         max_batch: int = 256,
         loads_all: bool = False,
     ) -> None:
-        """vocab_size, max_length, eos_token_ids: of the model. max_batch: requests that a server has at a time, apart from
+        """vocab_size, max_length, eos_token_ids: of the model. max_batch: requests that a server has at a time, and
         a few more whose prefix it has.
 
         loads_all: load servers of `ludic serve` too.
