@@ -3,7 +3,8 @@
 Each server has a task that looks after it all the time and brings it to the wanted weights, whatever happened to it:
 new weights, a restart, a load that failed. It gets requests only while its label says that it holds the wanted version,
 or a newer one of the same run. An answer that did not come, or that can't be used, is stored nowhere, so its request is
-sent again, to the server with the fewest requests; while no server may get any, requests wait.
+sent again; while no server may get any, requests wait. A request goes to the server that has most of its beginning in
+its prefix cache, or to the one with the fewest requests if the former is clearly busier.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from ludic.engines.checks import why_no_answer
@@ -30,6 +32,7 @@ from ludic.engines.server_http import (
     UnreachableError,
 )
 from ludic.engines.server_loading import Wanted, load
+from ludic.engines.server_prefixes import Prefixes, hash_blocks
 from ludic.engines.vllm_params import to_completion, to_vllm_params
 from ludic.engines.weight_labels import is_claim, weights_of
 from ludic.errors import ConfigError, LudicError, ModelError, NoServerError
@@ -49,6 +52,12 @@ _ABANDONED_S = 15.0
 """Seconds after which a claim that does not change is looked into."""
 _MOST_ATTEMPTS = 8
 """Maximum number of answers that can't be used until a request fails."""
+_MORE, _TIMES = 16, 1.5
+"""A server that has a request's prefix gets it unless it has so many more requests than the one with the fewest, and so
+many times as many. SGLang's router decides likewise, with 64 and 1.5; batches here are smaller."""
+_EXTRA_SHARE = 1 / 16
+"""Requests above max_batch, as a share of it, that a server gets if it has their prefix and another server has room.
+When all batches are full, else a request would go to whichever server has ended one."""
 
 
 class _NanError(BadAnswerError):
@@ -73,6 +82,7 @@ class _Member:
     """Last claim in its label, and when it was first seen (monotonic, in seconds)."""
     calls: set[asyncio.Task] = field(default_factory=set)
     """Requests that it is working on."""
+    prefixes: Prefixes = field(default_factory=Prefixes)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -89,7 +99,8 @@ class ServerPool:
         max_batch: int = 256,
         loads_all: bool = False,
     ) -> None:
-        """vocab_size, max_length, eos_token_ids: of the model. max_batch: maximum requests that a server has at a time.
+        """vocab_size, max_length, eos_token_ids: of the model. max_batch: requests that a server has at a time, and
+        a few more whose prefix it has.
 
         loads_all: load servers of `ludic serve` too.
         """
@@ -169,12 +180,18 @@ class ServerPool:
 
     async def _sample_anywhere(self, request: GenerationRequest, params: Mapping[str, Any]) -> Completion:
         while True:
-            member = await self._least_loaded()
+            member = await self._next_server(request)
             assert member.facts is not None, "it is ready"
-            call = asyncio.create_task(self._sample_on(member.server, member.facts, request, params))
+            salt = self._salt
+            call = asyncio.create_task(self._sample_on(member.server, member.facts, request, params, salt))
             member.calls.add(call)
             try:
-                return await call
+                completion = await call
+                if len(self._members) > 1:  # the last token has no keys and values yet
+                    member.prefixes.add(
+                        hash_blocks(np.concatenate([request.prompt_tokens, completion.tokens[:-1]]), salt)
+                    )
+                return completion
             except UnreachableError as error:
                 self._set_out(member, error)
             except RefusedError as error:
@@ -192,12 +209,12 @@ class ServerPool:
                 member.calls.discard(call)
                 self._wake(1)
 
-    async def _least_loaded(self) -> _Member:
-        """Return the ready server with the fewest requests; waits for one that may get another request."""
+    async def _next_server(self, request: GenerationRequest) -> _Member:
+        """Return the ready server that should get a request; waits for one that may get another request."""
         while True:
-            free = [member for member in self._members if member.is_ready and len(member.calls) < self._max_batch]
-            if free:
-                return min(free, key=lambda member: len(member.calls))
+            ready = [member for member in self._members if member.is_ready]
+            if any(len(member.calls) < self._max_batch for member in ready):
+                return ready[0] if len(self._members) == 1 else self._with_most_of(request, ready)
             gone = [member.error for member in self._members if isinstance(member.error, ModelError)]
             if len(gone) == len(self._members):
                 raise gone[0]  # their weights are gone; a worker that starts again takes newer ones
@@ -210,6 +227,27 @@ class ServerPool:
                     self._wake(1)
                 raise
 
+    @property
+    def _salt(self) -> str:
+        """Prompts under other weights have other keys and values, and vLLM keeps those that a running request holds."""
+        assert self._wanted is not None
+        return self._wanted.weights.label
+
+    def _with_most_of(self, request: GenerationRequest, ready: Sequence[_Member]) -> _Member:
+        """Return the server with most of a prompt's beginning, of those that are not clearly busier than another one.
+
+        Of equal ones, return the one with the fewest requests, which has room if any has.
+        """
+        blocks = hash_blocks(request.prompt_tokens, self._salt)
+        fewest = min(len(member.calls) for member in ready)
+        most = min(max(fewest + _MORE, _TIMES * fewest), self._max_batch * (1 + _EXTRA_SHARE) - 1)
+        found = max(
+            (member for member in ready if len(member.calls) <= most),
+            key=lambda member: (member.prefixes.count(blocks), -len(member.calls)),
+        )
+        found.prefixes.add(blocks)  # now, since the others of its group come before the first answer
+        return found
+
     def _wake(self, count: int) -> None:
         """Let requests that wait look for a server again."""
         while count > 0 and self._waiting:
@@ -219,11 +257,8 @@ class ServerPool:
                 count -= 1
 
     async def _sample_on(
-        self, server: Server, facts: ServerFacts, request: GenerationRequest, params: Mapping[str, Any]
+        self, server: Server, facts: ServerFacts, request: GenerationRequest, params: Mapping[str, Any], salt: str
     ) -> Completion:
-        assert self._wanted is not None
-        # Prompts under other weights have other keys and values, and vLLM keeps those that a running request holds.
-        salt = self._wanted.weights.label
         if facts.has_generate:
             answer = await server.generate(request, params, salt)
         else:
@@ -296,6 +331,7 @@ class ServerPool:
             await self._inspect(member)
         if member.must_load or not wanted.is_met_by(label) or self._is_abandoned(member, label):
             member.is_ready = False
+            member.prefixes.clear()  # it has them under another salt, or was started again
             await self._bring(member, wanted, label)
         if member.facts is None:
             if await server.is_paused():
@@ -352,6 +388,7 @@ class ServerPool:
     def _set_out(self, member: _Member, error: LudicError) -> None:
         member.is_ready, member.error = False, error
         member.facts = None
+        member.prefixes.clear()
         if str(error) != member.said:
             member.said = str(error)
             others = any(other.is_ready for other in self._members)

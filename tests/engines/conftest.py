@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,30 +59,36 @@ def vllm(model_folder: str) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def server(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """On a real vLLM server, in a process of its own."""
+def server_url(model_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Of a real vLLM server, in a process of its own."""
     if not is_installed("vllm"):
         pytest.skip("vllm is not installed; `make test-vllm` installs it and runs these tests")
     with running_servers(model_folder, tmp_path_factory.mktemp("server")) as [process]:
-        with closing(ServerEngine(model_folder, [process.url])) as engine:
-            yield engine
+        yield process.url
+
+
+@pytest.fixture(scope="session")
+def server(model_folder: str, server_url: str) -> Iterator[Engine]:
+    with closing(ServerEngine(model_folder, [server_url])) as engine:
+        yield engine
 
 
 @pytest.fixture
-def start_vllm() -> Iterator[Callable[[str], Engine]]:
+def start_vllm() -> Iterator[Callable[..., Engine]]:
     """Starts further ones, which end with the test."""
     with ExitStack() as engines:
 
-        def start(folder: str) -> Engine:
-            engine = start_engine("vllm", folder)
+        def start(folder: str, **options: Any) -> Engine:
+            engine = start_engine("vllm", folder, **options)
             engines.callback(engine.close)  # type: ignore[attr-defined]
             return engine
 
         yield start
 
 
-def start_engine(name: str, folder: str) -> Engine:
-    return engine_maker(EngineSetup(config=EngineConfig(engine=name), device="cpu"))(folder, 0)
+def start_engine(name: str, folder: str, **options: Any) -> Engine:
+    """Return an engine with the weights of a folder. options: engine_options."""
+    return engine_maker(EngineSetup(config=EngineConfig(engine=name, engine_options=options), device="cpu"))(folder, 0)
 
 
 @pytest.fixture(params=["transformers", *(pytest.param(name, marks=pytest.mark.slow) for name in ("vllm", "server"))])

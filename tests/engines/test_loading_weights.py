@@ -3,7 +3,9 @@
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,49 +13,83 @@ import pytest
 import torch
 from engine_requests import PROMPT, a_request, tokens_of
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
-from ludic.engines.engine import Completion, Engine, generate_all
+from ludic.engines.engine import Completion, Engine, GenerationRequest, generate_all
 from ludic.errors import ModelError
 from ludic.models.tiny import make_tiny_model
 
 
-def logprobs_of_spans(folders: dict[int, str], prompt: np.ndarray, completion: Completion) -> np.ndarray:
-    """(length,) float64: logprobs when each span's weights continue the key-value cache of the spans before."""
-    cache, context, logits = DynamicCache(), prompt, []
+@cache
+def model_of(folder: str) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def logprobs_of_spans(folders: Sequence[str], prompt: np.ndarray, completion: Completion) -> np.ndarray:
+    """(length,) float64: logprobs when each span's weights continue the key-value cache of the spans before.
+
+    folders: versions take turns with them.
+    """
+    kept, context, logits = DynamicCache(), prompt, []
     for span in completion.weight_versions:
-        model = AutoModelForCausalLM.from_pretrained(folders[span.version], dtype=torch.float32)
+        model = model_of(folders[span.version % len(folders)])
         # A token's keys and values are computed when the token after it is sampled.
         inputs = np.concatenate([context, completion.tokens[span.start : span.end - 1]]).astype(np.int64)
         with torch.inference_mode():
-            found = model(torch.from_numpy(inputs)[None], past_key_values=cache).logits[0].double()
+            found = model(torch.from_numpy(inputs)[None], past_key_values=kept).logits[0].double()
         logits.append(found[len(context) - 1 :])
         context = completion.tokens[span.end - 1 : span.end]
     logprobs = torch.cat(logits).log_softmax(dim=-1).numpy()
     return logprobs[np.arange(len(logprobs)), completion.tokens]
 
 
-def test_weights_loaded_within_a_completion_give_it_two_spans(
-    engine: Engine, model_folder: str, other_weights: str
+def rarely_stopping(folder: str, target: Path) -> str:
+    """Copy weights with a zero embedding of the end-of-sequence token, whose logit is then 0; returns the folder."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[model.config.eos_token_id] = 0
+    model.save_pretrained(target)
+    return str(target)
+
+
+def test_each_token_has_the_logprob_of_its_spans_weights_however_often_they_change(
+    engine: Engine, model_folder: str, other_weights: str, tmp_path: Path
 ) -> None:
-    requests = [a_request(seed=seed, max_tokens=490) for seed in range(40)]
+    """Prompts of no, one and three blocks of vLLM's prefix cache on the CPU; requests of other seeds share them."""
+    folders = [rarely_stopping(folder, tmp_path / Path(folder).name) for folder in (model_folder, other_weights)]
+    prompts = [PROMPT, *(np.random.default_rng(0).integers(3, 64, length).astype(np.int32) for length in (130, 300))]
+    found: list[tuple[GenerationRequest, Completion]] = []
+    engine.load_weights(folders[0], 10)
 
-    async def generate() -> list[Completion]:
-        tasks = [asyncio.ensure_future(engine.generate(request)) for request in requests]
-        await engine.generate(a_request(max_tokens=5))
-        await asyncio.to_thread(engine.load_weights, other_weights, 1)
-        return await asyncio.gather(*tasks)
+    def is_enough() -> bool:
+        return sum(len(completion.weight_versions) > 2 for _, completion in found) >= 8
 
-    # Some stop before the load.
-    swapped = [completion for completion in asyncio.run(generate()) if len(completion.weight_versions) > 1]
-    assert len(swapped) >= 4
-    for completion in swapped[:4]:
-        first, second = completion.weight_versions
-        assert (first.version, second.version) == (0, 1)
-        assert (first.start, second.start, second.end) == (0, first.end, len(completion.tokens))
-        assert first.end > 0
-        assert (completion.policy_version, completion.policy_version_last) == (0, 1)
-        expected = logprobs_of_spans({0: model_folder, 1: other_weights}, PROMPT, completion)
+    async def keep_asking(seed: int) -> None:
+        while not is_enough():
+            prompt = prompts[seed % 3]
+            request = a_request(prompt, seed=seed, max_tokens=510 - len(prompt))
+            found.append((request, await engine.generate(request)))
+            seed += 48
+
+    async def generate() -> None:
+        asking = asyncio.gather(*(keep_asking(seed) for seed in range(48)))
+        version, until = 10, time.monotonic() + 120
+        while not is_enough():
+            assert time.monotonic() < until
+            await engine.generate(a_request(max_tokens=40))
+            version += 1
+            await asyncio.to_thread(engine.load_weights, folders[version % 2], version)
+        await asking
+
+    asyncio.run(generate())
+    found.sort(key=lambda pair: -len(pair[1].weight_versions))
+    for request, completion in found[:24]:
+        spans = completion.weight_versions
+        assert [0, *(span.end for span in spans)] == [*(span.start for span in spans), len(completion.tokens)]
+        versions = [span.version for span in spans]
+        assert versions == sorted(set(versions))
+        assert (completion.policy_version, completion.policy_version_last) == (spans[0].version, spans[-1].version)
+        expected = logprobs_of_spans(folders, request.prompt_tokens, completion)
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4, rtol=0)
 
 

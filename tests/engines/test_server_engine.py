@@ -12,13 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from engine_requests import a_request
 from fake_vllm import FakeVllm, Fault, listening, logprobs_of_folder
 
 from ludic.engines import server_checks, server_loading, server_pool
 from ludic.engines.config import EngineConfig
-from ludic.engines.engine import Completion, generate_all
+from ludic.engines.engine import Completion, GenerationRequest, generate_all
 from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.server_engine import ServerEngine
 from ludic.engines.weight_labels import is_claim
@@ -374,6 +375,136 @@ def test_a_server_that_was_restarted_unseen_loads_before_its_tokens_count(fake: 
     fake.restart()
     assert one(engine).weight_versions == (WeightSpan(version=3, start=0, end=16),)
     assert len(fake.loads) == 2
+
+
+# --- Prefixes of servers --------------------------------------------------------------------------------------------
+
+
+def a_prompt(seed: int, length: int = 64) -> np.ndarray:
+    return np.random.default_rng(seed).integers(3, 64, length).astype(np.int32)
+
+
+@pytest.fixture
+def both(
+    fake: FakeVllm, other: FakeVllm, start: StartEngine, monkeypatch: pytest.MonkeyPatch
+) -> tuple[ServerEngine, list[list[bytes]]]:
+    """An engine on two servers, and the prompts that each of them got."""
+    engine, seen = start(fake, other, max_batch=128), list[list[bytes]]()
+    wait_until(lambda: all(member.is_ready for member in engine._pool._members))
+
+    def note(server: FakeVllm, prompts: list[bytes]) -> None:
+        generate = server._generate
+
+        def noted(body: dict[str, Any]) -> dict[str, Any]:
+            if not server._is_check(body):
+                prompts.append(np.array(body["token_ids"], np.int32).tobytes())
+            return generate(body)
+
+        monkeypatch.setattr(server, "_generate", noted)
+
+    for server in (fake, other):
+        seen.append([])
+        note(server, seen[-1])
+    return engine, seen
+
+
+def sample_together(engine: ServerEngine, requests: list[GenerationRequest], *servers: FakeVllm) -> list[Completion]:
+    """Sample on servers that answer when all requests are on their way."""
+    for server in servers:
+        server.hangs.set()
+    with ThreadPoolExecutor(1) as thread:
+        sampling = thread.submit(generate_all, engine, requests)
+        wait_until(lambda: sum(len(member.calls) for member in engine._pool._members) == len(requests))
+        for server in servers:
+            server.hangs.clear()
+        return sampling.result()
+
+
+def test_the_members_of_a_group_and_their_next_turns_go_to_one_server(
+    fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
+) -> None:
+    engine, seen = both
+    first = [a_request(a_prompt(group), seed=seed) for group in range(8) for seed in range(8)]
+    answers = sample_together(engine, first, fake, other)
+    assert [len(prompts) for prompts in seen] == [32, 32]
+    second = [
+        a_request(np.concatenate([request.prompt_tokens, answer.tokens, a_prompt(100 + turn, 32)]), seed=turn)
+        for turn, (request, answer) in enumerate(zip(first, answers, strict=True))
+    ]
+    sample_together(engine, second, fake, other)
+    beginnings = [{prompt[: 4 * 64] for prompt in prompts} for prompts in seen]
+    assert [len(of_server) for of_server in beginnings] == [4, 4]
+    assert not beginnings[0] & beginnings[1]
+
+
+def test_a_prompt_goes_where_most_of_it_is_with_the_completion(both: tuple[ServerEngine, list[list[bytes]]]) -> None:
+    engine, seen = both
+    # The second prompt, at the second server, has no whole block; prompt and completion have two.
+    [_, answer] = generate_all(engine, [a_request(a_prompt(0)), a_request(a_prompt(1, 8), max_tokens=25)])
+    turn = np.concatenate([a_prompt(1, 8), answer.tokens, a_prompt(2, 16)])
+    generate_all(engine, [a_request(turn)])
+    assert [turn.tobytes() in prompts for prompts in seen] == [False, True]
+
+
+def test_a_prefix_that_all_requests_share_is_soon_at_all_servers(
+    fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
+) -> None:
+    engine, seen = both
+    sample_together(engine, [a_request(a_prompt(0), seed=seed) for seed in range(100)], fake, other)
+    assert [len(prompts) for prompts in seen] == [50, 50]
+
+
+def test_a_server_that_has_all_prefixes_does_not_get_all_requests(
+    fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
+) -> None:
+    engine, seen = both
+    prompts = [a_prompt(seed) for seed in range(100)]
+    for prompt in prompts:  # an idle pool takes its first server
+        generate_all(engine, [a_request(prompt)])
+    assert [len(of_server) for of_server in seen] == [100, 0]
+    sample_together(engine, [a_request(prompt) for prompt in prompts], fake, other)
+    # n to the first server while it has at most max(16, m / 2) more than the m of the other one.
+    assert [len(of_server) - 100 * (index == 0) for index, of_server in enumerate(seen)] == [60, 40]
+
+
+def test_a_full_server_gets_a_few_more_requests_whose_prefix_it_has_while_another_one_has_room(
+    fake: FakeVllm, other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]]
+) -> None:
+    engine, _ = both
+    generate_all(engine, [a_request(a_prompt(0))])  # at the first server
+    fake.hangs.set()
+    other.hangs.set()
+    num_calls = lambda: [len(member.calls) for member in engine._pool._members]  # noqa: E731
+    with ThreadPoolExecutor(2) as threads:
+        fill = threads.submit(generate_all, engine, [a_request(a_prompt(seed)) for seed in range(1, 253)])
+        wait_until(lambda: num_calls() == [126, 126])
+        more = threads.submit(generate_all, engine, [a_request(a_prompt(0), seed=seed) for seed in range(20)])
+        # 128 / 16 = 8 above 128; the others go to the second one until it is full, and the rest waits.
+        wait_until(lambda: num_calls() == [136, 128])
+        time.sleep(0.1)
+        assert num_calls() == [136, 128]
+        fake.hangs.clear()
+        other.hangs.clear()
+        assert (len(fill.result()), len(more.result())) == (252, 20)
+
+
+@pytest.mark.parametrize("event", ["new weights", "restart"])
+def test_nothing_is_believed_of_a_server_with_new_weights_or_after_a_restart(
+    other: FakeVllm, both: tuple[ServerEngine, list[list[bytes]]], other_weights: str, event: str
+) -> None:
+    engine, seen = both
+    prompt = a_prompt(0)
+    generate_all(engine, [a_request(a_prompt(1)), a_request(prompt)])  # the second server gets the second one
+    generate_all(engine, [a_request(prompt)])
+    assert [of_server.count(prompt.tobytes()) for of_server in seen] == [0, 2]
+    if event == "restart":
+        other.restart()
+        wait_until(lambda: len(other.loads) == 2)
+    else:
+        engine.load_weights(other_weights, 1)
+    wait_until(lambda: all(member.is_ready for member in engine._pool._members))
+    generate_all(engine, [a_request(prompt)])  # to the first server, like any new prompt
+    assert [of_server.count(prompt.tobytes()) for of_server in seen] == [1, 2]
 
 
 # --- Weights --------------------------------------------------------------------------------------------------------
