@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from reprlib import repr as shown
 from typing import Any, SupportsFloat
 
 from ludic.agents.failures import fails_the_episode
@@ -23,7 +24,7 @@ async def make(make_environment: LimitedEnvironments | Callable[[], Any]) -> Hel
 async def reset(held: HeldEnvironment, example: Example) -> tuple[Message, ...]:
     """Begin an episode and return its first messages. Raises EpisodeFailedError."""
     with fails_the_episode():
-        return checked_messages("reset", await held.call("reset", example))
+        return checked_messages("reset", await held.call("reset", _own(example)))
 
 
 def own_max_steps(environment: Any) -> int | None:
@@ -38,7 +39,9 @@ def own_max_steps(environment: Any) -> int | None:
 async def step(held: HeldEnvironment, action: str) -> Transition:
     """Apply an action and return the transition, as the environment gave it. Raises EpisodeFailedError."""
     with fails_the_episode():
-        transition: Transition = await held.call("step", action)
+        transition = await held.call("step", action)
+        if not isinstance(transition, Transition):
+            raise TypeError(f"step returned {shown(transition)}, wanted a ludic.environments.environment.Transition")
         if transition.observation is None and not (transition.terminated or transition.truncated):
             raise ValueError("step returned no observation, wanted one since the episode goes on")
         return transition
@@ -47,7 +50,7 @@ async def step(held: HeldEnvironment, action: str) -> Transition:
 async def reset_agents(held: HeldEnvironment, example: Example) -> dict[str, tuple[Message, ...]]:
     """Begin an episode and return the first messages of each agent. Raises EpisodeFailedError."""
     with fails_the_episode():
-        first = await held.call("reset", example)
+        first = await held.call("reset", _own(example))
         if not first:
             raise ValueError("reset returned no agent, wanted at least one")
         _check_texts("the id of an agent", first)
@@ -91,7 +94,7 @@ async def score_task(held: HeldEnvironment, agent_id: str, task: str, answer: st
 async def score_group(held: HeldEnvironment, example: Example, answers: Sequence[GroupAnswer]) -> list[Transition]:
     """Return the score of each answer as a transition without span rewards. Raises EpisodeFailedError."""
     with fails_the_episode():
-        given = await held.call("score_group", example, answers)
+        given = await held.call("score_group", _own(example), answers)
         scores = [to_score(score, "score_group") for score in given]
         if len(scores) != len(answers):
             raise ValueError(
@@ -100,6 +103,11 @@ async def score_group(held: HeldEnvironment, example: Example, answers: Sequence
         if any(score.span_rewards for score in scores):
             raise ValueError("score_group returned span_rewards, which only score and step can give")
         return [checked(transition_of(score), 0) for score in scores]
+
+
+def _own(example: Example) -> Example:
+    """Return a copy of an example for one call: the episodes of a group share it, and one may change it."""
+    return replace(example, data=dict(example.data) if isinstance(example.data, dict) else example.data)
 
 
 def checked(transition: Transition, action_length: int) -> Transition:

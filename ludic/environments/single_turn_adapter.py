@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Awaitable
 from typing import Any
 
-from ludic.environments.environment import Example, Score, SingleTurnEnvironment, Split, Transition
+from ludic.environments.environment import Example, Score, SingleTurnEnvironment, Split, Transition, to_score
 from ludic.environments.scorer_processes import ScorerProcesses
 from ludic.records import Message
 
@@ -53,8 +53,9 @@ async def _awaited(score: Awaitable[Score]) -> Transition:
     return transition_of(await score)
 
 
-def transition_of(score: Score) -> Transition:
-    """Return a score as the transition that ends an episode."""
+def transition_of(found: Score | float) -> Transition:
+    """Return a score, or a number, as the transition that ends an episode. Raises TypeError for anything else."""
+    score = to_score(found, "score")
     return Transition(
         observation=None,
         reward=score.reward,

@@ -1,7 +1,8 @@
 """Watch a worker from another process, and end it when a call of its environment can't be interrupted.
 
 C code that holds Python's lock stops every thread of its process, so the guard is a separate process. It reads lines
-from its standard input: `+7 NAME` when call number 7 begins, `-7` when it ends. The guard ends with its input.
+from its standard input: `+7 NAME` when call number 7 begins, `-7` when it ends. The guard ends with its input, and
+names the call in which the worker ended, such as one that calls os._exit.
 """
 
 import contextlib
@@ -61,6 +62,9 @@ def watch(worker: int, limit_s: float) -> None:
         if select.select([0], [], [], max(0.0, next_end - time.monotonic()) if calls else None)[0]:
             data = os.read(0, 1 << 16)
             if not data:
+                if calls:  # else it has ended by itself
+                    _, newest = list(calls.values())[-1]  # a blocking call begins last
+                    print(f"ludic: the worker ended during a call: {newest}", file=sys.stderr, flush=True)
                 return
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:

@@ -221,7 +221,7 @@ IN_TIME = "environment own: step on example 'e' did not return within 0.3 s; --e
         (presses_ctrl_c, "loop", "KeyboardInterrupt was raised"),
         (exits, "loop", r"sys.exit(3) was called"),
         (cancels_itself, "loop", "step on example 'e' cancelled itself"),
-        (returns_nothing, "loop", "AttributeError"),
+        (returns_nothing, "loop", "step returned None, wanted a ludic.environments.environment.Transition"),
         (loops, "thread", IN_TIME),
         (swallows, "thread", IN_TIME),
         (sleeps, "thread", IN_TIME),
