@@ -341,5 +341,8 @@ def test_no_more_groups_are_open_than_the_budget_when_nothing_is_dropped(
     # Answers longer than the patience look like deaths: what is missing is let in once, then at each doubling.
     longest, patience_ticks = 4 * ticks, PATIENCE_S / TICK_S
     num_raises = 1 + math.log2(longest / patience_ticks) if longest >= patience_ticks else 0
-    allowed = most + num_raises * run.num_workers * run.groups_per_batch + run.num_workers
+    # Shares are rounded up, a worker may have one group open whatever the budget is, and it learns of what became ready
+    # only at the next version: all that adds up to less than two groups a worker, and two versions.
+    slack = 2 * (run.num_workers + run.groups_per_version)
+    allowed = most + num_raises * run.num_workers * run.groups_per_batch + slack
     assert simulation.most_open <= allowed
