@@ -11,6 +11,7 @@ import ludic
 from ludic.store import Root
 from ludic.store.cut_record import CUT_FILE, CutRecord
 from ludic.store.evaluations import Evaluation, put_evaluation
+from ludic.store.evaluators import Evaluator
 from ludic.store.json_files import encode_json, encode_record
 
 WRITERS = {
@@ -20,6 +21,7 @@ WRITERS = {
     "store/code_files.py": "code/",
     "store/compaction_plans.py": "compactions/",
     "store/evaluations.py": "evaluations/",
+    "store/evaluators.py": "evaluators/",
     "store/kept_model.py": "model/identity.json",
     "store/lease.py": "attempts/1.lease",
     "store/manifest.py": "policies/",
@@ -49,6 +51,8 @@ def modules_that_write_json() -> set[str]:
 def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     root = make_whole_root(tmp_path_factory.mktemp("whole"))
     put_evaluation(root, Evaluation.of("moar_cats", {"max_steps": 1}, []))
+    running = Evaluator(owner="host-1", process=None, blocks=["evals/version=1/env=moar_cats/e-0.parquet"])
+    root.put("evaluators/0123.json", encode_record(running))
     root.put(CUT_FILE, encode_record(CutRecord(step=2, first_step=1)))
     root.put("imports/import-0123456789abcdef.json", encode_json({"format": "jsonl", "file": "x"}))
     root.put("code/1.json", encode_json({"files": {}}))
