@@ -94,7 +94,7 @@ async def score_task(held: HeldEnvironment, agent_id: str, task: str, answer: st
 async def score_group(held: HeldEnvironment, example: Example, answers: Sequence[GroupAnswer]) -> list[Transition]:
     """Return the score of each answer as a transition without span rewards. Raises EpisodeFailedError."""
     with fails_the_episode():
-        given = await held.call("score_group", _own(example), answers)
+        given = await held.call("score_group", example, answers)
         scores = [to_score(score, "score_group") for score in given]
         if len(scores) != len(answers):
             raise ValueError(
@@ -106,7 +106,7 @@ async def score_group(held: HeldEnvironment, example: Example, answers: Sequence
 
 
 def _own(example: Example) -> Example:
-    """Return a copy of an example for one call: the episodes of a group share it, and one may change it."""
+    """Return a copy of an example for one episode: those of a group share it, and one may change it."""
     return replace(example, data=dict(example.data) if isinstance(example.data, dict) else example.data)
 
 
