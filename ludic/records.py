@@ -16,6 +16,8 @@ import uuid_utils
 Purpose = Literal["train", "eval"]
 ActionTarget = Literal["internal", "external", "env"]
 FinishReason = Literal["stop", "length"]
+EpisodeOutcome = Literal["complete", "failed", "given_up"]
+GroupEventKind = Literal["started", "complete", "given_up"]
 
 LARGEST_REWARD = float(np.finfo(np.float32).max)
 """Largest absolute value of a reward, which is stored as float32 at its token."""
@@ -60,7 +62,7 @@ class EpisodeEnd:
     """How an episode of a group ended."""
 
     group_index: int
-    outcome: Literal["complete", "failed", "given_up"]
+    outcome: EpisodeOutcome
     ended_at: datetime | None = None
     policy_version: int | None = None
     """Version of the weights at its first sampled token."""
@@ -72,7 +74,7 @@ class EpisodeEnd:
 class GroupEvent:
     """Start or end of a group of the schedule; one row of schemas/requests.v1.json."""
 
-    event: Literal["started", "complete", "given_up"]
+    event: GroupEventKind
     group_id: str
     group_number: int
     env_name: str

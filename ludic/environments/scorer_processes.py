@@ -307,14 +307,10 @@ def _scores(environment: Any, call: _Call, loop: asyncio.AbstractEventLoop) -> l
         function = partial(environment.score_group, call.example, call.answers)
     found = function()
     if inspect.isawaitable(found):
-        found = loop.run_until_complete(_awaited(found))
+        found = loop.run_until_complete(found)
     scores = [found] if call.answer is not None else found
     made = [to_score(score, "score" if call.answer is not None else "score_group") for score in scores]
     return [replace(score, info={str(name): str(value) for name, value in score.info.items()}) for score in made]
-
-
-async def _awaited(found: Any) -> Any:
-    return await found
 
 
 def _run() -> NoReturn:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ludic.errors import SchemaError
 from ludic.maintenance.expiry_rule import ExpiryRule
+from ludic.maintenance.verify.tables import NAMES
 from ludic.schema import conform
 from ludic.sql import connect
 from ludic.sql.query import ask
@@ -20,8 +21,6 @@ from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Folder, Source, list_versions
 from ludic.store.parquet import decode
-from ludic.store.requests import REQUESTS_NAME
-from ludic.store.scores import SCORES_NAME
 from ludic.store.token_stats import token_stats_step
 from ludic.store.tombstones import (
     ExpiredPartition,
@@ -39,8 +38,6 @@ select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predic
 from {folder}
 group by worker_id, sequence
 """
-_BY_AGE = {"scores": SCORES_NAME, "requests": REQUESTS_NAME}
-"""Folders whose files only have an age, and the names of their files."""
 _OLDER_STEPS = "select distinct attempt_id, step from all_batches where trainer_version < $first_kept"
 
 
@@ -119,7 +116,7 @@ def _older_files(root: Root, rule: ExpiryRule) -> dict[str, int]:
     older: dict[str, int] = {}
     for name, size in root.sizes(rule.folder).items():
         with suppress(SchemaError, FileNotFoundError):
-            if _BY_AGE[rule.folder].fullmatch(name):
+            if NAMES[rule.folder].fullmatch(name):
                 times = conform(decode(root.read(name), name), rule.folder)["created_at"].to_pylist()
                 older |= {name: size} if times and max(times) < first_kept else {}
     return older

@@ -15,6 +15,7 @@ from ludic.agents.failures import EpisodeFailedError
 from ludic.agents.requests import EpisodeRequest
 from ludic.environments.environment import GroupAnswer, TaskScorer, Transition
 from ludic.environments.limits import LimitedEnvironments
+from ludic.printable import storable
 from ludic.records import LARGEST_REWARD, EnvironmentStep, Rollout
 
 Episodes = Sequence[Sequence[Rollout]]
@@ -35,7 +36,8 @@ async def score_together(environments: LimitedEnvironments, request: EpisodeRequ
         finally:
             held.close()
     except EpisodeFailedError as error:
-        return _failed(episodes, f"score_group of environment {request.env_name} failed: {error}")
+        why = f"score_group of environment {request.env_name} failed: {error}"
+        return [[row if row.error is not None else failed(row, why) for row in rows] for rows in episodes]
     tasks_have_scores = isinstance(held.environment, TaskScorer)
     changed: dict[str, Rollout] = {}
     for agent, score in zip(agents, scores, strict=True):
@@ -122,22 +124,14 @@ def _with_score_of_root(
     return replace(row, episode_reward=(row.episode_reward or 0.0) + difference)
 
 
-def _failed(episodes: Episodes, error: str) -> Episodes:
-    """Return the rows with an error, besides those that have one."""
-    return [
-        [
-            row
-            if row.error is not None
-            else replace(
-                row,
-                error=error,
-                episode_reward=None,
-                reward_components={},
-                terminated=False,
-                truncated=False,
-                truncation_reason=None,
-            )
-            for row in rows
-        ]
-        for rows in episodes
-    ]
+def failed(row: Rollout, error: str) -> Rollout:
+    """Return the row of an episode that has failed after its end, with its tokens and steps."""
+    return replace(
+        row,
+        error=storable(error),
+        episode_reward=None,
+        reward_components={},
+        terminated=False,
+        truncated=False,
+        truncation_reason=None,
+    )

@@ -11,7 +11,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -22,9 +22,8 @@ from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest
 from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import HalfLoadedError
-from ludic.printable import storable
-from ludic.records import GROUP_CLOSED, EpisodeEnd, Rollout, RolloutGroup
-from ludic.rollouts.group_scores import score_together
+from ludic.records import GROUP_CLOSED, EpisodeEnd, EpisodeOutcome, Rollout, RolloutGroup
+from ludic.rollouts.group_scores import failed, score_together
 from ludic.schema.type_checks import find_misfits
 from ludic.waits import GRACE_S
 
@@ -36,7 +35,6 @@ _MOST_WAITING = 8
 for their environments."""
 _SETTLED_S = 0.02
 """Seconds after its start in which an episode counts as one that is about to ask the engine."""
-
 _LOOK_S = 0.05
 """Seconds between looks for weights, after others have failed to load half-way."""
 
@@ -392,7 +390,7 @@ def sample_groups(
     return tuple(groups[number] for number in range(len(requests)))
 
 
-def _outcome(rows: Sequence[Rollout]) -> Literal["complete", "failed", "given_up"]:
+def _outcome(rows: Sequence[Rollout]) -> EpisodeOutcome:
     errors = {row.error for row in rows} - {None}
     return "complete" if not errors else "given_up" if errors == {GROUP_CLOSED} else "failed"
 
@@ -421,14 +419,8 @@ def _without_misfits(
 def _failed(row: Rollout, error: str) -> Rollout:
     """Return a row with an error, with its tokens, and without what a user's code gave."""
     return replace(
-        row,
-        error=storable(error),
-        episode_reward=None,
-        reward_components={},
+        failed(row, error),
         token_rewards=np.zeros(row.response_length, np.float32),
-        terminated=False,
-        truncated=False,
-        truncation_reason=None,
         agent_steps=(),
         environment_steps=(),
         messages=(),

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ludic.agents import event_loop
 from ludic.agents.agent import Agent
@@ -28,7 +28,7 @@ from ludic.errors import ModelError, NoServerError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import vocabulary_of
 from ludic.printable import storable
-from ludic.records import GroupEvent, RolloutBatch, RolloutMetadata
+from ludic.records import GroupEvent, GroupEventKind, RolloutBatch, RolloutMetadata
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.metrics import stream_metrics
 from ludic.rollouts.pump import BegunGroup, EngineCalls, Finished, Pump, RunEpisode
@@ -408,7 +408,7 @@ class Stream:
             "waited_for": self._waited_for if idle_s > 0 else None,
         }
 
-    def _event(self, event: Literal["started", "complete", "given_up"], begun: BegunGroup) -> GroupEvent:
+    def _event(self, event: GroupEventKind, begun: BegunGroup) -> GroupEvent:
         request = begun.requests[0]
         return GroupEvent(
             event=event,

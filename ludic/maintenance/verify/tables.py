@@ -50,7 +50,7 @@ _CONCURRENT_FILES = 4
 _BATCH_BYTES = 8 << 20
 _MOST_NAMES = 3
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
-_NAMES = {
+NAMES = {
     "batches": re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet"),
     "requests": REQUESTS_NAME,
     "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
@@ -59,6 +59,7 @@ _NAMES = {
     "scores": SCORES_NAME,
     "labels": LABELS_NAME,
 }
+"""The names of the files of each folder; rollouts and evals have RolloutFile.parse."""
 # `ludic export --format delta` writes its log beside the files that it registers.
 _DELTA_LOG = "/_delta_log/"
 _KEYS = {
@@ -123,7 +124,7 @@ def read_footers(
 
 def parse_ledger_name(name: str) -> tuple[int, int] | None:
     """Return attempt_id and step of a file of batches/; None for any other name."""
-    match = _NAMES["batches"].fullmatch(name)
+    match = NAMES["batches"].fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -160,7 +161,7 @@ def check_file(root: Root, name: str, rows: RowChecks | None = None) -> Checked:
 
 
 def _is_name(name: str) -> bool:
-    pattern = _NAMES.get(name.partition("/")[0])
+    pattern = NAMES.get(name.partition("/")[0])
     return bool(pattern.fullmatch(name)) if pattern else RolloutFile.parse(name) is not None
 
 
