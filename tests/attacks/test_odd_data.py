@@ -12,8 +12,8 @@ import pytest
 from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic as ludic_package
+from ludic.environments.judge import _parse, compile_pattern
 from ludic.errors import QueryError
-from ludic.scoring.judge import _compile, _parse
 from ludic.store import MetricsLog, Root
 
 
@@ -70,9 +70,9 @@ def test_a_terminal_obeys_no_data_and_a_pipe_gets_it_whole(root: Root, to_termin
 
 @pytest.mark.parametrize("text", ["1_0", "\u0663", "nan", "inf", "1e", "--1", "", "1,5", "0x10"])
 def test_a_judges_number_is_a_plain_decimal(text: str) -> None:
-    assert _parse(f"Score: {text}.", _compile(r"Score: (.*)\.")) is None
+    assert _parse(f"Score: {text}.", compile_pattern(r"Score: (.*)\.", "pattern")) is None
 
 
 @pytest.mark.parametrize(("text", "value"), [("7", 7.0), ("-1.5", -1.5), (" +.5 ", 0.5), ("2.", 2.0), ("1e-3", 0.001)])
 def test_a_judges_decimal_is_its_value(text: str, value: float) -> None:
-    assert _parse(f"Score:{text}!", _compile(r"Score:(.*)!")) == value
+    assert _parse(f"Score:{text}!", compile_pattern(r"Score:(.*)!", "pattern")) == value
