@@ -37,6 +37,7 @@ from ludic.store import (
 from ludic.store import lease as leases
 from ludic.store.attempts import check_not_replaced, record_attempt
 from ludic.store.checkpoints import MARKER, CheckpointInfo, checkpoint_to_resume, prune_checkpoints
+from ludic.store.evaluators import BlockClaims
 from ludic.store.json_files import encode_json
 from ludic.store.lease import claim, held, read_lease
 from ludic.store.scores import ScoreLog
@@ -134,6 +135,7 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "store.attempts.check_not_replaced": partial(checking, check_not_replaced),
     "store.attempts.record_attempt": recording,
     "store.checkpoints.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
+    "store.evaluators.BlockClaims._change": lambda root: partial(BlockClaims(root).take, "evaluations/a-block"),
     "store.lease._replace": renewing,
     "store.lease.claim": lambda root: partial(claim, root, 0),
     "store.ledger.write_ledger": planning,
