@@ -1,14 +1,17 @@
 """Wait in an event loop for code that is not ludic's: blocking functions in threads, coroutines for a limited time.
 
-The time in which a call waits for its turn, since others have used up a number of requests (`Turns`), does not count.
+The time in which a call waits for its turn, since others have used up a number of requests (`Turns`), does not count,
+nor does the time in which a call of another one blocks the event loop (`blocking`).
 """
 
 import asyncio
 import contextvars
 import ctypes
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from queue import SimpleQueue
 from threading import Thread
@@ -21,6 +24,9 @@ T = TypeVar("T")
 
 GRACE_S = 1.0
 """Seconds that cancelled code has to release what it holds before others go on without it."""
+
+_CLOCK_S = 0.001
+"""Seconds that count as none: a timer comes early by as much as the clock of an event loop is coarse."""
 
 Running = Callable[[], AbstractContextManager[Any]]
 """Makes a context that is entered while the time of a call counts."""
@@ -54,6 +60,21 @@ async def finished(
     _abandon(task)
     await asyncio.wait({task}, timeout=GRACE_S)
     return None
+
+
+_blocked_s = 0.0
+"""Seconds in which `blocking` calls have held up the event loops of this process."""
+
+
+@contextmanager
+def blocking() -> Iterator[None]:
+    """Count the time of the block, in which no coroutine goes on, for none of those that wait."""
+    global _blocked_s
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        _blocked_s += time.monotonic() - began
 
 
 class _Clock:
@@ -91,8 +112,8 @@ class _Clock:
         self._stop = ExitStack()
         self._stop.enter_context(self._running())
         if self._left_s is not None:
+            self._stop.callback(self._subtract, self._loop.time() - _blocked_s)
             self._stop.callback(self._loop.call_later(self._left_s, self._end).cancel)
-            self._stop.callback(self._subtract, self._loop.time())
 
     def _suspend(self) -> None:
         if self._stop is not None:
@@ -101,10 +122,14 @@ class _Clock:
 
     def _subtract(self, since: float) -> None:
         assert self._left_s is not None
-        self._left_s -= self._loop.time() - since
+        self._left_s -= self._loop.time() - _blocked_s - since
 
     def _end(self) -> None:
-        if not self.is_over.done():
+        self._suspend()
+        assert self._left_s is not None
+        if self._left_s > _CLOCK_S:  # others have blocked the event loop
+            self._run()
+        elif not self.is_over.done():
             self.is_over.set_result(None)
 
 
@@ -241,6 +266,31 @@ def _outcome(function: Callable[[], Any]) -> tuple[Any, Exception | None]:
         return None, error
     except BaseException as error:  # what `only_exceptions` lets pass; Ctrl-C itself goes to the main thread
         return None, RuntimeError(f"{type(error).__name__} was raised: {error}")
+
+
+class DaemonThreads(ThreadPoolExecutor):
+    """Executor of an event loop, as of asyncio.to_thread: each function runs in a daemon thread of its own.
+
+    So functions that never return take no thread from the others, and hold up neither the loop's end nor the process's.
+    """
+
+    def submit(self, function: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                result = function(*args, **options)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        future.set_running_or_notify_cancel()
+        Thread(target=work, daemon=True, name="ludic-executor").start()
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Take no thread down: those that still run are daemons."""
 
 
 class SideLoop:

@@ -6,7 +6,7 @@ from reprlib import repr as shown
 from typing import Any, SupportsFloat
 
 from ludic.agents.failures import fails_the_episode
-from ludic.environments.environment import Example, GroupAnswer, SpanReward, Transition, to_score
+from ludic.environments.environment import Example, GroupAnswer, SpanReward, Split, Transition, to_score
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
 from ludic.environments.single_turn_adapter import transition_of
 from ludic.printable import storable
@@ -19,6 +19,20 @@ async def make(make_environment: LimitedEnvironments | Callable[[], Any]) -> Hel
         make_environment = LimitedEnvironments("", make_environment)
     with fails_the_episode():
         return await make_environment.open()
+
+
+def example(environments: LimitedEnvironments, index: int, split: Split) -> Example:
+    """Make an environment in this thread and return an example. Raises EpisodeFailedError."""
+    with fails_the_episode():
+        found = environments().example(index, split)
+        if not isinstance(found, Example):
+            raise TypeError(f"example returned {shown(found)}, wanted a ludic.environments.environment.Example")
+        check_text("the example_id of an example", found.example_id)
+        if not isinstance(found.messages, tuple | list):
+            raise TypeError(f"the messages of an example are {shown(found.messages)}, wanted a tuple")
+        if found.messages:  # else `reset` returns the first ones
+            checked_messages("example", found.messages)
+        return found
 
 
 async def reset(held: HeldEnvironment, example: Example) -> tuple[Message, ...]:

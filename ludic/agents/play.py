@@ -54,6 +54,8 @@ async def run_episode(
         async with asyncio.timeout(limits.timeout_s) as time_limit:
             early.watch(time_limit)
             try:
+                if request.error is not None:
+                    raise EpisodeFailedError(request.error)
                 play.held = await calls.make(make_environment)
                 await protocol(play)
             finally:

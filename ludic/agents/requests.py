@@ -25,6 +25,8 @@ class EpisodeRequest:
     request_index: int
     """Position of the episode in the run's schedule."""
     purpose: Purpose = "train"
+    error: str | None = None
+    """Why the environment gave no example; the episode fails with it, and `example` is empty."""
 
 
 def repeat(request: EpisodeRequest, n: int, seed: int) -> tuple[EpisodeRequest, ...]:

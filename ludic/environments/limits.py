@@ -20,10 +20,11 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ludic.environments.environment import RUN_IN, Environment, Example, MultiAgentEnvironment, Split
+from ludic.environments.nested_loop import outside_of_loops
 from ludic.environments.single_turn_adapter import SingleTurn
-from ludic.errors import Interruption, TimeLimitError
+from ludic.errors import ConfigError, Interruption, TimeLimitError
 from ludic.user_code import only_exceptions
-from ludic.waits import SideThread, finished
+from ludic.waits import SideThread, blocking, finished
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 MOST_TIMEOUTS = 3
 """Timeouts of a method in a row after which it is not called any more."""
+_FIRST_EXAMPLES = 3
+"""Examples of which an environment gives one at least; else its set-up is wrong."""
 
 Announce = Callable[[str], Callable[[], None]]
 """Reports that a call with a description begins; returns a function that reports its end."""
@@ -48,15 +51,17 @@ class TimeLimit:
     def call(self, what: str, function: Callable[[], T]) -> T:
         """Call the function and return its result.
 
-        Raises TimeLimitError, which names `what`, if the call takes longer than the limit. Outside the main thread, and
+        The function sees no event loop, so it can run one of its own, and can't cancel the task that calls it. Raises
+        TimeLimitError, which names `what`, if the call takes longer than the limit. Outside the main thread, and
         if the function uses SIGALRM itself, the error is raised only when the function returns.
         """
         if self.timeout_s is None:
-            return function()
+            with outside_of_loops(), only_exceptions():
+                return function()
         began = time.monotonic()
-        with self._announced(what):
+        with self._announced(what), blocking():
             try:
-                with _interrupted_after(self.timeout_s):
+                with _interrupted_after(self.timeout_s), outside_of_loops(), only_exceptions():
                     answer = function()
                 if time.monotonic() - began <= self.timeout_s:
                     return answer
@@ -121,6 +126,8 @@ class LimitedEnvironments:
         self._num_timeouts: Counter[str] = Counter()
         """Timeouts in a row, by method."""
         self._has_logged = False
+        self._num_without_example: int | None = 0
+        """Examples that it failed to give; None once it has given one."""
 
     def __call__(self) -> "HeldEnvironment":
         """Make an environment in this thread. Raises TimeLimitError, and what the constructor raises."""
@@ -139,6 +146,15 @@ class LimitedEnvironments:
             thread.interrupt()
             raise
         return HeldEnvironment(environment, self, thread)
+
+    def count_example(self, error: str | None = None) -> None:
+        """Count an example, or why there was none. Raises ConfigError if none of the first ones was given."""
+        if error is None or self._num_without_example is None:
+            self._num_without_example = None
+            return
+        self._num_without_example += 1
+        if self._num_without_example == _FIRST_EXAMPLES:
+            raise ConfigError(f"environment {self._name} gave none of its first {_FIRST_EXAMPLES} examples: {error}")
 
     def restart(self) -> None:
         """Call every method again."""

@@ -8,13 +8,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from ludic.agents import environment_calls as calls
 from ludic.agents.agent import Agent
+from ludic.agents.failures import EpisodeFailedError
 from ludic.agents.play import run_episode
 from ludic.agents.protocols import make_protocol
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat, sweep
 from ludic.agents.settings import equip, limits_of
 from ludic.engines.engine import SamplingParams
-from ludic.environments.environment import Split
+from ludic.environments.environment import Example, Split
 from ludic.environments.limits import NO_LIMIT, LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
 from ludic.records import RolloutBatch, RolloutMetadata, new_id
@@ -43,7 +45,7 @@ class GroupSampler:
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
         """Sample one group per number, with all episodes at the same time.
 
-        Raises TimeLimitError if an environment returns no example in time.
+        Raises ConfigError if an environment gave none of its first examples.
         """
         requests = [self.episodes(number, split) for number in group_numbers]
         groups = sample_groups(requests, self.run_episode, self.environments, self.run.extra_columns)
@@ -57,9 +59,12 @@ class GroupSampler:
         return self.run.env[group_number % self._num_envs(group_number)]
 
     def request(self, group_number: int, split: Split = "train") -> EpisodeRequest:
-        """Return the request that a group's episodes share; its seed is the group's."""
+        """Return the request that a group's episodes share; its seed is the group's. Raises ConfigError, as `sample`.
+
+        If the environment fails to give the example, the request says why, and its episodes fail.
+        """
         env_name = self.env_of(group_number)
-        example = self.environments[env_name]().example(self._example_index(group_number), split)
+        example, error = self._example(env_name, self._example_index(group_number), split)
         keep_mask = self.run.keep_sampling_mask
         return EpisodeRequest(
             env_name=env_name,
@@ -75,10 +80,22 @@ class GroupSampler:
             group_id=new_id(),
             request_index=group_number * self.run.group_size,
             purpose="train" if split == "train" else "eval",
+            error=error,
         )
 
+    def _example(self, env_name: str, index: int, split: Split) -> tuple[Example, str | None]:
+        """Return an example and None; or an empty one, and why the environment has none of this index."""
+        environments = self.environments[env_name]
+        try:
+            example = calls.example(environments, index, split)
+        except EpisodeFailedError as error:
+            environments.count_example(str(error))
+            return Example(example_id=f"index {index}", messages=()), str(error)
+        environments.count_example()
+        return example, None
+
     def episodes(self, group_number: int, split: Split = "train") -> Sequence[EpisodeRequest]:
-        """Return the requests of a group's episodes. Raises TimeLimitError, as `sample`."""
+        """Return the requests of a group's episodes. Raises ConfigError, as `sample`."""
         request = self.request(group_number, split)
         return sweep(repeat(request, self.run.group_size, request.seed), self.run.sweep)
 

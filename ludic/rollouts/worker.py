@@ -76,8 +76,8 @@ def run_worker(
     """Sample until `stop` is set or num_groups are committed; returns the number of committed groups.
 
     report: called with each batch after it was passed to the writer. announce: of each call of an environment.
-    Raises SlotTakenError if a newer worker has the slot,
-    ReplacedRootError if the root is another run, and TimeLimitError if an environment or its example takes too long.
+    Raises SlotTakenError if a newer worker has the slot, ReplacedRootError if the root is another run, TimeLimitError
+    if loading an environment takes too long, and ConfigError if an environment gave none of its first examples.
     """
     with opened_stream(root, config, make_engine, stop, report, announce) as stream:
         if stream.wait_for_policy():

@@ -1,6 +1,8 @@
 """The event loop of episodes."""
 
 import asyncio
+import subprocess
+import sys
 
 from ludic.agents import event_loop
 
@@ -35,3 +37,34 @@ def test_the_event_loop_of_the_thread_stays_set() -> None:
     finally:
         asyncio.set_event_loop(None)
         loop.close()
+
+
+WAITS = """
+import asyncio, threading
+from ludic.agents import event_loop
+
+async def main():
+    waiting = [asyncio.ensure_future(asyncio.to_thread(threading.Event().wait)) for _ in range(100)]
+    print(await asyncio.to_thread(lambda: "another goes on"))
+
+event_loop.run(main())
+print("over")
+"""
+
+
+def test_functions_in_threads_that_never_return_hold_up_neither_others_nor_the_end() -> None:
+    ended = subprocess.run([sys.executable, "-c", WAITS], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "another goes on\nover\n", "")
+
+
+def test_what_a_function_in_a_thread_raises_is_raised() -> None:
+    raised: list[BaseException] = []
+
+    async def main() -> None:
+        try:
+            await asyncio.to_thread(int, "one")
+        except ValueError as error:
+            raised.append(error)
+
+    event_loop.run(main())
+    assert "'one'" in str(raised)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -241,6 +242,59 @@ def test_a_loop_in_a_thread_is_interrupted() -> None:
     before = threads_of_episodes()
     sample(bad(step=loops, run_in="thread"), scripted_agent(["a", "b"]), timeout_s=0.3)
     assert all_end(threads_of_episodes() - before)
+
+
+def test_the_time_in_which_others_block_the_event_loop_is_no_part_of_a_limit() -> None:
+    class Either(Base):
+        """The second episode blocks all, four times of a third of the limit; the first one needs a tenth of it."""
+
+        max_steps = 4
+        num_steps = 0
+
+        def step(self, action: str) -> Any:
+            if action == "waits":
+                return self.waits()
+            time.sleep(0.3)
+            self.num_steps += 1
+            return Transition(observation="on", reward=0.0, terminated=self.num_steps == 4)
+
+        async def waits(self) -> Transition:
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+            return over(1.0)
+
+    rows = sample(Either, scripted_agent(["waits", "blocks", "blocks", "blocks", "blocks"]), timeout_s=0.9)
+    assert [row.error for row in rows] == [None, None]
+
+
+def test_blocking_methods_may_run_an_event_loop_of_their_own() -> None:
+    class Asks(Base):
+        def step(self, action: str) -> Any:
+            return asyncio.run(self.ask())
+
+        async def ask(self) -> Transition:
+            await asyncio.sleep(0)
+            return over(2.0)
+
+    assert rewards(sample(Asks, scripted_agent(["a", "b"]), timeout_s=10)) == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("act", [asyncio.current_task, lambda: cancels(asyncio.CancelledError())])
+def test_blocking_methods_can_not_cancel_their_episode(act: Any) -> None:
+    class Cancels(Base):
+        def step(self, action: str) -> Any:
+            return act().cancel()
+
+    first, second = sample(Cancels, scripted_agent(["a", "b"]))
+    assert first.error == second.error
+    assert first.error in {
+        "RuntimeError: no running event loop",
+        "RuntimeError: CancelledError was raised; raise an Exception instead",
+    }
+
+
+def cancels(error: BaseException) -> Any:
+    raise error
 
 
 def test_a_thread_ends_with_the_time_of_its_episode() -> None:

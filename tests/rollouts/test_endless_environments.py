@@ -1,9 +1,11 @@
 """An environment whose calls never return, or want to end Python, costs episodes stored as failed, not the worker."""
 
+import re
+
 import pytest
 from tiny_models import committed_rows, publish
 
-from ludic.errors import TimeLimitError
+from ludic.errors import ConfigError, TimeLimitError
 from ludic.sql import connect
 from ludic.store import Root
 
@@ -80,6 +82,14 @@ def test_an_environment_that_is_not_made_in_time_ends_the_worker_with_its_name(s
         work(start(text), env_timeout_s=0.3, num_groups=1)
 
 
-def test_an_endless_example_ends_the_worker_with_its_name(root, work):
-    with pytest.raises(TimeLimitError, match=r"sums\.py:Sums: example of index 2, train did not return within 0\.1 s"):
-        work(root, env_timeout_s=0.1, num_groups=3)
+def test_an_endless_example_is_a_failed_group(root, work):
+    assert work(root, env_timeout_s=0.1, num_groups=4, follow_budget=False) == 4
+    errors = {row["env_example_id"]: row["error"] for row in committed_rows(root, "env_example_id", "error")}
+    assert errors.keys() == {"sum-0", "sum-1", "index 2", "sum-3"}
+    assert re.search(r"sums\.py:Sums: example of index 2, train did not return within 0\.1 s", errors["index 2"])
+    assert errors["sum-0"] is errors["sum-3"] is None
+
+
+def test_an_environment_that_never_gives_an_example_ends_the_worker_with_its_name(start, work):
+    with pytest.raises(ConfigError, match=r"sums\.py:Sums gave none of its first 3 examples: .*KeyError: 'question'"):
+        work(start(ENDLESS.replace("index == 2", 'dict()["question"]')), num_groups=4)
