@@ -1,15 +1,12 @@
 """docs/agents.md: its environment plays, and its questions in SQL are answered by a store of such episodes."""
 
-import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import judge_replies
 import pytest
 from chat_models import hermes_call, scripted_agent
 from episodes import Script, end, go_on, run_episode
+from guide_examples import GUIDE, example, judge_of_safes
 
 import ludic
 from ludic.agents.delegation import make_sub_agents
@@ -22,7 +19,6 @@ from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import RolloutWriter, Root, RunConfig
 
-GUIDE = (Path(__file__).parents[1] / "docs/agents.md").read_text(encoding="utf-8")
 QUESTIONS = dict(re.findall(r"\n([^\n]+):\n\n```sql\n(.*?)```", GUIDE, re.DOTALL))
 
 ADD = '<tool_call>{"name": "calculator", "arguments": {"expression": "1+1"}}</tool_call>'
@@ -89,15 +85,6 @@ def test_every_question_is_answered_here() -> None:
     assert len(QUESTIONS) == GUIDE.count("```sql") == 6
 
 
-def example(tmp_path: Path, name: str) -> str:
-    """path/to/file.py:name of the guide's code that defines this name."""
-    codes = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
-    (code,) = (code for code in codes if re.search(rf"(class|def) {name}\b", code))
-    file = tmp_path / "own.py"
-    file.write_text(code)
-    return f"{file}:{name}"
-
-
 def test_the_guides_environment_plays(tmp_path: Path) -> None:
     make = make_environment(example(tmp_path, "Echo"))
     (row,) = run_episode(scripted_agent(["meow", "woof", " meow"]), make)
@@ -118,27 +105,14 @@ def test_the_guides_sub_agent_solves(tmp_path: Path) -> None:
     assert [step.action_target for step in child.agent_steps] == ["internal", "env"]
 
 
-class Judge(BaseHTTPRequestHandler):
-    """Gives 1 to answers with cats."""
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
-        judge_replies.answer(self, str(int("cats" in asked.partition("\n\n")[2])))
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 def test_the_guides_environment_with_tools_and_a_judge_plays(tmp_path: Path) -> None:
     name = example(tmp_path, "Safe")
-    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        make = make_environment(name, {"judge_url": f"http://127.0.0.1:{server.server_port}/v1"})
-        script = [hermes_call("turn", to=1), hermes_call("look"), hermes_call("turn", to=3), "cats"]
+    with judge_of_safes() as url:
+        make = make_environment(name, {"judge_url": url})
+        script = [hermes_call("turn", to=1), hermes_call("read"), hermes_call("turn", to=3), "cats"]
         (row,) = run_episode(scripted_agent(script), make, example=make().example(3, "train"), max_tokens=128)
-        server.shutdown()
     results = [call.result for step in row.agent_steps for call in step.tool_calls]
-    assert results == ["It does not open.", "1: too low", "It opens: there are cats in it."]
+    assert results == ["It stays shut.", "The number is 3.", "It holds cats."]
     assert (row.error, row.episode_reward) == (None, 1.0)
 
 
