@@ -190,7 +190,7 @@ def test_keys_drive_it_in_a_real_terminal(made: Root, tmp_path: Path):
         tmux("send-keys", "a")
         wait_for("rollouts of version 1")
         tmux("send-keys", "/")
-        wait_for("filter")
+        wait_for("SQL predicate")
         tmux("send-keys", "-l", "episode_reward = 0.125")
         tmux("send-keys", "Enter")
         wait_for("1 to 1 of 1")
