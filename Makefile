@@ -1,4 +1,4 @@
-.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs inspect unit integration faults readers clusters soak durations check format bench notebooks clean
+.PHONY: help demo demo-agents test test-all environments test-vllm vllm-engines vllm-runs vllm-servers inspect unit integration faults readers clusters soak durations check format bench notebooks clean
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 BIN := .venv/bin
@@ -30,7 +30,7 @@ test: .venv/installed  ## run the quick tests, in some minutes
 test-all:  ## run everything, as CI does, in an hour
 	$(MAKE) --jobs 3 environments
 	$(MAKE) check faults integration
-	$(MAKE) --jobs 3 --output-sync=target vllm-runs clusters vllm-engines readers inspect
+	$(MAKE) --jobs 3 --output-sync=target vllm-engines vllm-runs clusters vllm-servers readers inspect
 	$(MAKE) unit
 
 environments: .venv/clusters .venv-vllm/installed .venv/skypilot/installed  ## install all that the tests need, side by side
@@ -51,7 +51,7 @@ soak: .venv/installed  ## the state machine of the store, for an hour
 readers: .venv/readers  ## read a root with pandas, datasets, Ray and Spark
 	$(BIN)/python -m pytest $(TWICE) tests/readers
 
-test-vllm: vllm-engines vllm-runs  ## sample with vLLM on the CPU: engine suite, whole runs, benchmark at a tiny size
+test-vllm: vllm-engines vllm-runs vllm-servers  ## sample with vLLM on the CPU: engine suite, whole runs, benchmark at a tiny size
 
 # The other engines' tests are part of `unit`, and so are those of servers that only look like vLLM's.
 vllm-engines: .venv-vllm/installed
@@ -60,7 +60,10 @@ vllm-engines: .venv-vllm/installed
 	OMP_NUM_THREADS=1 $(VLLM)/python -m benchmarks.engines --quick
 
 vllm-runs: .venv-vllm/installed
-	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) tests/vllm_runs
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) tests/vllm_runs --ignore=tests/vllm_runs/test_server_runs.py
+
+vllm-servers: .venv-vllm/installed
+	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) tests/vllm_runs/test_server_runs.py
 
 inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
 	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/interop/exports/test_inspect_logs.py tests/interop/imports/test_inspect.py
