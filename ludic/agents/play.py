@@ -161,11 +161,13 @@ class Play:
 
         One whose own code ignores that it is cancelled is given up after GRACE_S.
         """
-        if left := self._acting - {asyncio.current_task()}:
-            for task in left:
-                task.cancel()
-            await asyncio.wait(left, timeout=GRACE_S)
-        self.held.close()
+        try:
+            if left := self._acting - {asyncio.current_task()}:
+                for task in left:
+                    task.cancel()
+                await asyncio.wait(left, timeout=GRACE_S)
+        finally:
+            self.held.close()
 
     def rollouts(self) -> list[Rollout]:
         """Return the rows of all agents, at least one."""

@@ -159,7 +159,8 @@ def check_flags(args: Sequence[str], settings: type, program: str) -> None:
             continue
         close = close_names(name.replace("-", "_"), [*field_names(settings), "config"], n=1)
         similar = close[0].rstrip("_").replace("_", "-") if close else None
-        hint = f"did you mean --{similar}?" if similar else f"`{program} --help` lists the options"
+        prefix = "no-" if flag.startswith("no-") else ""
+        hint = f"did you mean --{prefix}{similar}?" if similar else f"`{program} --help` lists the options"
         print(f"ludic: there is no option --{flag}; {hint}", file=sys.stderr)
         sys.exit(2)
 

@@ -32,8 +32,8 @@ T = TypeVar("T")
 
 MOST_TIMEOUTS = 3
 """Timeouts of a method in a row after which it is not called any more."""
-_FIRST_EXAMPLES = 3
-"""Examples of which an environment gives one at least; else its set-up is wrong."""
+_MOST_WITHOUT_EXAMPLE = 16
+"""Examples in a row that an environment may fail to give; after more, its set-up is wrong, or it has no more."""
 
 Announce = Callable[[str], Callable[[], None]]
 """Reports that a call with a description begins; returns a function that reports its end."""
@@ -61,7 +61,7 @@ class TimeLimit:
         began = time.monotonic()
         with self._announced(what), blocking():
             try:
-                with _interrupted_after(self.timeout_s), outside_of_loops(), only_exceptions():
+                with outside_of_loops(), _interrupted_after(self.timeout_s), only_exceptions():
                     answer = function()
                 if time.monotonic() - began <= self.timeout_s:
                     return answer
@@ -126,8 +126,8 @@ class LimitedEnvironments:
         self._num_timeouts: Counter[str] = Counter()
         """Timeouts in a row, by method."""
         self._has_logged = False
-        self._num_without_example: int | None = 0
-        """Examples that it failed to give; None once it has given one."""
+        self._num_without_example = 0
+        """Examples in a row that it failed to give."""
 
     def __call__(self) -> "HeldEnvironment":
         """Make an environment in this thread. Raises TimeLimitError, and what the constructor raises."""
@@ -142,28 +142,30 @@ class LimitedEnvironments:
         try:
             with self.counted("its constructor") as what:
                 environment = await self.limit.wait(what, thread.run(self._make))
+            return HeldEnvironment(environment, self, thread)
         except BaseException:
             thread.interrupt()
             raise
-        return HeldEnvironment(environment, self, thread)
 
     def count_example(self, error: str | None = None) -> None:
-        """Count an example, or why there was none. Raises ConfigError if none of the first ones was given."""
-        if error is None or self._num_without_example is None:
-            self._num_without_example = None
-            return
-        self._num_without_example += 1
-        if self._num_without_example == _FIRST_EXAMPLES:
-            raise ConfigError(f"environment {self._name} gave none of its first {_FIRST_EXAMPLES} examples: {error}")
+        """Count an example, or why there was none. Raises ConfigError if there was none many times in a row."""
+        self._num_without_example = 0 if error is None else self._num_without_example + 1
+        if self._num_without_example >= _MOST_WITHOUT_EXAMPLE:
+            num = self._num_without_example
+            raise ConfigError(f"environment {self._name} gave no example {num} times in a row; the last time: {error}")
 
     def restart(self) -> None:
         """Call every method again."""
         self._num_timeouts.clear()
 
+    def describe(self, method: str, where: str = "") -> str:
+        """Return the name of a call. where: its end."""
+        return f"environment {self._name}: {method}{where}"
+
     @contextmanager
     def counted(self, method: str, where: str = "") -> Iterator[str]:
-        """Give the name of a call, and count its timeout. where: end of the name. Raises TimeLimitError."""
-        what = f"environment {self._name}: {method}{where}"
+        """Give the name of a call, and count its timeout. where: as of `describe`. Raises TimeLimitError."""
+        what = self.describe(method, where)
         num_timeouts = self._num_timeouts[method]
         if num_timeouts >= (1 if self._stop is not None and self._stop.is_set() else MOST_TIMEOUTS):
             raise TimeLimitError(f"{what} was not called, after timeouts in a row: {num_timeouts}")
@@ -191,6 +193,8 @@ class HeldEnvironment:
         self._limits, self._thread = limits, thread
         limits.scores_groups = callable(getattr(environment, "score_group", None))
         self._example_id = ""
+        self._turn = asyncio.Lock()
+        """Held by the call that the thread runs; the time in which others wait for it is no part of their limits."""
         self._timed_out: str | None = None
         """The call that went on in the thread when its time was over."""
 
@@ -204,24 +208,30 @@ class HeldEnvironment:
         if method in ("reset", "score_group"):
             self._example_id = args[0].example_id
         named = "score" if method == "step" and isinstance(self.environment, SingleTurn) else method
+        where = f" on example {self._example_id!r}"
         function = partial(getattr(self.environment, method), *args, **options)
-        with self._limits.counted(named, f" on example {self._example_id!r}") as what:
-            if self._thread is not None:
-                result = await self._in_thread(self._thread, what, function)
-            else:
-                result = self._limits.limit.call(what, function)
-            if inspect.isawaitable(result):
-                result = await self._limits.limit.wait(what, result)
-            return result
+        if self._thread is None:
+            with self._limits.counted(named, where) as what:
+                return await self._awaited(what, self._limits.limit.call(what, function))
+        async with self._turn:
+            if self._timed_out is not None:
+                what = self._limits.describe(named, where)
+                raise TimeLimitError(f"{what} was not called: {self._timed_out} took too long before")
+            with self._limits.counted(named, where) as what:
+                return await self._awaited(what, await self._in_thread(self._thread, what, function))
 
     def close(self) -> None:
         """End the thread of the episode."""
         if self._thread is not None and self._timed_out is None:
             self._thread.close()
 
+    async def _awaited(self, what: str, result: Any) -> Any:
+        """Return what a method returned, or the result of the coroutine that it returned."""
+        if asyncio.isfuture(result) and result.get_loop() is not asyncio.get_running_loop():
+            raise RuntimeError(f"{what} returned a task of another event loop; make the method a coroutine (async def)")
+        return await self._limits.limit.wait(what, result) if inspect.isawaitable(result) else result
+
     async def _in_thread(self, thread: SideThread, what: str, function: Callable[[], T]) -> T:
-        if self._timed_out is not None:
-            raise TimeLimitError(f"{what} was not called: {self._timed_out} took too long before")
         try:
             return await self._limits.limit.wait(what, thread.run(function))
         except (TimeLimitError, asyncio.CancelledError):  # the latter at the end of the episode's time

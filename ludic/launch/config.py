@@ -5,14 +5,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ludic.bounds import check_names, check_numbers, check_types
-from ludic.defaults import ENV_TIMEOUT_S, STOP_WITHIN_S
+from ludic.defaults import STOP_WITHIN_S
 from ludic.errors import ConfigError
 from ludic.eval.config import EvalConfig
+from ludic.rollouts.config import StreamConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchConfig:
-    """Processes that `ludic run` starts, on this machine or on a Ray cluster."""
+class LaunchConfig(StreamConfig):
+    """Processes that `ludic run` starts, on this machine or on a Ray cluster, and settings of its workers."""
 
     local_workers: int | None = None
     """Number of workers to start on this machine, or on the Ray cluster, 0 for none; None starts num_workers, all of
@@ -23,8 +24,6 @@ class LaunchConfig:
     """GPUs of the trainer, such as 0,1, one for each rank; None takes the first ones."""
     worker_gpus: str | None = None
     """GPUs that the workers divide among them, such as 2,3; None takes those that the trainer does not use."""
-    env_timeout_s: float | None = ENV_TIMEOUT_S
-    """Seconds that one environment call may take in a worker started here; None means no limit."""
     eval_every: int | None = None
     """Evaluate version 0, every version whose number is a multiple of this, and the last one, in a process of its own
     (docs/evaluation.md). The trainer never waits for it. None evaluates nothing."""

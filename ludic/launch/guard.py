@@ -56,8 +56,10 @@ def watch(worker: int, limit_s: float) -> None:
     """Read calls from standard input until it ends; kill the worker if a call takes longer than `limit_s`."""
     rest, calls = b"", dict[bytes, tuple[float, str]]()  # the time of each call's end, and its name; the oldest first
     late: list[str] = []
+    told = time.monotonic()
     while not late:
-        next_end = min(ends for ends, _ in calls.values()) if calls else math.inf
+        # A line that was told shows that Python's lock is free: what waits is ended by its own limit, if late.
+        next_end = max(told + limit_s, min(ends for ends, _ in calls.values())) if calls else math.inf
         # What was told meanwhile counts, so this looks once more when the time is over.
         if select.select([0], [], [], max(0.0, next_end - time.monotonic()) if calls else None)[0]:
             data = os.read(0, 1 << 16)
@@ -66,11 +68,12 @@ def watch(worker: int, limit_s: float) -> None:
                     _, newest = list(calls.values())[-1]  # a blocking call begins last
                     print(f"ludic: the worker ended during a call: {newest}", file=sys.stderr, flush=True)
                 return
+            told = time.monotonic()
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 number, _, name = line[1:].partition(b" ")
                 if line.startswith(b"+"):
-                    calls[number] = time.monotonic() + limit_s, name.decode(errors="replace")
+                    calls[number] = told + limit_s, name.decode(errors="replace")
                 else:
                     calls.pop(number, None)
         else:

@@ -4,7 +4,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ludic.launch.process import ENVIRONMENT, stop_variables
 from ludic.launch.roots import other_location
 from ludic.launch.supervisor import Child, finish, supervise
 from ludic.launch.train import last_step, train_args
+from ludic.rollouts.config import StreamConfig
 from ludic.store import Root
 from ludic.store.lease import await_free, newest_claim
 from ludic.store.names import owner_name
@@ -168,7 +169,7 @@ def _see(gpus: Gpus) -> Mapping[str, str]:
 
 def worker_flags(processes: LaunchConfig, model: str | None) -> dict[str, Any]:
     """Return the settings of `ludic worker` that all workers share, without those of the engine."""
-    return {"model": model, "env_timeout_s": processes.env_timeout_s}
+    return {"model": model} | {each.name: getattr(processes, each.name) for each in fields(StreamConfig)}
 
 
 def worker_child(root: Root, slot: int, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Child:

@@ -135,7 +135,11 @@ def launch(
     engine: "str | EngineConfig" = ENGINE,
     trainer_gpus: str | None = None,
     worker_gpus: str | None = None,
+    in_flight: int | None = None,
+    swap: Literal["token", "completion", "episode"] = "token",
+    on_stop: Literal["give_up", "finish"] = "give_up",
     env_timeout_s: float | None = ENV_TIMEOUT_S,
+    episode_timeout_s: float | None = None,
     launcher: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
     ray_cpus: int = 1,
@@ -154,11 +158,12 @@ def launch(
 
     local_workers: number of workers; None starts all of the schedule. ranks: processes that train together. engine:
     name, path/to/file.py:ClassName, or its settings (EngineConfig). trainer_gpus, worker_gpus: such as "0,1"; None
-    divides the GPUs of this machine. env_timeout_s: limit of one call of an environment. launcher: "local" starts
-    processes of this machine, "ray" actors on the Ray cluster at `ray_address` (docs/launch.md), each with `ray_cpus`
-    CPUs. eval_every, eval_options: evaluate each version whose number is a multiple of this, in a process of its own
-    with these settings of `evaluate`; the trainer never waits for it. stop_within_s: seconds that a process may take to
-    stop cleanly after Ctrl-C, before it is killed. For the others see `train`.
+    divides the GPUs of this machine. in_flight, swap, on_stop, env_timeout_s, episode_timeout_s: of each worker, as
+    `ludic worker --help` describes them. launcher: "local" starts processes of this machine, "ray" actors on the Ray
+    cluster at `ray_address` (docs/launch.md), each with `ray_cpus` CPUs. eval_every, eval_options: evaluate each
+    version whose number is a multiple of this, in a process of its own with these settings of `evaluate`; the trainer
+    never waits for it. stop_within_s: seconds that a process may take to stop cleanly after Ctrl-C, before it is
+    killed. For the others see `train`.
 
     Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or ConsentError.
     """
@@ -174,7 +179,11 @@ def launch(
         ranks=ranks,
         trainer_gpus=trainer_gpus,
         worker_gpus=worker_gpus,
+        in_flight=in_flight,
+        swap=swap,
+        on_stop=on_stop,
         env_timeout_s=env_timeout_s,
+        episode_timeout_s=episode_timeout_s,
         take_over=take_over,
         stop_within_s=stop_within_s,
         launcher=launcher,

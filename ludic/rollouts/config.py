@@ -8,12 +8,9 @@ from ludic.defaults import ENV_TIMEOUT_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerConfig:
-    """Settings of one worker. Settings shared by all workers are in run.json."""
+class StreamConfig:
+    """How a worker keeps episodes going."""
 
-    slot: int | None = None
-    """Number of the part of the run's schedule that this worker samples; a restarted worker keeps its slot. None takes
-    a random new slot."""
     in_flight: int | None = None
     """Number of episodes that run at a time. None runs as many as keep the engine's batch full (--max-batch), whatever
     they wait for."""
@@ -23,15 +20,24 @@ class WorkerConfig:
     on_stop: Literal["give_up", "finish"] = "give_up"
     """What happens to groups that have begun when the worker is told to stop: give them up, so that the next life of
     the slot samples them again, or finish them first, for which the time to stop has to be long enough."""
+    env_timeout_s: float | None = ENV_TIMEOUT_S
+    """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
+    episode_timeout_s: float | None = None
+    """Maximum seconds of an episode, which is then truncated. None is no limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerConfig(StreamConfig):
+    """Settings of one worker. Settings shared by all workers are in run.json."""
+
+    slot: int | None = None
+    """Number of the part of the run's schedule that this worker samples; a restarted worker keeps its slot. None takes
+    a random new slot."""
     num_groups: int | None = None
     """Number of groups after which the worker stops; None samples until it is stopped."""
     follow_budget: bool = True
     """Start a group only within the trainer's budget of open groups. If off, sample with the newest version without
     limit."""
-    env_timeout_s: float | None = ENV_TIMEOUT_S
-    """Maximum seconds of one call of an environment; an episode that takes longer fails. None is no limit."""
-    episode_timeout_s: float | None = None
-    """Maximum seconds of an episode, which is then truncated. None is no limit."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -198,6 +198,10 @@ class Pump:
         if self._error is not None:
             raise self._error
         self._fill()
+        return self.take()
+
+    def take(self) -> list[Finished]:
+        """Return the groups completed since the last call of this or of `wait`."""
         finished, self._finished = self._finished, []
         return finished
 
@@ -218,7 +222,7 @@ class Pump:
         now = asyncio.get_running_loop().time()
         while self._new and self._new[0].settles_s <= now:
             self._new.popleft()
-        free = self._calls.max_batch - self._calls.num_running - len(self._new)
+        free = self._calls.max_batch - self._calls.num_running - self._calls.num_held - len(self._new)
         return min(free, _MOST_WAITING * self._calls.max_batch - len(self._running))
 
     def _fill(self) -> None:
@@ -238,7 +242,8 @@ class Pump:
         _start.reset(tokens[0])
         ending.reset(tokens[1])
         self._running[task] = episode
-        self._new.append(episode.start)
+        if self._in_flight is None and self._calls is not None:
+            self._new.append(episode.start)
         task.add_done_callback(self._end)
 
     def _end(self, task: "asyncio.Task[Sequence[Rollout]]") -> None:
@@ -291,9 +296,10 @@ class Pump:
         self.wake()
 
     def _finish(self, group: BegunGroup) -> None:
+        group.rows = dict(enumerate(_without_misfits(group.episodes, self._extra_columns)))
         del self._open[group.number]
         now = asyncio.get_running_loop().time()
-        made = _group(group.requests[0], group.episodes, self._extra_columns)
+        made = _group(group.requests[0], group.episodes)
         self._finished.append(Finished(begun=group, group=made, sampled_s=now - group.began_s, ended_s=now))
 
 
@@ -310,6 +316,8 @@ class EngineCalls(Engine):
         self.max_batch = getattr(engine, "max_batch", EngineConfig().max_batch)
         self.num_running = 0
         """Requests that wait in the engine or are being decoded."""
+        self.num_held = 0
+        """Requests that wait until `release`."""
         self.first_tokens: dict[int, float] = {}
         """Time, in seconds since 1970, of the first token by version. A version counts if a completion began with it.
         """
@@ -326,7 +334,11 @@ class EngineCalls(Engine):
     async def generate(self, request: GenerationRequest) -> Completion:
         if start := _start.get(None):
             start.settles_s = 0.0
-        await self._may_begin.wait()
+        self.num_held += 1
+        try:
+            await self._may_begin.wait()
+        finally:
+            self.num_held -= 1
         self.num_running += 1
         began = time.time()
         try:
@@ -395,10 +407,8 @@ def _outcome(rows: Sequence[Rollout]) -> EpisodeOutcome:
     return "complete" if not errors else "given_up" if errors == {GROUP_CLOSED} else "failed"
 
 
-def _group(
-    request: EpisodeRequest, episodes: Sequence[Sequence[Rollout]], extra_columns: Mapping[str, str]
-) -> RolloutGroup:
-    rollouts = [rollout for rows in _without_misfits(episodes, extra_columns) for rollout in rows]
+def _group(request: EpisodeRequest, episodes: Sequence[Sequence[Rollout]]) -> RolloutGroup:
+    rollouts = [rollout for rows in episodes for rollout in rows]
     return RolloutGroup(key=f"{request.env_name}/{request.example.example_id}", rollouts=tuple(rollouts))
 
 

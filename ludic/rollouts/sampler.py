@@ -45,7 +45,7 @@ class GroupSampler:
     def sample(self, group_numbers: Sequence[int], worker_id: str, split: Split = "train") -> RolloutBatch:
         """Sample one group per number, with all episodes at the same time.
 
-        Raises ConfigError if an environment gave none of its first examples.
+        Raises ConfigError if an environment gave no example many times in a row.
         """
         requests = [self.episodes(number, split) for number in group_numbers]
         groups = sample_groups(requests, self.run_episode, self.environments, self.run.extra_columns)

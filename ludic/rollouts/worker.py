@@ -24,7 +24,7 @@ from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.engines.registry import MakeEngine
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
-from ludic.errors import ModelError, NoServerError, SchemaError, StoreError
+from ludic.errors import ConfigError, EngineError, ModelError, NoServerError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import vocabulary_of
 from ludic.printable import storable
@@ -77,7 +77,7 @@ def run_worker(
 
     report: called with each batch after it was passed to the writer. announce: of each call of an environment.
     Raises SlotTakenError if a newer worker has the slot, ReplacedRootError if the root is another run, TimeLimitError
-    if loading an environment takes too long, and ConfigError if an environment gave none of its first examples.
+    if loading an environment takes too long, and ConfigError if an environment gave no example many times in a row.
     """
     with opened_stream(root, config, make_engine, stop, report, announce) as stream:
         if stream.wait_for_policy():
@@ -258,22 +258,26 @@ class Stream:
         self._storing = SideThread()
         self._committed_at = self._appended_at = asyncio.get_running_loop().time()
         following = asyncio.create_task(self._follow())
+        lost: EngineError | ConfigError | None = None
         try:
             await self._sample(following)
-            self._give_up()
+        except (EngineError, ConfigError) as error:  # the engine or the environment fails; the store does not
+            lost = error
         finally:
+            self._take(self._pump.take())
+            self._give_up()
             following.cancel()
             await self._pump.close()
         await self._commit_all()
+        if lost is not None:
+            raise lost
 
     async def _sample(self, following: "asyncio.Task[None]") -> None:
         clock, said, idle_since = asyncio.get_running_loop().time, False, None
         while not self._is_over():
             await self._begin_groups()
             began, is_idle = clock(), self._pump.is_idle
-            finished = await self._pump.wait(self._next_look_s())
-            self._finished += finished  # after the wait: _commit replaces the lists
-            self._events += [self._event("complete", each.begun) for each in finished]
+            self._take(await self._pump.wait(self._next_look_s()))
             if is_idle:
                 self._idle_s += clock() - began
                 self._waited_for = "weights" if self._pump.is_paused else "budget"
@@ -284,6 +288,10 @@ class Stream:
             if following.done():
                 following.result()
             await self._commit_if_due()
+
+    def _take(self, finished: Sequence[Finished]) -> None:
+        self._finished += finished
+        self._events += [self._event("complete", each.begun) for each in finished]
 
     def _is_over(self) -> bool:
         if self._stop.is_set():
@@ -508,12 +516,13 @@ class _PolicyFollower:
         return self.calls.policy_version
 
     def follow(self, quiet: Callable[[], None] = lambda: None) -> LatestPolicy | None:
-        """Load the newest policy if it is newer than the weights in use, and return it.
+        """Load the newest policy if it is newer than the weights in use, and return it; None before the first one.
 
         quiet: called when the weights are on this machine, before they replace those in use.
 
         A policy that is missing or half-written leaves the old weights in place and is tried again, one that is broken
-        after some seconds: it may be large. Raises ReplacedRootError if the root is another run by now.
+        after some seconds: it may be large. It is returned all the same, for its budget. Raises ReplacedRootError if
+        the root is another run by now.
         """
         latest = None
         try:
@@ -523,14 +532,12 @@ class _PolicyFollower:
                 self._root.check_same_run()
             if latest is not None and (self._sampler is None or latest.version > self.version):
                 refused, until = self._refused
-                if latest.version == refused and time.monotonic() < until:
-                    return None
-                self._load(latest.version, quiet)
+                if latest.version != refused or time.monotonic() >= until:
+                    self._load(latest.version, quiet)
         except (FileNotFoundError, ModelError, NoServerError, SchemaError, StoreError) as error:
             self._complain(error)
             if latest is not None and isinstance(error, ModelError | SchemaError):
                 self._refused = latest.version, time.monotonic() + _REFUSED_S
-            latest = None
         return None if self._sampler is None else latest
 
     def _load(self, version: int, quiet: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ class Balance:
     trainer_busy: float
     """Share of the trainer's time that it does not wait for rollouts, from 0 to 1."""
     worker_busy: float
-    """Share of the workers' time that they sample and do not wait for their quota, from 0 to 1."""
+    """Share of the workers' time that they sample and do not wait for the budget or for weights, from 0 to 1."""
     num_workers: int
     """Number of workers that sampled in this time."""
     balanced_workers: float
@@ -45,7 +45,7 @@ class Balance:
         text = f"trainer busy {self.trainer_busy:.0%}, {workers} busy {self.worker_busy:.0%}: "
         match self.waiting:
             case "both":
-                return text + "they wait for each other in turn; raise batches_ahead"
+                return text + "they wait for each other in turn; leave out batches_ahead, or raise it if it is set"
             case "none":
                 return text + "balanced"
         who = "the trainer waits" if self.waiting == "trainer" else "workers wait"

@@ -99,7 +99,7 @@ def test_a_root_without_requests_has_empty_views(root: Root) -> None:
 
 @pytest.fixture
 def judged(root: Root) -> Root:
-    """Four groups of two: used at step 1, dropped as too old, dropped by another filter, and not looked at yet."""
+    """Four groups of two: used at step 1 but for one answer, dropped as too old, dropped by another filter, and not looked at yet."""
     claim_slot(root, 0, "w0-a")
     lengths = [(3, 12), (40, 100), (5, 9), (0, 33)]
     events = []
@@ -112,17 +112,23 @@ def judged(root: Root) -> Root:
 
 LEDGER = """
 create or replace view root_0.batches as
-select * from (values
-    ('group-0', true, 1, null, 2), ('group-0', true, 2, null, 4),
-    ('group-1', false, 2, 'max_off_policy_steps', 40),
-    ('group-2', false, 2, 'drop_errors', 1)
-) as t (group_id, used, step, reason, off_policy_steps)
+select *, group_id || '/' || group_index as rollout_id from (values
+    ('group-0', 0, true, 1, null, 2), ('group-0', 0, true, 2, null, 4),
+    ('group-0', 1, false, 1, 'drop_incomplete_completions', 2),
+    ('group-1', 0, false, 2, 'max_off_policy_steps', 40), ('group-1', 1, false, 2, 'max_off_policy_steps', 40),
+    ('group-2', 0, false, 2, 'drop_errors', 1), ('group-2', 1, false, 2, 'drop_errors', 1)
+) as t (group_id, group_index, used, step, reason, off_policy_steps)
+"""
+ROLLOUTS = """
+create or replace view root_0.rollouts as
+select distinct rollout_id, group_id, group_index from root_0.batches
 """
 
 
 def test_what_training_misses_is_told_by_length_and_by_order(judged: Root) -> None:
     with ludic.connect(judged.url) as con:
         con.execute(LEDGER)
+        con.execute(ROLLOUTS)
         fates = con.sql("select fate, used_step, off_policy_steps from requests order by group_number").fetchall()
         by_length = con.sql(
             "select min_tokens, num_episodes, num_used, num_too_old, num_dropped, num_waiting, share_used "
@@ -142,7 +148,7 @@ def test_what_training_misses_is_told_by_length_and_by_order(judged: Root) -> No
         (0, 1, 0, 0, 0, 1, None),
         (2, 1, 1, 0, 0, 0, 1.0),
         (4, 1, 0, 0, 1, 0, 0.0),
-        (8, 2, 1, 0, 1, 0, 0.5),
+        (8, 2, 0, 0, 2, 0, 0.0),  # one of them was in the group that was used
         (32, 2, 0, 1, 0, 1, 0.0),
         (64, 1, 0, 1, 0, 0, 0.0),
     ]
@@ -168,6 +174,7 @@ def test_a_group_that_came_when_its_weights_were_too_old_to_be_read_says_so(root
     attempt = start_attempt(root, config={"max_off_policy_steps": 8})
     for step in range(20):
         publish_policy(root, lambda folder: None, step=step, attempt_id=attempt.attempt_id, parent_version=None)
+    start_attempt(root, config={"max_off_policy_steps": 0, "offline": True})  # it reads all versions
     old, recent = [end(0, 5, 30, version=10), end(1, 5, 9, version=12)], [end(0, 5, 30, version=11)]
     put(root, "w0-a", event("complete", 0, 6, old), event("complete", 1, 6, recent))
     assert ask(root, "select fate from requests order by group_number") == [("max_off_policy_steps",), ("waiting",)]
@@ -194,3 +201,12 @@ def test_what_became_of_a_group_is_committed_before_its_rollouts(root: Root, mon
         "rollouts/version=0/env=moar_cats/w0-a-0.parquet",
         "requests/w0-a-1.parquet",
     ]
+
+
+def test_groups_keep_their_order_and_their_ends_when_rows_of_starts_have_expired(root: Root) -> None:
+    ends = [end(0, 5, 30), end(1, 2, 10)]
+    put(root, "w0-a", event("given_up", 0, 6, [EpisodeEnd(group_index=0, outcome="given_up")]))
+    put(root, "w0-b", event("started", 0, 9, group_id="again"), event("complete", 0, 12, ends, group_id="again"))
+    found = ask(root, "select group_id, outcome, fate, sampled_s, next_group_id from requests order by ended_at")
+    assert found == [("group-0", "given_up", None, None, "again"), ("again", "complete", "waiting", 3.0, None)]
+    assert ask(root, "select num_given_up, num_complete from bias_by_order order by twentieth") == [(1, 0), (0, 1)]

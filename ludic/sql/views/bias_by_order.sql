@@ -4,7 +4,7 @@
 -- used_step_mean: step that first used them
 -- NULL: means and shares of no groups
 with placed as (
-    select *, ntile(20) over (partition by run_id order by started_at, group_number) as twentieth
+    select *, ntile(20) over (partition by run_id order by coalesce(started_at, ended_at), group_number) as twentieth
     from requests
 )
 

@@ -6,7 +6,8 @@
 -- were too old to be read has the fate max_off_policy_steps, too
 -- next_group_id: the group that sampled the same number again, as after a kill
 -- policy_version: in use at its start; oldest_version: of its first sampled tokens
--- NULL: what is not known before the end; fate, used_step and off_policy_steps of groups that are not complete or not used
+-- NULL: what is not known before the end; fate, used_step and off_policy_steps of groups that are not complete or not used;
+-- started_at and sampled_s if the row of the start has expired
 with events as (
     select $columns
     from (
@@ -14,7 +15,7 @@ with events as (
         union all by name
         from read_parquet(files_of_$number('requests/*.parquet'), schema = $schema, filename = true, allow_empty = true)
     )
-    where not list_contains($without, filename)
+    where group_id is not null and not list_contains($without, filename)
 ),
 
 groups_begun as (
@@ -39,7 +40,10 @@ groups_begun as (
 begun as (
     select
         *,
-        lead(group_id) over (partition by run_id, group_number order by started_at, group_id) as next_group_id
+        lead(group_id) over (
+            partition by run_id, group_number
+            order by coalesce(started_at, ended_at), group_id
+        ) as next_group_id
     from groups_begun
 ),
 
@@ -63,6 +67,7 @@ ledger as (
 oldest as (
     select (select max(version) from policies) - try_cast(config ->> '$.max_off_policy_steps' as bigint) as version
     from attempts
+    where not coalesce(try_cast(config ->> '$.offline' as boolean), false)
     order by attempt_id desc
     limit 1
 )
