@@ -7,8 +7,7 @@ Several workers may share servers, without a coordinator, by these rules (server
   it holds, and who is loading (weight_labels.py). Of workers that load at the same time one does; the others wait, find
   the version there, and load nothing. A server that `ludic serve` started loads by itself, and workers only wait.
 - **The newest version of the run wins.** A server that holds a newer version than a worker wants stays as it is. The
-  worker samples with it and stores, for each token, the version that the server gives; it counts its quota by the
-  version that it wanted itself (`policy_version`), until it follows LATEST.
+  worker samples with it and stores, for each token, the version that the server gives.
 - **A server gets requests** only while it holds the wanted version or a newer one. Not so: one that is down; one that
   was started again, until it has loaded; one whose load failed half-way, until one succeeds; one that another run uses.
 - **A worker that dies while it loads** leaves a claim in the label and perhaps a paused server. After some seconds

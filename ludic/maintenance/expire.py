@@ -5,6 +5,7 @@ prunes weights and checkpoints; the ledger, metrics and policy.json are never de
 """
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from ludic.store.tombstones import (
 from ludic.store.tombstones import expire as expire_files
 from ludic.store.track import Track, untracked
 
+_CONCURRENT_FILES = 16
 _COUNT_MATCHES = """
 select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predicate}) as num_matching
 from {folder}
@@ -75,10 +77,12 @@ def expire(
     the filesystem fails: then call it again.
     """
     if rule.folder not in ("rollouts", "evals"):
-        files = _token_stats_of_older_steps(root, rule) if rule.folder == "token_stats" else _older_files(root, rule)
+        by_step = rule.folder == "token_stats"
+        files = _token_stats_of_older_steps(root, rule) if by_step else _older_files(root, rule, track)
         if not dry_run:
-            for name in files:
-                root.delete(name)
+            with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
+                for _ in track(pool.map(root.delete, files), len(files), "files deleted"):
+                    pass
         return ExpiryReport(rule=str(rule), dry_run=dry_run, files=files)
     matching, num_rows_left = _match(root, rule, rule.folder)
     for_resume = for_replay = list[StoredFile]()
@@ -106,20 +110,24 @@ def _token_stats_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
     return {name: size for name, size in root.sizes("token_stats").items() if token_stats_step(name) in steps}
 
 
-def _older_files(root: Root, rule: ExpiryRule) -> dict[str, int]:
+def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
     """Return the files of scores or requests whose rows are all older, and their bytes; not those that can't be read.
 
     They leave no tombstone: the ledger holds the rewards that were used, and rollouts say which requests are done.
     """
     assert rule.age is not None
     first_kept = datetime.now(UTC) - rule.age
-    older: dict[str, int] = {}
-    for name, size in root.sizes(rule.folder).items():
+
+    def is_older(name: str) -> bool:
         with suppress(SchemaError, FileNotFoundError):
-            if NAMES[rule.folder].fullmatch(name):
-                times = conform(decode(root.read(name), name), rule.folder)["created_at"].to_pylist()
-                older |= {name: size} if times and max(times) < first_kept else {}
-    return older
+            times = conform(decode(root.read(name), name), rule.folder)["created_at"].to_pylist()
+            return bool(times) and max(times) < first_kept
+        return False
+
+    sizes = {name: size for name, size in root.sizes(rule.folder).items() if NAMES[rule.folder].fullmatch(name)}
+    with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
+        older = list(track(pool.map(is_older, sizes), len(sizes), "files read"))
+    return {name: size for (name, size), chosen in zip(sizes.items(), older, strict=True) if chosen}
 
 
 def _match(root: Root, rule: ExpiryRule, folder: Folder) -> tuple[list[StoredFile], int]:

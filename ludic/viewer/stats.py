@@ -169,6 +169,7 @@ def _print_file(console: Console, what: str, style: str, line: str) -> None:
 def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
     """Return a run's main settings as texts by title. stats: root, run_id and run, as in `Stats.facts`."""
     run = stats["run"]
+    ahead = "" if run["batches_ahead"] is None else f", batches_ahead {run['batches_ahead']}"
     top = "".join(f", {name} {number(run[name])}" for name in ("top_p", "top_k") if run[name] not in (None, 1))
     return {
         "run": f"{stats['root']}  {stats['run_id']}",
@@ -178,7 +179,7 @@ def describe_run(stats: Mapping[str, Any]) -> dict[str, str]:
         f"{plural(run['steps_per_version'], 'step')} a version",
         "sampling": f"temperature {number(run['temperature'])}{top}, max_tokens {run['max_tokens']}, "
         f"seed {run['seed']}",
-        "workers": f"{run['num_workers']}, batches_ahead {run['batches_ahead']}",
+        "workers": f"{run['num_workers']}{ahead}",
     }
 
 

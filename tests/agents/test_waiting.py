@@ -297,6 +297,64 @@ def cancels(error: BaseException) -> Any:
     raise error
 
 
+def test_a_task_of_another_event_loop_is_named() -> None:
+    class Gathers(Base):
+        def step(self, action: str) -> Any:
+            loop = asyncio.new_event_loop()
+            try:
+                return loop.create_future()
+            finally:
+                loop.close()
+
+    (row, _) = sample(Gathers, scripted_agent(["a", "b"]))
+    assert row.error == (
+        "RuntimeError: environment own: step on example 'e' returned a task of another event loop; make the method a "
+        "coroutine (async def)"
+    )
+
+
+def test_calls_wait_for_the_thread_of_their_episode_without_losing_their_time() -> None:
+    class Slow(Base):
+        run_in = "thread"
+
+        @tool
+        def look(self) -> str:
+            "Look."
+            time.sleep(0.4)
+            return "seen"
+
+    said = "\n".join(hermes_call("look") for _ in range(4))  # together 1.6 s, and 1 s for each
+    (row,) = sample(Slow, scripted_agent([said, "a"]), timeout_s=1.0, group_size=1, max_tokens=512)
+    assert row.error is None
+    assert [call.result for step in row.agent_steps for call in step.tool_calls] == ["seen"] * 4
+
+
+def test_calls_in_threads_do_not_hold_up_the_limits_of_others() -> None:
+    class Either(Base):
+        """Ends by its own limit, while three episodes have nested limits in threads."""
+
+        run_in = "thread"
+        max_steps = 8
+        num_steps = 0
+
+        def step(self, action: str) -> Any:
+            if action == "waits":
+                return self.waits()
+            self.num_steps += 1
+            TimeLimit(timeout_s=5).call("a scorer", lambda: time.sleep(0.2))
+            return Transition(observation="on", reward=0.0, terminated=self.num_steps == 8)
+
+        async def waits(self) -> Transition:
+            await asyncio.Event().wait()
+            return over(1.0)
+
+    began = time.monotonic()
+    rows = sample(Either, scripted_agent(["waits", *["busy"] * 24]), timeout_s=0.5, group_size=4)
+    assert sum(row.error is not None for row in rows) == 1
+    assert next(row.error for row in rows if row.error).endswith("--env-timeout-s sets the limit")
+    assert time.monotonic() - began < 60
+
+
 def test_a_thread_ends_with_the_time_of_its_episode() -> None:
     class Loops(Base):
         run_in = "thread"

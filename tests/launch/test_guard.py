@@ -33,6 +33,24 @@ def test_calls_that_go_on_side_by_side_are_all_named():
     assert result.stderr == "ludic: score and x went on after 0.2 s, so this worker ends\n"
 
 
+def test_a_call_that_waits_is_not_late_while_others_are_told():
+    script = """
+import time
+from ludic.launch import guard
+guard._GRACE_S = 0.5
+with guard.guarded(0.5) as announce:
+    waits = announce("waits")  # its own limit can't end it while others hold up its event loop
+    for _ in range(8):
+        ends = announce("blocks")
+        time.sleep(0.4)
+        ends()
+    waits()
+print("went on")
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (0, "went on\n"), result.stderr
+
+
 def test_a_guard_ends_with_what_it_guards():
     with guarded(0.1) as announce:
         announce("score")()

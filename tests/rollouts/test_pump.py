@@ -221,6 +221,32 @@ def test_while_it_is_paused_nothing_starts() -> None:
     run(main)
 
 
+def test_held_requests_keep_their_slots() -> None:
+    async def main() -> None:
+        batch = Batch()
+        calls = EngineCalls(batch)
+
+        async def ask(environment: object, request: EpisodeRequest) -> list[Any]:
+            await calls.generate(ASKED)
+            return []
+
+        pump = Pump(ask, ENVIRONMENTS, {}, calls=calls)
+        for number in range(4):
+            pump.start(number, group(number))
+        await turns()
+        assert (pump.num_running, len(batch.calls)) == (2, 2)
+        calls.hold()
+        for call in list(batch.calls):
+            call.set_result(None)
+        for _ in range(6):  # the next two begin, and wait; before, all others began too
+            await pump.wait(0.03)
+        assert (pump.num_running, calls.num_held, batch.calls) == (2, 2, [])
+        calls.release()
+        await pump.close()
+
+    run(main)
+
+
 def test_requests_that_are_held_wait_before_the_engine() -> None:
     async def main() -> None:
         batch = Batch()

@@ -17,7 +17,7 @@ from tiny_models import committed_rows, publish
 
 import ludic
 from ludic.engines.engine import Completion, GenerationRequest
-from ludic.errors import HalfLoadedError, ModelError
+from ludic.errors import EngineError, HalfLoadedError, ModelError
 from ludic.records import GROUP_CLOSED, WeightSpan
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import run_worker
@@ -50,7 +50,8 @@ class SlowEngine:
 
     def __init__(self, version: int) -> None:
         self.policy_version = version
-        self.num_running = self.most_running = 0
+        self.num_running = self.most_running = self.num_done = 0
+        self.is_dead = False
         self.fails_to_load: int | None = None
         self.half_loaded: str | None = None
 
@@ -61,12 +62,15 @@ class SlowEngine:
         token_s = random.Random(request.seed).uniform(0.005, 0.015)
         try:
             for _ in range(TOKENS):
+                if self.is_dead:
+                    raise EngineError("the engine is gone")
                 if self.half_loaded:
                     raise HalfLoadedError(self.half_loaded)
                 versions.append(self.policy_version)
                 await asyncio.sleep(token_s)
         finally:
             self.num_running -= 1
+        self.num_done += 1
         starts = [index for index in range(TOKENS) if index == 0 or versions[index] != versions[index - 1]]
         ends = [*starts[1:], TOKENS]
         return Completion(
@@ -115,7 +119,7 @@ def working(root: Root, **settings: Any) -> Iterator[tuple[SlowEngine, Callable[
         try:
             yield engine, end
         finally:
-            end()
+            stop.set()
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -184,6 +188,26 @@ def test_groups_that_have_begun_are_given_up_and_sampled_by_the_next_life(
     numbers = {row["request_index"] // 2 for row in committed_rows(root, "request_index")}
     assert missing in numbers
     assert len(numbers) == num_groups + 4
+
+
+def test_complete_groups_are_stored_if_the_engine_dies(
+    root: Root, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ludic.rollouts.worker._SHORTEST_AGE_S", 4.0)  # as after answers of 40 s
+    with working(root) as (engine, end):
+        wait_until(lambda: engine.num_done >= 30)
+        assert versions(root) == []
+        engine.is_dead = True
+        wait_until(lambda: versions(root) != [])
+        with pytest.raises(EngineError, match="the engine is gone"):
+            end()
+    rows = committed_rows(root, "request_index", "error")
+    assert len(rows) >= 8
+    assert {row["error"] for row in rows} == {None}
+    with ludic.connect(root.url) as con:
+        outcomes = dict(con.sql("select outcome, count(*) from requests group by outcome").fetchall())
+    assert outcomes["complete"] == len(rows) / 2
+    assert outcomes.keys() == {"complete", "given_up"}
 
 
 def test_groups_that_have_begun_are_finished_first_if_the_settings_say_so(

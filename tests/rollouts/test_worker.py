@@ -1,4 +1,4 @@
-"""The worker follows the policies, keeps to its quota, and loses nothing; all in one process."""
+"""The worker follows the policies, keeps to its budget, and loses nothing; all in one process."""
 
 import itertools
 import shutil
@@ -39,7 +39,7 @@ Working = Callable[..., AbstractContextManager[WaitUntil]]
 Work = Callable[..., int]
 
 LARGE = 10**6
-"""A quota that no test fills."""
+"""A budget that no test fills."""
 TOKENS = ("prompt_tokens", "response_tokens", "response_logprobs", "policy_version")
 
 

@@ -99,7 +99,7 @@ def test_a_root_without_requests_has_empty_views(root: Root) -> None:
 
 @pytest.fixture
 def judged(root: Root) -> Root:
-    """Four groups of two: used at step 1 but for one answer, dropped as too old, dropped by another filter, and not looked at yet."""
+    """Four groups of two: one answer used at step 1, both too old, both dropped by another filter, not seen yet."""
     claim_slot(root, 0, "w0-a")
     lengths = [(3, 12), (40, 100), (5, 9), (0, 33)]
     events = []
