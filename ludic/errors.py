@@ -90,6 +90,10 @@ class TimeLimitError(LudicError, TimeoutError):
     """A call of an environment took longer than its time limit."""
 
 
+class NotCalledError(TimeLimitError):
+    """A call of an environment was not made, since another one of its episode took too long."""
+
+
 class JudgeError(LudicError, RuntimeError):
     """A judge did not answer, or its answer is of no use."""
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from ludic.environments.environment import RUN_IN, Environment, Example, MultiAgentEnvironment, Split
 from ludic.environments.nested_loop import outside_of_loops
 from ludic.environments.single_turn_adapter import SingleTurn
-from ludic.errors import ConfigError, Interruption, TimeLimitError
+from ludic.errors import ConfigError, Interruption, NotCalledError, TimeLimitError
 from ludic.user_code import only_exceptions
 from ludic.waits import SideThread, blocking, finished
 
@@ -158,19 +158,17 @@ class LimitedEnvironments:
         """Call every method again."""
         self._num_timeouts.clear()
 
-    def describe(self, method: str, where: str = "") -> str:
-        """Return the name of a call. where: its end."""
-        return f"environment {self._name}: {method}{where}"
-
     @contextmanager
     def counted(self, method: str, where: str = "") -> Iterator[str]:
-        """Give the name of a call, and count its timeout. where: as of `describe`. Raises TimeLimitError."""
-        what = self.describe(method, where)
+        """Give the name of a call, and count its timeout. where: end of the name. Raises TimeLimitError."""
+        what = f"environment {self._name}: {method}{where}"
         num_timeouts = self._num_timeouts[method]
         if num_timeouts >= (1 if self._stop is not None and self._stop.is_set() else MOST_TIMEOUTS):
             raise TimeLimitError(f"{what} was not called, after timeouts in a row: {num_timeouts}")
         try:
             yield what
+        except NotCalledError:
+            raise
         except TimeLimitError as error:
             self._num_timeouts[method] += 1
             if not self._has_logged:
@@ -208,17 +206,13 @@ class HeldEnvironment:
         if method in ("reset", "score_group"):
             self._example_id = args[0].example_id
         named = "score" if method == "step" and isinstance(self.environment, SingleTurn) else method
-        where = f" on example {self._example_id!r}"
         function = partial(getattr(self.environment, method), *args, **options)
-        if self._thread is None:
-            with self._limits.counted(named, where) as what:
-                return await self._awaited(what, self._limits.limit.call(what, function))
-        async with self._turn:
-            if self._timed_out is not None:
-                what = self._limits.describe(named, where)
-                raise TimeLimitError(f"{what} was not called: {self._timed_out} took too long before")
-            with self._limits.counted(named, where) as what:
-                return await self._awaited(what, await self._in_thread(self._thread, what, function))
+        with self._limits.counted(named, f" on example {self._example_id!r}") as what:
+            if self._thread is not None:
+                result = await self._in_thread(self._thread, what, function)
+            else:
+                result = self._limits.limit.call(what, function)
+            return await self._awaited(what, result)
 
     def close(self) -> None:
         """End the thread of the episode."""
@@ -232,12 +226,15 @@ class HeldEnvironment:
         return await self._limits.limit.wait(what, result) if inspect.isawaitable(result) else result
 
     async def _in_thread(self, thread: SideThread, what: str, function: Callable[[], T]) -> T:
-        try:
-            return await self._limits.limit.wait(what, thread.run(function))
-        except (TimeLimitError, asyncio.CancelledError):  # the latter at the end of the episode's time
-            self._timed_out = what
-            thread.interrupt()
-            raise
+        async with self._turn:
+            if self._timed_out is not None:
+                raise NotCalledError(f"{what} was not called: {self._timed_out} took too long before")
+            try:
+                return await self._limits.limit.wait(what, thread.run(function))
+            except (TimeLimitError, asyncio.CancelledError):  # the latter at the end of the episode's time
+                self._timed_out = what
+                thread.interrupt()
+                raise
 
 
 def run_in(make: Callable[[], Any]) -> str:
