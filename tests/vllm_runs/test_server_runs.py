@@ -1,6 +1,7 @@
 """Whole runs whose workers sample on real vLLM servers, which are killed and come back."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -28,9 +29,19 @@ from ludic.models.families import logprobs_alone
 from ludic.models.weight_files import load_pretrained
 from ludic.store import Root, RunConfig, latest_policy
 
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 
 NUM_STEPS = 60
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Connections to servers that were killed go with their test: else the end of the session finds and reports them."""
+    yield
+    gc.collect()
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 300.0) -> None:
