@@ -39,7 +39,7 @@ NUM_STEPS = 60
 
 @pytest.fixture(autouse=True)
 def collected() -> Iterator[None]:
-    """Connections to servers that were killed go with their test: else the end of the session finds and reports them."""
+    """Connections to killed servers go with their test: else the end of the session finds and reports them."""
     yield
     gc.collect()
 
