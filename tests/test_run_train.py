@@ -269,6 +269,8 @@ def test_launch_refuses_what_is_no_run(run: ludic.Run) -> None:
         run.launch(TrainConfig.of(offline=True))
     with pytest.raises(ConfigError, match=r"local_workers is 2, wanted 0 to num_workers \(1\)"):
         run.launch(local_workers=2)
+    with pytest.raises(ConfigError, match="in_flight is 0, wanted at least 1"):
+        run.launch(in_flight=0, num_steps=1)
 
 
 @pytest.mark.slow

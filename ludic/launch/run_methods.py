@@ -5,6 +5,7 @@ Each imports what it needs when it is called, so that `import ludic` stays light
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from ludic.consent import CodeSettings
@@ -135,11 +136,7 @@ def launch(
     engine: "str | EngineConfig" = ENGINE,
     trainer_gpus: str | None = None,
     worker_gpus: str | None = None,
-    in_flight: int | None = None,
-    swap: Literal["token", "completion", "episode"] = "token",
-    on_stop: Literal["give_up", "finish"] = "give_up",
     env_timeout_s: float | None = ENV_TIMEOUT_S,
-    episode_timeout_s: float | None = None,
     launcher: Literal["local", "ray"] = "local",
     ray_address: str | None = None,
     ray_cpus: int = 1,
@@ -158,12 +155,12 @@ def launch(
 
     local_workers: number of workers; None starts all of the schedule. ranks: processes that train together. engine:
     name, path/to/file.py:ClassName, or its settings (EngineConfig). trainer_gpus, worker_gpus: such as "0,1"; None
-    divides the GPUs of this machine. in_flight, swap, on_stop, env_timeout_s, episode_timeout_s: of each worker, as
-    `ludic worker --help` describes them. launcher: "local" starts processes of this machine, "ray" actors on the Ray
-    cluster at `ray_address` (docs/launch.md), each with `ray_cpus` CPUs. eval_every, eval_options: evaluate each
-    version whose number is a multiple of this, in a process of its own with these settings of `evaluate`; the trainer
-    never waits for it. stop_within_s: seconds that a process may take to stop cleanly after Ctrl-C, before it is
-    killed. For the others see `train`.
+    divides the GPUs of this machine. env_timeout_s: limit of one call of an environment. launcher: "local" starts
+    processes of this machine, "ray" actors on the Ray cluster at `ray_address` (docs/launch.md), each with `ray_cpus`
+    CPUs. eval_every, eval_options: evaluate each version whose number is a multiple of this, in a process of its own
+    with these settings of `evaluate`; the trainer never waits for it. stop_within_s: seconds that a process may take to
+    stop cleanly after Ctrl-C, before it is killed. settings: fields of TrainConfig, and of StreamConfig for the
+    workers (in_flight, swap, on_stop, episode_timeout_s). For the others see `train`.
 
     Raises ChildError if a process dies repeatedly, ConfigError, OwnedError or ConsentError.
     """
@@ -172,18 +169,16 @@ def launch(
     from ludic.launch.launching import launch
     from ludic.launch.local import check_launch
     from ludic.launch.roots import prepare_run_code
+    from ludic.rollouts.config import StreamConfig
 
+    of_workers = {each.name: settings.pop(each.name) for each in fields(StreamConfig) if each.name in settings}
     config = _train_config(self.root, config, algorithm, settings, online=True)
     processes = LaunchConfig(
         local_workers=local_workers,
         ranks=ranks,
         trainer_gpus=trainer_gpus,
         worker_gpus=worker_gpus,
-        in_flight=in_flight,
-        swap=swap,
-        on_stop=on_stop,
         env_timeout_s=env_timeout_s,
-        episode_timeout_s=episode_timeout_s,
         take_over=take_over,
         stop_within_s=stop_within_s,
         launcher=launcher,
@@ -191,6 +186,7 @@ def launch(
         ray_cpus=ray_cpus,
         eval_every=eval_every,
         eval_options=eval_options or {},
+        **of_workers,
     )
     engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
     check_launch(config, processes, engine, self.root.run.num_workers)

@@ -4,9 +4,14 @@ from typing import Any
 
 import pytest
 
+from ludic.cli.flags.worker import Settings
+from ludic.cli.settings import parse
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
+from ludic.launch.flags import to_flags
+from ludic.launch.local import worker_flags
 from ludic.launch.ray import connected
+from ludic.rollouts.config import WorkerConfig
 
 
 @pytest.mark.parametrize(
@@ -45,6 +50,13 @@ def test_the_evaluation_has_the_limits_of_the_run_unless_it_gets_others() -> Non
     settings = {"every": 5, "until_step": 90, "env": ("addition",), "n": 4, "env_timeout_s": 3.0}
     assert config.evaluation(until_step=90) == settings
     assert LaunchConfig().evaluation(until_step=90) is None
+
+
+def test_workers_get_the_settings_of_their_episodes() -> None:
+    settings = {"in_flight": 4, "swap": "episode", "on_stop": "finish", "env_timeout_s": 3.0, "episode_timeout_s": 9.0}
+    flags = to_flags(worker_flags(LaunchConfig(**settings), model=None))
+    worker = parse(Settings, ["root", *flags], program="ludic worker", description="").worker
+    assert worker == WorkerConfig(**settings)
 
 
 def test_a_missing_ray_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
