@@ -27,6 +27,7 @@ from ludic.store.tombstones import (
     ExpiredPartition,
     StoredFile,
     all_rows_match,
+    delete_files,
     is_trained_on,
     is_unconsumed,
     stored_files,
@@ -34,7 +35,7 @@ from ludic.store.tombstones import (
 from ludic.store.tombstones import expire as expire_files
 from ludic.store.track import Track, untracked
 
-_CONCURRENT_FILES = 16
+_CONCURRENT_READS = 16
 _COUNT_MATCHES = """
 select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predicate}) as num_matching
 from {folder}
@@ -80,9 +81,7 @@ def expire(
         by_step = rule.folder == "token_stats"
         files = _token_stats_of_older_steps(root, rule) if by_step else _older_files(root, rule, track)
         if not dry_run:
-            with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
-                for _ in track(pool.map(root.delete, files), len(files), "files deleted"):
-                    pass
+            delete_files(root, files, track)
         return ExpiryReport(rule=str(rule), dry_run=dry_run, files=files)
     matching, num_rows_left = _match(root, rule, rule.folder)
     for_resume = for_replay = list[StoredFile]()
@@ -125,7 +124,7 @@ def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
         return False
 
     sizes = {name: size for name, size in root.sizes(rule.folder).items() if NAMES[rule.folder].fullmatch(name)}
-    with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
+    with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         older = list(track(pool.map(is_older, sizes), len(sizes), "files read"))
     return {name: size for (name, size), chosen in zip(sizes.items(), older, strict=True) if chosen}
 

@@ -137,9 +137,15 @@ def expire(
         if not dry_run and partitions:
             _put_tombstone(root, Tombstone(created_at=datetime.now(UTC).isoformat(), rule=rule, partitions=partitions))
             # Leftovers of a compaction go first: without the compacted file they would count as new rollouts.
-            list(pool.map(root.delete, (file.name for stored in chosen for file in stored.leftovers)))
-            list(track(pool.map(root.delete, (stored.file.name for stored in chosen)), len(chosen), "files deleted"))
+            delete_files(root, [file.name for stored in chosen for file in stored.leftovers])
+            delete_files(root, [stored.file.name for stored in chosen], track)
     return list(partitions)
+
+
+def delete_files(root: Root, names: Collection[str], track: Track = untracked) -> None:
+    """Delete files, some at a time. Raises StoreError."""
+    with ThreadPoolExecutor(_CONCURRENT_REQUESTS) as pool:
+        list(track(pool.map(root.delete, names), len(names), "files deleted"))
 
 
 def read_tombstones(root: Root) -> list[Tombstone]:
