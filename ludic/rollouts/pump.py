@@ -214,6 +214,11 @@ class Pump:
         if running:
             await asyncio.wait(running, timeout=GRACE_S)
 
+    @property
+    def _keeps_full(self) -> bool:
+        """Whether as many episodes run as keep the engine full."""
+        return self._in_flight is None and self._calls is not None
+
     def _free_slots(self) -> int:
         if self._in_flight is not None:
             return self._in_flight - len(self._running)
@@ -231,7 +236,7 @@ class Pump:
         while self._waiting and not self.is_paused and self._free_slots() > 0:
             self._begin(self._waiting.popleft())
             started = True
-        if started and self._in_flight is None and self._calls is not None:
+        if started and self._keeps_full:
             asyncio.get_running_loop().call_later(_SETTLED_S, self.wake)
 
     def _begin(self, episode: _Episode) -> None:
@@ -242,7 +247,7 @@ class Pump:
         _start.reset(tokens[0])
         ending.reset(tokens[1])
         self._running[task] = episode
-        if self._in_flight is None and self._calls is not None:
+        if self._keeps_full:
             self._new.append(episode.start)
         task.add_done_callback(self._end)
 
