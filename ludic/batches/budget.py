@@ -78,13 +78,14 @@ class Budget:
     def on_publish(self, version: int, step: int) -> None:
         """Note a new version, with the weights of a step.
 
-        If the next step is not planned by then, the trainer waits for rollouts: the budget grows. If it is, and the
-        step after could be planned too, the budget shrinks.
+        If a batch is left for a further step, the budget shrinks. If none is, and the next step is not planned yet, the
+        trainer waits for rollouts: the budget grows. A step that is not planned although its batch is there waits for
+        the reader, which more rollouts do not help.
         """
-        if self.version >= 0 and self._planned_step <= step:
-            self._size = min(2 * self._size, self._most)
-        elif self._num_ready >= self._run.groups_per_batch:
+        if self._num_ready >= self._run.groups_per_batch:
             self._size = max(self._size - self._run.groups_per_batch, self._least)
+        elif self.version >= 0 and self._planned_step <= step:
+            self._size = min(2 * self._size, self._most)
         self.version, self._published_step = version, step
         self._planned_step = max(self._planned_step, step)
         forgotten = version - _FORGOTTEN_VERSIONS

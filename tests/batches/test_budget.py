@@ -109,6 +109,21 @@ def test_it_grows_while_the_trainer_waits_and_shrinks_while_groups_wait_for_it()
     assert budget.tell().budget == 16
 
 
+def test_it_shrinks_if_only_the_reader_is_late() -> None:
+    # As in a run of short steps: each step is published before the reader plans the next one, whose groups are there.
+    budget, sizes = budget_of(groups_per_batch=8), []
+    budget.on_publish(0, 0)
+    for step in range(1, 4):
+        budget.on_plan(step, 0)
+        budget.on_publish(step, step)
+    for step in range(4, 9):
+        budget.on_plan(step, 10)
+        budget.note_arrivals(arrivals("w0-host-1-a", 8, sequence=step), 18)
+        budget.on_publish(step, step)
+        sizes.append(budget.tell().budget)
+    assert sizes == [88, 80, 72, 64, 56]
+
+
 def test_workers_are_told_at_once_of_groups_that_filters_drop() -> None:
     budget = budget_of(groups_per_batch=8, batches_ahead=0)
     budget.on_publish(0, 0)
