@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ludic.interop.exports.inspect_logs import LogsReport
     from ludic.interop.exports.tables import TableReport
     from ludic.interop.exports.weights import WeightsReport
-    from ludic.interop.imports.importing import ImportReport
     from ludic.maintenance.compact import CompactionReport
     from ludic.maintenance.expire import ExpiryReport
     from ludic.maintenance.verify import Report
     from ludic.rollouts.sample import Answer
     from ludic.scoring.score import ScoreReport
     from ludic.sql.roots import RootLike
+    from ludic.store.records import ImportReport
     from ludic.viewer.status import RunStatus, Watcher
 
 

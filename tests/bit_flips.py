@@ -14,7 +14,8 @@ from ludic.maintenance.verify.model import check_model
 from ludic.maintenance.verify.tables import TABLES, check_file
 from ludic.maintenance.verify.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.catalogue import WORKERS
+from ludic.store.checkpoints import complete_checkpoints, folder_of
 from ludic.store.compaction_plans import read_plans
 from ludic.store.kept_model import read_identity, read_kept
 from ludic.store.lease import read_lease
@@ -24,7 +25,6 @@ from ludic.store.policies import read_policy
 from ludic.store.policy_files import read_delta
 from ludic.store.quarantine import list_quarantined
 from ludic.store.reference import read_reference, read_reference_index
-from ludic.store.slots import read_slot_claim
 from ludic.store.tombstones import read_tombstones
 
 TOKENS = ["rollout_id", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature"]
@@ -138,7 +138,7 @@ def _policy(root: Root, name: str) -> Any:
 
 def _checkpoint(root: Root, name: str) -> Any:
     folder = name.rpartition("/")[0]
-    infos = [info for info in complete_checkpoints(root) if info.name == folder]
+    infos = [info for info in complete_checkpoints(root) if folder_of(info) == folder]
     if not infos:
         return None
     check_folder(root, folder)
@@ -161,7 +161,7 @@ _READS: dict[str, Callable[[Root, str], Any]] = {
     "attempts": _attempt,
     "policies": _policy,
     "checkpoints": _checkpoint,
-    "workers": lambda root, name: read_slot_claim(root, *map(int, re.findall(r"(\d+)", name))),
+    "workers": lambda root, name: WORKERS.read(root, *map(int, re.findall(r"(\d+)", name))),
     "compactions": lambda root, name: next(
         (plan for plan in read_plans(root) if plan.name == name and plan.outputs), None
     ),

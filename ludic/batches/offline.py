@@ -25,9 +25,9 @@ from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.planner import ADDED, BatchRules, LossUnit, Planner
 from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root
-from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.ledger import effective_steps, recall_groups
+from ludic.store.records import CheckpointInfo
 from ludic.store.scores import PLAN_COLUMNS, ScoreReader
 
 logger = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import LossUnit, Planner, Shortage
 from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root, count_uses
-from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.recall import recall_requests, recall_sources
+from ludic.store.records import CheckpointInfo
 from ludic.store.scores import ScoreReader
 
 logger = logging.getLogger(__name__)

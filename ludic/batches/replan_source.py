@@ -15,10 +15,10 @@ from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit
 from ludic.sql.rule_code import describe_rules
 from ludic.store import Root, read_ledger
-from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.ledger import attempt_of_steps
 from ludic.store.ledger_reads import read_rollouts
+from ludic.store.records import CheckpointInfo
 
 
 class ReplanSource:

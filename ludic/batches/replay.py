@@ -12,10 +12,9 @@ from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
 from ludic.batches.vetting import Vetting
 from ludic.errors import ConfigError
 from ludic.store import Cursor, Root, read_ledger
-from ludic.store.attempts import CheckpointId
-from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord
 from ludic.store.ledger import effective_steps
+from ludic.store.records import CheckpointId, CheckpointInfo
 
 
 class ReplaySource:

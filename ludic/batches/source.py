@@ -7,8 +7,8 @@ from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
-from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.code_files import CodeRecord
+from ludic.store.records import CheckpointInfo
 
 MORE_THAN_ANY_BATCH = 2**31
 """Number of ready groups that a source reports if workers need not sample for it."""

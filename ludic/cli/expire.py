@@ -9,7 +9,7 @@ from rich.console import Console
 import ludic
 from ludic.cli.flags.expire import Settings
 from ludic.maintenance.expire import ExpiryReport
-from ludic.store.tombstones import ExpiredPartition
+from ludic.store.records import ExpiredPartition
 from ludic.viewer.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
 
 _MOST_ROWS = 40

@@ -13,7 +13,7 @@ from ludic.cli.flags.import_ import Settings
 from ludic.errors import ConfigError, MissingRootError
 from ludic.interop.imports.formats import load_format
 from ludic.interop.imports.import_files import start_for_import
-from ludic.interop.imports.importing import ImportReport
+from ludic.store.records import ImportReport
 from ludic.viewer.output import plural, print_json, printable, progress_bar, stdout_console
 
 _MOST_REFUSED = 10

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ludic.eval.samples import Samples
+from ludic.store.catalogue import EVALUATIONS
 from ludic.store.code_files import from_dicts
-from ludic.store.evaluations import Evaluation, read_evaluation
+from ludic.store.records import Evaluation
 
 _SAMPLING = "select distinct temperature, top_p, top_k, max_tokens from eval_episodes order by all"
 _PROMPTS = """
@@ -38,7 +39,7 @@ def find_differences(a: Samples, b: Samples) -> list[str]:
 
 
 def _record(samples: Samples) -> Evaluation | None:
-    return None if samples.evaluation is None else read_evaluation(samples.root, samples.evaluation)
+    return None if samples.evaluation is None else EVALUATIONS.read(samples.root, samples.evaluation)
 
 
 def _of_settings(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ludic.errors import SchemaError, StoreError
 from ludic.store import Root, latest_policy
-from ludic.store.names import parse_numbers
+from ludic.store.files import list_versions
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ def _begun(root: Root, newest: int, every: int) -> list[int]:
 
 def _sampled(root: Root) -> list[int]:
     """Return the versions with samples, of any evaluation."""
-    return parse_numbers([folder.rpartition("version=")[2] for folder in root.folders("evals")])
+    return list_versions(root, "evals")
 
 
 def missed_versions(root: Root, every: int) -> list[int]:

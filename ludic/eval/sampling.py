@@ -47,10 +47,11 @@ from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
 from ludic.rollouts.sampler import episodes_of_run
 from ludic.rollouts.sampling_code import open_code
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
-from ludic.store.evaluations import Evaluation, SampleBlock, put_evaluation, stored_blocks
+from ludic.store.evaluations import SampleBlock, evaluation_of, put_evaluation, stored_blocks
 from ludic.store.evaluators import BlockClaims
 from ludic.store.files import RolloutFile
 from ludic.store.policy_files import has_weights
+from ludic.store.records import Evaluation
 from ludic.temporary import make_folder
 from ludic.user_files import Files
 from ludic.waits import SideThread
@@ -157,7 +158,7 @@ def _open(root: Root, config: EvalConfig, run: RunConfig, limit: TimeLimit, stop
     plan = EvaluatedEnvironment(run=run, params=params, examples=examples)
     # Scores of a group depend on its size, so evaluations with other numbers of samples can't share samples.
     of_groups = {"n": config.n} if environments.scores_groups else {}
-    evaluation = Evaluation.of(plan.name, settings_of(run, params) | of_groups, code)
+    evaluation = evaluation_of(plan.name, settings_of(run, params) | of_groups, code)
     return _Opened(config=config, evaluation=evaluation, plan=plan, environments=environments, files=files)
 
 

@@ -16,7 +16,8 @@ from ludic.models.tiny import make_tiny_model
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import Root, RunConfig
-from ludic.store.kept_model import MODEL, identify, keep_model
+from ludic.store.catalogue import MODEL
+from ludic.store.kept_model import identify, keep_model
 from ludic.training.config import TrainConfig
 
 NUM_WORKERS = 2
@@ -37,7 +38,7 @@ def open_demo(url: str) -> Root:
     root = Root.create(
         url,
         RunConfig(
-            model=f"{url}/{MODEL}",
+            model=f"{url}/{MODEL.folder}",
             env=("moar_cats",),
             group_size=8,
             groups_per_batch=8,
@@ -55,7 +56,7 @@ def open_demo(url: str) -> Root:
 
 def keep_new_model(root: Root, make: Callable[[str], None]) -> None:
     """Store a new model in the root, unless it has one. make: writes the model to a folder."""
-    if root.exists(f"{MODEL}/config.json"):
+    if root.exists(f"{MODEL.folder}/config.json"):
         remember_model(root)
         return
     with root.scratch_folder() as folder:

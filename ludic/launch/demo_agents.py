@@ -21,7 +21,7 @@ from ludic.launch.train import train_here
 from ludic.models.tiny_chat import make_tiny_chat_model
 from ludic.sql import connect
 from ludic.store import Root, RunConfig
-from ludic.store.kept_model import MODEL
+from ludic.store.catalogue import MODEL
 from ludic.training.config import TrainConfig
 
 ENVIRONMENT = "word_problems"
@@ -39,7 +39,7 @@ def open_demo(url: str) -> Root:
     """Start the run with a new tiny model that is stored in its root, or open the existing run."""
     url = url.rstrip("/")
     run = RunConfig(
-        model=f"{url}/{MODEL}",
+        model=f"{url}/{MODEL.folder}",
         env=(ENVIRONMENT,),
         tools=TOOLS,
         parser=PARSER,

@@ -22,9 +22,10 @@ from ludic.launch.supervisor import Child, finish, supervise
 from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
 from ludic.store import Root
+from ludic.store.catalogue import WORKERS
 from ludic.store.lease import await_free, newest_claim
 from ludic.store.names import owner_name
-from ludic.store.slots import newest_slot_claim, read_slot_claim
+from ludic.store.slots import is_over, newest_slot_claim
 from ludic.temporary import private_folder
 from ludic.training.config import TrainConfig
 from ludic.viewer.live import open_view
@@ -212,7 +213,7 @@ def _is_slot_free(root: Root, slot: int) -> bool:
         return False
     except SchemaError:  # a new life claims the number after it
         return True
-    return holder is None or holder.is_over
+    return holder is None or is_over(holder)
 
 
 def was_replaced(root: Root, slot: int, pid: int) -> bool:
@@ -220,7 +221,7 @@ def was_replaced(root: Root, slot: int, pid: int) -> bool:
     try:
         newest = newest_slot_claim(root, slot)
         lives = range(newest.life if newest else 0, 0, -1)
-        claims = (read_slot_claim(root, slot, life) for life in lives)
+        claims = (WORKERS.read(root, slot, life) for life in lives)
         own = next((claim for claim in claims if claim and claim.owner == owner_name(pid)), None)
     except LudicError:  # `is_free` asks again before the next life
         return True

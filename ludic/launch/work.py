@@ -21,7 +21,7 @@ from ludic.rollouts.sampling_code import check_sampling_code
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root, latest_policy, publish_policy
 from ludic.store.code_files import sampling_uses
-from ludic.store.slots import newest_slot_claim
+from ludic.store.slots import is_over, newest_slot_claim
 from ludic.viewer.progress import sampling_progress
 
 
@@ -94,7 +94,7 @@ def free_slot(root: Root) -> int | None:
     """Return the first slot of the schedule that no living worker holds; None if all are held."""
     for slot in range(root.run.num_workers):
         claim = newest_slot_claim(root, slot)
-        if claim is None or claim.is_over:
+        if claim is None or is_over(claim):
             return slot
     return None
 

@@ -16,8 +16,9 @@ from ludic.defaults import TARGET_BYTES
 from ludic.errors import SchemaError
 from ludic.maintenance.merge import LostSourceError, SourceIndex, read_indexes, write_merged
 from ludic.store.attempts import newest_attempt
+from ludic.store.catalogue import COMPACTED
 from ludic.store.compaction_plans import Plan, put_plan, read_partition_plans
-from ludic.store.files import COMPACTED, Folder, RolloutFile, Source, list_versions
+from ludic.store.files import Folder, RolloutFile, Source, list_versions
 from ludic.store.parquet import open_parquet
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root

@@ -13,25 +13,17 @@ from typing import Any
 
 from ludic.errors import SchemaError
 from ludic.maintenance.expiry_rule import ExpiryRule
-from ludic.maintenance.verify.tables import NAMES
 from ludic.schema import conform
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
+from ludic.store.catalogue import ROWS, TOKEN_STATS
 from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Folder, Source, list_versions
 from ludic.store.parquet import decode
-from ludic.store.token_stats import token_stats_step
-from ludic.store.tombstones import (
-    ExpiredPartition,
-    StoredFile,
-    all_rows_match,
-    delete_files,
-    is_trained_on,
-    is_unconsumed,
-    stored_files,
-)
+from ludic.store.records import ExpiredPartition
+from ludic.store.tombstones import StoredFile, all_rows_match, delete_files, is_trained_on, is_unconsumed, stored_files
 from ludic.store.tombstones import expire as expire_files
 from ludic.store.track import Track, untracked
 
@@ -106,7 +98,9 @@ def _token_stats_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
     latest = latest_policy(root)
     rows = ask(connect(root), root, _OLDER_STEPS, {"first_kept": rule.first_kept(latest.version if latest else 0)})
     steps = {(row["attempt_id"], row["step"]) for row in rows}
-    return {name: size for name, size in root.sizes("token_stats").items() if token_stats_step(name) in steps}
+    sizes = root.sizes(TOKEN_STATS.folder)
+    found = {name: TOKEN_STATS.parse(name) for name in sizes}
+    return {name: sizes[name] for name, of in found.items() if of and (of.attempt_id, of.step) in steps}
 
 
 def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
@@ -123,7 +117,8 @@ def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
             return bool(times) and max(times) < first_kept
         return False
 
-    sizes = {name: size for name, size in root.sizes(rule.folder).items() if NAMES[rule.folder].fullmatch(name)}
+    row = next(row for row in ROWS if row.kind == rule.folder)
+    sizes = {name: size for name, size in root.sizes(row.folder).items() if row.parse(name) is not None}
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         older = list(track(pool.map(is_older, sizes), len(sizes), "files read"))
     return {name: size for (name, size), chosen in zip(sizes.items(), older, strict=True) if chosen}

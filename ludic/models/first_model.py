@@ -17,13 +17,12 @@ from pathlib import Path, PurePosixPath
 from ludic.errors import ModelError, one_line
 from ludic.paths import is_url
 from ludic.store import Root
+from ludic.store.catalogue import MODEL
 from ludic.store.filesystem import Storage
 from ludic.store.kept_model import (
     CONFIG_FILES,
-    MODEL,
     TOKENIZER_FILES,
     WEIGHT_FILES,
-    ModelIdentity,
     check_same,
     identify,
     keep_model,
@@ -33,6 +32,7 @@ from ludic.store.kept_model import (
     read_kept,
 )
 from ludic.store.policies import policy_folder, read_policy, stored_versions
+from ludic.store.records import ModelIdentity
 from ludic.temporary import temporary_folder
 
 logger = logging.getLogger(__name__)
@@ -185,7 +185,7 @@ def _locations(
     if given is not None:
         return {given: partial(local_folder, given)}
     kept = (
-        {f"{root.url}/{MODEL}": partial(_folder_of, root, MODEL)}
+        {f"{root.url}/{MODEL.folder}": partial(_folder_of, root, MODEL.folder)}
         if set(identity.weights) & set(kept_files(root))
         else {}
     )
@@ -253,7 +253,9 @@ def vocabulary_of(root: Root) -> int | None:
             raise TypeError(f"it is {size!r}, wanted a number of tokens")
         return size
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"{root.url}/{MODEL}/config.json names no vocab_size that can be used: {error}") from error
+        raise ModelError(
+            f"{root.url}/{MODEL.folder}/config.json names no vocab_size that can be used: {error}"
+        ) from error
 
 
 def first_tokenizer(root: Root) -> dict[str, bytes]:

@@ -13,51 +13,17 @@ sees that checkpoint. So a checkpoint that a successor resumes from is never del
 
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ludic.errors import FencedError, OwnedError
 from ludic.renamed_settings import with_current_names
-from ludic.store.json_files import Count, encode_record, read_record
-from ludic.store.lease import Lease, check_claim, claim, newest_claim, read_lease
-from ludic.store.names import parse_attempt_id
+from ludic.store.catalogue import ATTEMPTS, AttemptName
+from ludic.store.json_files import encode_record
+from ludic.store.lease import check_claim, claim, newest_claim, read_lease
+from ludic.store.records import Attempt, CheckpointId, Lease
 from ludic.store.root import Root
-
-CheckpointId = tuple[int, int]
-"""attempt_id and step of a checkpoint."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One start of a trainer."""
-
-    attempt_id: Count
-    parent_attempt: Count | None
-    """Attempt of the checkpoint that this one resumed from; None if it started from the run's first weights."""
-    parent_step: Count | None
-    """Step of that checkpoint; later steps of the parent are superseded."""
-    owner: str
-    """Host and pid of the trainer as host-pid, for people."""
-    created_at: str
-    config: Mapping[str, Any]
-    """The trainer's settings; the next start uses them unless it is given others."""
-    numerics: Mapping[str, Any] | None = None
-    """Threads, versions and hardware that affect the last bits of the weights; None if not recorded."""
-    code: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """The code of its advantage, filters and selection, each as a ludic.store.code_files.CodeRecord."""
-    claim_id: str | None = None
-    """Lease.claim_id of its lease; None in files of older versions, and in a cut, which nobody claimed."""
-
-    @property
-    def name(self) -> str:
-        return f"attempts/{self.attempt_id}.json"
-
-    @property
-    def parent(self) -> CheckpointId | None:
-        if self.parent_attempt is None or self.parent_step is None:
-            return None
-        return self.parent_attempt, self.parent_step
 
 
 def start_attempt(
@@ -107,17 +73,15 @@ def record_attempt(
         code=list(code),
         claim_id=lease.claim_id,
     )
-    if not root.put_if_absent(attempt.name, encode_record(attempt)):
-        raise FencedError(
-            f"{root.url}/{attempt.name} exists with other content: another process trains as this attempt"
-        )
+    name = ATTEMPTS.name_of(attempt)
+    if not root.put_if_absent(name, encode_record(attempt)):
+        raise FencedError(f"{root.url}/{name} exists with other content: another process trains as this attempt")
     return attempt
 
 
 def newest_attempt_id(root: Root) -> int:
     """Return the highest attempt_id that is listed; 0 if no trainer has started."""
-    stems = (name.removeprefix("attempts/").removesuffix(".json") for name in root.list("attempts"))
-    return max((parse_attempt_id(stem) or 0 for stem in stems), default=0)
+    return max((found.attempt_id for found in ATTEMPTS.listed(root)), default=0)
 
 
 def read_attempt(root: Root, attempt_id: int) -> Attempt:
@@ -125,10 +89,9 @@ def read_attempt(root: Root, attempt_id: int) -> Attempt:
 
     Raises FileNotFoundError if there is no such attempt, SchemaError if its file is broken.
     """
-    name = f"attempts/{attempt_id}.json"
-    attempt = read_record(root, name, Attempt, "attempt")
+    attempt = ATTEMPTS.read(root, attempt_id)
     if attempt is None:
-        raise FileNotFoundError(f"{root.url}/{name}")
+        raise FileNotFoundError(f"{root.url}/{ATTEMPTS.name(AttemptName(attempt_id))}")
     return replace(attempt, config=with_current_names(attempt.config))
 
 

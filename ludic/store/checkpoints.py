@@ -4,90 +4,58 @@ ludic.training.checkpoint writes and reads the content.
 """
 
 import logging
-import re
-from collections.abc import Callable, Collection, Mapping, MutableMapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, MutableMapping
 from functools import partial
-from typing import Any, Self
 
 from ludic.errors import SchemaError
 from ludic.store.attempts import (
-    Attempt,
-    CheckpointId,
     chain,
     check_not_fenced,
     newest_checkpoint,
     outdated,
     read_parent,
 )
-from ludic.store.json_files import decode_json, decode_record, encode_json
+from ludic.store.catalogue import CHECKPOINTS, StepName
+from ludic.store.json_files import decode_json, decode_record
 from ludic.store.manifest import MANIFEST, check_folder
-from ludic.store.names import NUMBER
+from ludic.store.records import CHECKPOINT_FORMAT, Attempt, CheckpointId, CheckpointInfo
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
 
-MARKER = "checkpoint.json"
+MARKER = CHECKPOINTS.file
 """File put last: a checkpoint without it does not count."""
 
-FORMAT_VERSION = 2
-"""2: the cursor holds sources by version. An older ludic would not see them as consumed. This ludic also reads 1."""
-_NAME = re.compile(rf"checkpoints/attempt={NUMBER}/step={NUMBER}/{re.escape(MARKER)}")
 NOTHING_TO_RESUME = "has no complete checkpoint to resume from; without --resume it starts from the first weights"
 """End of the error for a root without a checkpoint; the root's URL comes first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointInfo:
-    """Content of checkpoint.json."""
-
-    attempt_id: int
-    """Attempt (trainer start) that wrote the checkpoint."""
-    step: int
-    """Last gradient step in the weights."""
-    policy_version: int
-    """Newest version that the trainer had published."""
-    cursor: Mapping[str, Any]
-    """The reader's position after this step, as JSON values."""
-    config: Mapping[str, Any]
-    """The trainer's settings, as JSON values."""
-    num_ranks: int
-    """Number of ranks that wrote the checkpoint."""
-    run_id: str | None = field(default=None, compare=False)
-    """Run that the checkpoint is of; None in files of older versions."""
-    format_version: int = FORMAT_VERSION
-
-    @property
-    def name(self) -> str:
-        """Folder of the checkpoint, relative to the root."""
-        return checkpoint_folder((self.attempt_id, self.step))
-
-    def to_json(self) -> bytes:
-        return encode_json(asdict(self))
-
-    @classmethod
-    def from_json(cls, data: bytes, where: str) -> Self:
-        """Parse checkpoint.json. Raises SchemaError, which names `where`, if it is not one of this format version."""
-        try:
-            info = decode_record(data, cls)
-        except ValueError as error:
-            raise SchemaError(f"{where} is not a checkpoint.json that ludic can read: {error}") from error
-        if info.format_version not in range(1, FORMAT_VERSION + 1):
-            raise SchemaError(
-                f"{where} has format {info.format_version}, this ludic reads 1 to {FORMAT_VERSION}; upgrade ludic"
-            )
-        return info
-
-
 def checkpoint_folder(checkpoint_id: CheckpointId) -> str:
     attempt_id, step = checkpoint_id
-    return f"checkpoints/attempt={attempt_id}/step={step}"
+    return CHECKPOINTS.below(attempt_id=attempt_id, step=step)
+
+
+def folder_of(info: CheckpointInfo) -> str:
+    """Return the folder of a checkpoint below the root."""
+    return checkpoint_folder((info.attempt_id, info.step))
+
+
+def parse_marker(data: bytes, where: str) -> CheckpointInfo:
+    """Parse checkpoint.json. Raises SchemaError, which names `where`, if it is not one of this format version."""
+    try:
+        info = decode_record(data, CheckpointInfo)
+    except ValueError as error:
+        raise SchemaError(f"{where} is not a checkpoint.json that ludic can read: {error}") from error
+    if info.format_version not in range(1, CHECKPOINT_FORMAT + 1):
+        raise SchemaError(
+            f"{where} has format {info.format_version}, this ludic reads 1 to {CHECKPOINT_FORMAT}; upgrade ludic"
+        )
+    return info
 
 
 def checkpoint_ids(root: Root) -> list[CheckpointId]:
     """Return attempt and step of the complete checkpoints, sorted; takes one listing and reads no file."""
-    matches = map(_NAME.fullmatch, root.list("checkpoints"))
-    return sorted((int(match[1]), int(match[2])) for match in matches if match)
+    return [(found.attempt_id, found.step) for found in CHECKPOINTS.listed(root)]
 
 
 def checkpoint_id_to_resume(root: Root, attempt_id: int, existing: Collection[CheckpointId]) -> CheckpointId | None:
@@ -123,16 +91,17 @@ def checkpoint_to_resume(
     verdicts = {} if verdicts is None else verdicts
 
     def is_sound(info: CheckpointInfo) -> bool:
-        if info.name not in verdicts:
-            verdicts[info.name] = _is_sound(root, info)
-        return verdicts[info.name]
+        name = folder_of(info)
+        if name not in verdicts:
+            verdicts[name] = _is_sound(root, name)
+        return verdicts[name]
 
     return last_checkpoint(root, attempt, is_sound)
 
 
-def _is_sound(root: Root, info: CheckpointInfo) -> bool:
+def _is_sound(root: Root, name: str) -> bool:
     try:
-        check_folder(root, info.name)
+        check_folder(root, name)
     except FileNotFoundError:  # another trainer has pruned it in between
         return False
     except SchemaError as error:
@@ -146,9 +115,7 @@ def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
 
     Raises SchemaError for a marker that ludic can't read.
     """
-    found = [
-        _read_marker(root, f"{checkpoint_folder(checkpoint_id)}/{MARKER}") for checkpoint_id in checkpoint_ids(root)
-    ]
+    found = [_read_marker(root, CHECKPOINTS.name(StepName(*checkpoint_id))) for checkpoint_id in checkpoint_ids(root)]
     return [info for info in found if info and _is_of_run(root, info)]
 
 
@@ -159,7 +126,7 @@ def _is_of_run(root: Root, info: CheckpointInfo) -> bool:
     logger.warning(
         "%s/%s is of run %s, which was deleted here; the checkpoint is passed over, delete it",
         root.url,
-        info.name,
+        folder_of(info),
         info.run_id,
     )
     return False
@@ -172,7 +139,7 @@ def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
         decode_json(data)
     except (FileNotFoundError, ValueError):
         return None
-    return CheckpointInfo.from_json(data, f"{root.url}/{name}")
+    return parse_marker(data, f"{root.url}/{name}")
 
 
 def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | None = None) -> list[str]:
@@ -184,8 +151,8 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
     Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError if a newer attempt owns the root:
     claims are read after that checkpoint is complete and before the first deletion, see ludic.store.attempts.
     """
-    folders = {name.rpartition("/")[0] for name in root.list("checkpoints")}
-    complete = {(info.attempt_id, info.step): info.name for info in complete_checkpoints(root)}
+    folders = {name.rpartition("/")[0] for name in root.list(CHECKPOINTS.folder)}
+    complete = {(info.attempt_id, info.step): folder_of(info) for info in complete_checkpoints(root)}
     # A fenced trainer may still complete such a checkpoint; then it is not on the chain.
     left_incomplete = {name for name in folders - set(complete.values()) if _attempt_of(name) < attempt.attempt_id}
     old = [

@@ -10,22 +10,21 @@ N + 1. Code that the user did not bring does not run without consent (ludic.cons
 
 import json
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from ludic.consent import QUESTIONS, SCORER_OPTIONS, CodeUse, Role, give_consent, has_consent
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.parser_stages import own_code_of, parser_stages
 from ludic.paths import local_path
+from ludic.store.catalogue import CODE, TEXTS, NumberName, TextName
 from ludic.store.json_files import convert, decode_json, encode_json
 from ludic.store.names import owner_name
+from ludic.store.records import FileEntry, TextEntry
 from ludic.user_files import Files, UserFile, digest, file_of, files_of, python_file_of, read_user_file
 
 if TYPE_CHECKING:
@@ -34,25 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SUFFIXES = (".py", ".sql")
 _SHOWN_DIGITS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextEntry:
-    """Entry for one text in a list of code/."""
-
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    path: Annotated[str, msgspec.Meta(pattern=r"^/.*\.(py|sql)$")]
-    """Absolute path that the text was read from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry(TextEntry):
-    """Entry for one file in a list of code/, with the modules that it imports."""
-
-    imports: Mapping[str, TextEntry]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +137,7 @@ def keep_files(root: "Root", files: Files) -> None:
                 _put_text(root, each)
         about = {"owner": owner_name(), "created_at": datetime.now(UTC).isoformat()}
         if root.put_if_absent(
-            _list_name(number + 1),
+            CODE.name(NumberName(number + 1)),
             encode_json({**about, "files": {name: asdict(entry) for name, entry in wanted.items()}}),
         ):
             return
@@ -201,10 +183,8 @@ def from_dicts(values: Sequence[Any]) -> list[CodeRecord]:
 
 def parse_name(name: str) -> str | int | None:
     """Return the digest in a text's name, or a list's number; None if `keep_files` does not write such a name."""
-    stem, _, kind = name.removeprefix("code/").rpartition(".")
-    if kind == "json" and stem.isdecimal() and _list_name(int(stem)) == name:
-        return int(stem)
-    return stem if f".{kind}" in _SUFFIXES and _SHA256.fullmatch(stem) else None
+    text, of_list = TEXTS.parse(name), CODE.parse(name)
+    return text.sha256 if text else of_list.number if of_list else None
 
 
 def check_list(root: "Root", number: int) -> None:
@@ -212,7 +192,7 @@ def check_list(root: "Root", number: int) -> None:
 
     Raises SchemaError if the list can't be read or a text is damaged, StoreError if a text is lost.
     """
-    name = _list_name(number)
+    name = CODE.name(NumberName(number))
     entries = _parse_list(root.read(name), f"{root.url}/{name}")
     for file, entry in entries.items():
         _read_copy(root, file, entry)
@@ -220,11 +200,11 @@ def check_list(root: "Root", number: int) -> None:
 
 def read_kept_text(root: "Root", sha256: str | None, path: str | None) -> str | None:
     """Return the text of a user's file that a record names, for people; None if it is missing or damaged."""
-    suffix = Path(path or "").suffix
-    if sha256 is None or not _SHA256.fullmatch(sha256) or suffix not in _SUFFIXES:
+    name = text_name(sha256 or "", Path(path or "").suffix)
+    if TEXTS.parse(name) is None:
         return None
     try:
-        source = root.read(text_name(sha256, suffix))
+        source = root.read(name)
     except FileNotFoundError:
         return None
     return source.decode(errors="replace") if digest(source) == sha256 else None
@@ -232,7 +212,7 @@ def read_kept_text(root: "Root", sha256: str | None, path: str | None) -> str | 
 
 def text_name(sha256: str, suffix: str) -> str:
     """Return the path of a text below the root."""
-    return f"code/{sha256}{suffix}"
+    return TEXTS.name(TextName(sha256, suffix.removeprefix(".")))
 
 
 def warn_of_other_code(before: Sequence[Mapping[str, Any]], now: Iterable[CodeRecord], *, where: str) -> None:
@@ -349,18 +329,14 @@ def _entry(file: UserFile) -> FileEntry:
     return FileEntry(sha256=file.sha256, path=str(file.path), imports=imports)
 
 
-def _list_name(number: int) -> str:
-    return f"code/{number}.json"
-
-
 def _newest_list(root: "Root") -> tuple[int, dict[str, FileEntry]]:
     """Return number and files of the newest list, or 0 and {}; lists are found by name, since a listing may lag."""
     number, data = 0, b""
     while True:
         try:
-            data = root.read(_list_name(number + 1))
+            data = root.read(CODE.name(NumberName(number + 1)))
         except FileNotFoundError:
-            return number, _parse_list(data, f"{root.url}/{_list_name(number)}") if number else {}
+            return number, _parse_list(data, f"{root.url}/{CODE.name(NumberName(number))}") if number else {}
         number += 1
 
 

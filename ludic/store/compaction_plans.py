@@ -9,7 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ludic.store.files import COMPACTED, RolloutFile, Source, parse_source
+from ludic.store.catalogue import COMPACTED
+from ludic.store.files import RolloutFile, Source, parse_source
 from ludic.store.json_files import decode_json, encode_json
 from ludic.store.names import NUMBER
 from ludic.store.root import Root

@@ -14,35 +14,22 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 
 from ludic.defaults import LEASE_S
 from ludic.errors import LudicError, ReplacedRootError, SchemaError
 from ludic.records import new_id
-from ludic.store.json_files import Count, encode_record, read_record
+from ludic.store.catalogue import EVALUATORS, UuidName
+from ludic.store.json_files import encode_record
 from ludic.store.lease import describe_process, is_dead
 from ludic.store.names import owner_name
+from ludic.store.records import Evaluator
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "evaluators"
 _RENEWALS_A_LEASE = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluator:
-    """Content of evaluators/{id}.json."""
-
-    owner: str
-    """host-pid, for people."""
-    process: str | None
-    """The process as ludic.store.lease.describe_process identifies it; None if the system doesn't show it."""
-    blocks: Sequence[str]
-    """Names below the root of the files with samples that the process is going to store."""
-    num_changes: Count = 0
-    """Grows with each put, so that a renewal changes the file."""
 
 
 class BlockClaims:
@@ -50,7 +37,8 @@ class BlockClaims:
 
     def __init__(self, root: Root, lease_s: float = LEASE_S) -> None:
         """lease_s: seconds without a change after which another process's claims count no more."""
-        self._root, self._name, self._lease_s = root, f"{FOLDER}/{new_id()}.json", lease_s
+        self._root, self._uuid, self._lease_s = root, UuidName(new_id()), lease_s
+        self._name = EVALUATORS.name(self._uuid)
         self._own = Evaluator(owner=owner_name(), process=describe_process(os.getpid()), blocks=())
         self._changes = threading.Lock()
         self._done = threading.Event()
@@ -77,7 +65,7 @@ class BlockClaims:
 
     def of_others(self) -> set[str]:
         """Return the blocks that other living processes have claimed. Raises StoreError."""
-        names = [name for name in self._root.list(FOLDER) if name.endswith(".json") and name != self._name]
+        names = [EVALUATORS.name(found) for found in EVALUATORS.listed(self._root) if found != self._uuid]
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
         return {block for name in names for block in self._blocks_of(name)}
 
@@ -123,7 +111,7 @@ class BlockClaims:
     def _blocks_of(self, name: str) -> Sequence[str]:
         """Return the blocks in another process's file; none if it counts no more."""
         try:
-            found = read_record(self._root, name, Evaluator, "list of an evaluation's open blocks", "delete it")
+            found = EVALUATORS.read(self._root, *(EVALUATORS.parse(name) or ()))
         except SchemaError as error:
             if name not in self._broken:
                 logger.warning("%s", error)

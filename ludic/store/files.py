@@ -1,7 +1,5 @@
 """Names of rollout files, and listings of them.
 
-{folder}/version={policy_version}/env={env_name, percent-encoded}/{worker_id}-{sequence}.parquet
-
 A group whose rollouts differ in policy_version, because weights changed while it was sampled, lies in the partition
 of the oldest version. Compaction writes files under a worker_id that no worker may have; their footers name
 the sources that they replace.
@@ -10,24 +8,18 @@ the sources that they replace.
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Literal, NamedTuple
-from urllib.parse import quote, unquote
 
 from ludic.errors import ConfigError
-from ludic.store.names import NUMBER, parse_numbers
+from ludic.store.catalogue import COMPACTED, EVALS, ROLLOUTS, WORKER_ID, RolloutsName
+from ludic.store.names import NUMBER
 from ludic.store.root import Root
 
 Folder = Literal["rollouts", "evals"]
 
-COMPACTED = "compacted."
-"""Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
-
-_NAME = re.compile(rf"(?:rollouts|evals)/version={NUMBER}/env=([^/]+)/([^/]+)-{NUMBER}\.parquet")
+_ROWS = {"rollouts": ROLLOUTS, "evals": EVALS}
 _CONCURRENT_LISTINGS = 16
 _SLOT = re.compile(rf"w{NUMBER}-")
-# Not "." or "_" first: pyarrow.dataset and Spark treat such files as hidden.
-_WORKER_ID = re.compile(r"[A-Za-z0-9-][A-Za-z0-9._-]{0,199}")
 
 
 class Source(NamedTuple):
@@ -57,12 +49,13 @@ class RolloutFile:
     @property
     def partition(self) -> str:
         """Path of the file's folder below the root."""
-        return f"{self.folder}/version={self.version}/env={_quoted(self.env_name)}"
+        return _ROWS[self.folder].below(version=self.version, env_name=self.env_name)
 
     @property
     def name(self) -> str:
         """Path below the root."""
-        return f"{self.partition}/{self.worker_id}-{self.sequence}.parquet"
+        name = RolloutsName(self.version, self.env_name, self.worker_id, self.sequence)
+        return _ROWS[self.folder].name(name)
 
     @property
     def source(self) -> Source:
@@ -77,25 +70,14 @@ class RolloutFile:
     @classmethod
     def parse(cls, name: str) -> "RolloutFile | None":
         """Parse a file's path below the root; returns None if neither a worker nor compaction writes such a name."""
-        match = _NAME.fullmatch(name)
-        if match is None:
-            return None
-        version, env, worker_id, sequence = match.groups()
         folder: Folder = "evals" if name.startswith("evals/") else "rollouts"
-        file = cls(int(version), unquote(env), worker_id, int(sequence), folder)
-        # With another spelling of the environment, later reads would look for a name that does not exist.
-        return file if file.name == name else None
-
-
-@lru_cache(maxsize=1024)
-def _quoted(env_name: str) -> str:
-    """Percent-encode the name of an environment; a run has few of them and many files."""
-    return quote(env_name, safe="")
+        found = _ROWS[folder].parse(name)
+        return None if found is None else cls(*found, folder)
 
 
 def check_worker_id(worker_id: str) -> str:
     """Return the id. Raises ConfigError if it is not safe in a file name."""
-    if not _WORKER_ID.fullmatch(worker_id) or worker_id.startswith(COMPACTED):
+    if not WORKER_ID.fullmatch(worker_id):
         raise ConfigError(
             f"worker_id {worker_id!r} is no file name; wanted letters, digits, '-', '.' and '_', at most 200, "
             f"the last two not in front, and not {COMPACTED!r}"
@@ -118,7 +100,7 @@ def list_names(root: Root, versions: range | None = None, folder: Folder = "roll
     """List the names of all files in a range of versions, or in all; partitions of other versions are not listed."""
     if versions is None:
         return root.list(folder)
-    folders = [f"{folder}/version={version}" for version in versions]
+    folders = [_ROWS[folder].below(version=version) for version in versions]
     if root.is_local:  # a thread costs more than a local listing
         return [name for each in folders for name in root.list(each)]
     with ThreadPoolExecutor(_CONCURRENT_LISTINGS) as pool:
@@ -132,4 +114,4 @@ def list_files(root: Root, versions: range | None = None, folder: Folder = "roll
 
 def list_versions(root: Root, folder: Folder = "rollouts") -> list[int]:
     """List the versions that have a partition, in order."""
-    return parse_numbers([name.rpartition("version=")[2] for name in root.folders(folder)])
+    return _ROWS[folder].first_fields(root)

@@ -12,7 +12,7 @@ unchecked. A last line that is nearly a digest line counts as damaged. Only `rea
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ludic.store.filesystem import Storage
 
 Record = TypeVar("Record")
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-"""A number read from a file that becomes part of a file name or of an int64 column."""
 
 _BEGIN, _END = b',\n  "digest": "xxh3_64:', b'"\n}\n'
 _DIGITS = 16

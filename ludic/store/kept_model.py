@@ -12,15 +12,14 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 from ludic.errors import ModelError
-from ludic.store.json_files import encode_record, read_record
+from ludic.store.catalogue import IDENTITY, MODEL, FileName
+from ludic.store.json_files import encode_record
+from ludic.store.records import ModelIdentity
 from ludic.store.root import Root
 
-MODEL = "model"
-IDENTITY = f"{MODEL}/identity.json"
 CONFIG_FILES = ("config.json", "generation_config.json")
 TOKENIZER_FILES = (
     "tokenizer*",
@@ -39,31 +38,6 @@ WEIGHT_FILES = ("model*.safetensors*", "pytorch_model*")
 _CONCURRENT_FILES = 8
 _BLOCK_BYTES = 8 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelIdentity:
-    """Fingerprints of a run's first model: SHA-256 of each file, by its name in the model's folder."""
-
-    source: str
-    """Folder, Hugging Face id or URL of the model, as typed."""
-    folder: str | None = None
-    """Absolute path of the model's folder; None for a model from elsewhere."""
-    revision: str | None = None
-    """Commit of a model from the Hub."""
-    config: Mapping[str, str]
-    tokenizer: Mapping[str, str]
-    weights: Mapping[str, str]
-
-    def differences(self, other: "ModelIdentity") -> str:
-        """Describe in one sentence which files differ in another model; empty if it is the same model."""
-        verbs = {"config": "differs", "tokenizer": "differs", "weights": "differ"}
-        pairs = {kind: (getattr(self, kind), getattr(other, kind)) for kind in verbs}
-        named = {
-            kind: sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
-            for kind, (mine, theirs) in pairs.items()
-        }
-        return "; ".join(f"{kind} {verbs[kind]} ({', '.join(names)})" for kind, names in named.items() if names)
 
 
 def identify(folder: Path, source: str, *, at: str | None = None, revision: str | None = None) -> ModelIdentity:
@@ -109,7 +83,7 @@ def _digest(file: Path) -> str:
 
 def read_identity(root: Root) -> ModelIdentity | None:
     """Return model/identity.json; None if the root keeps no model yet. Raises SchemaError if it can't be read."""
-    return read_record(root, IDENTITY, ModelIdentity, "identity of a model", "delete it, and start where the model is")
+    return IDENTITY.read(root)
 
 
 def keep_model(root: Root, folder: Path, identity: ModelIdentity, *, with_weights: bool = False) -> None:
@@ -120,13 +94,15 @@ def keep_model(root: Root, folder: Path, identity: ModelIdentity, *, with_weight
     """
     # config.json last: a folder that has it is complete.
     names = [*identity.tokenizer, *(identity.weights if with_weights else ()), *sorted(identity.config, reverse=True)]
-    taken = [name for name in names if not _put(root, folder / name, f"{MODEL}/{name}", name in identity.weights)]
+    taken = [
+        name for name in names if not _put(root, folder / name, MODEL.name(FileName(name)), name in identity.weights)
+    ]
     if taken:
         raise ModelError(
-            f"{root.url}/{MODEL} holds another {', '.join(taken)} than {identity.source}; "
+            f"{root.url}/{MODEL.folder} holds another {', '.join(taken)} than {identity.source}; "
             "delete that folder if no run has begun with it"
         )
-    if not root.put_if_absent(IDENTITY, encode_record(identity)):
+    if not root.put_if_absent(IDENTITY.template, encode_record(identity)):
         check_same(root, identity)
 
 
@@ -140,7 +116,7 @@ def copy_kept(source: Root, target: Root) -> None:
     if identity is None:
         return
     with target.scratch_folder() as folder:
-        source.download(MODEL, folder, leave_out=["identity.json"])
+        source.download(MODEL.folder, folder, leave_out=[IDENTITY.file])
         keep_model(target, folder, identity, with_weights=set(identity.weights) <= set(kept_files(source)))
 
 
@@ -158,7 +134,7 @@ def check_same(root: Root, found: ModelIdentity) -> None:
 
 def kept_files(root: Root) -> Iterator[str]:
     """Return the names of the files in model/ except identity.json, without the folder."""
-    return (name.removeprefix(f"{MODEL}/") for name in root.list(MODEL) if name != IDENTITY)
+    return (found.file for found in MODEL.listed(root) if MODEL.name(found) != IDENTITY.template)
 
 
 def read_kept(root: Root, names: Mapping[str, str]) -> dict[str, bytes]:
@@ -166,11 +142,11 @@ def read_kept(root: Root, names: Mapping[str, str]) -> dict[str, bytes]:
 
     names: SHA-256 by name, such as `identity.tokenizer`.
     """
-    found = {name: root.read(f"{MODEL}/{name}") for name in kept_files(root) if name in names}
+    found = {name: root.read(MODEL.name(FileName(name))) for name in kept_files(root) if name in names}
     for name, digest in names.items():
         if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:
             raise ModelError(
-                f"{root.url}/{MODEL}/{name} is {'damaged' if name in found else 'missing'}; delete {IDENTITY} and that "
+                f"{root.url}/{MODEL.name(FileName(name))} is {'damaged' if name in found else 'missing'}; delete {IDENTITY.template} and that "
                 "file, and start where the model is"
             )
     return found

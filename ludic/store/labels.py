@@ -7,7 +7,6 @@ that can't be stored, StoreError if the filesystem fails.
 
 import getpass
 import math
-import re
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -16,10 +15,10 @@ from ludic.errors import ConfigError
 from ludic.printable import storable
 from ludic.records import new_id
 from ludic.schema import arrow_schema
+from ludic.store.catalogue import LABELS, UuidName
 from ludic.store.encoding import encode_plain
 from ludic.store.root import Root
 
-LABELS_NAME = re.compile(r"labels/[0-9a-f-]{36}\.parquet")
 LABEL = "label"
 """Name of a label whose author gave it no other."""
 
@@ -44,7 +43,8 @@ def put_label(
         "created_at": datetime.now(UTC),
         "run_id": root.run_id,
     }
-    root.put_if_absent(f"labels/{new_id()}.parquet", encode_plain(pa.Table.from_pylist([row], arrow_schema("labels"))))
+    name = LABELS.name(UuidName(new_id()))
+    root.put_if_absent(name, encode_plain(pa.Table.from_pylist([row], arrow_schema("labels"))))
 
 
 def _user() -> str:

@@ -16,16 +16,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import msgspec
-
-from ludic.bounds import BOUNDS
 from ludic.defaults import LEASE_S
 from ludic.errors import LudicError, OwnedError, ReplacedRootError, SchemaError
 from ludic.records import new_id
-from ludic.store.json_files import encode_record, read_record
-from ludic.store.names import owner_name, parse_attempt_id, parse_number
+from ludic.store.catalogue import ATTEMPTS, LEASES
+from ludic.store.json_files import encode_record
+from ludic.store.names import owner_name, parse_number
+from ludic.store.records import Lease
+from ludic.store.registers import Register
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
@@ -34,32 +34,8 @@ _RENEWALS_A_LEASE = 3
 _LOOKS_A_LEASE = 12
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
-    """Content of attempts/N.lease."""
-
-    attempt_id: int
-    claim_id: str
-    """Unique id chosen by the owner, so that no two claims are equal."""
-    owner: str
-    """Host and pid of the owner as host-pid, for people."""
-    since: str
-    """Time of the claim by the owner's clock, for people."""
-    process: str | None
-    """The owner's process as `describe_process` identifies it; None if the system doesn't show it."""
-    lease_s: Annotated[float, msgspec.Meta(gt=0, le=BOUNDS["lease_s"].high)]
-    """Seconds without a renewal after which the owner is considered dead."""
-    num_renewals: int = 0
-    released: bool = False
-    """True if the owner has ended, or never intended to renew."""
-
-    @property
-    def name(self) -> str:
-        return lease_name(self.attempt_id)
-
-
-def lease_name(attempt_id: int) -> str:
-    return f"attempts/{attempt_id}.lease"
+def _claims(root: Root) -> Register[Lease]:
+    return Register(root, LEASES, beside=ATTEMPTS)  # a cut has an attempt without a lease
 
 
 def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = False) -> Lease:
@@ -68,32 +44,31 @@ def claim(root: Root, after: int, *, lease_s: float = LEASE_S, released: bool = 
     Raises OwnedError if another process was faster, ReplacedRootError if the root is no longer the run that was opened.
     """
     root.check_same_run()
-    lease = Lease(
-        attempt_id=after + 1,
-        claim_id=new_id(),
-        owner=owner_name(),
-        since=datetime.now(UTC).isoformat(timespec="seconds"),
-        process=describe_process(os.getpid()),
-        lease_s=lease_s,
-        released=released,
+    lease = _claims(root).try_claim(
+        after + 1,
+        lambda attempt_id: Lease(
+            attempt_id=attempt_id,
+            claim_id=new_id(),
+            owner=owner_name(),
+            since=datetime.now(UTC).isoformat(timespec="seconds"),
+            process=describe_process(os.getpid()),
+            lease_s=lease_s,
+            released=released,
+        ),
     )
-    if not root.put_if_absent(lease.name, encode_record(lease)):
-        raise _refusal(root, lease.attempt_id)
+    if lease is None:
+        raise _refusal(root, after + 1)
     return lease
 
 
 def newest_claim(root: Root) -> int:
     """Return the newest claimed attempt; 0 if there is none. Claims have no gaps, so the listing may lag."""
-    stems = [name.removeprefix("attempts/").rpartition(".") for name in root.list("attempts")]
-    newest = max((parse_attempt_id(stem) or 0 for stem, _, kind in stems if kind in ("lease", "json")), default=0)
-    while read_lease(root, newest + 1) is not None:
-        newest += 1
-    return newest
+    return _claims(root).newest()
 
 
 def read_lease(root: Root, attempt_id: int) -> Lease | None:
     """Read an attempt's lease; returns None if it was not claimed. Raises SchemaError if the file is no lease."""
-    return read_record(root, lease_name(attempt_id), Lease, "lease", "see that no trainer runs, and delete it")
+    return LEASES.read(root, attempt_id)
 
 
 def check_claim(root: Root, attempt_id: int, claim_id: str) -> None:
@@ -197,7 +172,7 @@ def _renew(
 def _replace(root: Root, lease: Lease) -> None:
     """Put a new content of a lease. A put can't depend on the read before it, so the two follow at once."""
     check_claim(root, lease.attempt_id, lease.claim_id)
-    root.put(lease.name, encode_record(lease))
+    root.put(LEASES.name_of(lease), encode_record(lease))
 
 
 @dataclass(frozen=True, slots=True)

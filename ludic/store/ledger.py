@@ -3,7 +3,6 @@
 A step's file is written before its gradient step, and never changed.
 """
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -16,28 +15,25 @@ import pyarrow.compute as pc
 from ludic.errors import FencedError
 from ludic.schema import arrow_schema, check_schema, conform
 from ludic.store.attempts import (
-    Attempt,
-    CheckpointId,
     chain,
     check_not_fenced,
     newest_attempt_id,
     read_attempt,
     read_parent,
 )
+from ludic.store.catalogue import BATCHES, StepName
 from ludic.store.encoding import encode_plain
-from ludic.store.names import NUMBER
 from ludic.store.parquet import decode
+from ludic.store.records import Attempt, CheckpointId
 from ludic.store.root import Root
 
 _EVERY_STEP = 2**62
-
-_NAME = re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet")
 
 _CONCURRENT_READS = 8
 
 
 def ledger_name(attempt_id: int, step: int) -> str:
-    return f"batches/attempt={attempt_id}/step={step}.parquet"
+    return BATCHES.name(StepName(attempt_id, step))
 
 
 def write_ledger(root: Root, attempt: Attempt, step: int, rows: pa.Table) -> None:
@@ -167,5 +163,4 @@ def _config(root: Root, attempt_id: int) -> Mapping[str, Any]:
 
 def ledger_steps(root: Root, attempt_id: int) -> list[int]:
     """Return the steps that an attempt planned, in order."""
-    matches = map(_NAME.fullmatch, root.list(f"batches/attempt={attempt_id}"))
-    return sorted(int(match[2]) for match in matches if match)
+    return [found.step for found in BATCHES.listed(root, attempt_id=attempt_id)]

@@ -5,21 +5,20 @@ Rows gather for at most a second, then a thread writes them; a killed process lo
 
 import itertools
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import pyarrow as pa
 
 from ludic.errors import SchemaError
 from ludic.schema import arrow_schema, conform
 from ludic.store.background import BackgroundAppender, NamedFile
+from ludic.store.catalogue import METRICS, MetricsName
 from ludic.store.encoding import encode_plain
 from ludic.store.files import check_worker_id
-from ludic.store.names import NUMBER
 from ludic.store.parquet import decode
 from ludic.store.root import Root
 
@@ -27,9 +26,10 @@ _FLUSH_AGE_S = 1.0
 _CONCURRENT_READS = 16
 _LISTING_SHARE = 20.0
 """Minimum time between listings, as a multiple of the time that the last listing took."""
-_NAME = re.compile(rf"metrics/((?:train|worker)-[^/]+)-{NUMBER}\.parquet")
 
 _Rows = list[dict[str, Any]]
+_Writer = tuple[Literal["train", "worker"], str]
+"""Kind and id of a writer."""
 
 POPULATIONS = {
     "reward_mean": "considered rollouts, dropped ones too",
@@ -47,7 +47,7 @@ class MetricsLog:
     def __init__(self, root: Root, kind: Literal["train", "worker"], writer_id: str) -> None:
         """writer_id: part of the files' names; must be unique to one life of one process."""
         self._kind, self._run_id = kind, root.run_id
-        self._prefix = f"metrics/{check_worker_id(f'{kind}-{writer_id}')}"
+        self._writer_id = check_worker_id(writer_id)
         self._sequence = itertools.count()
         self._appender = BackgroundAppender[dict[str, Any]](
             root, self._make_files, is_full=lambda rows: len(rows) >= 32, flush_age_s=_FLUSH_AGE_S
@@ -72,7 +72,8 @@ class MetricsLog:
         schema = arrow_schema("metrics")
         columns = {name: [row.get(name) for row in rows] for name in schema.names}
         table = pa.table([pa.array(columns[field.name], field.type) for field in schema], schema=schema)
-        return [(f"{self._prefix}-{next(self._sequence)}.parquet", encode_plain(table))]
+        name = METRICS.name(MetricsName(self._kind, self._writer_id, next(self._sequence)))
+        return [(name, encode_plain(table))]
 
 
 class MetricsTail:
@@ -85,8 +86,8 @@ class MetricsTail:
     def __init__(self, root: Root, *, newest_files: int | None = None) -> None:
         """newest_files: number of files of each writer that the first poll reads; None reads all."""
         self._root, self._newest_files = root, newest_files
-        self._seen: set[_MetricsFile] = set()
-        self._next: dict[str, int] = {}
+        self._seen: set[MetricsName] = set()
+        self._next: dict[_Writer, int] = {}
         """Next sequence of each writer that had new files in the last listing."""
         self._list_at = -math.inf
         """Time of the next listing, on the monotonic clock."""
@@ -102,13 +103,13 @@ class MetricsTail:
 
     def _read_listed(self) -> list[_Rows]:
         since = time.monotonic()
-        listed = {file for file in map(_parse_name, self._root.list("metrics")) if file is not None}
+        listed = set(METRICS.listed(self._root))
         took_s = time.monotonic() - since
         new = sorted(listed - self._seen)
         wanted = new if self._seen or self._newest_files is None else _newest(new, self._newest_files)
         with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
             found = list(pool.map(self._read, wanted))
-        self._next = {file.writer: file.sequence + 1 for file in new}
+        self._next = {file[:2]: file.sequence + 1 for file in new}
         self._seen |= listed
         self._list_at = time.monotonic() + _LISTING_SHARE * took_s
         return [rows or [] for rows in found]
@@ -118,53 +119,37 @@ class MetricsTail:
             found = [pair for pairs in pool.map(self._read_on, list(self._next.items())) for pair in pairs]
         files = [file for file, _ in found]
         self._seen |= set(files)
-        self._next |= {file.writer: file.sequence + 1 for file in files}
+        self._next |= {file[:2]: file.sequence + 1 for file in files}
         return [rows for _, rows in found]
 
-    def _read_on(self, following: tuple[str, int]) -> "list[tuple[_MetricsFile, _Rows]]":
+    def _read_on(self, following: tuple[_Writer, int]) -> list[tuple[MetricsName, _Rows]]:
         """Return the files of a writer from a sequence on, each with its rows."""
         writer, sequence = following
-        found: list[tuple[_MetricsFile, _Rows]] = []
-        while (rows := self._read(file := _MetricsFile(writer, sequence + len(found)))) is not None:
+        found: list[tuple[MetricsName, _Rows]] = []
+        while (rows := self._read(file := MetricsName(*writer, sequence + len(found)))) is not None:
             found.append((file, rows))
         return found
 
-    def _read(self, file: "_MetricsFile") -> _Rows | None:
+    def _read(self, file: MetricsName) -> _Rows | None:
         """Return the rows of this run in a file, an empty list for a broken file; None if there is no such file."""
         try:
-            data = self._root.read(file.name)
+            data = self._root.read(name := METRICS.name(file))
         except FileNotFoundError:
             return None
         try:
-            rows = conform(decode(data, file.name), "metrics").to_pylist()
+            rows = conform(decode(data, name), "metrics").to_pylist()
         except SchemaError:
             return []
         return [row for row in rows if row["run_id"] in (None, self._root.run_id)]
 
 
-class _MetricsFile(NamedTuple):
-    writer: str
-    """train-ID or worker-ID, where ID is the writer's id."""
-    sequence: int
-
-    @property
-    def name(self) -> str:
-        return f"metrics/{self.writer}-{self.sequence}.parquet"
-
-
-def _parse_name(name: str) -> _MetricsFile | None:
-    match = _NAME.fullmatch(name)
-    return _MetricsFile(match[1], int(match[2])) if match else None
-
-
 def metrics_file_names(root: Root) -> dict[str, list[str]]:
     """Return the names of the files of each writer, train-ID or worker-ID, in the order in which they were written."""
-    files = sorted(file for file in map(_parse_name, root.list("metrics")) if file is not None)
-    by_writer = itertools.groupby(files, key=lambda file: file.writer)
-    return {writer: [file.name for file in of_writer] for writer, of_writer in by_writer}
+    by_writer = itertools.groupby(METRICS.listed(root), key=lambda file: file[:2])
+    return {"-".join(writer): [METRICS.name(file) for file in of_writer] for writer, of_writer in by_writer}
 
 
-def _newest(files: Sequence[_MetricsFile], most: int) -> list[_MetricsFile]:
+def _newest(files: Sequence[MetricsName], most: int) -> list[MetricsName]:
     """Return the last `most` files of each writer. files: sorted."""
-    by_writer = itertools.groupby(files, key=lambda file: file.writer)
+    by_writer = itertools.groupby(files, key=lambda file: file[:2])
     return [file for _, of_writer in by_writer for file in list(of_writer)[-most:]]

@@ -8,72 +8,21 @@ that LATEST names. A version may hold differences to an earlier version instead;
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
-from math import ceil
 from pathlib import Path
 
 from ludic.errors import SchemaError
-from ludic.store.json_files import Count, encode_record, read_record
+from ludic.store.catalogue import DELTAS, LATEST, POLICIES, WEIGHTS
+from ludic.store.json_files import encode_record
 from ludic.store.manifest import MANIFEST, write_manifest
-from ludic.store.names import parse_numbers
-from ludic.store.policy_files import MARKERS, policy_folder, with_chains
+from ludic.store.policy_files import is_marker, policy_folder, with_chains
+from ludic.store.records import LatestPolicy, Policy
+from ludic.store.registers import Register
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
-
-LATEST = "policies/LATEST"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """policy.json: the origin of a version's weights."""
-
-    version: Count
-    step: int
-    """Gradient steps that made these weights."""
-    attempt_id: int
-    parent_version: int | None
-    created_at: str
-
-    @property
-    def name(self) -> str:
-        return f"{policy_folder(self.version)}/policy.json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatestPolicy:
-    """policies/LATEST: the version to sample with, and the budget of open groups (ludic.batches.budget)."""
-
-    version: Count
-    budget: Count | None = None
-    """Groups that may be open at a time, of all workers together. None in files of older versions, whose trainers
-    asked for groups by version: workers wait until a trainer of this version writes the file."""
-    num_workers: int = 1
-    """Workers that share the budget, at least one."""
-    num_ready: Count = 0
-    """Open groups that the trainer has read, or trains on."""
-    oldest_version: Count = 0
-    """Rollouts of versions before this one are not read any more."""
-    seen: Mapping[str, int] = field(default_factory=dict)
-    """Sequence of the newest file that the trainer has read, by worker_id."""
-    attempt_id: int = 0
-    """Attempt whose trainer wrote the file."""
-    planned_step: int = 0
-    """Newest step whose rollouts are chosen."""
-    run_id: str | None = field(default=None, compare=False)
-    """Run whose trainer wrote the file: a worker that outlives its root learns it with the version, without another
-    read. `point_latest` sets it; None in files of older versions."""
-
-    def num_allowed(self, num_unread: int) -> int:
-        """Return how many further groups a worker may start. num_unread: its open groups that the trainer has not read.
-
-        It may start one while all would be below the budget if each worker had as many as it has; so the workers
-        together may exceed the budget by less than a group each.
-        """
-        free = (self.budget or 0) - self.num_ready - num_unread * self.num_workers
-        return max(0, ceil(free / self.num_workers))
 
 
 def latest_policy(root: Root) -> LatestPolicy | None:
@@ -82,10 +31,12 @@ def latest_policy(root: Root) -> LatestPolicy | None:
     Raises SchemaError if the file can't be parsed, or if a trainer of another run wrote it, which the trainer of this
     run mends; ReplacedRootError if the root is no longer the run that was opened.
     """
-    latest = read_record(root, LATEST, LatestPolicy, "name of a policy", "the next publish replaces it")
+    latest = LATEST.read(root)
     if latest is not None and latest.run_id not in (None, root.run_id):
         root.check_same_run()
-        raise SchemaError(f"{root.url}/{LATEST} is of run {latest.run_id}, wanted {root.run_id}; a trainer mends it")
+        raise SchemaError(
+            f"{root.url}/{LATEST.template} is of run {latest.run_id}, wanted {root.run_id}; a trainer mends it"
+        )
     return latest
 
 
@@ -100,12 +51,12 @@ def newest_version(root: Root) -> int | None:
 
 def read_policy(root: Root, version: int) -> Policy | None:
     """Return the policy.json of a version; None if the version is not claimed. Raises SchemaError if it is broken."""
-    return read_record(root, f"{policy_folder(version)}/policy.json", Policy, "policy.json")
+    return POLICIES.read(root, version)
 
 
 def point_latest(root: Root, latest: LatestPolicy) -> None:
     """Replace LATEST. Only the trainer that owns the root calls this."""
-    root.put(LATEST, encode_record(replace(latest, run_id=root.run_id)))
+    root.put(LATEST.template, encode_record(replace(latest, run_id=root.run_id)))
 
 
 def publish_policy(
@@ -148,23 +99,22 @@ def upload_policy(root: Root, version: int, folder: Path, *, last: str) -> int:
 def claim_policy(root: Root, *, step: int, attempt_id: int, parent_version: int | None) -> int:
     """Write policy.json of the next free version, and return the version."""
     newest = newest_version(root)
-    version = 0 if newest is None else newest + 1
-    while True:
-        policy = Policy(
+
+    def make(version: int) -> Policy:
+        return Policy(
             version=version,
             step=step,
             attempt_id=attempt_id,
             parent_version=parent_version,
             created_at=datetime.now(UTC).isoformat(),
         )
-        if root.put_if_absent(policy.name, encode_record(policy)):
-            return version
-        version += 1
+
+    return Register(root, POLICIES).claim(make, first=0 if newest is None else newest + 1).version
 
 
 def policy_versions(root: Root) -> list[int]:
     """Return the claimed versions, in order; the newest may be incomplete."""
-    return parse_numbers([folder.rpartition("version=")[2] for folder in root.folders("policies")])
+    return POLICIES.first_fields(root)
 
 
 def stored_versions(root: Root) -> list[int]:
@@ -174,8 +124,8 @@ def stored_versions(root: Root) -> list[int]:
 
 def versions_with_weights(names: Iterable[str]) -> list[int]:
     """Return the versions whose weights are complete, in order. names: of the files in policies/."""
-    parts = [name.split("/") for name in names]
-    return parse_numbers([part[1].removeprefix("version=") for part in parts if len(part) == 3 and part[2] in MARKERS])
+    found = list(names)
+    return sorted({name.version for row in (WEIGHTS, DELTAS) for name in row.parsed(found)})
 
 
 def prune_policies(root: Root, keep: int, latest_version: int) -> None:
@@ -198,7 +148,6 @@ def prune_policies(root: Root, keep: int, latest_version: int) -> None:
 
 def _delete_weights(root: Root, folder: str) -> None:
     # In this order, so that a reader finds no version rather than a version that lacks files.
-    first = [f"{folder}/{name}" for name in (*MARKERS, MANIFEST)]
-    for name in sorted(root.list(folder), key=lambda name: name not in first):
-        if not name.endswith("/policy.json"):
-            root.delete(name)
+    names = [name for name in root.list(folder) if POLICIES.parse(name) is None]
+    for name in sorted(names, key=lambda name: not (is_marker(name) or name.endswith(f"/{MANIFEST}"))):
+        root.delete(name)

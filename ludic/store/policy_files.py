@@ -9,41 +9,31 @@ the digest of every file of the whole version: a reader checks them before it gi
 import shutil
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from ludic.errors import SchemaError
-from ludic.store.json_files import Count, read_record
+from ludic.store.catalogue import DELTAS, POLICIES, WEIGHT_FILES, WEIGHTS, VersionName
 from ludic.store.manifest import MANIFEST, check_copy, check_folder, read_manifest, write_manifest
+from ludic.store.records import Delta
 from ludic.store.root import Root
 from ludic.store.weight_deltas import apply_delta
 
-DELTA = "delta.json"
-"""File that is put last into a version of differences, and that tells readers what it is a difference to."""
 DELTA_SUFFIX = ".delta"
-MARKERS = ("config.json", DELTA)
-"""Files that are put last, one or the other: a version that has one is complete."""
 
 
 def policy_folder(version: int) -> str:
-    return f"policies/version={version}"
+    return WEIGHT_FILES.below(version=version)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delta:
-    """delta.json: what a version is a difference to, and what it must be after that."""
-
-    version: Count
-    base: Count
-    """Version to whose files the differences are applied; always an earlier one."""
-    files: dict[str, str]
-    """Digest of each file of the whole version, by name, as in digests.json."""
+def is_marker(name: str) -> bool:
+    """Return whether a file of a version is put last, and completes it: of a full one, or of one of differences."""
+    return WEIGHTS.parse(name) is not None or DELTAS.parse(name) is not None
 
 
 def read_delta(root: Root, version: int) -> Delta | None:
     """Return the delta.json of a version; None if there is none. Raises SchemaError if it is broken."""
-    name = f"{policy_folder(version)}/{DELTA}"
-    delta = read_record(root, name, Delta, "record of differences")
+    name = DELTAS.name(VersionName(version))
+    delta = DELTAS.read(root, version)
     if delta is not None and not delta.base < delta.version == version:
         raise SchemaError(
             f"{root.url}/{name} is of version {delta.version} with base {delta.base}, wanted version {version} with an "
@@ -74,7 +64,7 @@ def with_chains(root: Root, versions: Iterable[int], *, strict: bool = True) -> 
 
 def has_weights(root: Root, version: int) -> bool:
     """Return whether the weights of a version are complete, in full or as differences."""
-    return _is_full(root, version) or root.exists(f"{policy_folder(version)}/{DELTA}")
+    return _is_full(root, version) or root.exists(DELTAS.name(VersionName(version)))
 
 
 def published_digests(root: Root, version: int) -> dict[str, str] | None:
@@ -126,7 +116,7 @@ def copy_policy(root: Root, version: int, folder: Path, cache: Path | None = Non
 
 
 def _is_full(root: Root, version: int) -> bool:
-    return root.exists(f"{policy_folder(version)}/config.json")
+    return root.exists(WEIGHTS.name(VersionName(version)))
 
 
 def _cached(cache: Path, version: int) -> Path:
@@ -185,7 +175,7 @@ def _apply(root: Root, delta: Delta, folder: Path) -> None:
     """Turn the files of a version's base, in `folder`, into those of the version, without a check of the result."""
     name = policy_folder(delta.version)
     with tempfile.TemporaryDirectory(dir=folder.parent) as copy:
-        root.download(name, copy, leave_out=("policy.json", DELTA))
+        root.download(name, copy, leave_out=(POLICIES.file, DELTAS.file))
         check_copy(Path(copy), f"{root.url}/{name}")
         for file in sorted(Path(copy).rglob(f"*{DELTA_SUFFIX}")):
             target = file.relative_to(copy).as_posix().removesuffix(DELTA_SUFFIX)
@@ -197,7 +187,7 @@ def _apply(root: Root, delta: Delta, folder: Path) -> None:
 
 def _complete(root: Root, delta: Delta, folder: Path) -> None:
     """Check every file of a version to which all differences were applied, and write its digests.json."""
-    for name in {MANIFEST, "policy.json"} - delta.files.keys():  # of the base
+    for name in {MANIFEST, POLICIES.file} - delta.files.keys():  # of the base
         (folder / name).unlink(missing_ok=True)
     found = write_manifest(folder)
     differing = sorted(name for name in found.keys() | delta.files.keys() if found.get(name) != delta.files.get(name))

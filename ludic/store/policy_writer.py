@@ -13,10 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from ludic.store.catalogue import DELTAS
 from ludic.store.json_files import encode_record
 from ludic.store.manifest import write_manifest
 from ludic.store.policies import upload_policy, write_policy
-from ludic.store.policy_files import DELTA, DELTA_SUFFIX, Delta
+from ludic.store.policy_files import DELTA_SUFFIX
+from ludic.store.records import Delta
 from ludic.store.root import Root
 from ludic.store.weight_deltas import write_delta
 from ludic.temporary import temporary_folder
@@ -103,8 +105,8 @@ class PolicyWriter:
                     return None
             write_manifest(folder)
             delta = Delta(version=new.number, base=last.number, files=new.digests)
-            (folder / DELTA).write_bytes(encode_record(delta))
-            return upload_policy(self._root, new.number, folder, last=DELTA)
+            (folder / DELTAS.file).write_bytes(encode_record(delta))
+            return upload_policy(self._root, new.number, folder, last=DELTAS.file)
 
 
 def _link(source: str, target: str) -> None:

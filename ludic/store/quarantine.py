@@ -13,26 +13,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ludic.errors import SchemaError
-from ludic.store.json_files import encode_record, read_record
+from ludic.store.catalogue import (
+    OLD_QUARANTINE,
+    OLD_QUARANTINED,
+    QUARANTINE,
+    QUARANTINED,
+    MovedName,
+    Records,
+    row_of,
+)
+from ludic.store.json_files import encode_record
 from ludic.store.local import SCRATCH
+from ludic.store.records import QuarantinedFile
 from ludic.store.root import Root
 
-QUARANTINE = "quarantine"
-QUARANTINE_FOLDERS = (QUARANTINE, "set_aside")
-"""All folders of quarantined files; older versions moved them to set_aside/."""
-_NOTE = ".json"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinedFile:
-    """A quarantined file."""
-
-    name: str
-    """Name of the file below the root before it was moved."""
-    reason: str
-    """Why the file was quarantined; empty if the note is gone."""
-    found_at: str
-    """Time in ISO 8601, UTC; empty if the note is gone."""
+_ROWS = ((QUARANTINED, QUARANTINE), (OLD_QUARANTINED, OLD_QUARANTINE))
+"""The rows of quarantined files, with those of their notes."""
 
 
 def quarantine(root: Root, name: str, reason: str) -> str:
@@ -42,14 +38,14 @@ def quarantine(root: Root, name: str, reason: str) -> str:
     next worker in that slot makes the requests of the file again. Raises FileNotFoundError if the file is at neither
     name.
     """
-    assert not name.startswith(tuple(f"{folder}/" for folder in QUARANTINE_FOLDERS)), f"{name} is in quarantine"
-    assert not name.endswith(_NOTE), f"{name} would be taken for a note"
-    target = f"{QUARANTINE}/{name}"
+    assert row_of(name) not in (QUARANTINED, OLD_QUARANTINED), f"{name} is in quarantine"
+    target = QUARANTINED.name(MovedName(name))
+    assert QUARANTINED.parse(target), f"{name} would be taken for a note"
     try:
         # First check that the file exists: a note alone would describe a file that never existed.
         if root.exists(name):
             note = QuarantinedFile(name=name, reason=reason, found_at=datetime.now(UTC).isoformat())
-            root.put(f"{target}{_NOTE}", encode_record(note))
+            root.put(QUARANTINE.name_of(note), encode_record(note))
         root.rename(name, target)
     except FileNotFoundError:  # moved before, or by another process at the same time
         if not root.exists(target):
@@ -59,19 +55,19 @@ def quarantine(root: Root, name: str, reason: str) -> str:
 
 def list_quarantined(root: Root) -> list[QuarantinedFile]:
     """Return the quarantined files, sorted by name."""
-    folder_of = {
-        name.removeprefix(f"{folder}/"): folder
-        for folder in reversed(QUARANTINE_FOLDERS)
-        for name in root.list(folder)
-        if not name.endswith(_NOTE)
-    }
-    return [_read_note(root, folder, name) for name, folder in sorted(folder_of.items())]
+    notes = {found.name: note for moved, note in reversed(_ROWS) for found in moved.listed(root)}
+    return [_read_note(root, note, name) for name, note in sorted(notes.items())]
 
 
-def _read_note(root: Root, folder: str, name: str) -> QuarantinedFile:
+def is_quarantined(root: Root, name: str) -> bool:
+    """Return whether a file was moved."""
+    return any(root.exists(moved.name(MovedName(name))) for moved, _ in _ROWS)
+
+
+def _read_note(root: Root, row: Records[MovedName, QuarantinedFile], name: str) -> QuarantinedFile:
     note = None
     with suppress(SchemaError):
-        note = read_record(root, f"{folder}/{name}{_NOTE}", QuarantinedFile, "note")
+        note = row.read(root, name)
     return note or QuarantinedFile(name=name, reason="", found_at="")
 
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import arrow_schema, check_schema
+from ludic.store.catalogue import REFERENCE, ReferenceName
 from ludic.store.encoding import encode_plain
 from ludic.store.parquet import UNREADABLE, check_text, open_checked
 from ludic.store.root import Root
@@ -48,7 +49,7 @@ def write_reference(root: Root, model: str, rows: pa.Table) -> pa.Table:
     if not rows.num_rows:
         return _index(rows, "")
     rows = rows.sort_by([(name, "ascending") for name in _INDEX_COLUMNS])
-    name = f"{_folder(model)}/{_digest(rows)}.parquet"
+    name = REFERENCE.name(ReferenceName(model, _digest(rows)))
     # An existing file has the same rows in the same order; only last digits of its logprobs may differ.
     root.put_if_absent(name, encode_plain(rows, row_group_size=_ROW_GROUP_ROWS))
     return _index(rows, name)
@@ -57,7 +58,8 @@ def write_reference(root: Root, model: str, rows: pa.Table) -> pa.Table:
 def read_reference_index(root: Root, model: str) -> pa.Table:
     """Return the index of a model's stored rows: rollout_id, and the fields of ReferenceRow."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        tables = list(pool.map(lambda name: _read_index(root, name), root.list(_folder(model))))
+        names = map(REFERENCE.name, REFERENCE.listed(root, model=model))
+        tables = list(pool.map(lambda name: _read_index(root, name), names))
     return pa.concat_tables([_index(arrow_schema("reference").empty_table(), ""), *tables])
 
 
@@ -82,10 +84,6 @@ def read_reference(root: Root, name: str, rows: Sequence[int]) -> list[np.ndarra
     in_table[row_groups] = np.cumsum(sizes[row_groups]) - sizes[row_groups]
     column = table.column("reference_logprobs").take(np.asarray(rows) - in_file[groups] + in_table[groups])
     return [value.values.to_numpy() for value in column]
-
-
-def _folder(model: str) -> str:
-    return f"reference/model={model}"
 
 
 def _digest(rows: pa.Table) -> str:

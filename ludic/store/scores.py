@@ -7,7 +7,6 @@ Raises ConfigError for a scorer's name that a file can't have, StoreError if the
 
 import itertools
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -20,14 +19,12 @@ from ludic.errors import ConfigError, SchemaError
 from ludic.records import new_id
 from ludic.schema import arrow_schema, conform
 from ludic.store.background import BackgroundAppender, NamedFile
+from ludic.store.catalogue import SCORES, ScoresName
 from ludic.store.encoding import encode_plain
-from ludic.store.names import NUMBER
 from ludic.store.parquet import decode
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
-
-SCORES_NAME = re.compile(rf"scores/scorer=[^/]+/[0-9a-f-]{{36}}-{NUMBER}\.parquet")
 
 PLAN_COLUMNS = ("rollout_id", "name", "value", "scorer", "scorer_version", "error", "created_at")
 """Columns of scores that plans of batches use."""
@@ -53,18 +50,13 @@ def check_scorer_name(name: str) -> str:
     return name
 
 
-def scorer_folder(scorer: str) -> str:
-    """Return the folder of a scorer's files below the root; its name is percent-encoded, as in env=..."""
-    return f"scores/scorer={quote(scorer, safe='')}"
-
-
 class ScoreLog:
     """Appends rows of the scores table (schemas/scores.v1.json) of one scorer. Close it, or use it in `with`."""
 
     def __init__(self, root: Root, scorer: str) -> None:
         """Raises ConfigError for a name that can't be used."""
         self._stamp = {"scorer": check_scorer_name(scorer), "run_id": root.run_id}
-        self._prefix = f"{scorer_folder(scorer)}/{new_id()}"
+        self._scorer, self._log = scorer, new_id()
         self._sequence = itertools.count()
         self._appender = BackgroundAppender[Row](
             root,
@@ -92,7 +84,8 @@ class ScoreLog:
 
     def _make_files(self, rows: Sequence[Row]) -> list[NamedFile]:
         table = pa.Table.from_pylist([{**row, **self._stamp} for row in rows], arrow_schema("scores"))
-        return [(f"{self._prefix}-{next(self._sequence)}.parquet", encode_plain(table))]
+        name = SCORES.name(ScoresName(self._scorer, self._log, next(self._sequence)))
+        return [(name, encode_plain(table))]
 
 
 class ScoreReader:
@@ -110,8 +103,8 @@ class ScoreReader:
         tables: list[pa.Table] = []
         names: list[str] = []
         for scorer in self._scorers:
-            for name in self._root.list(scorer_folder(scorer)):
-                if name not in self._seen and SCORES_NAME.fullmatch(name):
+            for name in map(SCORES.name, SCORES.listed(self._root, scorer=scorer)):
+                if name not in self._seen:
                     tables.append(self._read(name, scorer))
                     names.append(name)
         self._seen.update(names)

@@ -10,69 +10,31 @@ import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from ludic.errors import LudicError, ReplacedRootError, SchemaError, SlotTakenError
-from ludic.store.json_files import encode_record, read_record
+from ludic.store.catalogue import WORKERS
+from ludic.store.json_files import encode_record
 from ludic.store.lease import describe_process, is_dead
-from ludic.store.names import owner_name, parse_numbers
+from ludic.store.names import owner_name
+from ludic.store.records import SlotClaim
+from ludic.store.registers import Register
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
 
-FOLDER = "workers"
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotClaim:
-    """Claim of a slot by one life of a worker."""
-
-    slot: int
-    """Part of the schedule that the worker samples."""
-    life: int
-    """Number of the life, from 1 in each slot."""
-    worker_id: str
-    """Prefix of the names of this life's files."""
-    owner: str
-    """host-pid, for people."""
-    created_at: str
-    """Time of the claim by the owner's clock; for people."""
-    process: str | None = None
-    """Identity of the owner's process among all processes of all machines; None if the system doesn't give it."""
-    ended_at: str | None = None
-    """Time at which the worker ended on its own; None while it lives, or if it was killed."""
-    code: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """Source files of its environments, each as a ludic.store.code_files.CodeRecord."""
-
-    @property
-    def name(self) -> str:
-        return claim_name(self.slot, self.life)
-
-    @property
-    def is_over(self) -> bool:
-        """True if the worker has ended, or if its process is proven dead, which only its own machine can prove."""
-        return self.ended_at is not None or (self.process is not None and is_dead(self.process))
-
-
-def claim_name(slot: int, life: int) -> str:
-    return f"{FOLDER}/slot={slot}/{life}.json"
-
-
-def read_slot_claim(root: Root, slot: int, life: int) -> SlotClaim | None:
-    """Return the claim of a life; None if there was no such life. Raises SchemaError if the file is broken."""
-    advice = "stop the workers of this slot, and delete it"
-    return read_record(root, claim_name(slot, life), SlotClaim, "claim", advice)
+def is_over(claim: SlotClaim) -> bool:
+    """Return whether a worker has ended, or its process is proven dead, which only its own machine can prove."""
+    return claim.ended_at is not None or (claim.process is not None and is_dead(claim.process))
 
 
 def newest_slot_claim(root: Root, slot: int) -> SlotClaim | None:
     """Return the newest claim of a slot; None if no worker ever held it. Raises SchemaError if the file is broken."""
-    newest = None
-    life = max(_listed_lives(root, slot), default=1)
-    while (claim := read_slot_claim(root, slot, life)) is not None:
-        newest, life = claim, life + 1
-    return newest
+    lives = Register(root, WORKERS, slot)
+    return lives.read(lives.newest())
 
 
 def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str, Any]] = ()) -> SlotClaim:
@@ -81,18 +43,20 @@ def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str
     Raises ReplacedRootError if the root is no longer the run that was opened.
     """
     root.check_same_run()
-    claim = SlotClaim(
-        slot=slot,
-        life=max(_listed_lives(root, slot), default=0) + 1,
-        worker_id=worker_id,
-        owner=owner_name(),
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        process=describe_process(os.getpid()),
-        code=list(code),
-    )
-    while not root.put_if_absent(claim.name, encode_record(claim)):
-        claim = replace(claim, life=claim.life + 1)
-    return claim
+    lives = Register(root, WORKERS, slot)
+
+    def make(life: int) -> SlotClaim:
+        return SlotClaim(
+            slot=slot,
+            life=life,
+            worker_id=worker_id,
+            owner=owner_name(),
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            process=describe_process(os.getpid()),
+            code=list(code),
+        )
+
+    return lives.claim(make, first=lives.newest_listed() + 1)
 
 
 @contextmanager
@@ -105,9 +69,9 @@ def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str,
         try:
             over = replace(claim, ended_at=datetime.now(UTC).isoformat(timespec="seconds"))
             _check_own(root, claim)
-            root.put(claim.name, encode_record(over))
+            root.put(WORKERS.name_of(claim), encode_record(over))
         except ReplacedRootError:
-            logger.info("%s/%s is another worker's by now, and is left as it is", root.url, claim.name)
+            logger.info("%s/%s is another worker's by now, and is left as it is", root.url, WORKERS.name_of(claim))
         except LudicError as error:
             logger.warning("the claim of slot %d does not say that this worker has ended: %s", slot, error)
 
@@ -115,14 +79,14 @@ def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str,
 def code_before(root: Root, claim: SlotClaim) -> Sequence[Mapping[str, Any]]:
     """Return SlotClaim.code of the previous life; empty if there is none, or if its claim is broken."""
     with suppress(SchemaError):
-        earlier = read_slot_claim(root, claim.slot, claim.life - 1)
+        earlier = WORKERS.read(root, claim.slot, claim.life - 1)
         return earlier.code if earlier else []
     return []
 
 
 def check_holds_slot(root: Root, claim: SlotClaim) -> None:
     """Raises SlotTakenError if a newer life has claimed the slot."""
-    newer = read_slot_claim(root, claim.slot, claim.life + 1)
+    newer = WORKERS.read(root, claim.slot, claim.life + 1)
     if newer is not None:
         raise SlotTakenError(
             f"{root.url}: another worker took slot {claim.slot}, {newer.owner} at {newer.created_at}; this one stops"
@@ -131,11 +95,7 @@ def check_holds_slot(root: Root, claim: SlotClaim) -> None:
 
 def _check_own(root: Root, claim: SlotClaim) -> None:
     """Check that the stored claim is this one. Raises ReplacedRootError: claims are never deleted, so the root was."""
-    stored = read_slot_claim(root, claim.slot, claim.life)
+    stored = WORKERS.read(root, claim.slot, claim.life)
     if stored is None or stored.worker_id != claim.worker_id:
-        raise ReplacedRootError(f"{root.url}: {claim.name} is not of this worker: the root was deleted or made again")
-
-
-def _listed_lives(root: Root, slot: int) -> list[int]:
-    names = root.list(f"{FOLDER}/slot={slot}")
-    return parse_numbers([name.rpartition("/")[2].removesuffix(".json") for name in names])
+        name = WORKERS.name_of(claim)
+        raise ReplacedRootError(f"{root.url}: {name} is not of this worker: the root was deleted or made again")

@@ -4,7 +4,6 @@ A thread writes token_stats/attempt=A/step=S-rank=R.parquet, one file per step a
 another. A file is complete and immutable once listed; a killed trainer loses the files of its last steps.
 """
 
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,27 +11,15 @@ import pyarrow as pa
 
 from ludic.schema import arrow_schema
 from ludic.store.background import BackgroundAppender, NamedFile
+from ludic.store.catalogue import TOKEN_STATS, RankName
 from ludic.store.encoding import encode_plain
-from ludic.store.names import NUMBER
 from ludic.store.root import Root
-
-TOKEN_STATS_NAME = re.compile(rf"token_stats/attempt={NUMBER}/step={NUMBER}-rank={NUMBER}\.parquet")
 
 _LISTS = ("trainer_logprobs", "entropy", "weight")
 _ROUNDED = ("entropy", "weight")
 _DROPPED_BITS = 13
 # The rows of a step are read together, and each row group adds its own dictionaries and statistics.
 _ROW_GROUP_ROWS = 4096
-
-
-def token_stats_name(attempt_id: int, step: int, rank: int) -> str:
-    return f"token_stats/attempt={attempt_id}/step={step}-rank={rank}.parquet"
-
-
-def token_stats_step(name: str) -> tuple[int, int] | None:
-    """Return attempt_id and step of a file of token_stats/; None for any other name."""
-    match = TOKEN_STATS_NAME.fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
 
 
 class TokenStatsLog:
@@ -59,8 +46,8 @@ class TokenStatsLog:
         files: list[NamedFile] = []
         for table in (make() for make in tables):
             if table.num_rows:
-                name = token_stats_name(table["attempt_id"][0].as_py(), table["step"][0].as_py(), self._rank)
-                files.append((name, encode_token_stats(table)))
+                name = RankName(table["attempt_id"][0].as_py(), table["step"][0].as_py(), self._rank)
+                files.append((TOKEN_STATS.name(name), encode_token_stats(table)))
         return files
 
 

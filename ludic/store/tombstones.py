@@ -7,7 +7,6 @@ The trainer prunes policies/ and checkpoints/ (keep_policies, keep_checkpoints);
 never deleted.
 """
 
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -20,22 +19,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import SchemaError
+from ludic.store.catalogue import EXPIRED, NumberName
 from ludic.store.cursor import Cursor, Intervals
 from ludic.store.files import Folder, RolloutFile, Source, slot_of
-from ludic.store.json_files import decode_record, encode_record
-from ludic.store.names import NUMBER
+from ludic.store.json_files import encode_record
 from ludic.store.parquet import read_columns
+from ludic.store.records import ExpiredPartition, Spans, Tombstone
+from ludic.store.registers import Register
 from ludic.store.root import Root
 from ludic.store.sources import find_sources
 from ludic.store.track import Track, untracked
 
-FOLDER = "expired"
-
-_NAME = re.compile(rf"expired/{NUMBER}\.json")
 _CONCURRENT_REQUESTS = 8
-
-Spans = Mapping[str, Sequence[tuple[int, int]]]
-"""Half-open intervals of sequences, by worker_id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,34 +42,6 @@ class StoredFile:
     sources: tuple[Source, ...]
     leftovers: tuple[RolloutFile, ...] = ()
     """Workers' files that an interrupted compaction left behind, though this compacted file holds their rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpiredPartition:
-    """The files, rows and groups that an expiry deletes from one partition."""
-
-    folder: Folder
-    version: int
-    env_name: str
-    num_files: int
-    num_rows: int
-    size_bytes: int
-    files: Spans
-    """Deleted files, by the worker_id in their names; a compacted file's worker_id is compacted.N."""
-    sources: Spans
-    """Sources of the deleted rows."""
-    groups: Sequence[tuple[int, int]]
-    """Half-open intervals of the group numbers of workers that follow the schedule."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tombstone:
-    """expired/N.json: the record of one expiry."""
-
-    created_at: str
-    rule: str
-    """The rule that chose the files, as text for people."""
-    partitions: tuple[ExpiredPartition, ...]
 
 
 def stored_files(root: Root, folder: Folder = "rollouts") -> list[StoredFile]:
@@ -150,18 +117,18 @@ def delete_files(root: Root, names: Collection[str], track: Track = untracked) -
 
 def read_tombstones(root: Root) -> list[Tombstone]:
     """Return all tombstones, without broken ones: the writer of a broken tombstone put another one after it."""
-    found = []
-    for name in root.list(FOLDER):
-        with suppress(ValueError):
-            found += [decode_record(root.read(name), Tombstone)] if _NAME.fullmatch(name) else []
-    return found
+    found: list[Tombstone | None] = []
+    for each in EXPIRED.listed(root):
+        with suppress(SchemaError):
+            found.append(EXPIRED.read(root, *each))
+    return [tombstone for tombstone in found if tombstone is not None]
 
 
 def _put_tombstone(root: Root, tombstone: Tombstone) -> None:
     """Put a tombstone under the next free number, and read it back to make sure that it is stored whole."""
     data = encode_record(tombstone, indent=None)
-    number = len(root.list(FOLDER))
-    while not (root.put_if_absent(name := f"{FOLDER}/{number}.json", data) and root.read(name) == data):
+    number = Register(root, EXPIRED).newest_listed() + 1
+    while not (root.put_if_absent(name := EXPIRED.name(NumberName(number)), data) and root.read(name) == data):
         number += 1
 
 

@@ -36,8 +36,10 @@ from ludic.distributed import bytes_from_main, from_main, num_ranks, rank
 from ludic.errors import ModelError, NameTakenError
 from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ludic.models.lora import has_adapters, is_adapter_weight, load_adapter
-from ludic.store.checkpoints import MARKER, CheckpointInfo
+from ludic.store.checkpoints import MARKER, folder_of
+from ludic.store.json_files import encode_record
 from ludic.store.manifest import check_copy, write_manifest
+from ludic.store.records import CheckpointInfo
 from ludic.store.root import Root
 from ludic.training.model import detached, full_state_dict, load_model, save_weights
 
@@ -92,6 +94,7 @@ def write_checkpoint(
     files are uploaded and before the marker is put, since to write a large model takes minutes.
     """
     info = replace(snapshot.info, run_id=root.run_id)
+    name = folder_of(info)
     with root.scratch_folder() as folder:
         save_weights(snapshot.model, snapshot.weights, folder, max_shard_size=max_shard_size)
         safetensors.torch.save_file(dict(snapshot.moments), folder / "optimizer.safetensors")
@@ -100,10 +103,10 @@ def write_checkpoint(
         if root.is_local:
             _sync(folder)
         check()
-        root.upload(folder, info.name)
+        root.upload(folder, name)
     check()
-    if not root.put_if_absent(f"{info.name}/{MARKER}", info.to_json()):
-        raise NameTakenError(f"{root.url}/{info.name} is there with other content; another trainer has this attempt")
+    if not root.put_if_absent(f"{name}/{MARKER}", encode_record(info)):
+        raise NameTakenError(f"{root.url}/{name} is there with other content; another trainer has this attempt")
 
 
 def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, optimizer: Optimizer) -> None:
@@ -123,9 +126,9 @@ def load_checkpoint(root: Root, info: CheckpointInfo, model: PreTrainedModel, op
     weights_file = ADAPTER_WEIGHTS if has_adapters(model) else "model.safetensors"
 
     def read() -> bytes:
-        where = f"{root.url}/{info.name}"
+        where = f"{root.url}/{folder_of(info)}"
         with root.scratch_folder() as folder:
-            root.download(info.name, folder)
+            root.download(folder_of(info), folder)
             check_copy(folder, where)
             weights.update(_read_weights(folder, model, where))
             moments.update(_read_tensors(folder / "optimizer.safetensors", where))

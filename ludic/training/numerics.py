@@ -21,7 +21,7 @@ import transformers
 from ludic.distributed import broadcast_bytes, is_main, num_ranks, rank, run_on_main
 from ludic.installed import LUDIC, installed_version
 from ludic.store import Root, read_attempt
-from ludic.store.checkpoints import CheckpointInfo
+from ludic.store.records import CheckpointInfo
 from ludic.training.attention import PACKED_ATTENTION
 from ludic.training.config import TrainConfig
 from ludic.training.replay_settings import attempts_to_replay

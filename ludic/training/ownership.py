@@ -24,14 +24,15 @@ from ludic.store import Attempt, MetricsLog, Root, RunConfig
 from ludic.store.attempts import newest_attempt, record_attempt
 from ludic.store.checkpoints import (
     NOTHING_TO_RESUME,
-    CheckpointInfo,
     checkpoint_folder,
     checkpoint_to_resume,
+    folder_of,
     last_checkpoint,
 )
 from ludic.store.code_files import CodeRecord, to_dicts, warn_of_other_code
-from ludic.store.lease import Lease, await_free, claim, held, newest_claim
+from ludic.store.lease import await_free, claim, held, newest_claim
 from ludic.store.metrics import POPULATIONS
+from ludic.store.records import CheckpointInfo, Lease
 from ludic.store.troubles import (
     Trouble,
     find_mismatch,
@@ -83,7 +84,7 @@ def _explain_none(root: Root, damaged: CheckpointInfo | None) -> str:
     if damaged is None:
         return f"{root.url} {NOTHING_TO_RESUME}"
     return (
-        f"{root.url}/{damaged.name} is damaged, and there is no sound checkpoint to resume from; "
+        f"{root.url}/{folder_of(damaged)} is damaged, and there is no sound checkpoint to resume from; "
         "put a sound copy in its place, or leave out --resume to train from the first weights"
     )
 
@@ -220,7 +221,7 @@ def _take(
         logger.warning(
             "%s: attempt %d began from %s, which is gone; going on from %s",
             *(root.url, previous.attempt_id, checkpoint_folder(previous.parent)),
-            resumed.name if resumed else "the first weights",
+            folder_of(resumed) if resumed else "the first weights",
         )
     if previous:
         warn_of_other_code(previous.code, code, where=f"attempt {previous.attempt_id}")

@@ -28,7 +28,8 @@ from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.models.first_model import remember_model, write_files
 from ludic.store import Root, check_not_fenced
 from ludic.store.attempts import check_not_replaced
-from ludic.store.checkpoints import CheckpointInfo, prune_checkpoints
+from ludic.store.checkpoints import folder_of, prune_checkpoints
+from ludic.store.records import CheckpointInfo
 from ludic.store.token_stats import TokenStatsLog
 from ludic.training.checkpoint import Snapshot, load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
@@ -167,7 +168,7 @@ def _open_trainer(
         if resumed is not None:
             load_checkpoint(root, resumed, model, optimizer)
         elif found is not None:
-            raise StoreError(f"{root.url}/{found.name} was deleted since this trainer found it; start again")
+            raise StoreError(f"{root.url}/{folder_of(found)} was deleted since this trainer found it; start again")
         trainer = _Trainer(
             root=root,
             config=config,

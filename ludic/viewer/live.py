@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from ludic.errors import SchemaError, StoreError
-from ludic.store.attempts import CheckpointId
+from ludic.store.records import CheckpointId
 from ludic.store.troubles import TroubleLog
 from ludic.viewer.dashboard import draw
 from ludic.viewer.output import printable

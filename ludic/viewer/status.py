@@ -13,11 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
-from ludic.store.attempts import CheckpointId
 from ludic.store.balance import Balance, find_balance
 from ludic.store.checkpoints import checkpoint_ids
 from ludic.store.lease import LeaseState, LeaseWatch, newest_claim, read_lease
-from ludic.store.policies import Policy, read_policy
+from ludic.store.policies import read_policy
+from ludic.store.records import CheckpointId, Policy
 from ludic.store.troubles import (
     Trouble,
     find_mismatch,

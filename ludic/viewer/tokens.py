@@ -4,7 +4,6 @@ Reads tokenizer.json of the newest published policy that has one; without a toke
 """
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,13 +13,13 @@ from rich.text import Text
 from tokenizers import Tokenizer
 
 from ludic.store import Root
+from ludic.store.catalogue import WEIGHT_FILES
 from ludic.viewer.output import cell, number, plain_table, printable
 
 Color = Literal["logprob", "advantage", "ratio", "mask", "none"]
 TokenReader = Callable[[Sequence[int]], list[str]]
 """Returns the text that each token adds."""
 
-_TOKENIZER = re.compile(r"policies/version=(\d+)/tokenizer\.json")
 # Minimum probability and style, from likely to unlikely.
 _SHADES = ((0.9, "green"), (0.5, "bright_green"), (0.1, "yellow"), (0.01, "bright_red"), (0.0, "bold red"))
 # Minimum ratio of the probabilities under the trainer's and the sampler's weights, and style.
@@ -48,11 +47,10 @@ class TokenRow:
 
 def load_token_reader(root: Root) -> TokenReader:
     """Return a reader with the run's newest tokenizer; without a tokenizer, it shows token ids."""
-    matches = [match for match in map(_TOKENIZER.fullmatch, root.list("policies")) if match]
-    if not matches:
+    found = [name for name in WEIGHT_FILES.listed(root) if name.file == "tokenizer.json"]
+    if not found:
         return lambda token_ids: [f" {token_id}" for token_id in token_ids]
-    newest = max(matches, key=lambda match: int(match[1]))
-    tokenizer = Tokenizer.from_str(root.read(newest[0]).decode())
+    tokenizer = Tokenizer.from_str(root.read(WEIGHT_FILES.name(max(found))).decode())
     return lambda token_ids: token_texts(lambda ids: tokenizer.decode(ids, skip_special_tokens=False), token_ids)
 
 

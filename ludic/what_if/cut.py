@@ -20,15 +20,16 @@ from ludic.errors import ConfigError, LudicError
 from ludic.masking import SECRET_NAME
 from ludic.models.first_model import first_model, is_hub_id
 from ludic.store import Attempt, LatestPolicy, Root, point_latest, read_attempt
-from ludic.store.attempts import CheckpointId, newest_attempt_id
-from ludic.store.checkpoints import MARKER, CheckpointInfo, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids
+from ludic.store.attempts import newest_attempt_id
+from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, WEIGHTS
+from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, parse_marker
 from ludic.store.code_files import copy_code
-from ludic.store.cut_record import CUT_ATTEMPT, CUT_FILE, CutRecord
 from ludic.store.json_files import decode_json, encode_json, encode_record
 from ludic.store.kept_model import copy_kept, keep_model, read_identity
 from ludic.store.local import SCRATCH
 from ludic.store.policies import read_policy
 from ludic.store.policy_files import copy_policy, has_weights, policy_folder
+from ludic.store.records import CUT_ATTEMPT, CheckpointId, CutRecord
 from ludic.store.root import RUN_FILE
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
@@ -74,15 +75,15 @@ def cut(root: Root, step: int, out: str) -> Cut:
         num_rollouts, ids, version = copy_batches(root, target, planned, range(first_step, step + 1))
         copy_reference(root, target, ids)
         _copy_model(root, target, attempt, start)
-        target.put_if_absent(attempt.name, encode_record(attempt))
+        target.put_if_absent(ATTEMPTS.name_of(attempt), encode_record(attempt))
         if start is not None:
             _copy_checkpoint(root, target, start)
         has_policy = _copy_policies(root, target, version)
         weights = expected_weights(root, attempt, planned[step], step)
         record = CutRecord(step=step, first_step=first_step, weights_sha256=weights.sha256)
-        target.put(CUT_FILE, encode_record(record))
+        target.put_if_absent(CUT.template, encode_record(record))
         readme, command = readme_text(record, folder.name, weights, attempt, version if has_policy else None)
-        target.put("README.txt", readme.encode())
+        target.put_if_absent(README.template, readme.encode())
         size_bytes = sum(file.stat().st_size for file in scratch.rglob("*") if file.is_file())
     return Cut(
         folder=out,
@@ -196,8 +197,8 @@ def _copy_checkpoint(root: Root, target: Root, start: CheckpointId) -> None:
         root.download(checkpoint_folder(start), scratch, leave_out=[MARKER])
         target.upload(scratch, folder)
     name = f"{checkpoint_folder(start)}/{MARKER}"
-    info = CheckpointInfo.from_json(root.read(name), f"{root.url}/{name}")
-    target.put(f"{folder}/{MARKER}", replace(info, attempt_id=CUT_ATTEMPT).to_json())
+    info = parse_marker(root.read(name), f"{root.url}/{name}")
+    target.put_if_absent(f"{folder}/{MARKER}", encode_record(replace(info, attempt_id=CUT_ATTEMPT)))
 
 
 def _copy_policies(root: Root, target: Root, version: int) -> bool:
@@ -205,12 +206,13 @@ def _copy_policies(root: Root, target: Root, version: int) -> bool:
     for number in range(version + 1):
         policy = read_policy(root, number)
         if policy is not None:
-            target.put(policy.name, encode_record(replace(policy, attempt_id=min(policy.attempt_id, CUT_ATTEMPT))))
+            policy = replace(policy, attempt_id=min(policy.attempt_id, CUT_ATTEMPT))
+            target.put_if_absent(POLICIES.name_of(policy), encode_record(policy))
     if not has_weights(root, version):
         return False
     with target.scratch_folder() as scratch:
         copy_policy(root, version, scratch)
-        (scratch / "policy.json").unlink(missing_ok=True)
-        target.upload(scratch, policy_folder(version), last="config.json")
+        (scratch / POLICIES.file).unlink(missing_ok=True)
+        target.upload(scratch, policy_folder(version), last=WEIGHTS.file)
     point_latest(target, LatestPolicy(version=version, budget=0))
     return True

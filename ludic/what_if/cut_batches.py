@@ -12,10 +12,11 @@ import pyarrow.compute as pc
 from ludic.errors import ConfigError
 from ludic.schema import rollouts_schema
 from ludic.store import Root
-from ludic.store.cut_record import CUT_ATTEMPT
+from ludic.store.catalogue import REFERENCE
 from ludic.store.encoding import encode_plain, open_writer
 from ludic.store.files import RolloutFile
 from ludic.store.ledger import ledger_name
+from ludic.store.records import CUT_ATTEMPT
 from ludic.store.reference import read_reference_index
 from ludic.what_if.steps import read_considered, read_step
 
@@ -35,17 +36,17 @@ def copy_batches(
     first = rows.take(pa.array(_first_of_each(rows["rollout_id"].to_pylist())))
     moved = _copy_rollouts(root, target, first)
     for step, ledger in zip(steps, ledgers, strict=True):
-        target.put(ledger_name(CUT_ATTEMPT, step), encode_plain(_readdress(ledger, moved)))
+        target.put_if_absent(ledger_name(CUT_ATTEMPT, step), encode_plain(_readdress(ledger, moved)))
     return first.num_rows, set(moved), versions[0].as_py()
 
 
 def copy_reference(root: Root, target: Root, rollout_ids: set[str]) -> None:
     """Copy the files of cached reference logprobs that hold any of these rollouts."""
-    for folder in root.folders("reference"):
-        index = read_reference_index(root, folder.rpartition("model=")[2])
+    for model in REFERENCE.first_fields(root):
+        index = read_reference_index(root, model)
         names = index.filter(pc.is_in(index["rollout_id"], pa.array(rollout_ids, pa.string())))["file"].unique()
         for name in names.to_pylist():
-            target.put(name, root.read(name))
+            target.put_if_absent(name, root.read(name))
 
 
 def _first_of_each(rollout_ids: list[str]) -> list[int]:

@@ -5,7 +5,7 @@ import shlex
 from ludic.printable import printable
 from ludic.store import Attempt
 from ludic.store.checkpoints import checkpoint_folder
-from ludic.store.cut_record import CutRecord
+from ludic.store.records import CutRecord
 from ludic.training.config import TrainConfig
 from ludic.what_if.cut_weights import ExpectedWeights
 

@@ -7,13 +7,10 @@ import pytest
 
 from ludic.maintenance.compact import compact
 from ludic.store import Root
-from ludic.store.attempts import Attempt
-from ludic.store.checkpoints import CheckpointInfo
 from ludic.store.json_files import decode_record, encode_json
-from ludic.store.lease import Lease
-from ludic.store.policies import LatestPolicy, Policy, latest_policy, publish_policy
-from ludic.store.slots import SlotClaim
-from ludic.store.tombstones import Tombstone, read_tombstones
+from ludic.store.policies import latest_policy, publish_policy
+from ludic.store.records import Attempt, CheckpointInfo, LatestPolicy, Lease, Policy, SlotClaim, Tombstone
+from ludic.store.tombstones import read_tombstones
 
 WHOLE = [b"", b"[]", b"null", b"{}", b"7", b'"text"', b"[" * 100_000, b"\xff\xfe", b"{", b'{"config": ' + b"[" * 5_000]
 FILES = (

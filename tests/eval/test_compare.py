@@ -14,7 +14,8 @@ from ludic.eval.significance import mcnemar
 from ludic.records import Message
 from ludic.store import Root, RunConfig
 from ludic.store.code_files import CodeRecord
-from ludic.store.evaluations import Evaluation, put_evaluation
+from ludic.store.evaluations import evaluation_of, put_evaluation
+from ludic.store.records import Evaluation
 
 
 def row_of(found: Any) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def samples(rewards: list[float | None]) -> dict[str, list[float | None]]:
 
 
 def evaluation(settings: dict[str, Any], digest: str = "a") -> Evaluation:
-    return Evaluation.of("addition", settings, [CodeRecord(role="environment", name="addition", sha256=digest * 64)])
+    return evaluation_of("addition", settings, [CodeRecord(role="environment", name="addition", sha256=digest * 64)])
 
 
 def worker(each: Evaluation, root: Root) -> str:

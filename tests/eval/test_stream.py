@@ -16,8 +16,9 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.eval import sampling
 from ludic.records import RolloutBatch, WeightSpan
 from ludic.store import Root, RunConfig
-from ludic.store.evaluators import BlockClaims, Evaluator
+from ludic.store.evaluators import BlockClaims
 from ludic.store.json_files import encode_record
+from ludic.store.records import Evaluator
 
 pytestmark = pytest.mark.slow
 
@@ -188,7 +189,7 @@ def test_the_blocks_of_a_process_that_is_silent_are_sampled_when_its_lease_is_ov
     (block,) = run.root.list("evals")
     run.root.delete(block)
     silent = Evaluator(owner="elsewhere-1", process=None, blocks=[block])
-    run.root.put("evaluators/silent.json", encode_record(silent))
+    run.root.put("evaluators/01929292-0000-7000-8000-000000000001.json", encode_record(silent))
     evaluate(run, engine, num_examples=8)
     assert run.root.list("evals") == [block]
     assert run.root.list("evaluators") == []

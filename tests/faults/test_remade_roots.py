@@ -36,12 +36,14 @@ from ludic.store import (
 )
 from ludic.store import lease as leases
 from ludic.store.attempts import check_not_replaced, record_attempt
-from ludic.store.checkpoints import MARKER, CheckpointInfo, checkpoint_to_resume, prune_checkpoints
+from ludic.store.catalogue import WORKERS
+from ludic.store.checkpoints import MARKER, checkpoint_to_resume, folder_of, prune_checkpoints
 from ludic.store.evaluators import BlockClaims
-from ludic.store.json_files import encode_json
+from ludic.store.json_files import encode_json, encode_record
 from ludic.store.lease import claim, held, read_lease
+from ludic.store.records import CheckpointInfo
 from ludic.store.scores import ScoreLog
-from ludic.store.slots import claim_slot, held_slot, read_slot_claim
+from ludic.store.slots import claim_slot, held_slot
 from ludic.store.token_stats import TokenStatsLog, to_token_stats
 from ludic.training.publisher import Publisher
 
@@ -247,7 +249,7 @@ def test_the_end_of_a_worker_does_not_touch_the_claim_of_another(root):
     with held_slot(root, 0, "w0-old"):
         before = contents(remake(root))
     assert contents(root) == before
-    assert read_slot_claim(root, 0, 1).worker_id == "w0-new"
+    assert WORKERS.read(root, 0, 1).worker_id == "w0-new"
 
 
 def test_latest_of_a_run_that_is_gone_is_no_version_of_this_one(root):
@@ -263,6 +265,6 @@ def test_a_checkpoint_of_a_run_that_is_gone_is_passed_over(root, caplog):
     facts = {"policy_version": 0, "cursor": {}, "config": {}, "num_ranks": 1}
     for step, run_id in ((7, old_id), (3, new.run_id), (2, None)):
         info = CheckpointInfo(attempt_id=1, step=step, run_id=run_id, **facts)
-        new.put(f"{info.name}/{MARKER}", info.to_json())
+        new.put(f"{folder_of(info)}/{MARKER}", encode_record(info))
     assert checkpoint_to_resume(new, read_attempt(new, 1)).step == 3
     assert f"checkpoints/attempt=1/step=7 is of run {old_id}, which was deleted here" in caplog.text

@@ -30,15 +30,11 @@ from ludic.store import (
     read_ledger,
     write_ledger,
 )
-from ludic.store.attempts import Attempt, CheckpointId, chain, newest_attempt, read_attempt, read_parent, record_attempt
-from ludic.store.checkpoints import (
-    MARKER,
-    CheckpointInfo,
-    checkpoint_to_resume,
-    complete_checkpoints,
-    prune_checkpoints,
-)
+from ludic.store.attempts import chain, newest_attempt, read_attempt, read_parent, record_attempt
+from ludic.store.checkpoints import MARKER, checkpoint_to_resume, complete_checkpoints, folder_of, prune_checkpoints
+from ludic.store.json_files import encode_record
 from ludic.store.ledger import ledger_steps
+from ludic.store.records import Attempt, CheckpointId, CheckpointInfo
 from ludic.store.run_json import to_json
 from ludic.training import publisher
 from ludic.training.publisher import Publisher
@@ -284,7 +280,7 @@ class Trainer:
             self.run.check()
             if self.run.owns(attempt):
                 with self.run.looking() as eyes:
-                    is_there = resumed is None or eyes.exists(f"{resumed.name}/{MARKER}")
+                    is_there = resumed is None or eyes.exists(f"{folder_of(resumed)}/{MARKER}")
                 demand(is_there, "a resumed trainer finds its checkpoint")
                 self.run.final = list(resumed.cursor["groups"]) if resumed else []
             self.publisher = Publisher(root, attempt, None)
@@ -315,7 +311,7 @@ class Trainer:
             config={},
             num_ranks=1,
         )
-        assert self.root.put_if_absent(f"{info.name}/{MARKER}", info.to_json())
+        assert self.root.put_if_absent(f"{folder_of(info)}/{MARKER}", encode_record(info))
         if self.run.owns(attempt):
             self.run.final = groups
         prune_checkpoints(self.root, attempt, keep=1)

@@ -40,6 +40,7 @@ from ludic.store import (
     point_latest,
     write_ledger,
 )
+from ludic.store.catalogue import ATTEMPTS
 
 HAS_EXTRA = SCHEMA_VERSION != "1.0"
 """Columns x_* came with 1.1."""
@@ -277,7 +278,7 @@ def write_what_a_trainer_writes(root: Root) -> None:
     attempt = Attempt(
         attempt_id=1, parent_attempt=None, parent_step=None, owner="host-3", created_at=created_at, config={}
     )
-    root.put_if_absent(attempt.name, json.dumps(asdict(attempt)).encode())
+    root.put_if_absent(ATTEMPTS.name_of(attempt), json.dumps(asdict(attempt)).encode())
     policy = {"version": 3, "step": 0, "attempt_id": 1, "parent_version": None, "created_at": created_at}
     root.put_if_absent("policies/version=3/policy.json", json.dumps(policy).encode())
     point_latest(root, LatestPolicy(version=3, budget=4))

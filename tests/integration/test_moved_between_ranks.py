@@ -9,7 +9,7 @@ from safetensors.numpy import load
 from tiny_runs import create_root, fill, ledger, make_model, query, train_config
 
 from ludic.launch.train import train_args
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.checkpoints import complete_checkpoints, folder_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -28,7 +28,7 @@ def losses(root):
 
 def state(root, step, file):
     (info,) = (info for info in complete_checkpoints(root) if info.step == step)
-    return load(root.read(f"{info.name}/{file}.safetensors"))
+    return load(root.read(f"{folder_of(info)}/{file}.safetensors"))
 
 
 def assert_same_state(root, expected, step, **tolerance):

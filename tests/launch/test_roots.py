@@ -10,7 +10,8 @@ from ludic.launch.demo import open_demo
 from ludic.launch.roots import open_or_start, start_like
 from ludic.models.first_model import first_model
 from ludic.store import Root, RunConfig
-from ludic.store.kept_model import IDENTITY, read_identity
+from ludic.store.catalogue import IDENTITY
+from ludic.store.kept_model import read_identity
 
 
 @pytest.fixture
@@ -30,10 +31,10 @@ def test_the_demo_keeps_its_model_under_any_root_and_nowhere_else(
         weights = (folder / "model.safetensors").read_bytes()
     assert weights == root.read("model/model.safetensors")
     # A start that was cut short is finished by the next, which makes the same bytes.
-    root.delete(IDENTITY)
+    root.delete(IDENTITY.template)
     root.delete("model/config.json")
     assert open_demo(f"{root_url}/").read("model/model.safetensors") == weights
-    assert root.exists(IDENTITY)
+    assert root.exists(IDENTITY.template)
 
 
 def test_a_demo_that_moved_finds_its_model(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from tiny_runs import make_whole_root
 
 import ludic
 from ludic.store import Root
-from ludic.store.cut_record import CUT_FILE, CutRecord
-from ludic.store.evaluations import Evaluation, put_evaluation
-from ludic.store.evaluators import Evaluator
+from ludic.store.catalogue import CUT
+from ludic.store.evaluations import evaluation_of, put_evaluation
 from ludic.store.json_files import encode_json, encode_record
+from ludic.store.records import CutRecord, Evaluator
 
 WRITERS = {
     "interop/imports/importing.py": "imports/",
@@ -50,10 +50,10 @@ def modules_that_write_json() -> set[str]:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Root:
     root = make_whole_root(tmp_path_factory.mktemp("whole"))
-    put_evaluation(root, Evaluation.of("moar_cats", {"max_steps": 1}, []))
+    put_evaluation(root, evaluation_of("moar_cats", {"max_steps": 1}, []))
     running = Evaluator(owner="host-1", process=None, blocks=["evals/version=1/env=moar_cats/e-0.parquet"])
-    root.put("evaluators/0123.json", encode_record(running))
-    root.put(CUT_FILE, encode_record(CutRecord(step=2, first_step=1)))
+    root.put("evaluators/01929292-0000-7000-8000-000000000001.json", encode_record(running))
+    root.put(CUT.template, encode_record(CutRecord(step=2, first_step=1)))
     root.put("imports/import-0123456789abcdef.json", encode_json({"format": "jsonl", "file": "x"}))
     root.put("code/1.json", encode_json({"files": {}}))
     return root

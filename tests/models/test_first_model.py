@@ -15,7 +15,8 @@ from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ModelError
 from ludic.models.first_model import first_model, local_folder, remember_model, same_model
 from ludic.store import Root
-from ludic.store.kept_model import IDENTITY, identify, read_identity
+from ludic.store.catalogue import IDENTITY
+from ludic.store.kept_model import identify, read_identity
 from ludic.training import trainer
 from ludic.training.loading import FirstModel
 
@@ -221,6 +222,6 @@ def test_models_are_compared_by_fingerprint_where_both_roots_have_one(root: Root
 def test_a_root_elsewhere_keeps_its_model_too(root_url: str, tiny_folder: str) -> None:
     root = create_root(f"{root_url}-{uuid.uuid4()}", tiny_folder)
     remember_model(root)
-    assert root.exists(IDENTITY)
+    assert root.exists(IDENTITY.template)
     with first_model(root) as folder:
         assert folder == Path(tiny_folder)

@@ -18,7 +18,7 @@ from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
 from ludic.maintenance.verify import check_root
 from ludic.models.lora import adapters_off, add_adapters, merged_weights
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.checkpoints import complete_checkpoints, folder_of
 from ludic.training import loading
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
@@ -213,8 +213,8 @@ def test_a_checkpoint_of_adapters_is_small_and_comes_back_bit_for_bit(mesh, run_
         optimizer.step()
     facts = {"policy_version": 0, "cursor": {}, "config": {}}
     info = save_checkpoint(run_root, model, optimizer, attempt_id=1, step=1, **facts)
-    sizes = run_root.sizes(info.name)
-    assert f"{info.name}/model.safetensors" not in sizes
+    sizes = run_root.sizes(folder_of(info))
+    assert f"{folder_of(info)}/model.safetensors" not in sizes
     other, other_optimizer = build(seed=2)
     load_checkpoint(run_root, info, other, other_optimizer)
     expected, found = full_state_dict(model), full_state_dict(other)

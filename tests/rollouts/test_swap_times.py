@@ -11,8 +11,10 @@ from tiny_models import committed_rows
 from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, WeightSpan
 from ludic.rollouts.swap_times import SwapTimes
 from ludic.store import MetricsTail
+from ludic.store.catalogue import POLICIES
 from ludic.store.json_files import encode_record
-from ludic.store.policies import Policy, read_policy
+from ludic.store.policies import read_policy
+from ludic.store.records import Policy
 
 
 class Engine:
@@ -40,7 +42,7 @@ def claim(root, seconds_ago: float) -> None:
     """Claim version 3 by the clock of a trainer."""
     created = datetime.now(UTC) - timedelta(seconds=seconds_ago)
     policy = Policy(version=3, step=0, attempt_id=1, parent_version=None, created_at=created.isoformat())
-    root.put_if_absent(policy.name, encode_record(policy))
+    root.put_if_absent(POLICIES.name_of(policy), encode_record(policy))
 
 
 def times_after_two_requests(root, first_token_s: float | None) -> dict:

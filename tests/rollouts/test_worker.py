@@ -31,8 +31,9 @@ from ludic.store import (
     list_files,
     point_latest,
 )
+from ludic.store.catalogue import WORKERS
 from ludic.store.json_files import encode_record
-from ludic.store.slots import claim_slot, read_slot_claim
+from ludic.store.slots import claim_slot
 
 WaitUntil = Callable[[Callable[[], bool]], None]
 Working = Callable[..., AbstractContextManager[WaitUntil]]
@@ -474,12 +475,12 @@ def test_a_life_says_which_environments_scored_and_names_what_has_changed(
 ) -> None:
     publish(root, folder, budget=10)
     work(root, num_groups=1)
-    (record,) = read_slot_claim(root, 0, 1).code
+    (record,) = WORKERS.read(root, 0, 1).code
     text = Path(ludic.environments.addition.__file__).read_bytes()
     assert (record["role"], record["name"], record["sha256"]) == ("environment", "addition", sha256(text).hexdigest())
     assert record["package"] == f"ludic-rl {version('ludic-rl')}"
-    claim = replace(read_slot_claim(root, 0, 1), code=[{**record, "sha256": "a" * 64, "package": "ludic-rl 0"}])
-    root.put(claim.name, encode_record(claim))
+    claim = replace(WORKERS.read(root, 0, 1), code=[{**record, "sha256": "a" * 64, "package": "ludic-rl 0"}])
+    root.put(WORKERS.name_of(claim), encode_record(claim))
     work(root, num_groups=1)
     digests = f"sha256 aaaaaaaaaaaa then, {record['sha256'][:12]} now (ludic-rl 0 then, {record['package']} now)"
     assert f"environment 'addition' is not what life 1 of slot 0 ran: {digests}" in caplog.messages

@@ -16,9 +16,10 @@ import ludic
 from ludic.records import Rollout, WeightSpan
 from ludic.schema import arrow_schema
 from ludic.store import Attempt, RolloutWriter, Root
+from ludic.store.catalogue import ATTEMPTS, TOKEN_STATS, RankName
 from ludic.store.encoding import encode_plain
 from ludic.store.ledger import ledger_name
-from ludic.store.token_stats import encode_token_stats, to_token_stats, token_stats_name
+from ludic.store.token_stats import encode_token_stats, to_token_stats
 
 LOG_RATIOS = np.log([2.0, 1.0, 1.0, 0.5])
 """Of the four tokens of the first rollout; the second token is not sampled."""
@@ -60,7 +61,7 @@ def put_step(root: Root, step: int, trainer_version: int, trained: dict[str, tup
         weight=zeros,
         clipped=zeros.astype(bool),
     )
-    root.put_if_absent(token_stats_name(1, step, 0), encode_token_stats(stats))
+    root.put_if_absent(TOKEN_STATS.name(RankName(1, step, 0)), encode_token_stats(stats))
 
 
 @pytest.fixture
@@ -70,7 +71,7 @@ def root(tmp_path: Path) -> Root:
     attempt = Attempt(
         attempt_id=1, parent_attempt=None, parent_step=None, owner="h", created_at="2026-11-23", config={}
     )
-    root.put_if_absent(attempt.name, json.dumps(asdict(attempt)).encode())
+    root.put_if_absent(ATTEMPTS.name_of(attempt), json.dumps(asdict(attempt)).encode())
     batch = make_batch(num_groups=1, group_size=2, response_length=4)
     mask = np.array([True, False, True, True])
     first, second = (

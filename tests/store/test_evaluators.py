@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ludic.store import Root, RunConfig
-from ludic.store.evaluators import BlockClaims, Evaluator
+from ludic.store.evaluators import BlockClaims
 from ludic.store.json_files import encode_record
 from ludic.store.lease import describe_process
+from ludic.store.records import Evaluator
 
 BLOCK = "evals/version=0/env=addition/eval-0123456789abcdef-0.8-0.1-0.parquet"
 
@@ -24,7 +25,7 @@ def root(tmp_path: Path) -> Root:
 def put(root: Root, process: str | None = None) -> None:
     """Put the file of a process that renews nothing."""
     found = Evaluator(owner="there-1", process=process, blocks=[BLOCK])
-    root.put("evaluators/other.json", encode_record(found))
+    root.put("evaluators/01929292-0000-7000-8000-000000000000.json", encode_record(found))
 
 
 def test_a_block_belongs_to_one_process_until_it_releases_it(root: Root) -> None:
@@ -70,7 +71,7 @@ def test_a_dead_process_claims_nothing(root: Root) -> None:
         child.kill()
         child.wait()
         assert claims.take(BLOCK)
-        assert "evaluators/other.json" not in root.list("evaluators")
+        assert "evaluators/01929292-0000-7000-8000-000000000000.json" not in root.list("evaluators")
 
 
 def test_a_process_elsewhere_claims_nothing_once_its_lease_is_over(root: Root) -> None:
@@ -94,9 +95,9 @@ def test_a_claim_is_renewed_while_its_process_works(root: Root) -> None:
 
 
 def test_a_broken_file_claims_nothing(root: Root, caplog: pytest.LogCaptureFixture) -> None:
-    root.put("evaluators/other.json", b"{}")
+    root.put("evaluators/01929292-0000-7000-8000-000000000000.json", b"{}")
     with BlockClaims(root) as claims:
         assert claims.take(BLOCK)
         assert claims.take("another")
     assert len(caplog.messages) == 1
-    assert "evaluators/other.json is no list of an evaluation's open blocks" in caplog.text
+    assert "evaluators/01929292-0000-7000-8000-000000000000.json is no list of an evaluation's open blocks" in caplog.text

@@ -11,7 +11,8 @@ import pytest
 from ludic.errors import ModelError, SchemaError
 from ludic.maintenance.verify.model import check_model
 from ludic.store import Root
-from ludic.store.kept_model import IDENTITY, copy_kept, identify, keep_model, read_identity, read_kept
+from ludic.store.catalogue import IDENTITY
+from ludic.store.kept_model import copy_kept, identify, keep_model, read_identity, read_kept
 
 FILES = {
     "config.json": b'{"model_type": "qwen3"}',
@@ -79,7 +80,7 @@ def test_the_root_keeps_all_but_the_weights_and_two_starts_agree(root: Root, fol
     keep_model(root, folder, replace(identity, folder="/elsewhere"))
     assert read_identity(root) == identity
     small = {*identity.config, *identity.tokenizer}
-    assert root.list("model") == sorted([IDENTITY, *(f"model/{name}" for name in small)])
+    assert root.list("model") == sorted([IDENTITY.template, *(f"model/{name}" for name in small)])
     assert read_kept(root, identity.tokenizer) == {name: FILES[name] for name in identity.tokenizer}
     assert len(set(root.list(""))) == len(small) + 2
 
@@ -124,7 +125,7 @@ def test_a_damaged_file_is_named(root: Root, folder: Path) -> None:
     "data", [b"", b"[]", b'{"source": 1}', b'{"source": "a", "config": 1, "tokenizer": {}, "weights": {}}']
 )
 def test_an_identity_that_is_none_is_named(root: Root, data: bytes) -> None:
-    root.put(IDENTITY, data)
+    root.put(IDENTITY.template, data)
     with pytest.raises(
         SchemaError, match=r"identity.json is no identity of a model that ludic can read: .*; delete it"
     ):
@@ -151,7 +152,7 @@ def test_every_flipped_bit_of_what_is_kept_is_named(root: Root, folder: Path) ->
 
 
 def test_what_a_newer_ludic_adds_to_an_identity_is_left_out(root: Root) -> None:
-    root.put(IDENTITY, b'{"source": "a", "config": {}, "tokenizer": {}, "weights": {}, "licence": "MIT"}')
+    root.put(IDENTITY.template, b'{"source": "a", "config": {}, "tokenizer": {}, "weights": {}, "licence": "MIT"}')
     identity = read_identity(root)
     assert identity is not None
     assert (identity.source, identity.folder) == ("a", None)

@@ -9,7 +9,8 @@ import ludic
 from ludic.errors import ConfigError
 from ludic.schema import check_schema
 from ludic.store import RolloutWriter, Root
-from ludic.store.labels import LABELS_NAME, put_label
+from ludic.store.catalogue import LABELS
+from ludic.store.labels import put_label
 from ludic.viewer.found import UnknownIdError
 
 
@@ -17,7 +18,7 @@ def test_a_label_is_a_file_of_the_table_that_sql_shows(root):
     put_label(root, "r1", 0.5, "so so", author="ann")
     put_label(root, "r1", "good\ud800", None, name="style", author="bob")
     for name in root.list("labels"):
-        assert LABELS_NAME.fullmatch(name)
+        assert LABELS.parse(name)
         with root.open_file(name) as source:
             check_schema(pq.ParquetFile(source).schema_arrow, "labels", name)
     found = ludic.Run(root).sql("select rollout_id, name, value, text, note, author from labels order by author")

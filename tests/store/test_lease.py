@@ -17,19 +17,19 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ludic.bounds import BOUNDS
 from ludic.errors import OwnedError, SchemaError
 from ludic.store import Root, start_attempt
+from ludic.store.catalogue import LEASES, AttemptName
 from ludic.store.json_files import encode_record
 from ludic.store.lease import (
-    Lease,
     LeaseWatch,
     await_free,
     claim,
     describe_process,
     held,
     is_dead,
-    lease_name,
     newest_claim,
     read_lease,
 )
+from ludic.store.records import Lease
 
 LEASE_S = 0.6
 
@@ -99,7 +99,7 @@ def test_an_owner_that_lets_go_while_it_is_watched_is_over_at_once(root):
     lease = claim(root, 0, lease_s=6.0)
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(watch, root)
-        root.put(lease_name(1), encode_record(replace(lease, released=True)))
+        root.put(LEASES.name(AttemptName(1)), encode_record(replace(lease, released=True)))
         assert found.result(timeout=30) == 1
 
 
@@ -207,7 +207,7 @@ def test_the_longest_lease_that_a_trainer_may_have_is_read_again(root):
 
 def test_an_owner_whose_process_is_dead_is_not_watched(root, sleeper):
     lease = claim(root, 0, lease_s=60.0)
-    root.put(lease_name(1), encode_record(replace(lease, process=describe_process(sleeper.pid))))
+    root.put(LEASES.name(AttemptName(1)), encode_record(replace(lease, process=describe_process(sleeper.pid))))
     sleeper.kill()
     sleeper.wait()
     assert watch(root) == 1

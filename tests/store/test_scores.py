@@ -7,7 +7,8 @@ import pytest
 
 from ludic.errors import ConfigError
 from ludic.schema import check_schema
-from ludic.store.scores import PLAN_COLUMNS, SCORES_NAME, ScoreLog, ScoreReader, check_scorer_name, scorer_folder
+from ludic.store.catalogue import SCORES
+from ludic.store.scores import PLAN_COLUMNS, ScoreLog, ScoreReader, check_scorer_name
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -38,9 +39,9 @@ def test_a_file_is_of_the_table_and_named_by_its_scorer(root):
     with ScoreLog(root, "a/b %ü") as log:
         log.append(row("a"))
     (name,) = root.list("scores")
-    assert name.startswith(f"{scorer_folder('a/b %ü')}/")
-    assert scorer_folder("a/b %ü") == "scores/scorer=a%2Fb%20%25%C3%BC"
-    assert SCORES_NAME.fullmatch(name)
+    assert name.startswith(f"{SCORES.below(scorer='a/b %ü')}/")
+    assert SCORES.below(scorer="a/b %ü") == "scores/scorer=a%2Fb%20%25%C3%BC"
+    assert SCORES.parse(name)
     with root.open_file(name) as source:
         check_schema(pq.ParquetFile(source).schema_arrow, "scores", name)
 

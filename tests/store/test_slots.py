@@ -6,12 +6,13 @@ import re
 import pytest
 
 from ludic.errors import SchemaError, SlotTakenError
-from ludic.store.slots import check_holds_slot, claim_slot, held_slot, newest_slot_claim, read_slot_claim
+from ludic.store.catalogue import WORKERS
+from ludic.store.slots import check_holds_slot, claim_slot, held_slot, is_over, newest_slot_claim
 
 
 def test_lives_of_a_slot_count_up_and_the_newest_holds_it(root):
     first, second = claim_slot(root, 3, "w3-a"), claim_slot(root, 3, "w3-b")
-    assert [first.name, second.name] == ["workers/slot=3/1.json", "workers/slot=3/2.json"]
+    assert [WORKERS.name_of(first), WORKERS.name_of(second)] == ["workers/slot=3/1.json", "workers/slot=3/2.json"]
     check_holds_slot(root, second)
     taken = f"{root.url}: another worker took slot 3, {second.owner} at {second.created_at}; this one stops"
     with pytest.raises(SlotTakenError, match=re.escape(taken)):
@@ -48,30 +49,32 @@ def test_a_claim_whose_answer_was_lost_is_one_claim(unreliable_root, monkeypatch
 
 def test_a_worker_that_ends_says_so_and_one_that_lives_does_not(root):
     with held_slot(root, 0, "w0-a") as claim:
-        assert not read_slot_claim(root, 0, 1).is_over
+        assert not is_over(WORKERS.read(root, 0, 1))
         check_holds_slot(root, claim)
-    assert read_slot_claim(root, 0, 1).is_over
+    assert is_over(WORKERS.read(root, 0, 1))
 
 
 def test_a_worker_that_fails_has_ended_too(root):
     with pytest.raises(KeyError), held_slot(root, 0, "w0-a"):
         raise KeyError
-    assert read_slot_claim(root, 0, 1).is_over
+    assert is_over(WORKERS.read(root, 0, 1))
 
 
 def test_a_worker_whose_process_is_no_more_is_over(root):
     claim = claim_slot(root, 0, "w0-a")
-    values = json.loads(root.read(claim.name))
+    values = json.loads(root.read(WORKERS.name_of(claim)))
     boot, namespace, _, start = values["process"].split()
-    root.put(claim.name, json.dumps(values | {"process": f"{boot} {namespace} {2**22 + 1} {start}"}).encode())
-    assert read_slot_claim(root, 0, 1).is_over
+    root.put(
+        WORKERS.name_of(claim), json.dumps(values | {"process": f"{boot} {namespace} {2**22 + 1} {start}"}).encode()
+    )
+    assert is_over(WORKERS.read(root, 0, 1))
 
 
 def test_a_claim_of_a_newer_ludic_is_read(root):
     claim = claim_slot(root, 0, "w0-a")
-    values = json.loads(root.read(claim.name))
-    root.put(claim.name, json.dumps(values | {"colour": "red"}).encode())
-    assert read_slot_claim(root, 0, 1) == claim
+    values = json.loads(root.read(WORKERS.name_of(claim)))
+    root.put(WORKERS.name_of(claim), json.dumps(values | {"colour": "red"}).encode())
+    assert WORKERS.read(root, 0, 1) == claim
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"slot": "0"}', b"null", b"\xff"])

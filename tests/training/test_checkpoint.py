@@ -14,7 +14,7 @@ from tiny_runs import save_checkpoint
 from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
 from ludic.store import Cursor
 from ludic.store.attempts import start_attempt
-from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints, prune_checkpoints
+from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints, folder_of, prune_checkpoints
 from ludic.store.filesystem import Storage
 from ludic.store.json_files import decode_json
 from ludic.store.lease import claim
@@ -110,7 +110,7 @@ def test_pruning_keeps_the_newest_whole(run_root, trainer):
     attempt = start_attempt(run_root)
     infos = [save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2, 3)]
     kept = run_root.list(infos[2].name)
-    assert prune_checkpoints(run_root, attempt, keep=1) == [info.name for info in infos[:2]]
+    assert prune_checkpoints(run_root, attempt, keep=1) == [folder_of(info) for info in infos[:2]]
     assert run_root.list("checkpoints") == kept
     load_checkpoint(run_root, infos[2], model, optimizer)
 
@@ -136,7 +136,7 @@ def test_a_snapshot_is_of_the_moment_it_was_taken(run_root, trainer):
     write_checkpoint(run_root, snapshot)
     for file in ("model", "optimizer", "random"):
         first, second = (
-            load_file(f"{run_root.path}/{info.name}/{file}.safetensors") for info in (expected, snapshot.info)
+            load_file(f"{run_root.path}/{folder_of(info)}/{file}.safetensors") for info in (expected, snapshot.info)
         )
         assert first.keys() == second.keys()
         assert all(torch.equal(first[name], second[name]) for name in first), file
@@ -161,7 +161,7 @@ def test_what_an_earlier_attempt_left_incomplete_is_pruned_and_ones_own_is_not(r
     assert prune_checkpoints(run_root, attempt, keep=1) == ["checkpoints/attempt=1/step=9"]
     assert {name.rpartition("/")[0] for name in run_root.list("checkpoints")} == {
         "checkpoints/attempt=2/step=9",
-        info.name,
+        folder_of(info),
     }
 
 
@@ -203,8 +203,8 @@ def test_another_trainer_with_this_attempt_is_an_error(run_root, trainer):
 
 def edit(root, info, file, change):
     """As if it had been written so by a ludic that wrote no digests."""
-    root.delete(f"{info.name}/digests.json")
-    path = f"{root.path}/{info.name}/{file}"
+    root.delete(f"{folder_of(info)}/digests.json")
+    path = f"{root.path}/{folder_of(info)}/{file}"
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path, metadata={"format": "pt"})
@@ -289,10 +289,10 @@ def test_a_checkpoint_is_read_once_whether_it_was_sound_or_not(run_root, trainer
 def test_a_truncated_file_of_a_checkpoint_without_digests_is_named(run_root, trainer, file):
     model, optimizer = trainer()
     info = save(run_root, model, optimizer)
-    name = f"{info.name}/{file}"
-    run_root.delete(f"{info.name}/digests.json")
+    name = f"{folder_of(info)}/{file}"
+    run_root.delete(f"{folder_of(info)}/digests.json")
     run_root.put(name, run_root.read(name)[:50])
-    with pytest.raises(ModelError, match=info.name):
+    with pytest.raises(ModelError, match=folder_of(info)):
         load_checkpoint(run_root, info, model, optimizer)
 
 
@@ -304,7 +304,7 @@ def test_a_marker_of_something_else_is_named(run_root):
 
 def test_a_newer_format_is_refused_by_number(run_root, trainer):
     info = save(run_root, *trainer())
-    name = f"{info.name}/checkpoint.json"
+    name = f"{folder_of(info)}/checkpoint.json"
     run_root.put(name, json.dumps(json.loads(run_root.read(name)) | {"format_version": 3}).encode())
     with pytest.raises(SchemaError, match="has format 3, this ludic reads 1 to 2"):
         complete_checkpoints(run_root)
@@ -312,7 +312,7 @@ def test_a_newer_format_is_refused_by_number(run_root, trainer):
 
 def test_a_checkpoint_of_format_1_is_read(run_root, trainer):
     info = save(run_root, *trainer())
-    name = f"{info.name}/checkpoint.json"
+    name = f"{folder_of(info)}/checkpoint.json"
     older = {"cursor": {"files": {"w0": [[0, 4]]}, "groups": []}, "format_version": 1}
     run_root.put(name, json.dumps(json.loads(run_root.read(name)) | older).encode())
     (found,) = complete_checkpoints(run_root)

@@ -10,6 +10,7 @@ import torch
 from tiny_runs import fill, query, train_here, train_until_killed
 
 from ludic.store import read_attempt
+from ludic.store.catalogue import ATTEMPTS
 from ludic.training.numerics import recorded_threads, warn_of_differences
 from ludic.training.replay_settings import replay_settings
 
@@ -38,7 +39,7 @@ def rewrite_numerics(root, change):
     """Attempt 1 as another machine, or an older ludic, would have recorded it."""
     attempt = read_attempt(root, 1)
     values = asdict(replace(attempt, numerics=change(attempt.numerics)))
-    root.put(attempt.name, json.dumps(values).encode())
+    root.put(ATTEMPTS.name_of(attempt), json.dumps(values).encode())
 
 
 def replay(root, url, **settings):

@@ -8,8 +8,9 @@ from tiny_runs import fill, train_config
 
 from ludic.errors import FencedError, StoreError
 from ludic.store import LatestPolicy, latest_policy, point_latest, start_attempt
+from ludic.store.catalogue import LATEST
 from ludic.store.checkpoints import complete_checkpoints
-from ludic.store.policies import LATEST, policy_versions, stored_versions
+from ludic.store.policies import policy_versions, stored_versions
 from ludic.store.policy_writer import PolicyWriter
 from ludic.training.publisher import Publisher
 from ludic.training.trainer import train
@@ -36,16 +37,16 @@ def test_what_a_zombie_points_at_is_pointed_back(publisher):
 
 def test_a_latest_that_is_broken_is_mended(publisher):
     root, publisher = publisher
-    root.put(LATEST, b"{")
+    root.put(LATEST.template, b"{")
     publisher.mend_latest()
     assert latest_policy(root) == LatestPolicy(version=0, budget=4, attempt_id=1)
 
 
 def test_a_latest_that_is_right_is_not_written_again(publisher):
     root, publisher = publisher
-    before = root.fs.info(root.at(LATEST))
+    before = root.fs.info(root.at(LATEST.template))
     publisher.mend_latest()
-    assert root.fs.info(root.at(LATEST)) == before
+    assert root.fs.info(root.at(LATEST.template)) == before
 
 
 def test_nothing_is_mended_before_the_first_publication(new_root):

@@ -23,7 +23,7 @@ from ludic.launch.work import work
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.config import WorkerConfig
 from ludic.store import Root, RunConfig, latest_policy
-from ludic.store.kept_model import MODEL
+from ludic.store.catalogue import MODEL
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ SETTINGS = (
 def new_moar_cats(url: str) -> Root:
     """The run of `ludic demo`, except that no batch is planned ahead, so that workers sample with every version."""
     run = RunConfig(
-        model=f"{url}/{MODEL}",
+        model=f"{url}/{MODEL.folder}",
         env=("moar_cats",),
         num_workers=NUM_WORKERS,
         batches_ahead=0,

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ludic.errors import ConfigError
 from ludic.interop.imports.formats import load_format
-from ludic.interop.imports.importing import ImportReport, import_file
+from ludic.interop.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_tokenizer, is_hub_id, local_folder, remember_model, write_files
 from ludic.store import Root, RunConfig
+from ludic.store.records import ImportReport
 from ludic.store.track import Track, untracked
 from ludic.temporary import temporary_folder
 

@@ -16,14 +16,14 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ludic.errors import ConfigError, LudicError, SchemaError
+from ludic.errors import ConfigError, LudicError
 from ludic.interop.imports.episodes import Episode, GetTokenizer, Row, Texts, rows_of
 from ludic.interop.imports.formats import Format
 from ludic.interop.imports.reading import open_file
@@ -33,8 +33,10 @@ from ludic.paths import is_url
 from ludic.records import LARGEST_REWARD, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.schema.validation import find_problems
 from ludic.store import RolloutWriter, Root
+from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
-from ludic.store.json_files import decode_json, encode_json
+from ludic.store.json_files import encode_record
+from ludic.store.records import ImportBegun, ImportReport, Refusal
 from ludic.user_code import only_exceptions
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
@@ -51,35 +53,6 @@ _NAMESPACE = uuid.UUID("6d0f4a2e-9c1b-5e57-8a43-0f6c1f2b7d90")
 # Larger than a worker's files, since the delay of an import does not matter.
 _GROUPS_A_FILE = 64
 _TOKENS_A_FILE = 1 << 22
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
-    """A record that was not imported."""
-
-    line: int
-    """Line or row in the file, counted from 1."""
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportReport:
-    """Result of importing a file."""
-
-    file: str
-    worker_id: str
-    num_records: int
-    num_groups: int
-    num_rollouts: int
-    num_without_logprobs: int
-    num_unscored: int
-    kept_as_metadata: Mapping[str, int]
-    """Number of episodes by field, for fields that no column holds and that are kept in metadata."""
-    not_kept: Mapping[str, int]
-    """Number of episodes by field, for fields that no column holds and that are too large for metadata."""
-    refused: Sequence[Refusal]
-    was_there: bool = False
-    """True if the file had been imported before; then nothing was written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,20 +105,25 @@ def import_file(
         vocab_size=vocabulary_of(root),
         sha256=sha256,
     )
-    how = {"format": fmt.name, "code_sha256": fmt.code_sha256, "env_name": env_name, "tokenizer": tokenizer}
-    begun, done = f"imports/{job.worker_id}.json", f"imports/{job.worker_id}.done.json"
-    _check_same(job, how, _read_json(root, begun))
-    earlier = _read_json(root, done)
+    how: dict[str, Any] = {
+        "format": fmt.name,
+        "code_sha256": fmt.code_sha256,
+        "env_name": env_name,
+        "tokenizer": tokenizer,
+    }
+    name = ImportName(sha256[:16])
+    _check_same(job, how, IMPORTS.read(root, *name))
+    earlier = IMPORTED.read(root, *name)
     if earlier is not None:
-        refused = [Refusal(**refusal) for refusal in earlier["refused"]]
-        return ImportReport(**earlier | {"file": url, "refused": refused, "was_there": True})
+        return replace(earlier, file=url, was_there=True)
     num_records = _read(job)
     groups = list(_groups(job))
-    root.put_if_absent(begun, encode_json(how | {"file": url, "created_at": datetime.now(UTC).isoformat()}))
-    stored = _check_same(job, how, _read_json(root, begun))
-    _write(job, groups, datetime.fromisoformat(stored["created_at"]))
+    begun = ImportBegun(**how, file=url, created_at=datetime.now(UTC).isoformat())
+    if not root.put_if_absent(IMPORTS.name(name), encode_record(begun)):
+        begun = _check_same(job, how, IMPORTS.read(root, *name)) or begun
+    _write(job, groups, datetime.fromisoformat(begun.created_at))
     report = _report(job, num_records, groups)
-    root.put_if_absent(done, encode_json(asdict(report)))
+    root.put_if_absent(IMPORTED.name(name), encode_record(report))
     return report
 
 
@@ -158,24 +136,15 @@ def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str]:
     return path, hashlib.sha256(json.dumps([content, path], sort_keys=True).encode()).hexdigest()
 
 
-def _read_json(root: Root, name: str) -> dict[str, Any] | None:
-    try:
-        return decode_json(root.read(name))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise SchemaError(f"{root.url}/{name} can't be read: {error}") from error
-
-
-def _check_same(job: _Import, how: Mapping[str, Any], stored: Mapping[str, Any] | None) -> Mapping[str, Any]:
+def _check_same(job: _Import, how: Mapping[str, Any], stored: ImportBegun | None) -> ImportBegun | None:
     """Raises ConfigError if the file was imported in another way, since its rollouts would then be stored twice."""
     for name, value in how.items():
-        if stored is not None and stored.get(name, value) != value:
+        if stored is not None and (before := getattr(stored, name)) != value:
             raise ConfigError(
-                f"{job.url} was imported into {job.root.url} before, with {name} {stored[name]!r}, not {value!r}; "
+                f"{job.url} was imported into {job.root.url} before, with {name} {before!r}, not {value!r}; "
                 f"its rollouts have worker_id {job.worker_id}: expire them, or import into another root"
             )
-    return stored or {}
+    return stored
 
 
 # --- Reading ---------------------------------------------------------------------------------------------

@@ -5,19 +5,19 @@ problem becomes a Finding. Raises StoreError if the filesystem fails: a file tha
 broken. Files that vanish while they are checked are ignored, since a run may delete them.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ludic.errors import ModelError, SchemaError
-from ludic.maintenance.verify.code import check_code, check_json
+from ludic.maintenance.verify.code import check_code
 from ludic.maintenance.verify.compactions import check_compactions, unfinished_compactions
 from ludic.maintenance.verify.data import check_data, note_data
 from ludic.maintenance.verify.findings import Finding, Report, meaning_of
 from ludic.maintenance.verify.model import check_model
+from ludic.maintenance.verify.records import check_records
 from ludic.maintenance.verify.repairs import delete_leftovers, quarantine_broken
 from ludic.maintenance.verify.rows import RowChecks
 from ludic.maintenance.verify.tables import (
-    FOREIGN_NAME,
     TABLES,
     Checked,
     Footer,
@@ -50,10 +50,8 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
         repaired += delete_leftovers(root)
     moved = {finding.where for finding in repaired}
     rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
-    findings += [*check_compactions(root, rollouts), *check_weights(root)]
-    findings += [*check_model(root), *check_code(root)]
-    findings += _check_names(root, {finding.where for finding in findings})
-    findings += check_json(root, {finding.where for finding in findings})
+    findings += [*check_compactions(root, rollouts), *check_records(root), *check_weights(root)]
+    findings += [*check_model(root), *check_code(root), *_check_links(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     findings += rows.finish()
     con = connect(root, without=unreadable)
@@ -68,16 +66,11 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     return Report(findings=findings, notes=notes, repaired=repaired)
 
 
-def _check_names(root: Root, named: Collection[str]) -> Iterator[Finding]:
-    """Find links that lead out of a local root, and names that DuckDB can't read. named: files with a finding."""
-    if not root.is_local:
-        return
-    for name in sorted(links_out(root.path)):
+def _check_links(root: Root) -> Iterator[Finding]:
+    """Find links that lead out of a local root."""
+    for name in sorted(links_out(root.path)) if root.is_local else ():
         problem = "leads out of the run; delete it, and put the files themselves there if they belong to the run"
         yield Finding(check="link", where=name, problem=problem)
-    for name in root.list(""):
-        if "\\" in name and name not in named:
-            yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
 
 
 def _vocabulary(root: Root) -> int | None:

@@ -10,8 +10,10 @@ from contextlib import suppress
 from ludic.errors import SchemaError
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.store import Root
-from ludic.store.kept_model import IDENTITY, MODEL, ModelIdentity, kept_files, read_identity
+from ludic.store.catalogue import IDENTITY, MODEL, FileName
+from ludic.store.kept_model import kept_files, read_identity
 from ludic.store.manifest import digest_file
+from ludic.store.records import ModelIdentity
 
 
 def check_model(root: Root) -> Iterator[Finding]:
@@ -19,7 +21,7 @@ def check_model(root: Root) -> Iterator[Finding]:
     try:
         identity = read_identity(root)
     except SchemaError as error:
-        yield Finding(check="model", where=IDENTITY, problem=reason_of(error))
+        yield Finding(check="model", where=IDENTITY.template, problem=reason_of(error))
         return
     if identity is not None:
         yield from _check_files(root, identity)
@@ -30,9 +32,9 @@ def _check_files(root: Root, identity: ModelIdentity) -> Iterator[Finding]:
     wanted = {**identity.config, **identity.tokenizer, **identity.weights}
     for name in sorted(kept & wanted.keys()):
         with suppress(FileNotFoundError):
-            if digest_file(root.open_file(f"{MODEL}/{name}"), hashlib.sha256()) != wanted[name]:
+            if digest_file(root.open_file(MODEL.name(FileName(name))), hashlib.sha256()) != wanted[name]:
                 problem = "does not match its fingerprint; delete it with identity.json, and start where the model is"
-                yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
+                yield Finding(check="model", where=MODEL.name(FileName(name)), problem=problem)
     for name in sorted((identity.config.keys() | identity.tokenizer.keys()) - kept):
         problem = "is missing; delete identity.json, and start where the model is"
-        yield Finding(check="model", where=f"{MODEL}/{name}", problem=problem)
+        yield Finding(check="model", where=MODEL.name(FileName(name)), problem=problem)

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ludic.maintenance.verify.findings import Finding
-from ludic.maintenance.verify.tables import parse_ledger_name
 from ludic.store import Root, read_attempt
 from ludic.store.attempts import chain, newest_attempt
+from ludic.store.catalogue import BATCHES
 from ludic.store.quarantine import list_leftovers, quarantine
 
 _OLD_S = 24 * 3600.0
@@ -52,10 +52,10 @@ def delete_leftovers(root: Root) -> Iterator[Finding]:
 
 def _counts(name: str, steps: Mapping[int, int | None] | None) -> bool:
     """Return whether a file is, or may be, the ledger of a step on the chain of the newest attempt."""
-    checkpoint_id = parse_ledger_name(name)
-    if checkpoint_id is None:
+    ledger = BATCHES.parse(name)
+    if ledger is None:
         return False
-    attempt_id, step = checkpoint_id
+    attempt_id, step = ledger
     if steps is None:
         return True
     last_step = steps.get(attempt_id, 0)

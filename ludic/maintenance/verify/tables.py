@@ -4,7 +4,6 @@ Memory is bounded: four files are read at a time, and of each file a compressed 
 are in memory. A file counts as broken only if it can't be read from memory either: network errors raise StoreError.
 """
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,58 +19,24 @@ from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.rows import RowChecks
 from ludic.schema import arrow_schema, check_schema
 from ludic.store import RolloutFile, Root
+from ludic.store.catalogue import FOREIGN, ROWS, Table
 from ludic.store.cut_record import read_cut
 from ludic.store.encoding import group_starts
-from ludic.store.files import Folder, Source
-from ludic.store.labels import LABELS_NAME
-from ludic.store.ledger import ledger_name
-from ludic.store.names import NUMBER
+from ludic.store.files import Source
 from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
-from ludic.store.requests import REQUESTS_NAME, requests_name
-from ludic.store.scores import SCORES_NAME, scorer_folder
 from ludic.store.sources import sources_of
-from ludic.store.token_stats import TOKEN_STATS_NAME, token_stats_name
 from ludic.store.track import Track, untracked
 
-TABLES = {
-    "rollouts": "rollouts",
-    "evals": "rollouts",
-    "batches": "batches",
-    "requests": "requests",
-    "metrics": "metrics",
-    "reference": "reference",
-    "token_stats": "token_stats",
-    "scores": "scores",
-    "labels": "labels",
-}
-"""The table that each folder of Parquet files holds."""
+TABLES: Mapping[str, Table[Any]] = {row.folder: row for row in ROWS if isinstance(row, Table)}
+"""The row of each folder of Parquet files."""
 
 _CONCURRENT_FILES = 4
 _BATCH_BYTES = 8 << 20
 _MOST_NAMES = 3
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
-NAMES = {
-    "batches": re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet"),
-    "requests": REQUESTS_NAME,
-    "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
-    "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
-    "token_stats": TOKEN_STATS_NAME,
-    "scores": SCORES_NAME,
-    "labels": LABELS_NAME,
-}
-"""The names of the files of each folder; rollouts and evals have RolloutFile.parse."""
-# `ludic export --format delta` writes its log beside the files that it registers.
-_DELTA_LOG = "/_delta_log/"
-_KEYS = {
-    "rollouts": ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"],
-    "batches": ["attempt_id", "step"],
-    "requests": ["run_id", "worker_id"],
-    "metrics": ["run_id"],
-    "reference": ["model"],
-    "token_stats": ["attempt_id", "step"],
-    "scores": ["run_id", "scorer"],
-    "labels": ["run_id"],
-}
+_NOT_OURS = tuple(f"{row.template.partition('{')[0]}" for row in FOREIGN)
+"""Where other programs write, such as the logs of Delta exports beside the files that they register."""
+_OF_ROLLOUTS = ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +64,7 @@ class Checked:
 
 def check_tables(root: Root, rows: RowChecks, track: Track = untracked) -> list[Checked]:
     """Read every file of TABLES, and pass the rollouts to `rows`; a file that vanishes in between has no findings."""
-    names = [name for folder in TABLES for name in root.list(folder) if _DELTA_LOG not in name]
+    names = [name for folder in TABLES for name in root.list(folder) if not name.startswith(_NOT_OURS)]
     with ThreadPoolExecutor(_CONCURRENT_FILES) as pool:
         return list(track(pool.map(lambda name: check_file(root, name, rows), names), len(names), "files"))
 
@@ -112,7 +77,9 @@ def read_footers(
     known: number of rows, by name, of sound files whose footers need not be read.
     """
     sizes = {
-        name: size for name, size in root.sizes(folder).items() if name.endswith(".parquet") and _DELTA_LOG not in name
+        name: size
+        for name, size in root.sizes(folder).items()
+        if name.endswith(".parquet") and not name.startswith(_NOT_OURS)
     }
     known = known or {}
     left = [name for name in sizes if name not in known]
@@ -122,22 +89,16 @@ def read_footers(
     return sorted(found, key=attrgetter("name"))
 
 
-def parse_ledger_name(name: str) -> tuple[int, int] | None:
-    """Return attempt_id and step of a file of batches/; None for any other name."""
-    match = NAMES["batches"].fullmatch(name)
-    return (int(match[1]), int(match[2])) if match else None
-
-
 def _read_footer(root: Root, name: str, size_bytes: int) -> Footer:
     try:
         with root.open_file(name) as source, open_checked(source, name) as (file, _):
-            check_schema(file.schema_arrow, _table_of(name), name)
+            check_schema(file.schema_arrow, _row_of(name).table, name)
             return Footer(name=name, size_bytes=size_bytes, num_rows=file.metadata.num_rows)
     except (*UNREADABLE, LudicError) as error:
         return Footer(name=name, size_bytes=size_bytes, problem=_problem(name, error))
 
 
-def _table_of(name: str) -> str:
+def _row_of(name: str) -> Table[Any]:
     return TABLES[name.partition("/")[0]]
 
 
@@ -155,14 +116,9 @@ def check_file(root: Root, name: str, rows: RowChecks | None = None) -> Checked:
         return Checked(name, (Finding(check="newer_schema", where=name, problem=_problem(name, error)),))
     except SchemaError as error:
         return Checked(name, (Finding(check="unreadable", where=name, problem=_problem(name, error)),))
-    if content is None or not _is_name(name):
+    if content is None or _row_of(name).parse(name) is None:
         return Checked(name, (Finding(check="misnamed", where=name, problem=FOREIGN_NAME),))
     return Checked(name, tuple(_disagreements(root, name, content)), content.sources, content.has_digests)
-
-
-def _is_name(name: str) -> bool:
-    pattern = NAMES.get(name.partition("/")[0])
-    return bool(pattern.fullmatch(name)) if pattern else RolloutFile.parse(name) is not None
 
 
 @dataclass(slots=True)
@@ -199,19 +155,19 @@ def _read(root: Root, name: str, rows: RowChecks | None) -> _Content:
 
 def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> _Content:
     """Read all of a file. Raises SchemaError if the file is not as it was written, and pyarrow's errors."""
-    table, file = _table_of(name), RolloutFile.parse(name)
+    row, file = _row_of(name), RolloutFile.parse(name)
     content = _Content()
     groups: list[str] = []
     with open_checked(source, name, pre_buffer=True) as (parquet, checked):
         content.has_digests = checked is not None
-        check_schema(parquet.schema_arrow, table, name)
+        check_schema(parquet.schema_arrow, row.table, name)
         if file is not None and file.is_compacted:
             content.sources = tuple(sources_of(parquet, file))
         for keys in _read_row_groups(parquet, name, rows):
-            if "run_id" in _KEYS[table]:
+            if "run_id" in keys.column_names:
                 content.runs |= set(keys.column("run_id").unique().to_pylist())
-            content.homes |= _homes(keys, name)
-            if table == "rollouts":
+            content.homes |= _homes(keys, row, name)
+            if row.table == "rollouts":
                 groups += keys.column("group_id").take(group_starts(keys)).to_pylist()
         if checked is not None:
             checked.check_rest()
@@ -221,7 +177,7 @@ def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> 
 
 def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks | None) -> Iterator[pa.Table]:
     """Decode all columns of each row group, pass the batches to `rows`, and yield the key columns."""
-    table = _table_of(name)
+    table, columns = _row_of(name).table, _keys_of(_row_of(name))
     for index in range(parquet.num_row_groups):
         row_group = parquet.metadata.row_group(index)
         batch_size = max(1, _BATCH_BYTES * row_group.num_rows // max(1, row_group.total_byte_size))
@@ -231,7 +187,7 @@ def _read_row_groups(parquet: pq.ParquetFile, name: str, rows: RowChecks | None)
             _check_nulls(batch, table, name)
             if table == "rollouts" and rows is not None:
                 rows.add(batch)
-            batches.append(batch.select(_KEYS[table]))
+            batches.append(batch.select(columns))
         if sum(batch.num_rows for batch in batches) != row_group.num_rows:
             raise SchemaError(f"{name}: row group {index} has fewer rows than the {row_group.num_rows} of its footer")
         if batches:
@@ -244,34 +200,24 @@ def _check_nulls(batch: pa.RecordBatch, table: str, name: str) -> None:
             raise SchemaError(f"{name}: column {column.name!r} has nulls, wanted none")
 
 
-def _homes(keys: pa.Table, name: str) -> set[str]:
-    match name.partition("/")[0]:
-        case "batches":
-            return {ledger_name(**row) for row in _distinct(keys, "attempt_id", "step")}
-        case "metrics" | "labels":
-            return {name}
-        case "requests":
-            match = REQUESTS_NAME.fullmatch(name)
-            sequence = int(match[2]) if match else 0
-            return {requests_name(row["worker_id"], sequence) for row in _distinct(keys, "worker_id")}
-        case "reference":
-            base = name.rpartition("/")[2]
-            return {f"reference/model={row['model']}/{base}" for row in _distinct(keys, "model")}
-        case "token_stats":
-            match = TOKEN_STATS_NAME.fullmatch(name)
-            rank = int(match[3]) if match else 0
-            return {token_stats_name(**row, rank=rank) for row in _distinct(keys, "attempt_id", "step")}
-        case "scores":
-            return {f"{scorer_folder(row['scorer'])}/{name.rpartition('/')[2]}" for row in _distinct(keys, "scorer")}
-    # A group is stored in the partition of its oldest version.
-    groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
-    groups = groups.aggregate([("policy_version", "min")])
-    rows = _distinct(groups, "policy_version_min", "env_name", "worker_id", "sequence")
-    folder: Folder = "evals" if name.startswith("evals/") else "rollouts"
-    return {
-        RolloutFile(row["policy_version_min"], row["env_name"], row["worker_id"], row["sequence"], folder).name
-        for row in rows
-    }
+def _keys_of(row: Table[Any]) -> list[str]:
+    """Return the columns that say where rows belong: those that the name has, too, and the run."""
+    if row.table == "rollouts":
+        return _OF_ROLLOUTS
+    return [column for column in arrow_schema(row.table).names if column in (*row.fields._fields, "run_id")]
+
+
+def _homes(keys: pa.Table, row: Table[Any], name: str) -> set[str]:
+    """Return the names of the files that the rows of a file belong in."""
+    of = row.parse(name)
+    if of is None:
+        return set()
+    if row.table == "rollouts":
+        # A group is stored in the partition of its oldest version.
+        groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
+        keys = groups.aggregate([("policy_version", "min")]).rename_columns({"policy_version_min": "version"})
+    columns = [column for column in row.fields._fields if column in keys.column_names]
+    return {row.home(of, values) for values in _distinct(keys, *columns)} if columns else {name}
 
 
 def _distinct(table: pa.Table, *columns: str) -> list[dict[str, Any]]:

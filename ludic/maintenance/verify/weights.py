@@ -1,35 +1,28 @@
-"""Check that attempts, workers' claims, policies, checkpoints, tombstones and notes can be read and are complete.
+"""Check that policies and checkpoints can be read and are complete.
 
 Loads no tensors. Files that vanish while they are checked are ignored, since a trainer prunes. Raises StoreError if
 the filesystem fails.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from ludic.maintenance.verify.findings import Finding, reason_of
-from ludic.maintenance.verify.tables import FOREIGN_NAME
-from ludic.store import Attempt, Root, latest_policy, read_attempt
+from ludic.store import Root, latest_policy
 from ludic.store.attempts import read_parent
+from ludic.store.catalogue import CHECKPOINTS, DELTAS, LATEST, STATE_FILES, WEIGHT_FILES, WEIGHTS
 from ludic.store.checkpoints import MARKER, checkpoint_folder
 from ludic.store.cut_record import read_cut
 from ludic.store.json_files import decode_json
-from ludic.store.lease import Lease, read_lease
 from ludic.store.ledger import ledger_name
 from ludic.store.manifest import folder_problems
-from ludic.store.names import parse_attempt_id, parse_number
-from ludic.store.policies import LATEST, Policy, read_policy, versions_with_weights
-from ludic.store.policy_files import DELTA, MARKERS, policy_folder, read_delta
-from ludic.store.quarantine import QUARANTINE_FOLDERS
-from ludic.store.slots import FOLDER as WORKERS
-from ludic.store.slots import SlotClaim, claim_name, read_slot_claim
-from ludic.store.tombstones import FOLDER as EXPIRED
+from ludic.store.policies import versions_with_weights
+from ludic.store.policy_files import read_delta
+from ludic.store.quarantine import is_quarantined
 
 _ADAPTER_CONFIG = "adapter_config.json"
 """Config of a LoRA adapter, which is stored instead of whole weights."""
-_NOTES = (EXPIRED, "imports", *QUARANTINE_FOLDERS)
-"""Folders of small JSON files that say why something was done."""
 _UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 """Errors from parsing a damaged file; ludic's SchemaError is a ValueError."""
 _MOST_HEADER_BYTES = 100_000_000
@@ -37,31 +30,22 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 def check_weights(root: Root) -> Iterator[Finding]:
-    """Check attempts, then claims of workers, then policies, then checkpoints, then tombstones and notes."""
-    for name in root.list("attempts"):
-        yield from _unless_gone(_check_attempt(root, name))
-    for name in root.list(WORKERS):
-        yield from _check_slot_claim(root, name)
-    policies = root.sizes("policies")
+    """Check policies, then LATEST, then checkpoints."""
+    policies = root.sizes(WEIGHT_FILES.folder)
     for name in policies:
-        if name.endswith("/policy.json"):
-            yield from _unless_gone(_check_policy(root, name))
-        elif name.endswith("/config.json"):  # the last file of a complete version
-            folder = name.removesuffix("/config.json")
+        folder = name.rpartition("/")[0]
+        if WEIGHTS.parse(name) is not None:
             yield from _unless_gone(_findings("policy", root, folder, _weights_problems(root, folder, policies)))
-        elif name.endswith(f"/{DELTA}"):  # the last file of a version of differences
-            folder = name.removesuffix(f"/{DELTA}")
-            yield from _unless_gone(_findings("policy", root, folder, _delta_problems(root, folder, policies)))
+        elif (delta := DELTAS.parse(name)) is not None:
+            yield from _unless_gone(_findings("policy", root, folder, _delta_problems(root, delta.version, policies)))
     yield from _check_latest(root, policies)
-    checkpoints = root.sizes("checkpoints")
+    checkpoints = root.sizes(STATE_FILES.folder)
     for name in checkpoints:
-        if name.endswith(f"/{MARKER}"):  # without it a checkpoint is incomplete, and no trainer reads it
-            folder = name.removesuffix(f"/{MARKER}")
+        if CHECKPOINTS.parse(name) is not None:  # without it a checkpoint is incomplete, and no trainer reads it
+            folder = name.rpartition("/")[0]
             yield from _unless_gone(
                 _findings("checkpoint", root, folder, _checkpoint_problems(root, folder, checkpoints))
             )
-    for name in (name for folder in _NOTES for name in root.list(folder) if name.endswith(".json")):
-        yield from _unless_gone(_check_note(root, name))
 
 
 def _unless_gone(findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -78,78 +62,25 @@ def _findings(check: str, root: Root, folder: str, in_form: Iterator[str]) -> It
     yield from (Finding(check=check, where=folder, problem=problem) for problem in found)
 
 
-def _check_attempt(root: Root, name: str) -> Iterator[Finding]:
-    stem, _, kind = name.removeprefix("attempts/").rpartition(".")
-    number = parse_attempt_id(stem)
-    if number is None or kind not in ("json", "lease"):
-        return _misnamed(name)
-    if kind == "json":
-        return _check_record("attempt", name, lambda: read_attempt(root, number))
-    return _check_record("attempt", name, lambda: read_lease(root, number))
-
-
-def _check_slot_claim(root: Root, name: str) -> Iterator[Finding]:
-    texts = name.removeprefix(f"{WORKERS}/slot=").removesuffix(".json").partition("/")
-    slot, life = parse_number(texts[0]), parse_number(texts[2])
-    if slot is None or life is None or claim_name(slot, life) != name:
-        return _misnamed(name)
-    return _check_record("worker", name, lambda: read_slot_claim(root, slot, life))
-
-
-def _check_policy(root: Root, name: str) -> Iterator[Finding]:
-    version = parse_number(name.removeprefix("policies/version=").removesuffix("/policy.json"))
-    if version is None:
-        return _misnamed(name)
-    return _check_record("policy", name, lambda: read_policy(root, version))
-
-
-def _misnamed(name: str) -> Iterator[Finding]:
-    yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
-
-
-def _check_record(
-    check: str, name: str, read: Callable[[], Attempt | Lease | SlotClaim | Policy | None]
-) -> Iterator[Finding]:
-    """Check that a record can be read, and that it belongs in the file of this name."""
-    try:
-        record = read()
-    except _UNREADABLE as error:
-        yield Finding(check=check, where=name, problem=reason_of(error))
-        return
-    if record is not None and record.name != name:
-        yield Finding(check="misnamed", where=name, problem=f"holds the record of {record.name}")
-
-
-def _check_note(root: Root, name: str) -> Iterator[Finding]:
-    """Check that a tombstone, an import, or the reason for a quarantine is as it was written."""
-    try:
-        decode_json(root.read(name))
-    except ValueError as error:
-        yield Finding(check="note", where=name, problem=f"can't be read: {reason_of(error)}")
-
-
 def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
     try:
         latest = latest_policy(root)
     except _UNREADABLE as error:
-        yield Finding(check="policy", where=LATEST, problem=reason_of(error))
+        yield Finding(check="policy", where=LATEST.template, problem=reason_of(error))
         return
     if latest is not None and latest.version not in versions_with_weights(sizes):
-        problem = f"names version {latest.version}, which has neither config.json nor {DELTA}"
-        yield Finding(check="policy", where=LATEST, problem=problem)
+        problem = f"names version {latest.version}, which has neither {WEIGHTS.file} nor {DELTAS.file}"
+        yield Finding(check="policy", where=LATEST.template, problem=problem)
 
 
-def _delta_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
+def _delta_problems(root: Root, version: int, sizes: Mapping[str, int]) -> Iterator[str]:
     """Find a broken delta.json, and a base without weights. The result of the differences is not computed."""
-    version = parse_number(folder.removeprefix("policies/version="))
-    if version is None:
-        return  # its policy.json has a finding of its own
     try:
         delta = read_delta(root, version)
     except _UNREADABLE as error:
-        yield f"{DELTA} can't be used: {reason_of(error)}"
+        yield f"{DELTAS.file} can't be used: {reason_of(error)}"
         return
-    if delta is not None and not any(f"{policy_folder(delta.base)}/{marker}" in sizes for marker in MARKERS):
+    if delta is not None and delta.base not in versions_with_weights(sizes):
         yield f"holds differences to version {delta.base}, which has no weights"
 
 
@@ -189,14 +120,13 @@ def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
     if cut is not None and step < cut.first_step:
         return
     name = ledger_name(attempt_id, step)
-    names = (name, *(f"{folder}/{name}" for folder in QUARANTINE_FOLDERS))
-    if step > (parent[1] if parent else 0) and not any(map(root.exists, names)):
+    if step > (parent[1] if parent else 0) and not root.exists(name) and not is_quarantined(root, name):
         yield f"{name}, which says what its last step trained on, is missing"
 
 
 def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
     """Find missing or incomplete parts of a Hugging Face folder: config, weights and their shards, or adapter."""
-    if f"{folder}/config.json" not in sizes:
+    if f"{folder}/{WEIGHTS.file}" not in sizes:
         yield "config.json is missing"
     if f"{folder}/{_ADAPTER_CONFIG}" in sizes:
         yield from _tensor_problems(root, f"{folder}/adapter_model.safetensors", sizes)

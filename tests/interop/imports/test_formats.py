@@ -15,7 +15,7 @@ from ludic.agents.prompts import PromptBuilder
 from ludic.errors import ConfigError
 from ludic.interop.imports.episodes import to_message
 from ludic.interop.imports.formats import load_format
-from ludic.interop.imports.importing import ImportReport, import_file
+from ludic.interop.imports.importing import import_file
 from ludic.launch.demonstrations import make_demonstrations
 from ludic.models.chat import load_tokenizer, render_text
 from ludic.models.first_model import remember_model, vocabulary_of
@@ -23,6 +23,7 @@ from ludic.models.tiny_chat import make_tiny_chat_model
 from ludic.records import Rollout
 from ludic.schema import arrow_schema, from_table
 from ludic.store import Root, RunConfig, list_files, read_columns
+from ludic.store.records import ImportReport
 
 Import = Callable[..., ImportReport]
 

@@ -19,7 +19,7 @@ from tiny_runs import create_root, query, train_here
 
 from ludic.errors import ConfigError
 from ludic.interop.imports.formats import load_format
-from ludic.interop.imports.importing import ImportReport, import_file
+from ludic.interop.imports.importing import import_file
 from ludic.maintenance.compact import compact
 from ludic.models.chat import load_tokenizer
 from ludic.records import Rollout, RolloutBatch, new_id
@@ -27,6 +27,7 @@ from ludic.run import Run
 from ludic.schema import arrow_schema, from_table
 from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
 from ludic.store.json_files import decode_json, encode_json
+from ludic.store.records import ImportReport
 
 pytestmark = pytest.mark.slow
 

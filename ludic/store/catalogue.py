@@ -1,0 +1,698 @@
+"""The catalogue of a root: one row for each kind of file below it. What a root holds is said here and nowhere else.
+
+A row says how names are spelled, what a file holds, how files are numbered, put, kept and shown. From it follow
+names and their parser, listings, claims (ludic.store.registers), the checks of `ludic verify`, the stored rows of each
+SQL view, what `ludic expire` takes, and the list of files in docs/storage.md. The fields of a name are those of a
+NamedTuple. A field that is also a column of the table, or a field of the record, must agree with it.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
+from urllib.parse import quote, unquote
+
+from ludic.run_config import RunConfig
+from ludic.store.json_files import read_record
+from ludic.store.records import (
+    Attempt,
+    CheckpointInfo,
+    CodeList,
+    CompactionPlan,
+    CutRecord,
+    Delta,
+    Evaluation,
+    Evaluator,
+    ImportBegun,
+    ImportReport,
+    LatestPolicy,
+    Lease,
+    ModelIdentity,
+    Policy,
+    QuarantinedFile,
+    SlotClaim,
+    Tombstone,
+)
+
+if TYPE_CHECKING:
+    from ludic.store.filesystem import Storage
+
+
+# --- How the fields of a name are written -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How one field stands in a name. `read` raises ValueError for a text that `write` never makes."""
+
+    pattern: str
+    read: Callable[[str], Any] = str
+    write: Callable[[Any], str] = str
+
+
+def _int32(text: str) -> int:
+    if int(text) >= 2**31:
+        raise ValueError(text)
+    return int(text)
+
+
+def _unquote(text: str) -> str:
+    name = unquote(text, errors="strict")
+    if _quoted(name) != text:  # with another spelling, later reads would look for a name that does not exist
+        raise ValueError(text)
+    return name
+
+
+COMPACTED = "compacted."
+"""Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
+
+_quoted = lru_cache(maxsize=1024)(partial(quote, safe=""))
+_DIGITS = r"(?:0|[1-9][0-9]{0,17})"  # fits into int64
+_ID = r"[A-Za-z0-9-][A-Za-z0-9._-]{0,199}"  # not "." or "_" first: pyarrow and Spark take such files for hidden ones
+_PATH = r"(?!\.\.?(?:/|$))[^/\0\\]+(?:/(?!\.\.?(?:/|$))[^/\0\\]+)*"
+WORKER_ID = re.compile(rf"(?!{re.escape(COMPACTED)}){_ID}")
+_PARTITION = rf"(?:rollouts|evals)/version={_DIGITS}/env=[^/]+"
+Number = Annotated[int, Spelling(_DIGITS, int)]
+Int32 = Annotated[int, Spelling(_DIGITS, _int32)]
+Quoted = Annotated[str, Spelling(r"[^/]+", lru_cache(maxsize=1024)(_unquote), _quoted)]
+WorkerId = Annotated[str, Spelling(WORKER_ID.pattern)]
+Committer = Annotated[str, Spelling(rf"{WORKER_ID.pattern}|{re.escape(COMPACTED)}{_DIGITS}")]
+Hex16 = Annotated[str, Spelling("[0-9a-f]{16}")]
+Hex32 = Annotated[str, Spelling("[0-9a-f]{32}")]
+Sha256 = Annotated[str, Spelling("[0-9a-f]{64}")]
+Uuid = Annotated[str, Spelling(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
+Path = Annotated[str, Spelling(_PATH)]
+MovedPath = Annotated[str, Spelling(rf"(?:{_PATH})(?<!\.json)")]
+MetricsKind = Annotated[Literal["train", "worker"], Spelling("train|worker")]
+Suffix = Annotated[str, Spelling("py|sql")]
+Partition = Annotated[str, Spelling(_PARTITION)]
+
+
+class Only(NamedTuple):
+    """Of a file that a root has once."""
+
+
+class RolloutsName(NamedTuple):
+    version: Number
+    env_name: Quoted
+    worker_id: Committer
+    sequence: Number
+
+
+class SequenceName(NamedTuple):
+    worker_id: Committer
+    sequence: Number
+
+
+class StepName(NamedTuple):
+    attempt_id: Int32
+    step: Number
+
+
+class MetricsName(NamedTuple):
+    kind: MetricsKind
+    writer: WorkerId
+    sequence: Number
+
+
+class ReferenceName(NamedTuple):
+    model: Hex32
+    digest: Hex32
+
+
+class RankName(NamedTuple):
+    attempt_id: Int32
+    step: Number
+    rank: Number
+
+
+class ScoresName(NamedTuple):
+    scorer: Quoted
+    log: Uuid
+    sequence: Number
+
+
+class UuidName(NamedTuple):
+    uuid: Uuid
+
+
+class AttemptName(NamedTuple):
+    attempt_id: Int32
+
+
+class LifeName(NamedTuple):
+    slot: Number
+    life: Number
+
+
+class VersionName(NamedTuple):
+    version: Number
+
+
+class VersionFile(NamedTuple):
+    version: Number
+    file: Path
+
+
+class StepFile(NamedTuple):
+    attempt_id: Int32
+    step: Number
+    file: Path
+
+
+class FileName(NamedTuple):
+    file: Path
+
+
+class MovedName(NamedTuple):
+    name: MovedPath
+
+
+class TextName(NamedTuple):
+    sha256: Sha256
+    suffix: Suffix
+
+
+class NumberName(NamedTuple):
+    number: Number
+
+
+class EvaluationName(NamedTuple):
+    evaluation: Hex16
+
+
+class PlanName(NamedTuple):
+    partition: Partition
+    number: Number
+
+
+class ImportName(NamedTuple):
+    sha256: Hex16
+
+
+# --- A row ----------------------------------------------------------------------------------------------------
+
+F = TypeVar("F", bound="NamedTuple")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Row(Generic[F]):
+    """One kind of file of a root. Its subclasses say what the files hold; this one, text or anything."""
+
+    kind: str
+    """Its name in SQL and in settings."""
+    fields: type[F]
+    template: str
+    """Path below the root, with the fields of the name in braces."""
+    about: str
+    numbered: str = ""
+    """What tells the files of the kind apart, for the docs."""
+    put: Literal["once", "once, then by its owner", "replaced"] = "once"
+    completes: bool = False
+    """Whether the file is put last into its folder, which counts from then on."""
+    kept: Literal["always", "expire", "pruned", "a cache", "not the run's"] = "always"
+    """What deletes the files: nothing, `ludic expire`, the trainer, whoever wants to, or other programs."""
+    view: str | None = None
+    """SQL view of the rows as they are stored."""
+    rest: bool = False
+    """Whether it takes the files of a folder whose named files have rows of their own."""
+
+    @cached_property
+    def _spellings(self) -> dict[str, Spelling]:
+        hints = get_type_hints(self.fields, include_extras=True)
+        return {name: hint.__metadata__[0] for name, hint in hints.items()}
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        groups = {name: f"({spelling.pattern})" for name, spelling in self._spellings.items()}
+        return re.compile(re.escape(self.template).replace(r"\{", "{").replace(r"\}", "}").format(**groups))
+
+    @cached_property
+    def _readers(self) -> Sequence[Callable[[str], Any]]:
+        return [spelling.read for spelling in self._spellings.values()]
+
+    @property
+    def folder(self) -> str:
+        """First folder of the names; empty for a file of the root itself."""
+        return self.template.rpartition("/")[0].partition("/")[0]
+
+    @property
+    def file(self) -> str:
+        """Last part of the names."""
+        return self.template.rpartition("/")[2]
+
+    def name(self, of: F) -> str:
+        """Return the path below the root."""
+        values = zip(self._spellings.items(), of, strict=True)
+        return self.template.format(**{name: spelling.write(value) for (name, spelling), value in values})
+
+    def name_of(self, record: Any) -> str:
+        """Return the path of the file that holds this record."""
+        return self.name(self.fields._make([getattr(record, each) for each in self.fields._fields]))
+
+    def parse(self, name: str) -> F | None:
+        """Return the fields of a name; None for a name that `name` does not make."""
+        match = self._pattern.fullmatch(name)
+        if match is None:
+            return None
+        try:
+            return self.fields._make([read(text) for read, text in zip(self._readers, match.groups(), strict=True)])
+        except ValueError:
+            return None
+
+    def home(self, of: F, values: Mapping[str, Any]) -> str:
+        """Return the path of the file that these values belong in. of: the name of the file that holds them."""
+        return self.name(of._replace(**{each: values[each] for each in self.fields._fields if each in values}))
+
+    def below(self, **known: Any) -> str:
+        """Return the folder of the files with these fields, the first ones of the name: what to list."""
+        texts = {name: self._spellings[name].write(value) for name, value in known.items()}
+        path = self.template.format(**{name: texts.get(name, "\0") for name in self.fields._fields})
+        return path.partition("\0")[0].rpartition("/")[0]
+
+    def first_fields(self, root: "Storage") -> list[Any]:
+        """Return the first fields of all names, sorted, by one listing of folders: such as versions."""
+        folder, part = self.template.split("/")[:2]
+        spelling = next(iter(self._spellings.values()))
+        pattern = re.compile(re.escape(part.partition("{")[0]) + f"({spelling.pattern})")
+        found = (pattern.fullmatch(name.rpartition("/")[2]) for name in root.folders(folder))
+        return sorted(spelling.read(match[1]) for match in found if match)
+
+    def listed(self, root: "Storage", **known: Any) -> list[F]:
+        """Return the fields of all files, or of those with these first fields, sorted; foreign names are left out."""
+        return self.parsed(root.list(self.below(**known)))
+
+    def parsed(self, names: Iterable[str]) -> list[F]:
+        """Return the fields of those names that are this row's, sorted."""
+        return sorted(found for found in map(self.parse, names) if found is not None)
+
+
+@dataclass(frozen=True)
+class Table(Row[F]):
+    """Parquet files with rows of a table of schemas/."""
+
+    table: str = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class Records(Row[F], Generic[F, R]):
+    """JSON files with one record each."""
+
+    record: type[R] = field(kw_only=True)
+    noun: str = field(kw_only=True)
+    """What a file is, in an error."""
+    mend: str = ""
+    """What to do about a broken file, in an error."""
+    first: int | None = None
+    """First number of a register: put N if absent, N + 1 is newer, no gaps. None for other rows."""
+    hidden: tuple[str, ...] = ()
+    """Fields that the view leaves out."""
+
+    def read(self, root: "Storage", *of: Any) -> R | None:
+        """Return a record; None if there is no such file. Raises SchemaError if it is broken. of: fields of the name."""
+        return read_record(root, self.name(self.fields._make(of)), self.record, self.noun, self.mend)
+
+
+@dataclass(frozen=True)
+class Weights(Row[F]):
+    """Files in a format of Hugging Face or torch; the folder's manifest has their digests."""
+
+
+# --- The rows -------------------------------------------------------------------------------------------------
+
+RUN = Records(
+    "run",
+    Only,
+    "run.json",
+    "settings that workers and the trainer share",
+    record=RunConfig,
+    noun="run.json",
+    completes=True,
+)
+CUT = Records(
+    "cut",
+    Only,
+    "cut.json",
+    "in a cut: which step it replays, and what must come out",
+    record=CutRecord,
+    noun="record of a cut",
+)
+README = Row("readme", Only, "README.txt", "in a cut: how to replay it, for people", put="replaced")
+
+ROLLOUTS = Table(
+    "rollouts",
+    RolloutsName,
+    "rollouts/version={version}/env={env_name}/{worker_id}-{sequence}.parquet",
+    "one row per rollout",
+    table="rollouts",
+    numbered="a worker's sequence",
+    kept="expire",
+)
+EVALS = Table(
+    "evals",
+    RolloutsName,
+    "evals/version={version}/env={env_name}/{worker_id}-{sequence}.parquet",
+    "one row per rollout of an evaluation; the worker_id says which samples",
+    table="rollouts",
+    numbered="block of samples",
+    kept="expire",
+)
+BATCHES = Table(
+    "batches",
+    StepName,
+    "batches/attempt={attempt_id}/step={step}.parquet",
+    "the ledger: rollouts used and dropped by a step, with the reason",
+    table="batches",
+    numbered="step",
+    view="all_batches",
+)
+REQUESTS = Table(
+    "requests",
+    SequenceName,
+    "requests/{worker_id}-{sequence}.parquet",
+    "when each group of the schedule began, and how it ended",
+    table="requests",
+    numbered="a worker's sequence",
+    kept="expire",
+    view="requests",
+)
+METRICS = Table(
+    "metrics",
+    MetricsName,
+    "metrics/{kind}-{writer}-{sequence}.parquet",
+    "one row per gradient step, and per environment of a worker's file",
+    table="metrics",
+    numbered="a writer's sequence",
+    view="metrics",
+)
+REFERENCE = Table(
+    "reference",
+    ReferenceName,
+    "reference/model={model}/{digest}.parquet",
+    "logprobs under a reference model",
+    table="reference",
+    numbered="digest of the rows' keys",
+    kept="a cache",
+    view="reference",
+)
+TOKEN_STATS = Table(
+    "token_stats",
+    RankName,
+    "token_stats/attempt={attempt_id}/step={step}-rank={rank}.parquet",
+    "on request: numbers of each trained token",
+    table="token_stats",
+    numbered="step and rank",
+    kept="expire",
+    view="all_token_stats",
+)
+SCORES = Table(
+    "scores",
+    ScoresName,
+    "scores/scorer={scorer}/{log}-{sequence}.parquet",
+    "values that scorers gave to stored rollouts later",
+    table="scores",
+    numbered="a log's sequence",
+    kept="expire",
+    view="all_scores",
+)
+LABELS = Table(
+    "labels",
+    UuidName,
+    "labels/{uuid}.parquet",
+    "a mark or a note that a person gave to a rollout",
+    table="labels",
+    numbered="uuid7",
+    view="all_labels",
+)
+
+ATTEMPTS = Records(
+    "attempts",
+    AttemptName,
+    "attempts/{attempt_id}.json",
+    "one start of a trainer: parent, settings, code",
+    record=Attempt,
+    noun="attempt",
+    numbered="as its lease",
+    view="attempts",
+    hidden=("code", "claim_id"),
+)
+LEASES = Records(
+    "leases",
+    AttemptName,
+    "attempts/{attempt_id}.lease",
+    "a trainer's claim of the root, renewed while it lives",
+    record=Lease,
+    noun="lease",
+    mend="see that no trainer runs, and delete it",
+    numbered="claims",
+    first=1,
+    put="once, then by its owner",
+)
+WORKERS = Records(
+    "workers",
+    LifeName,
+    "workers/slot={slot}/{life}.json",
+    "one start of a worker: its claim of a slot of the schedule; its code",
+    record=SlotClaim,
+    noun="claim",
+    mend="stop the workers of this slot, and delete it",
+    numbered="claims in a slot",
+    first=1,
+    put="once, then by its owner",
+    view="workers",
+    hidden=("process", "code"),
+)
+
+POLICIES = Records(
+    "policies",
+    VersionName,
+    "policies/version={version}/policy.json",
+    "the claim of a version: which step made it",
+    record=Policy,
+    noun="policy.json",
+    numbered="claims",
+    first=0,
+    view="policies",
+)
+WEIGHTS = Weights(
+    "weights",
+    VersionName,
+    "policies/version={version}/config.json",
+    "configuration of a version's weights",
+    completes=True,
+    kept="pruned",
+)
+DELTAS = Records(
+    "deltas",
+    VersionName,
+    "policies/version={version}/delta.json",
+    "of a version of differences: which version they lead from",
+    record=Delta,
+    noun="record of differences",
+    completes=True,
+    kept="pruned",
+)
+WEIGHT_FILES = Weights(
+    "weight files",
+    VersionFile,
+    "policies/version={version}/{file}",
+    "published weights, a Hugging Face folder or differences",
+    kept="pruned",
+    rest=True,
+)
+LATEST = Records(
+    "latest",
+    Only,
+    "policies/LATEST",
+    "the version to sample with, and the budget of open groups",
+    record=LatestPolicy,
+    noun="name of a policy",
+    mend="the next publish replaces it",
+    put="replaced",
+)
+CHECKPOINTS = Records(
+    "checkpoints",
+    StepName,
+    "checkpoints/attempt={attempt_id}/step={step}/checkpoint.json",
+    "the reader's cursor, and settings",
+    record=CheckpointInfo,
+    noun="checkpoint.json",
+    numbered="step",
+    completes=True,
+    kept="pruned",
+)
+STATE_FILES = Weights(
+    "state files",
+    StepFile,
+    "checkpoints/attempt={attempt_id}/step={step}/{file}",
+    "weights, optimizer and random states of a checkpoint",
+    kept="pruned",
+    rest=True,
+)
+IDENTITY = Records(
+    "identity",
+    Only,
+    "model/identity.json",
+    "fingerprints of the first model",
+    record=ModelIdentity,
+    noun="identity of a model",
+    mend="delete it, and start where the model is",
+    completes=True,
+)
+MODEL = Weights(
+    "model",
+    FileName,
+    "model/{file}",
+    "the first model's configuration and tokenizer; its weights if they were made here",
+    rest=True,
+)
+
+CODE = Records(
+    "code",
+    NumberName,
+    "code/{number}.json",
+    "names of users' files, and their texts",
+    record=CodeList,
+    noun="list of users' files",
+    numbered="claims",
+    first=1,
+)
+TEXTS = Row(
+    "texts",
+    TextName,
+    "code/{sha256}.{suffix}",
+    "copy of a user's file, which the run executes",
+    numbered="digest of the text",
+)
+EVALUATIONS = Records(
+    "evaluations",
+    EvaluationName,
+    "evaluations/{evaluation}.json",
+    "what an evaluation samples and scores with",
+    record=Evaluation,
+    noun="evaluation",
+    mend="delete it; the next `ludic eval` with its settings puts it back",
+    numbered="digest of the settings",
+    view="evaluations",
+)
+EVALUATORS = Records(
+    "evaluators",
+    UuidName,
+    "evaluators/{uuid}.json",
+    "the blocks that a running `ludic eval` samples; deleted at its end",
+    record=Evaluator,
+    noun="list of an evaluation's open blocks",
+    mend="delete it",
+    numbered="uuid7",
+    put="once, then by its owner",
+)
+
+COMPACTIONS = Records(
+    "compactions",
+    PlanName,
+    "compactions/{partition}/{number}.json",
+    "which files a compaction replaces",
+    record=CompactionPlan,
+    noun="plan of a compaction",
+    numbered="claims in a partition",
+    first=0,
+    view="compactions",
+)
+EXPIRED = Records(
+    "expired",
+    NumberName,
+    "expired/{number}.json",
+    "tombstone: the files that an expiry deleted",
+    record=Tombstone,
+    noun="tombstone",
+    numbered="claims",
+    first=0,
+    view="expirations",
+)
+IMPORTS = Records(
+    "imports",
+    ImportName,
+    "imports/import-{sha256}.json",
+    "a file that is imported, and how; put first",
+    record=ImportBegun,
+    noun="record of an import",
+    numbered="digest of the file",
+)
+IMPORTED = Records(
+    "imported",
+    ImportName,
+    "imports/import-{sha256}.done.json",
+    "the report of an import; put last",
+    record=ImportReport,
+    noun="report of an import",
+    numbered="digest of the file",
+    completes=True,
+)
+QUARANTINED = Row(
+    "quarantined",
+    MovedName,
+    "quarantine/{name}",
+    "a broken file, moved to where no reader looks",
+    put="replaced",
+)
+QUARANTINE = Records(
+    "quarantine",
+    MovedName,
+    "quarantine/{name}.json",
+    "why it was moved",
+    record=QuarantinedFile,
+    noun="note",
+    put="replaced",
+    view="quarantine",
+)
+OLD_QUARANTINED = Row(
+    "old quarantined", MovedName, "set_aside/{name}", "a broken file, of an older ludic", put="replaced"
+)
+OLD_QUARANTINE = Records(
+    "old quarantine",
+    MovedName,
+    "set_aside/{name}.json",
+    "why it was moved, of an older ludic",
+    record=QuarantinedFile,
+    noun="note",
+    put="replaced",
+)
+
+FOREIGN: tuple[Row[Any], ...] = tuple(
+    Row(folder, FileName, f"{folder}/{{file}}", about, put="replaced", kept="not the run's", rest=True)
+    for folder, about in (
+        (".tmp", "files that are not complete yet, of a local root"),
+        ("logs", "output of local processes"),
+        ("tensorboard", "events for TensorBoard"),
+        ("rollouts/_delta_log", "log of a Delta export"),
+        ("evals/_delta_log", "log of a Delta export"),
+        ("iceberg", "catalogue of an Iceberg export"),
+    )
+)
+"""What lies in a root and is not the run's: not checked, copied or counted."""
+
+ROWS: tuple[Row[Any], ...] = (
+    *(RUN, MODEL, IDENTITY, ROLLOUTS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),
+    *(CHECKPOINTS, ATTEMPTS, LEASES, WORKERS, CODE, TEXTS, REQUESTS, METRICS, REFERENCE, EVALS, EVALUATIONS),
+    *(EVALUATORS, SCORES, LABELS, TOKEN_STATS, COMPACTIONS, EXPIRED, IMPORTS, IMPORTED, QUARANTINE, QUARANTINED),
+    *(OLD_QUARANTINE, OLD_QUARANTINED, CUT, README),
+    *FOREIGN,
+)
+"""All kinds of files, in the order of docs/storage.md."""
+
+
+@lru_cache(maxsize=1)
+def _rows_by_head() -> Mapping[str, list[Row[Any]]]:
+    """Return the rows by what their names begin with; a folder's other files come after its named ones."""
+    found: dict[str, list[Row[Any]]] = {}
+    for row in sorted(ROWS, key=lambda row: row.rest):
+        found.setdefault(row.template.partition("/")[0], []).append(row)
+    return found
+
+
+def row_of(name: str) -> Row[Any] | None:
+    """Return the row of a name below a root; None for a foreign name."""
+    rows = _rows_by_head().get(name.partition("/")[0], [])
+    return next((row for row in rows if row.parse(name) is not None), None)

@@ -1,0 +1,375 @@
+"""Records: what the JSON files of a root hold, each one dataclass. ludic.store.catalogue says which file holds which.
+
+Fields that older files lack have defaults. Unknown keys, which a newer ludic wrote, are ignored when a file is read.
+Plain values only: what is done with a record stands where it is written and read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from ludic.bounds import BOUNDS
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+"""A number that becomes part of a file name or of an int64 column."""
+AttemptId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""A number that becomes part of an int32 column, too."""
+Time = Annotated[str, msgspec.Meta(description="ISO 8601")]
+"""A time by its writer's clock, in ISO 8601."""
+CheckpointId = tuple[int, int]
+"""attempt_id and step of a checkpoint."""
+Spans = Mapping[str, Sequence[tuple[int, int]]]
+"""Half-open intervals of sequences, by worker_id."""
+
+CUT_ATTEMPT = 1
+"""The attempt of every file in a cut."""
+CHECKPOINT_FORMAT = 2
+"""2: the cursor holds sources by version. An older ludic would not see them as consumed. This ludic also reads 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of a trainer."""
+
+    attempt_id: AttemptId
+    parent_attempt: AttemptId | None
+    """Attempt of the checkpoint that this one resumed from; None if it started from the run's first weights."""
+    parent_step: Count | None
+    """Step of that checkpoint; later steps of the parent are superseded."""
+    owner: str
+    """Host and pid of the trainer as host-pid, for people."""
+    created_at: Time
+    config: Mapping[str, Any]
+    """The trainer's settings; the next start uses them unless it is given others."""
+    numerics: Mapping[str, Any] | None = None
+    """Threads, versions and hardware that affect the last bits of the weights; None if not recorded."""
+    code: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """The code of its advantage, filters and selection, each as a ludic.store.code_files.CodeRecord."""
+    claim_id: str | None = None
+    """Lease.claim_id of its lease; None in files of older versions, and in a cut, which nobody claimed."""
+
+    @property
+    def parent(self) -> CheckpointId | None:
+        if self.parent_attempt is None or self.parent_step is None:
+            return None
+        return self.parent_attempt, self.parent_step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Content of attempts/N.lease."""
+
+    attempt_id: int
+    claim_id: str
+    """Unique id chosen by the owner, so that no two claims are equal."""
+    owner: str
+    """Host and pid of the owner as host-pid, for people."""
+    since: str
+    """Time of the claim by the owner's clock, for people."""
+    process: str | None
+    """The owner's process as `describe_process` identifies it; None if the system doesn't show it."""
+    lease_s: Annotated[float, msgspec.Meta(gt=0, le=BOUNDS["lease_s"].high)]
+    """Seconds without a renewal after which the owner is considered dead."""
+    num_renewals: int = 0
+    released: bool = False
+    """True if the owner has ended, or never intended to renew."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotClaim:
+    """Claim of a slot by one life of a worker."""
+
+    slot: int
+    """Part of the schedule that the worker samples."""
+    life: int
+    """Number of the life, from 1 in each slot."""
+    worker_id: str
+    """Prefix of the names of this life's files."""
+    owner: str
+    """host-pid, for people."""
+    created_at: Time
+    """Time of the claim by the owner's clock; for people."""
+    process: str | None = None
+    """Identity of the owner's process among all processes of all machines; None if the system doesn't give it."""
+    ended_at: Time | None = None
+    """Time at which the worker ended on its own; None while it lives, or if it was killed."""
+    code: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """Source files of its environments, each as a ludic.store.code_files.CodeRecord."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """policy.json: the origin of a version's weights."""
+
+    version: Count
+    step: int
+    """Gradient steps that made these weights."""
+    attempt_id: int
+    parent_version: int | None
+    created_at: Time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatestPolicy:
+    """policies/LATEST: the version to sample with, and the budget of open groups (ludic.batches.budget)."""
+
+    version: Count
+    budget: Count | None = None
+    """Groups that may be open at a time, of all workers together. None in files of older versions, whose trainers
+    asked for groups by version: workers wait until a trainer of this version writes the file."""
+    num_workers: int = 1
+    """Workers that share the budget, at least one."""
+    num_ready: Count = 0
+    """Open groups that the trainer has read, or trains on."""
+    oldest_version: Count = 0
+    """Rollouts of versions before this one are not read any more."""
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """Sequence of the newest file that the trainer has read, by worker_id."""
+    attempt_id: int = 0
+    """Attempt whose trainer wrote the file."""
+    planned_step: int = 0
+    """Newest step whose rollouts are chosen."""
+    run_id: str | None = field(default=None, compare=False)
+    """Run whose trainer wrote the file: a worker that outlives its root learns it with the version, without another
+    read. `point_latest` sets it; None in files of older versions."""
+
+    def num_allowed(self, num_unread: int) -> int:
+        """Return how many further groups a worker may start. num_unread: its open groups that the trainer has not read.
+
+        It may start one while all would be below the budget if each worker had as many as it has; so the workers
+        together may exceed the budget by less than a group each.
+        """
+        free = (self.budget or 0) - self.num_ready - num_unread * self.num_workers
+        return max(0, ceil(free / self.num_workers))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """delta.json: what a version is a difference to, and what it must be after that."""
+
+    version: Count
+    base: Count
+    """Version to whose files the differences are applied; always an earlier one."""
+    files: dict[str, str]
+    """Digest of each file of the whole version, by name, as in digests.json."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInfo:
+    """Content of checkpoint.json."""
+
+    attempt_id: int
+    """Attempt (trainer start) that wrote the checkpoint."""
+    step: int
+    """Last gradient step in the weights."""
+    policy_version: int
+    """Newest version that the trainer had published."""
+    cursor: Mapping[str, Any]
+    """The reader's position after this step, as JSON values."""
+    config: Mapping[str, Any]
+    """The trainer's settings, as JSON values."""
+    num_ranks: int
+    """Number of ranks that wrote the checkpoint."""
+    run_id: str | None = field(default=None, compare=False)
+    """Run that the checkpoint is of; None in files of older versions."""
+    format_version: int = CHECKPOINT_FORMAT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelIdentity:
+    """Fingerprints of a run's first model: SHA-256 of each file, by its name in the model's folder."""
+
+    source: str
+    """Folder, Hugging Face id or URL of the model, as typed."""
+    folder: str | None = None
+    """Absolute path of the model's folder; None for a model from elsewhere."""
+    revision: str | None = None
+    """Commit of a model from the Hub."""
+    config: Mapping[str, str]
+    tokenizer: Mapping[str, str]
+    weights: Mapping[str, str]
+
+    def differences(self, other: "ModelIdentity") -> str:
+        """Describe in one sentence which files differ in another model; empty if it is the same model."""
+        verbs = {"config": "differs", "tokenizer": "differs", "weights": "differ"}
+        pairs = {kind: (getattr(self, kind), getattr(other, kind)) for kind in verbs}
+        named = {
+            kind: sorted(name for name in mine.keys() | theirs.keys() if mine.get(name) != theirs.get(name))
+            for kind, (mine, theirs) in pairs.items()
+        }
+        return "; ".join(f"{kind} {verbs[kind]} ({', '.join(names)})" for kind, names in named.items() if names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What an evaluation samples and scores with; neither the weights, nor the number of examples and samples."""
+
+    evaluation: str
+    """Id: 16 hexadecimal digits."""
+    env_name: str
+    settings: Mapping[str, Any]
+    """Settings that decide the samples: the environment and its options, sampling, seed, and those of the agent."""
+    code: Sequence[Mapping[str, Any]]
+    """Code that sampled and scored, each as a ludic.store.code_files.CodeRecord."""
+    created_at: Time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """Content of evaluators/{id}.json."""
+
+    owner: str
+    """host-pid, for people."""
+    process: str | None
+    """The process as ludic.store.lease.describe_process identifies it; None if the system doesn't show it."""
+    blocks: Sequence[str]
+    """Names below the root of the files with samples that the process is going to store."""
+    num_changes: Count = 0
+    """Grows with each put, so that a renewal changes the file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpiredPartition:
+    """The files, rows and groups that an expiry deletes from one partition."""
+
+    folder: Literal["rollouts", "evals"]
+    version: int
+    env_name: str
+    num_files: int
+    num_rows: int
+    size_bytes: int
+    files: Spans
+    """Deleted files, by the worker_id in their names; a compacted file's worker_id is compacted.N."""
+    sources: Spans
+    """Sources of the deleted rows."""
+    groups: Sequence[tuple[int, int]]
+    """Half-open intervals of the group numbers of workers that follow the schedule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tombstone:
+    """expired/N.json: the record of one expiry."""
+
+    created_at: Time
+    rule: str
+    """The rule that chose the files, as text for people."""
+    partitions: tuple[ExpiredPartition, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedFile:
+    """A quarantined file."""
+
+    name: str
+    """Name of the file below the root before it was moved."""
+    reason: str
+    """Why the file was quarantined; empty if the note is gone."""
+    found_at: str
+    """Time in ISO 8601, UTC; empty if the note is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutRecord:
+    """Content of cut.json."""
+
+    step: Count
+    """Step that the cut is for; the last one whose batch it holds."""
+    first_step: Count
+    """First step whose batch it holds; a replay begins here."""
+    weights_sha256: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of the weight files after `step`, by name; empty if the run did not keep these weights in float32."""
+
+    @property
+    def end(self) -> CheckpointId:
+        return CUT_ATTEMPT, self.step
+
+    @property
+    def start(self) -> CheckpointId | None:
+        """Checkpoint that a replay begins with; None for the first weights."""
+        return (CUT_ATTEMPT, self.first_step - 1) if self.first_step > 1 else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextEntry:
+    """Entry for one text in a list of code/."""
+
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    path: Annotated[str, msgspec.Meta(pattern=r"^/.*\.(py|sql)$")]
+    """Absolute path that the text was read from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry(TextEntry):
+    """Entry for one file in a list of code/, with the modules that it imports."""
+
+    imports: Mapping[str, TextEntry]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeList:
+    """code/N.json: names of users' files, and their texts; each list holds all of the lists before it."""
+
+    files: Mapping[str, FileEntry]
+    """By the name in the settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedOutput:
+    """A compacted file, and the sources that it replaces."""
+
+    name: str
+    """Path below the root."""
+    sources: Sequence[tuple[str, Count]]
+    """worker_id and sequence of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPlan:
+    """compactions/PARTITION/N.json: one compaction of a partition."""
+
+    outputs: Sequence[PlannedOutput]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportBegun:
+    """imports/import-ID.json: a file that is imported, and how."""
+
+    format: str
+    code_sha256: str | None
+    """Digest of the format's own code; None for a format of ludic."""
+    env_name: str
+    tokenizer: str
+    file: str
+    created_at: Time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A line of an imported file that was not used."""
+
+    line: int
+    """Line or row in the file, counted from 1."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """imports/import-ID.done.json: the result of importing a file."""
+
+    file: str
+    worker_id: str
+    num_records: int
+    num_groups: int
+    num_rollouts: int
+    num_without_logprobs: int
+    num_unscored: int
+    kept_as_metadata: Mapping[str, int]
+    """Number of episodes by field, for fields that no column holds and that are kept in metadata."""
+    not_kept: Mapping[str, int]
+    """Number of episodes by field, for fields that no column holds and that are too large for metadata."""
+    refused: Sequence[Refusal]
+    was_there: bool = False
+    """True if the file had been imported before; then nothing was written."""
