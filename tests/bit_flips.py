@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import LudicError
-from ludic.maintenance.verify.code import check_code, check_json
+from ludic.maintenance.verify.code import check_code
 from ludic.maintenance.verify.compactions import check_compactions
 from ludic.maintenance.verify.model import check_model
+from ludic.maintenance.verify.records import check_records
 from ludic.maintenance.verify.tables import TABLES, check_file
 from ludic.maintenance.verify.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
@@ -79,12 +80,12 @@ def is_named(root: Root, name: str) -> bool:
         if name.partition("/")[0] in TABLES:
             return bool(check_file(root, name).findings)
         findings = [
+            *check_records(root),
             *check_weights(root),
             *check_code(root),
             *check_model(root),
             *check_compactions(root, []),
         ]
-        findings += check_json(root, {each.where for each in findings})
     except LudicError as error:
         return f"{root.url}/{name}" in str(error)
     return any(name in (each.where, f"{each.where}/{each.problem.split()[0]}") for each in findings)

@@ -8,8 +8,11 @@ column with the root. Raises QueryError if DuckDB can't name a folder.
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from functools import partial
 from string import Template
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import duckdb
 import pyarrow as pa
@@ -25,94 +28,28 @@ from ludic.sql.scalars import segment_schema
 from ludic.sql.snapshot import Snapshot
 from ludic.sql.types import columns_sql, duckdb_type
 from ludic.store import Root
+from ludic.store.catalogue import ROWS, Records, Row, Table
 from ludic.store.code_files import read_kept_text
 from ludic.store.files import Folder
+from ludic.store.records import AttemptId, Count, Time
 
-_JSON_TABLES = {
-    "attempts": pa.schema(
-        [
-            ("attempt_id", pa.int32()),
-            ("parent_attempt", pa.int32()),
-            ("parent_step", pa.int64()),
-            ("owner", pa.string()),
-            ("created_at", pa.timestamp("us", "UTC")),
-            ("config", pa.string()),
-            ("numerics", pa.string()),
-        ]
-    ),
-    "workers": pa.schema(
-        [
-            ("slot", pa.int64()),
-            ("life", pa.int64()),
-            ("worker_id", pa.string()),
-            ("owner", pa.string()),
-            ("created_at", pa.timestamp("us", "UTC")),
-            ("ended_at", pa.timestamp("us", "UTC")),
-        ]
-    ),
-    "policies": pa.schema(
-        [
-            ("version", pa.int64()),
-            ("step", pa.int64()),
-            ("attempt_id", pa.int32()),
-            ("parent_version", pa.int64()),
-            ("created_at", pa.timestamp("us", "UTC")),
-        ]
-    ),
-    "evaluations": pa.schema(
-        [
-            ("evaluation", pa.string()),
-            ("env_name", pa.string()),
-            ("settings", pa.string()),
-            ("code", pa.string()),
-            ("created_at", pa.timestamp("us", "UTC")),
-        ]
-    ),
-}
 _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
 )
 """DuckDB type of the code records of attempts and workers' lives: ludic.store.code_files.CodeRecord."""
 _FIELDS = "map(varchar, struct(name varchar, type varchar, default_value varchar))"
 """DuckDB type of the fields by name that read_parquet takes as `schema`."""
-# Views in order of their dependencies, each with the table that its files hold, or None if it reads no files.
-_VIEWS = {
-    "rollouts": "rollouts",
-    "evals": "rollouts",
-    "metrics": "metrics",
-    "reference": "reference",
-    "policies": "policies",
-    "attempts": "attempts",
-    "attempt_chain": None,
-    "workers": "workers",
-    "code": None,
-    "all_batches": "batches",
-    "batches": None,
-    "requests": "requests",
-    "request_episodes": None,
-    "bias_by_length": None,
-    "bias_by_order": None,
-    "all_token_stats": "token_stats",
-    "token_stats": None,
-    "trained_tokens": None,
-    "mismatch": None,
-    "all_scores": "scores",
-    "scores": None,
-    "all_labels": "labels",
-    "labels": None,
-    "trajectory_rows": None,
-    "trajectories": None,
-    "groups": None,
-    "steps": None,
-    "evaluations": "evaluations",
-    "eval_episodes": None,
-    "inspect_samples": None,
-    "inspect_evals": None,
-    "quarantine": None,
-    "expirations": None,
-    "compactions": None,
-    "gone": None,
-}
+_VIEWS = (
+    *("rollouts", "evals", "metrics", "reference", "policies", "attempts", "attempt_chain", "workers", "code"),
+    *("all_batches", "batches", "requests", "request_episodes", "bias_by_length", "bias_by_order"),
+    *("all_token_stats", "token_stats", "trained_tokens", "mismatch", "all_scores", "scores", "all_labels", "labels"),
+    *("trajectory_rows", "trajectories", "groups", "steps", "evaluations", "eval_episodes"),
+    *("inspect_samples", "inspect_evals", "quarantine", "expirations", "compactions", "gone"),
+)
+"""Views in order of their dependencies."""
+_ROWS = {row.kind: row for row in ROWS}
+_STORED = {row.view: row for row in ROWS if row.view in _VIEWS}
+"""The row whose files a view shows, by view."""
 # The ledger has a column `root`: the location of a rollout that is not in the ledger's own root.
 _ROOT_COLUMNS = {"batches": "ledger_root", "all_batches": "ledger_root"}
 
@@ -192,15 +129,11 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, u
     def compacted_of(folder: Folder) -> list[str]:
         return [_escape_glob(f"{url}/{file.name}") for file in snapshot.stored(folder).compacted]
 
-    def files_of(pattern: str) -> list[str]:
+    def files_of(kind: str) -> list[str]:
         if not snapshot.has_begun:
             return []  # a view's creation needs its columns only
-        if not root.is_local:
-            return [f"{_escape_glob(url)}/{pattern}"]
         # DuckDB's own listing stops at a name with a backslash, and follows links that lead out of the root.
-        names = root.list(pattern.partition("/")[0])
-        wanted = _as_regex(pattern)
-        return [_escape_glob(f"{url}/{name}") for name in names if wanted.fullmatch(name) and "\\" not in name]
+        return [_escape_glob(f"{url}/{name}") for name in _ROWS[kind].names(root)]
 
     def text_of_code(sha256: str | None, path: str | None) -> str | None:
         return read_kept_text(root, sha256, path)
@@ -245,25 +178,51 @@ def _view_queries(
         "columns_by_address": _columns_by_address(root, number),
         "segment_schema": _create_empty_table(con, number, "segments", segment_schema(root))["schema"],
     }
-    tables = dict.fromkeys(filter(None, _VIEWS.values()))
-    columns_of = {table: _create_empty_table(con, number, table, _schema(root, table)) for table in tables}
+    rollouts = _create_empty_table(con, number, "rollouts", rollouts_schema(root.run.extra_columns))
     queries = {}
-    for view, table in _VIEWS.items():
-        text = read_packaged("views", "rollouts" if table == "rollouts" else view)
-        literals = {**values, **(columns_of[table] if table else {}), "folder": view}
-        queries[view] = Template(text).safe_substitute(literals)
+    for view in _VIEWS:
+        own = {**values, **rollouts, "folder": view}
+        if view in _STORED:
+            own |= _stored_rows(con, number, _STORED[view], values)
+        queries[view] = Template(read_packaged("views", "rollouts" if view == "evals" else view)).safe_substitute(own)
     return queries
+
+
+def _stored_rows(
+    con: duckdb.DuckDBPyConnection, number: int, row: Row[Any], values: Mapping[str, str]
+) -> dict[str, str]:
+    """Return SQL of the rows in a row's files: `stored`, a table; `columns`, their names; `types`, of records."""
+    if isinstance(row, Table):
+        made = _create_empty_table(con, number, row.kind, arrow_schema(row.table))
+        read, how = "read_parquet", f"schema = {made['schema']}, filename = true"
+        without = f" where not list_contains({values['without']}, filename)"
+    else:
+        assert isinstance(row, Records), f"{row.kind} has no rows"
+        made = _create_empty_table(con, number, row.kind, _schema_of_record(row))
+        read, how, without = "read_json", f"columns = {made['types']}", ""
+    files = f"{read}(files_of_{number}({quote(row.kind)}), {how}, hive_partitioning = false, allow_empty = true)"
+    stored = f"from {values['empty']}.{row.kind} union all by name from {files}"
+    return made | {"stored": f"(select {made['columns']} from ({stored}){without})"}
+
+
+def _schema_of_record(row: Records[Any, Any]) -> pa.Schema:
+    """Return the columns of a view of records; what is neither a number, a text nor a time is JSON text."""
+    hints = get_type_hints(row.record, include_extras=True)
+    return pa.schema(
+        [(each.name, _type_of(hints[each.name])) for each in fields(row.record) if each.name not in row.hidden]
+    )
+
+
+def _type_of(hint: Any) -> pa.DataType:
+    (hint,) = (
+        [each for each in get_args(hint) if each is not NoneType] if get_origin(hint) in (Union, UnionType) else [hint]
+    )
+    types = {AttemptId: pa.int32(), Time: pa.timestamp("us", "UTC"), Count: pa.int64(), int: pa.int64()}
+    return types.get(hint, pa.string())
 
 
 def _is_list(column: pa.Field) -> bool:
     return pa.types.is_nested(column.type)
-
-
-def _schema(root: Root, table: str) -> pa.Schema:
-    """Return the schema of the rows in a table's files."""
-    if table == "rollouts":
-        return rollouts_schema(root.run.extra_columns)
-    return _JSON_TABLES[table] if table in _JSON_TABLES else arrow_schema(table)
 
 
 def _create_empty_table(con: duckdb.DuckDBPyConnection, number: int, table: str, schema: pa.Schema) -> dict[str, str]:
@@ -306,12 +265,6 @@ def _duckdb_url(root: Root, number: int) -> str:
 def _protocol(number: int) -> str:
     """Return the name of a root's filesystem in DuckDB."""
     return f"ludic{number}"
-
-
-def _as_regex(pattern: str) -> re.Pattern[str]:
-    """Return the expression for the names that a glob of DuckDB matches: * within a folder, **/ over folders."""
-    parts = [{"**/": "(?:.*/)?", "*": "[^/]*"}.get(part, re.escape(part)) for part in re.split(r"(\*\*/|\*)", pattern)]
-    return re.compile("".join(parts))
 
 
 def _escape_glob(path: str) -> str:

@@ -284,6 +284,10 @@ class Row(Generic[F]):
         """Return the fields of all files, or of those with these first fields, sorted; foreign names are left out."""
         return self.parsed(root.list(self.below(**known)))
 
+    def names(self, root: "Storage") -> list[str]:
+        """Return the paths of all files, in the order of the listing."""
+        return [name for name in root.list(self.folder) if self.parse(name) is not None]
+
     def parsed(self, names: Iterable[str]) -> list[F]:
         """Return the fields of those names that are this row's, sorted."""
         return sorted(found for found in map(self.parse, names) if found is not None)

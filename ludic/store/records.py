@@ -107,7 +107,7 @@ class Policy:
     version: Count
     step: int
     """Gradient steps that made these weights."""
-    attempt_id: int
+    attempt_id: AttemptId
     parent_version: int | None
     created_at: Time
 

@@ -5,18 +5,7 @@
 -- superseded: true for steps off the chain, after the step from which a later attempt continued
 -- NULL: as in schemas/batches.v1.json
 with ledger as (
-    select $columns
-    from (
-        from $empty.batches
-        union all by name
-        from read_parquet(
-            files_of_$number('batches/attempt=*/step=*.parquet'),
-            schema = $schema,
-            filename = true,
-            allow_empty = true
-        )
-    )
-    where not list_contains($without, filename)
+    from $stored
 )
 select
     ledger.*,

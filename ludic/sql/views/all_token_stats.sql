@@ -2,19 +2,7 @@
 -- grain: one row per attempt_id, step and rollout_id | reads: token_stats/ of the root, attempt_chain
 -- superseded: true for steps off the chain, after the step from which a later attempt continued
 with kept as (
-    select $columns
-    from (
-        from $empty.token_stats
-        union all by name
-        from read_parquet(
-            files_of_$number('token_stats/attempt=*/step=*.parquet'),
-            schema = $schema,
-            filename = true,
-            hive_partitioning = false,
-            allow_empty = true
-        )
-    )
-    where not list_contains($without, filename)
+    from $stored
 )
 select
     kept.*,

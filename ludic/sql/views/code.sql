@@ -14,7 +14,7 @@ with lives as (
         where false
         union all by name
         from read_json(
-            files_of_$number('attempts/*.json'),
+            files_of_$number('attempts'),
             columns = {'attempt_id': 'integer', 'code': $records_type},
             hive_partitioning = false,
             allow_empty = true
@@ -32,7 +32,7 @@ with lives as (
         where false
         union all by name
         from read_json(
-            files_of_$number('workers/*/*.json'),
+            files_of_$number('workers'),
             columns = {'slot': 'bigint', 'life': 'bigint', 'worker_id': 'varchar', 'code': $records_type},
             hive_partitioning = false,
             allow_empty = true

@@ -3,7 +3,7 @@
 -- name: the compacted file; worker_id and sequence: the file that a worker committed
 with plans as (
     select from_json(content, '{"outputs": [{"name": "varchar", "sources": ["json[]"]}]}') as plan
-    from read_text(files_of_$number('compactions/**/*.json'))
+    from read_text(files_of_$number('compactions'))
     where json_valid(content)
 ),
 

@@ -19,7 +19,7 @@ with tombstones as (
                 }]
             }'
         ) as tombstone
-    from read_text(files_of_$number('expired/*.json'))
+    from read_text(files_of_$number('expired'))
     where json_valid(content)
 )
 select tombstone.created_at, tombstone.rule, unnest(tombstone.partitions, recursive := true) from tombstones

@@ -6,9 +6,4 @@ select
     $columns,
     lag_mean as off_policy_steps_mean,
     lag_max as off_policy_steps_max
-from (
-    from $empty.metrics
-    union all by name
-    from read_parquet(files_of_$number('metrics/**/*.parquet'), schema = $schema, filename = true, allow_empty = true)
-)
-where not list_contains($without, filename)
+from $stored

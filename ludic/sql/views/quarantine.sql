@@ -4,7 +4,7 @@
 with notes as (
     select from_json(content, '{"name": "varchar", "reason": "varchar", "found_at": "timestamptz"}') as note
     from read_text(
-        list_concat(files_of_$number('quarantine/**/*.json'), files_of_$number('set_aside/**/*.json'))
+        list_concat(files_of_$number('quarantine'), files_of_$number('old quarantine'))
     )
     where json_valid(content)
 )

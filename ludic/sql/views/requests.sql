@@ -9,13 +9,8 @@
 -- NULL: what is not known before the end; fate, used_step and off_policy_steps of groups that are not complete or not used;
 -- started_at and sampled_s if the row of the start has expired
 with events as (
-    select $columns
-    from (
-        from $empty.requests
-        union all by name
-        from read_parquet(files_of_$number('requests/*.parquet'), schema = $schema, filename = true, allow_empty = true)
-    )
-    where group_id is not null and not list_contains($without, filename)
+    from $stored
+    where group_id is not null
 ),
 
 groups_begun as (

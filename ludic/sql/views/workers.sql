@@ -3,8 +3,4 @@
 -- the newest life of a slot owns it; an older life ends at its next look
 -- NULL: ended_at of a worker that is alive or was killed
 select $columns
-from (
-    from $empty.workers
-    union all by name
-    from read_json(files_of_$number('workers/*/*.json'), columns = $types, hive_partitioning = false, allow_empty = true)
-)
+from $stored
