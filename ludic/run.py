@@ -241,7 +241,7 @@ class Run:
         before: int | None = None,
         older_than: str | None = None,
         where: str | None = None,
-        folder: Literal["rollouts", "evals", "token_stats", "scores", "requests"] = "rollouts",
+        folder: str = "rollouts",
         break_resume: bool = False,
         break_replay: bool = False,
         dry_run: bool = False,
@@ -250,8 +250,9 @@ class Run:
         """Delete the files whose rows all match one rule, except those that a resumed trainer or a replay needs.
 
         The rule is one of keep_versions (number of newest versions to keep), before (versions below this one),
-        older_than (an age such as "7d") and where (a SQL predicate over rollouts). break_resume, break_replay: delete
-        needed files, too. Raises ConfigError for a bad rule, QueryError for a bad predicate.
+        older_than (an age such as "7d") and where (a SQL predicate over rollouts). folder: see
+        `ludic.maintenance.expiry_rule.ExpiryRule`. break_resume, break_replay: delete needed files, too. Raises
+        ConfigError for a bad rule, QueryError for a bad predicate.
         """
         from ludic.maintenance.expire import expire
         from ludic.maintenance.expiry_rule import ExpiryRule

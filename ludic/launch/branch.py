@@ -43,7 +43,7 @@ def version_of_step(root: Root, planned: Mapping[int, int], step: int) -> int:
     for version in versions:
         if has_weights(root, version):
             return version
-    pruned = f"policies/version={versions[0]} was pruned" if versions else "the step published none"
+    pruned = f"{policy_folder(versions[0])} was pruned" if versions else "the step published none"
     raise ConfigError(f"{root.url}: no policy of step {step} is stored ({pruned}); choose another step")
 
 

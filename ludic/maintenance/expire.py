@@ -4,7 +4,7 @@ Keeps files that a resumed trainer would train on or that steps were trained on,
 prunes weights and checkpoints; the ledger, metrics and policy.json are never deleted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,7 +18,6 @@ from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
-from ludic.store.catalogue import ROWS, TOKEN_STATS
 from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Folder, Source, list_versions
 from ludic.store.parquet import decode
@@ -28,6 +27,8 @@ from ludic.store.tombstones import expire as expire_files
 from ludic.store.track import Track, untracked
 
 _CONCURRENT_READS = 16
+_FOLDERS: Mapping[str, Folder] = {"rollouts": "rollouts", "evals": "evals"}
+"""Folders of rollouts, which resume and replay may need."""
 _COUNT_MATCHES = """
 select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predicate}) as num_matching
 from {folder}
@@ -69,17 +70,18 @@ def expire(
     steps were trained on, so that those steps can't be replayed. Raises QueryError for a bad predicate; StoreError if
     the filesystem fails: then call it again.
     """
-    if rule.folder not in ("rollouts", "evals"):
-        by_step = rule.folder == "token_stats"
-        files = _token_stats_of_older_steps(root, rule) if by_step else _older_files(root, rule, track)
+    folder = _FOLDERS.get(rule.folder)
+    if folder is None:
+        by_step = "step" in rule.row.fields._fields
+        files = _files_of_older_steps(root, rule) if by_step else _older_files(root, rule, track)
         if not dry_run:
             delete_files(root, files, track)
         return ExpiryReport(rule=str(rule), dry_run=dry_run, files=files)
-    matching, num_rows_left = _match(root, rule, rule.folder)
+    matching, num_rows_left = _match(root, rule, folder)
     for_resume = for_replay = list[StoredFile]()
-    if rule.folder == "rollouts" and not break_resume:
+    if folder == "rollouts" and not break_resume:
         for_resume = _needed_to_resume(root, matching)
-    if rule.folder == "rollouts" and not break_replay:
+    if folder == "rollouts" and not break_replay:
         for_replay = _needed_to_replay(root, matching)
     kept = {stored.file for stored in (*for_resume, *for_replay)}
     chosen = [stored for stored in matching if stored.file not in kept]
@@ -93,18 +95,18 @@ def expire(
     )
 
 
-def _token_stats_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
+def _files_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
     """Return the files and their bytes. They leave no tombstone: resume and replay do not read them."""
     latest = latest_policy(root)
     rows = ask(connect(root), root, _OLDER_STEPS, {"first_kept": rule.first_kept(latest.version if latest else 0)})
     steps = {(row["attempt_id"], row["step"]) for row in rows}
-    sizes = root.sizes(TOKEN_STATS.folder)
-    found = {name: TOKEN_STATS.parse(name) for name in sizes}
+    sizes = root.sizes(rule.folder)
+    found = {name: rule.row.parse(name) for name in sizes}
     return {name: sizes[name] for name, of in found.items() if of and (of.attempt_id, of.step) in steps}
 
 
 def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
-    """Return the files of scores or requests whose rows are all older, and their bytes; not those that can't be read.
+    """Return the files of a folder whose rows are all older, and their bytes; not those that can't be read.
 
     They leave no tombstone: the ledger holds the rewards that were used, and rollouts say which requests are done.
     """
@@ -113,12 +115,11 @@ def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
 
     def is_older(name: str) -> bool:
         with suppress(SchemaError, FileNotFoundError):
-            times = conform(decode(root.read(name), name), rule.folder)["created_at"].to_pylist()
+            times = conform(decode(root.read(name), name), rule.row.table)["created_at"].to_pylist()
             return bool(times) and max(times) < first_kept
         return False
 
-    row = next(row for row in ROWS if row.kind == rule.folder)
-    sizes = {name: size for name, size in root.sizes(row.folder).items() if row.parse(name) is not None}
+    sizes = {name: size for name, size in root.sizes(rule.folder).items() if rule.row.parse(name) is not None}
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         older = list(track(pool.map(is_older, sizes), len(sizes), "files read"))
     return {name: size for (name, size), chosen in zip(sizes.items(), older, strict=True) if chosen}

@@ -3,10 +3,11 @@
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any
 
 from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
+from ludic.store.catalogue import ROWS, Table
 
 _AGE = re.compile(r"(\d+)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
@@ -16,9 +17,9 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 class ExpiryRule:
     """One rule that chooses what expires, and the folder that it applies to."""
 
-    folder: Literal["rollouts", "evals", "token_stats", "scores", "requests"] = "rollouts"
-    """Folder to delete from. In token_stats, a file's version is that of the weights its step started from; scores and
-    requests have only an age."""
+    folder: str = "rollouts"
+    """Folder to delete from, such as evals or scores; docs/storage.md marks those that expire. In token_stats, a file's
+    version is that of the weights its step started from; folders without versions have only an age."""
     keep_versions: int | None = None
     """Number of newest policy versions to keep; files of older versions are deleted."""
     before: int | None = None
@@ -36,10 +37,22 @@ class ExpiryRule:
             raise ConfigError("wanted exactly one rule: keep_versions, before, older_than or where")
         if self.older_than is not None and not _AGE.fullmatch(self.older_than):
             raise ConfigError(f"older_than is {self.older_than!r}, wanted a number and s, m, h, d or w, such as 7d")
-        if self.folder == "token_stats" and self.keep_versions is None and self.before is None:
-            raise ConfigError("folder is token_stats, whose files only have versions; wanted keep_versions or before")
-        if self.folder in ("scores", "requests") and self.older_than is None:
+        if "version" in self.row.fields._fields:
+            return
+        if "step" in self.row.fields._fields and self.keep_versions is None and self.before is None:
+            raise ConfigError(
+                f"folder is {self.folder}, whose files only have versions; wanted keep_versions or before"
+            )
+        if "step" not in self.row.fields._fields and self.older_than is None:
             raise ConfigError(f"folder is {self.folder}, whose files only have an age; wanted older_than")
+
+    @property
+    def row(self) -> Table[Any]:
+        """Row of the folder in ludic.store.catalogue. Raises ConfigError if its files do not expire."""
+        rows = {row.folder: row for row in ROWS if isinstance(row, Table) and row.kept == "expire"}
+        if self.folder not in rows:
+            raise ConfigError(f"folder is {self.folder!r}, wanted {', '.join(rows)}")
+        return rows[self.folder]
 
     @property
     def age(self) -> timedelta | None:

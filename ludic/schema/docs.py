@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from ludic.schema.tables import TABLES, Column, TableSchema, load_table, type_name
+from ludic.schema.tables import Column, TableSchema, load_table, table_names, type_name
 
 _INTRODUCTION = """\
 # Tables
@@ -22,7 +22,7 @@ _TABLE_HEAD = "| name | type | null | meaning |\n| --- | --- | --- | --- |\n"
 
 def render() -> str:
     """Return docs/schemas.md: name, type, nullability and meaning of each column of ludic's tables."""
-    return "\n".join([_INTRODUCTION, *(_render_table(load_table(name)) for name in TABLES)])
+    return "\n".join([_INTRODUCTION, *(_render_table(load_table(name)) for name in table_names())])
 
 
 def _render_table(table: TableSchema) -> str:

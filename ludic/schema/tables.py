@@ -1,11 +1,11 @@
 """Load the table schemas from schemas/*.json as Arrow schemas, and check the schemas of files against them.
 
-Reads schemas/{table}.v{major}.json of each of TABLES, from the wheel or from the checkout.
+Reads schemas/{table}.v{major}.json, from the wheel or from the checkout.
 Raises SchemaError with the file, the column, the found and the wanted type.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
@@ -16,8 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import NewerSchemaError, SchemaError
-
-TABLES = ("rollouts", "batches", "requests", "metrics", "reference", "token_stats", "scores", "labels")
 
 TABLE_KEY = b"ludic.table"
 VERSION_KEY = b"ludic.schema_version"
@@ -62,10 +60,17 @@ class TableSchema:
 
 
 @cache
+def table_names() -> Sequence[str]:
+    """Return the names of the tables: rollouts, which the others refer to, then by name."""
+    names = {path.name.partition(".v")[0] for path in _schemas_folder().glob("*.v*.json")}
+    return sorted(names, key=lambda name: (name != "rollouts", name))
+
+
+@cache
 def load_table(name: str) -> TableSchema:
     """Return the newest schema of a table. Raises SchemaError if ludic has no such table."""
-    if name not in TABLES:
-        raise SchemaError(f"there is no table {name!r}; ludic has {', '.join(TABLES)}")
+    if name not in table_names():
+        raise SchemaError(f"there is no table {name!r}; ludic has {', '.join(table_names())}")
     newest = max(_schemas_folder().glob(f"{name}.v*.json"), key=lambda path: int(path.stem.rpartition(".v")[2]))
     spec = json.loads(newest.read_text(encoding="utf-8"))
     assert spec["table"] == name, f"{newest} describes {spec['table']}"

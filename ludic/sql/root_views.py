@@ -39,17 +39,19 @@ _CODE_RECORDS = (
 """DuckDB type of the code records of attempts and workers' lives: ludic.store.code_files.CodeRecord."""
 _FIELDS = "map(varchar, struct(name varchar, type varchar, default_value varchar))"
 """DuckDB type of the fields by name that read_parquet takes as `schema`."""
-_VIEWS = (
+_WITH_SQL = (
     *("rollouts", "evals", "metrics", "reference", "policies", "attempts", "attempt_chain", "workers", "code"),
     *("all_batches", "batches", "requests", "request_episodes", "bias_by_length", "bias_by_order"),
     *("all_token_stats", "token_stats", "trained_tokens", "mismatch", "all_scores", "scores", "all_labels", "labels"),
     *("trajectory_rows", "trajectories", "groups", "steps", "evaluations", "eval_episodes"),
     *("inspect_samples", "inspect_evals", "quarantine", "expirations", "compactions", "gone"),
 )
-"""Views in order of their dependencies."""
+"""Views of ludic/sql/views/ in order of their dependencies."""
 _ROWS = {row.kind: row for row in ROWS}
-_STORED = {row.view: row for row in ROWS if row.view in _VIEWS}
+_STORED = {row.view: row for row in ROWS if row.view is not None}
 """The row whose files a view shows, by view."""
+_VIEWS = (*(view for view in _STORED if view not in _WITH_SQL), *_WITH_SQL)
+"""All views; those without SQL of their own are the stored rows as they are."""
 # The ledger has a column `root`: the location of a rollout that is not in the ledger's own root.
 _ROOT_COLUMNS = {"batches": "ledger_root", "all_batches": "ledger_root"}
 
@@ -184,7 +186,8 @@ def _view_queries(
         own = {**values, **rollouts, "folder": view}
         if view in _STORED:
             own |= _stored_rows(con, number, _STORED[view], values)
-        queries[view] = Template(read_packaged("views", "rollouts" if view == "evals" else view)).safe_substitute(own)
+        text = read_packaged("views", "rollouts" if view == "evals" else view) if view in _WITH_SQL else "from $stored"
+        queries[view] = Template(text).safe_substitute(own)
     return queries
 
 
@@ -202,7 +205,7 @@ def _stored_rows(
         read, how, without = "read_json", f"columns = {made['types']}", ""
     files = f"{read}(files_of_{number}({quote(row.kind)}), {how}, hive_partitioning = false, allow_empty = true)"
     stored = f"from {values['empty']}.{row.kind} union all by name from {files}"
-    return made | {"stored": f"(select {made['columns']} from ({stored}){without})"}
+    return made | {"stored": f"(select {made['columns']} from ({stored}){without})"}  # noqa: S608
 
 
 def _schema_of_record(row: Records[Any, Any]) -> pa.Schema:

@@ -212,8 +212,8 @@ class Row(Generic[F]):
     put: Literal["once", "once, then by its owner", "replaced"] = "once"
     completes: bool = False
     """Whether the file is put last into its folder, which counts from then on."""
-    kept: Literal["always", "expire", "pruned", "a cache", "not the run's"] = "always"
-    """What deletes the files: nothing, `ludic expire`, the trainer, whoever wants to, or other programs."""
+    kept: Literal["always", "expire", "pruned", "while its owner lives", "a cache", "not the run's"] = "always"
+    """What deletes the files: nothing, `ludic expire`, the trainer, their owner, whoever wants to, or other programs."""
     view: str | None = None
     """SQL view of the rows as they are stored."""
     rest: bool = False
@@ -315,7 +315,7 @@ class Records(Row[F], Generic[F, R]):
     """Fields that the view leaves out."""
 
     def read(self, root: "Storage", *of: Any) -> R | None:
-        """Return a record; None if there is no such file. Raises SchemaError if it is broken. of: fields of the name."""
+        """Return a record; None if there is no such file. of: fields of its name. Raises SchemaError if it is broken."""
         return read_record(root, self.name(self.fields._make(of)), self.record, self.noun, self.mend)
 
 
@@ -343,7 +343,7 @@ CUT = Records(
     record=CutRecord,
     noun="record of a cut",
 )
-README = Row("readme", Only, "README.txt", "in a cut: how to replay it, for people", put="replaced")
+README = Row("readme", Only, "README.txt", "in a cut: how to replay it, for people")
 
 ROLLOUTS = Table(
     "rollouts",
@@ -590,7 +590,8 @@ EVALUATORS = Records(
     noun="list of an evaluation's open blocks",
     mend="delete it",
     numbered="uuid7",
-    put="once, then by its owner",
+    put="replaced",
+    kept="while its owner lives",
 )
 
 COMPACTIONS = Records(
@@ -632,7 +633,6 @@ IMPORTED = Records(
     record=ImportReport,
     noun="report of an import",
     numbered="digest of the file",
-    completes=True,
 )
 QUARANTINED = Row(
     "quarantined",
@@ -700,3 +700,14 @@ def row_of(name: str) -> Row[Any] | None:
     """Return the row of a name below a root; None for a foreign name."""
     rows = _rows_by_head().get(name.partition("/")[0], [])
     return next((row for row in rows if row.parse(name) is not None), None)
+
+
+def to_markdown() -> str:
+    """Return the rows as a table of Markdown."""
+    lines = ["| file | what it holds | put | kept | SQL view |", "| --- | --- | --- | --- | --- |"]
+    for row in ROWS:
+        last = "; completes its folder" if row.completes else ""
+        view = f"`{row.view}`" if row.view else ""
+        put = f"{row.put}{last}" if row.kept != "not the run's" else ""
+        lines.append(f"| `{row.template}` | {row.about} | {put} | {row.kept} | {view} |")
+    return "\n".join(lines) + "\n"

@@ -145,8 +145,9 @@ def read_kept(root: Root, names: Mapping[str, str]) -> dict[str, bytes]:
     found = {name: root.read(MODEL.name(FileName(name))) for name in kept_files(root) if name in names}
     for name, digest in names.items():
         if name not in found or hashlib.sha256(found[name]).hexdigest() != digest:
+            problem = "damaged" if name in found else "missing"
             raise ModelError(
-                f"{root.url}/{MODEL.name(FileName(name))} is {'damaged' if name in found else 'missing'}; delete {IDENTITY.template} and that "
-                "file, and start where the model is"
+                f"{root.url}/{MODEL.name(FileName(name))} is {problem}; delete {IDENTITY.template} and that file, and "
+                "start where the model is"
             )
     return found

@@ -16,8 +16,8 @@ from ludic.printable import storable
 from ludic.records import new_id
 from ludic.schema import arrow_schema
 from ludic.store.catalogue import LABELS, UuidName
-from ludic.store.encoding import encode_plain
 from ludic.store.root import Root
+from ludic.store.tables import put_table
 
 LABEL = "label"
 """Name of a label whose author gave it no other."""
@@ -43,8 +43,7 @@ def put_label(
         "created_at": datetime.now(UTC),
         "run_id": root.run_id,
     }
-    name = LABELS.name(UuidName(new_id()))
-    root.put_if_absent(name, encode_plain(pa.Table.from_pylist([row], arrow_schema("labels"))))
+    put_table(root, LABELS, UuidName(new_id()), pa.Table.from_pylist([row], arrow_schema(LABELS.table)))
 
 
 def _user() -> str:

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import FencedError
-from ludic.schema import arrow_schema, check_schema, conform
+from ludic.schema import arrow_schema
 from ludic.store.attempts import (
     chain,
     check_not_fenced,
@@ -22,10 +22,9 @@ from ludic.store.attempts import (
     read_parent,
 )
 from ludic.store.catalogue import BATCHES, StepName
-from ludic.store.encoding import encode_plain
-from ludic.store.parquet import decode
 from ludic.store.records import Attempt, CheckpointId
 from ludic.store.root import Root
+from ludic.store.tables import put_table, read_table
 
 _EVERY_STEP = 2**62
 
@@ -40,9 +39,11 @@ def write_ledger(root: Root, attempt: Attempt, step: int, rows: pa.Table) -> Non
     """Commit a step's rows (schema of the batches table). Raises FencedError if a newer attempt owns the root."""
     assert rows.schema.equals(arrow_schema("batches"))
     check_not_fenced(root, attempt)
-    name = ledger_name(attempt.attempt_id, step)
-    if not root.put_if_absent(name, encode_plain(rows)):
-        raise FencedError(f"{root.url}/{name} exists with other content: another process trains as this attempt")
+    name = StepName(attempt.attempt_id, step)
+    if not put_table(root, BATCHES, name, rows):
+        raise FencedError(
+            f"{root.url}/{BATCHES.name(name)} exists with other content: another process trains as this attempt"
+        )
 
 
 def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
@@ -50,10 +51,7 @@ def read_ledger(root: Root, attempt_id: int, step: int) -> pa.Table:
 
     Raises FileNotFoundError if the step was not planned, SchemaError if the file is broken.
     """
-    name = ledger_name(attempt_id, step)
-    table = decode(root.read(name), f"{root.url}/{name}")
-    check_schema(table.schema, "batches", f"{root.url}/{name}")
-    return conform(table, "batches")
+    return read_table(root, BATCHES, StepName(attempt_id, step))
 
 
 def count_uses(root: Root, checkpoint: CheckpointId | None) -> dict[str, int]:

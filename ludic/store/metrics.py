@@ -14,13 +14,13 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from ludic.errors import SchemaError
-from ludic.schema import arrow_schema, conform
+from ludic.schema import arrow_schema
 from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.catalogue import METRICS, MetricsName
 from ludic.store.encoding import encode_plain
 from ludic.store.files import check_worker_id
-from ludic.store.parquet import decode
 from ludic.store.root import Root
+from ludic.store.tables import read_table
 
 _FLUSH_AGE_S = 1.0
 _CONCURRENT_READS = 16
@@ -133,11 +133,9 @@ class MetricsTail:
     def _read(self, file: MetricsName) -> _Rows | None:
         """Return the rows of this run in a file, an empty list for a broken file; None if there is no such file."""
         try:
-            data = self._root.read(name := METRICS.name(file))
+            rows = read_table(self._root, METRICS, file).to_pylist()
         except FileNotFoundError:
             return None
-        try:
-            rows = conform(decode(data, name), "metrics").to_pylist()
         except SchemaError:
             return []
         return [row for row in rows if row["run_id"] in (None, self._root.run_id)]

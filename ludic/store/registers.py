@@ -20,7 +20,7 @@ class Register(Generic[R]):
     """The records of a row that has a first number."""
 
     def __init__(self, root: "Storage", row: Records[Any, R], *key: Any, beside: Row[Any] | None = None) -> None:
-        """key: the fields of the name before the number, such as a slot. beside: a row whose files take numbers, too."""
+        """key: fields of the name before the number, such as a slot. beside: a row whose files take numbers, too."""
         assert row.first is not None, f"{row.kind} is no register"
         self._root, self._row, self._key, self._first = root, row, key, row.first
         self._rows = [row] if beside is None else [row, beside]

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, SchemaError
 from ludic.records import new_id
-from ludic.schema import arrow_schema, conform
+from ludic.schema import arrow_schema
 from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.catalogue import SCORES, ScoresName
 from ludic.store.encoding import encode_plain
-from ludic.store.parquet import decode
 from ludic.store.root import Root
+from ludic.store.tables import read_table
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class ScoreReader:
 
     def __init__(self, root: Root, scorers: Iterable[str]) -> None:
         self._root, self._scorers = root, list(scorers)
-        self._seen: set[str] = set()
+        self._seen: set[ScoresName] = set()
 
     def poll(self) -> pa.Table | None:
         """Return PLAN_COLUMNS of new rows; None if there are none. A broken file is left out with a warning.
@@ -101,21 +101,20 @@ class ScoreReader:
         Raises StoreError if the filesystem fails; the next poll reads those files again.
         """
         tables: list[pa.Table] = []
-        names: list[str] = []
+        names: list[ScoresName] = []
         for scorer in self._scorers:
-            for name in map(SCORES.name, SCORES.listed(self._root, scorer=scorer)):
+            for name in SCORES.listed(self._root, scorer=scorer):
                 if name not in self._seen:
-                    tables.append(self._read(name, scorer))
+                    tables.append(self._read(name))
                     names.append(name)
         self._seen.update(names)
         found = pa.concat_tables(tables) if tables else None
         return found if found is not None and found.num_rows else None
 
-    def _read(self, name: str, scorer: str) -> pa.Table:
-        where = f"{self._root.url}/{name}"
+    def _read(self, name: ScoresName) -> pa.Table:
         try:
-            table = conform(decode(self._root.read(name), where), "scores")
+            table = read_table(self._root, SCORES, name)
         except (SchemaError, FileNotFoundError) as error:
             logger.warning("left out scores that can't be read: %s", error)
             table = arrow_schema("scores").empty_table()
-        return table.filter(pc.equal(table["scorer"], scorer)).select(PLAN_COLUMNS)
+        return table.filter(pc.equal(table["scorer"], name.scorer)).select(PLAN_COLUMNS)

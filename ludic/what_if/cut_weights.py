@@ -12,7 +12,7 @@ from ludic.store import Attempt, Root
 from ludic.store.attempts import chain, newest_attempt_id, read_parent
 from ludic.store.checkpoints import checkpoint_folder, checkpoint_ids
 from ludic.store.policies import policy_versions, read_policy
-from ludic.store.policy_files import copy_policy, has_weights
+from ludic.store.policy_files import copy_policy, has_weights, policy_folder
 from ludic.temporary import temporary_folder
 
 _OTHERS = ("optimizer.safetensors", "random.safetensors")
@@ -49,7 +49,7 @@ def expected_weights(root: Root, attempt: Attempt, attempt_id: int, step: int) -
         if policy and (policy.step, policy.attempt_id) == (step, attempt_id) and has_weights(root, version):
             with _temporary() as folder:
                 copy_policy(root, version, folder)
-                return ExpectedWeights(sha256=_digests(folder), found_in=f"policies/version={version}")
+                return ExpectedWeights(sha256=_digests(folder), found_in=policy_folder(version))
     return ExpectedWeights(sha256={}, found_in="neither a checkpoint nor a policy of this step is left")
 
 

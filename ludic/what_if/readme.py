@@ -5,6 +5,7 @@ import shlex
 from ludic.printable import printable
 from ludic.store import Attempt
 from ludic.store.checkpoints import checkpoint_folder
+from ludic.store.policy_files import policy_folder
 from ludic.store.records import CutRecord
 from ludic.training.config import TrainConfig
 from ludic.what_if.cut_weights import ExpectedWeights
@@ -23,7 +24,7 @@ def readme_text(
     folder = checkpoint_folder((2 if record.start else 1, record.step))
     steps = f"step {record.step}" if record.first_step == record.step else f"steps {record.first_step} to {record.step}"
     begins = f"the checkpoint of step {record.first_step - 1}" if record.start else "the first weights of the run"
-    policy = "was pruned and is not here" if version is None else f"is policies/version={version}"
+    policy = "was pruned and is not here" if version is None else f"is {policy_folder(version)}"
     lines = [
         f"Step {record.step} of a ludic run, cut out by `ludic cut`.",
         "",

@@ -7,14 +7,14 @@ import pyarrow as pa
 import pytest
 
 from ludic.schema import EXTRA_TYPES, arrow_schema, rollouts_schema
-from ludic.schema.tables import TABLES
+from ludic.schema.tables import table_names
 from ludic.sql.types import columns_sql, duckdb_type
 from ludic.store import Root, RunConfig
 
 EXTRA_COLUMNS = {f"x_{number}": type_ for number, type_ in enumerate(EXTRA_TYPES)}
 
 
-@pytest.mark.parametrize("schema", [*map(arrow_schema, TABLES), rollouts_schema(EXTRA_COLUMNS)], ids=str)
+@pytest.mark.parametrize("schema", [*map(arrow_schema, table_names()), rollouts_schema(EXTRA_COLUMNS)], ids=str)
 def test_types_have_the_names_that_duckdb_gives_them(schema):
     con = duckdb.connect()
     con.from_arrow(schema.empty_table()).create("theirs")

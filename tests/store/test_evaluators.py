@@ -22,10 +22,13 @@ def root(tmp_path: Path) -> Root:
     return Root.create(str(tmp_path / "run"), RunConfig(model="m", env=("addition",)))
 
 
+OTHER = "evaluators/01929292-0000-7000-8000-000000000000.json"
+
+
 def put(root: Root, process: str | None = None) -> None:
     """Put the file of a process that renews nothing."""
     found = Evaluator(owner="there-1", process=process, blocks=[BLOCK])
-    root.put("evaluators/01929292-0000-7000-8000-000000000000.json", encode_record(found))
+    root.put(OTHER, encode_record(found))
 
 
 def test_a_block_belongs_to_one_process_until_it_releases_it(root: Root) -> None:
@@ -71,7 +74,7 @@ def test_a_dead_process_claims_nothing(root: Root) -> None:
         child.kill()
         child.wait()
         assert claims.take(BLOCK)
-        assert "evaluators/01929292-0000-7000-8000-000000000000.json" not in root.list("evaluators")
+        assert OTHER not in root.list("evaluators")
 
 
 def test_a_process_elsewhere_claims_nothing_once_its_lease_is_over(root: Root) -> None:
@@ -95,9 +98,9 @@ def test_a_claim_is_renewed_while_its_process_works(root: Root) -> None:
 
 
 def test_a_broken_file_claims_nothing(root: Root, caplog: pytest.LogCaptureFixture) -> None:
-    root.put("evaluators/01929292-0000-7000-8000-000000000000.json", b"{}")
+    root.put(OTHER, b"{}")
     with BlockClaims(root) as claims:
         assert claims.take(BLOCK)
         assert claims.take("another")
     assert len(caplog.messages) == 1
-    assert "evaluators/01929292-0000-7000-8000-000000000000.json is no list of an evaluation's open blocks" in caplog.text
+    assert "{OTHER} is no list of an evaluation's open blocks" in caplog.text
