@@ -15,8 +15,7 @@ from rich.text import Text
 
 from ludic.cli.flags.demo import Settings
 from ludic.engines.config import EngineConfig
-from ludic.launch.config import LaunchConfig
-from ludic.launch.demo import NUM_WORKERS, demo_config, heldout_answers, open_demo
+from ludic.launch.demo import NUM_WORKERS, demo_config, demo_processes, heldout_answers, open_demo
 from ludic.launch.local import launch
 from ludic.launch.process import interrupt_on_sigterm
 from ludic.models.first_model import first_model
@@ -37,7 +36,7 @@ def main(settings: Settings) -> None:
     root = open_demo(settings.root or "runs/demo")
     interrupt_on_sigterm()
     console.print(f"[bold]{NUM_WORKERS} workers and a trainer, sharing nothing but {root.url}[/]")
-    launch(root, demo_config(settings.num_steps or 60), LaunchConfig(), EngineConfig())
+    launch(root, demo_config(settings.num_steps or 60), demo_processes(), EngineConfig())
     _print_answers(console, root)
     _print_curve(console, root)
     _print_query(console, root)

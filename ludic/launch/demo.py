@@ -10,6 +10,7 @@ from functools import partial
 from ludic.agents.agent import Agent
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
+from ludic.launch.config import LaunchConfig
 from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import remember_model
 from ludic.models.tiny import make_tiny_model
@@ -79,6 +80,14 @@ def demo_config(num_steps: int) -> TrainConfig:
         device="cpu",
         checkpoint_every=20,
     )
+
+
+def demo_processes() -> LaunchConfig:
+    """Return settings of the processes: new weights wait for the end of answers.
+
+    In a step this model changes so much that answers whose weights change under way teach it less.
+    """
+    return LaunchConfig(swap="completion")
 
 
 def heldout_answers(root: Root, folder: str, num_prompts: int = 32, temperature: float = 0.8) -> list[Rollout]:
