@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.compute as pc
+
 from ludic.errors import SchemaError
 from ludic.maintenance.expiry_rule import ExpiryRule
-from ludic.maintenance.verify.tables import NAMES
-from ludic.schema import conform
+from ludic.maintenance.verify.tables import is_name
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Folder, Source, list_versions
-from ludic.store.parquet import decode
+from ludic.store.parquet import open_parquet
 from ludic.store.token_stats import token_stats_step
 from ludic.store.tombstones import (
     ExpiredPartition,
@@ -119,11 +120,12 @@ def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
 
     def is_older(name: str) -> bool:
         with suppress(SchemaError, FileNotFoundError):
-            times = conform(decode(root.read(name), name), rule.folder)["created_at"].to_pylist()
-            return bool(times) and max(times) < first_kept
+            with open_parquet(root, name, rule.folder, whole=True) as parquet:
+                newest = pc.max(parquet.read(["created_at"], use_threads=False)["created_at"]).as_py()
+            return newest is not None and newest < first_kept
         return False
 
-    sizes = {name: size for name, size in root.sizes(rule.folder).items() if NAMES[rule.folder].fullmatch(name)}
+    sizes = {name: size for name, size in root.sizes(rule.folder).items() if is_name(name)}
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         older = list(track(pool.map(is_older, sizes), len(sizes), "files read"))
     return {name: size for (name, size), chosen in zip(sizes.items(), older, strict=True) if chosen}

@@ -7,9 +7,9 @@ outputs, and its number stays taken. Plans are never deleted, so that no compact
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ludic.store.files import COMPACTED, RolloutFile, Source, parse_source
+from ludic.store.files import COMPACTED, AppendedFile, RolloutFile, Source, parse_file, parse_source
 from ludic.store.json_files import decode_json, encode_json
 from ludic.store.names import NUMBER
 from ludic.store.root import Root
@@ -23,7 +23,7 @@ _NAME = re.compile(rf"compactions/(.+)/{NUMBER}\.json")
 class Output:
     """A planned compacted file, and the sources that it replaces."""
 
-    file: RolloutFile
+    file: AppendedFile
     sources: tuple[Source, ...]
 
 
@@ -72,7 +72,7 @@ def find_replacement(root: Root, file: RolloutFile) -> RolloutFile | None:
     for plan in reversed(read_partition_plans(root, file.partition)):
         for output in plan.outputs:
             if file.source in output.sources:
-                return output.file
+                return replace(file, worker_id=output.file.worker_id, sequence=output.file.sequence)
     return None
 
 
@@ -94,7 +94,7 @@ def _read_plan(root: Root, partition: str, number: int) -> Plan | None:
 
 
 def _parse_output(output: dict, partition: str) -> Output:
-    file = RolloutFile.parse(output["name"])
+    file = parse_file(output["name"])
     if file is None or not file.is_compacted or file.partition != partition:
         raise ValueError(output["name"])
     return Output(file, tuple(parse_source(worker_id, sequence) for worker_id, sequence in output["sources"]))

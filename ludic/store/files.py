@@ -1,6 +1,7 @@
-"""Names of rollout files, and listings of them.
+"""Names of the files that workers append and compaction merges, and listings of rollout files.
 
 {folder}/version={policy_version}/env={env_name, percent-encoded}/{worker_id}-{sequence}.parquet
+requests/{worker_id}-{sequence}.parquet
 
 A group whose rollouts differ in policy_version, because weights changed while it was sampled, lies in the partition
 of the oldest version. Compaction writes files under a worker_id that no worker may have; their footers name
@@ -11,7 +12,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 from urllib.parse import quote, unquote
 
 from ludic.errors import ConfigError
@@ -24,6 +25,7 @@ COMPACTED = "compacted."
 """Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
 
 _NAME = re.compile(rf"(?:rollouts|evals)/version={NUMBER}/env=([^/]+)/([^/]+)-{NUMBER}\.parquet")
+_REQUESTS_NAME = re.compile(rf"requests/([^/]+)-{NUMBER}\.parquet")
 _CONCURRENT_LISTINGS = 16
 _SLOT = re.compile(rf"w{NUMBER}-")
 # Not "." or "_" first: pyarrow.dataset and Spark treat such files as hidden.
@@ -53,6 +55,9 @@ class RolloutFile:
     worker_id: str
     sequence: int
     folder: Folder = "rollouts"
+
+    table: ClassVar = "rollouts"
+    """Table of its rows."""
 
     @property
     def partition(self) -> str:
@@ -85,6 +90,47 @@ class RolloutFile:
         file = cls(int(version), unquote(env), worker_id, int(sequence), folder)
         # With another spelling of the environment, later reads would look for a name that does not exist.
         return file if file.name == name else None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RequestsFile:
+    """A file of requests/, described by its name alone; the whole folder is one partition."""
+
+    worker_id: str
+    sequence: int
+
+    table: ClassVar = "requests"
+    partition: ClassVar = "requests"
+
+    @property
+    def name(self) -> str:
+        """Path below the root."""
+        return f"{self.partition}/{self.worker_id}-{self.sequence}.parquet"
+
+    @property
+    def source(self) -> Source:
+        """Source of a worker's file; not for compacted files, which have several."""
+        assert not self.is_compacted, f"{self.name} has many sources"
+        return Source(self.worker_id, self.sequence)
+
+    @property
+    def is_compacted(self) -> bool:
+        return self.worker_id.startswith(COMPACTED)
+
+    @classmethod
+    def parse(cls, name: str) -> "RequestsFile | None":
+        """Parse a file's path below the root; returns None if neither a worker nor compaction writes such a name."""
+        match = _REQUESTS_NAME.fullmatch(name)
+        return cls(match[1], int(match[2])) if match else None
+
+
+AppendedFile = RolloutFile | RequestsFile
+"""A file that a worker appended, or that compaction merged from such files of its partition."""
+
+
+def parse_file(name: str) -> AppendedFile | None:
+    """Parse a path below the root; returns None if neither a worker's append nor compaction writes such a name."""
+    return RolloutFile.parse(name) or RequestsFile.parse(name)
 
 
 @lru_cache(maxsize=1024)

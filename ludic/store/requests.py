@@ -7,7 +7,6 @@ RolloutWriter puts requests/{worker_id}-{sequence}.parquet before the rollouts t
 rollouts/ has its end there. If a kill comes between, the next life samples the group again, under a new group_id.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import asdict
 
@@ -18,13 +17,6 @@ from ludic.records import GroupEvent
 from ludic.schema import arrow_schema
 from ludic.store.encoding import encode_plain
 from ludic.store.files import slot_of
-from ludic.store.names import NUMBER
-
-REQUESTS_NAME = re.compile(rf"requests/([^/]+)-{NUMBER}\.parquet")
-
-
-def requests_name(worker_id: str, sequence: int) -> str:
-    return f"requests/{worker_id}-{sequence}.parquet"
 
 
 def encode_events(events: Iterable[GroupEvent], *, run_id: str, worker_id: str) -> bytes:

@@ -22,12 +22,11 @@ from ludic.schema import arrow_schema, check_schema
 from ludic.store import RolloutFile, Root
 from ludic.store.cut_record import read_cut
 from ludic.store.encoding import group_starts
-from ludic.store.files import Folder, Source
+from ludic.store.files import AppendedFile, Folder, RequestsFile, Source, parse_file
 from ludic.store.labels import LABELS_NAME
 from ludic.store.ledger import ledger_name
 from ludic.store.names import NUMBER
 from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
-from ludic.store.requests import REQUESTS_NAME, requests_name
 from ludic.store.scores import SCORES_NAME, scorer_folder
 from ludic.store.sources import sources_of
 from ludic.store.token_stats import TOKEN_STATS_NAME, token_stats_name
@@ -50,16 +49,15 @@ _CONCURRENT_FILES = 4
 _BATCH_BYTES = 8 << 20
 _MOST_NAMES = 3
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
-NAMES = {
+_NAMES = {
     "batches": re.compile(rf"batches/attempt={NUMBER}/step={NUMBER}\.parquet"),
-    "requests": REQUESTS_NAME,
     "metrics": re.compile(r"metrics/(train|worker)-[^/]+-\d+\.parquet"),
     "reference": re.compile(r"reference/model=[0-9a-f]{32}/[0-9a-f]{32}\.parquet"),
     "token_stats": TOKEN_STATS_NAME,
     "scores": SCORES_NAME,
     "labels": LABELS_NAME,
 }
-"""The names of the files of each folder; rollouts and evals have RolloutFile.parse."""
+"""The names of the files of each folder; for rollouts, evals and requests, parse_file knows them."""
 # `ludic export --format delta` writes its log beside the files that it registers.
 _DELTA_LOG = "/_delta_log/"
 _KEYS = {
@@ -124,7 +122,7 @@ def read_footers(
 
 def parse_ledger_name(name: str) -> tuple[int, int] | None:
     """Return attempt_id and step of a file of batches/; None for any other name."""
-    match = NAMES["batches"].fullmatch(name)
+    match = _NAMES["batches"].fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
 
@@ -155,14 +153,15 @@ def check_file(root: Root, name: str, rows: RowChecks | None = None) -> Checked:
         return Checked(name, (Finding(check="newer_schema", where=name, problem=_problem(name, error)),))
     except SchemaError as error:
         return Checked(name, (Finding(check="unreadable", where=name, problem=_problem(name, error)),))
-    if content is None or not _is_name(name):
+    if content is None or not is_name(name):
         return Checked(name, (Finding(check="misnamed", where=name, problem=FOREIGN_NAME),))
     return Checked(name, tuple(_disagreements(root, name, content)), content.sources, content.has_digests)
 
 
-def _is_name(name: str) -> bool:
-    pattern = NAMES.get(name.partition("/")[0])
-    return bool(pattern.fullmatch(name)) if pattern else RolloutFile.parse(name) is not None
+def is_name(name: str) -> bool:
+    """Return whether ludic gives this name to a file in a folder of TABLES."""
+    pattern = _NAMES.get(name.partition("/")[0])
+    return bool(pattern.fullmatch(name)) if pattern else parse_file(name) is not None
 
 
 @dataclass(slots=True)
@@ -172,7 +171,7 @@ class _Content:
     runs: set[str] = field(default_factory=set)
     """run_ids of the rows."""
     homes: set[str] = field(default_factory=set)
-    """Names of the files in which the rows were committed."""
+    """Names of the files in which the rows were committed, as _home_of writes them."""
     scattered: set[str] = field(default_factory=set)
     """group_ids whose rows are not contiguous."""
     sources: tuple[Source, ...] = ()
@@ -199,7 +198,7 @@ def _read(root: Root, name: str, rows: RowChecks | None) -> _Content:
 
 def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> _Content:
     """Read all of a file. Raises SchemaError if the file is not as it was written, and pyarrow's errors."""
-    table, file = _table_of(name), RolloutFile.parse(name)
+    table, file = _table_of(name), parse_file(name)
     content = _Content()
     groups: list[str] = []
     with open_checked(source, name, pre_buffer=True) as (parquet, checked):
@@ -251,9 +250,8 @@ def _homes(keys: pa.Table, name: str) -> set[str]:
         case "metrics" | "labels":
             return {name}
         case "requests":
-            match = REQUESTS_NAME.fullmatch(name)
-            sequence = int(match[2]) if match else 0
-            return {requests_name(row["worker_id"], sequence) for row in _distinct(keys, "worker_id")}
+            file = RequestsFile.parse(name) or RequestsFile("", 0)
+            return {_home_of(file, Source(row["worker_id"], file.sequence)) for row in _distinct(keys, "worker_id")}
         case "reference":
             base = name.rpartition("/")[2]
             return {f"reference/model={row['model']}/{base}" for row in _distinct(keys, "model")}
@@ -272,6 +270,18 @@ def _homes(keys: pa.Table, name: str) -> set[str]:
         RolloutFile(row["policy_version_min"], row["env_name"], row["worker_id"], row["sequence"], folder).name
         for row in rows
     }
+
+
+def _home_of(file: AppendedFile, source: Source) -> str:
+    """Return the name under which a source of a file was committed.
+
+    Rows of requests/ do not hold the sequence of their file, so a compacted file there is compared by worker_id: the
+    name has * for the sequence.
+    """
+    name = replace(file, worker_id=source.worker_id, sequence=source.sequence).name
+    if isinstance(file, RequestsFile) and file.is_compacted:
+        return name.removesuffix(f"-{source.sequence}.parquet") + "-*.parquet"
+    return name
 
 
 def _distinct(table: pa.Table, *columns: str) -> list[dict[str, Any]]:
@@ -294,9 +304,9 @@ def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding
         yield Finding(check="misnamed", where=name, problem=f"holds rows that belong in another run ({others[0]})")
         return
     wanted = {name}
-    file = RolloutFile.parse(name)
+    file = parse_file(name)
     if file is not None and file.is_compacted:
-        wanted = {replace(file, worker_id=worker_id, sequence=sequence).name for worker_id, sequence in content.sources}
+        wanted = {_home_of(file, source) for source in content.sources}
         yield from _source_problems(name, content.homes, wanted)
     elif content.homes - wanted:
         yield Finding(
