@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,9 +38,12 @@ REQUESTS_ROW_GROUP_ROWS = 1 << 16
 _MOST_BYTES = ROW_GROUP_BYTES
 """Memory for rows that are sorted together, and most bytes of a row group."""
 _READ_AHEAD_BYTES = 32 << 20
+_TABLE_BYTES = 1 << 14
+"""Memory that a small table takes beside its values, so that thousands of tiny files stay within the bounds above."""
 _SMALL_GROUP_BYTES = 1 << 12
 """Average bytes of a group below which a copy costs less than a slice for each group, as in requests/."""
 _CONCURRENT_READS = 8
+_INDEXED_AHEAD = 256
 
 
 class LostSourceError(Exception):
@@ -67,13 +71,15 @@ class _RowGroup(NamedTuple):
     """Uncompressed size."""
 
 
-def read_indexes(root: Root, files: Iterable[AppendedFile]) -> tuple[list[SourceIndex], list[LostSourceError]]:
+def read_indexes(root: Root, files: Sequence[AppendedFile]) -> tuple[list[SourceIndex], list[LostSourceError]]:
     """Return the indexes of files that can be merged with each other, and errors for the others; reads only footers."""
     indexes: list[SourceIndex] = []
     lost: list[LostSourceError] = []
     schemas = list[pa.Schema]()
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        for index in pool.map(partial(_try_index, root), files):
+        # Some at a time: a result that waits holds a schema of its own.
+        batches = (files[start : start + _INDEXED_AHEAD] for start in range(0, len(files), _INDEXED_AHEAD))
+        for index in chain.from_iterable(pool.map(partial(_try_index, root), batch) for batch in batches):
             if isinstance(index, SourceIndex):
                 index = _share_schema(index, _own_schema(root, index.file), schemas)
             if isinstance(index, SourceIndex):
@@ -181,10 +187,14 @@ def _read_ahead(
 ) -> Iterator[pa.Table]:
     """Yield the tables of row groups in order, reading some ahead."""
     reading: deque[tuple[int, Future[pa.Table]]] = deque()
+    ahead_bytes = 0
     for row_group in row_groups:
-        while reading and sum(size for size, _ in reading) + row_group.size_bytes > _READ_AHEAD_BYTES:
+        size_bytes = row_group.size_bytes + _TABLE_BYTES
+        while reading and ahead_bytes + size_bytes > _READ_AHEAD_BYTES:
+            ahead_bytes -= reading[0][0]
             yield reading.popleft()[1].result()
-        reading.append((row_group.size_bytes, pool.submit(_read, root, row_group, schema)))
+        reading.append((size_bytes, pool.submit(_read, root, row_group, schema)))
+        ahead_bytes += size_bytes
     while reading:
         yield reading.popleft()[1].result()
 
@@ -208,7 +218,7 @@ def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     taken: list[pa.Table] = []
     num_bytes = 0
     for table in tables:
-        size_bytes = table.nbytes
+        size_bytes = table.nbytes + _TABLE_BYTES
         if taken and num_bytes + size_bytes > _MOST_BYTES:
             yield _sort_groups(pa.concat_tables(taken))
             taken, num_bytes = [], 0
