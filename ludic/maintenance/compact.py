@@ -220,7 +220,7 @@ class _Partition:
         if output in self._written:
             return True
         try:
-            with open_parquet(self._root, output.name, whole=True):
+            with open_parquet(self._root, output.name, output.table, whole=True):
                 self._written.add(output)
         except FileNotFoundError:
             self._is_shared = True
