@@ -1,4 +1,4 @@
-"""`ludic compact ROOT`: rewrite the many small files of sealed versions into few large ones.
+"""`ludic compact ROOT`: rewrite the many small files of sealed versions, and of requests/, into few large ones.
 
 Safe while the run and readers continue. After an interruption, the same command finishes the work.
 """

@@ -11,6 +11,7 @@ Compacted files are never compacted again; files that arrive late go into the ne
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from ludic.defaults import TARGET_BYTES
 from ludic.errors import SchemaError
@@ -18,7 +19,7 @@ from ludic.maintenance.merge import LostSourceError, SourceIndex, read_indexes, 
 from ludic.store.attempts import newest_attempt
 from ludic.store.catalogue import COMPACTED
 from ludic.store.compaction_plans import Plan, put_plan, read_partition_plans
-from ludic.store.files import Folder, RolloutFile, Source, list_versions
+from ludic.store.files import AppendedFile, Folder, RequestsFile, Source, list_versions, parse_file
 from ludic.store.parquet import open_parquet
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root
@@ -56,7 +57,7 @@ class CompactionReport:
     """Result of a compaction; in a dry run, as it would be."""
 
     before_version: int | None = None
-    """Versions below this one were compacted; None means all."""
+    """Versions below this one were compacted, and requests/, which has no versions; None means all."""
     partitions: list[CompactedPartition] = field(default_factory=list)
     """Partitions in which something changed."""
     skipped: list[Skipped] = field(default_factory=list)
@@ -83,7 +84,7 @@ def compact(
     dry_run: bool = False,
     track: Track = untracked,
 ) -> CompactionReport:
-    """Compact the partitions of versions below `before_version`; None means all versions.
+    """Compact requests/, and the partitions of versions below `before_version`; None means all versions.
 
     Compacted files are left alone, so a second call does nothing. Broken files stay where they are and are reported.
     Raises StoreError if the filesystem fails; calling it again is safe.
@@ -95,7 +96,9 @@ def compact(
         for version in list_versions(root, folder)
         if before_version is None or version < before_version
     ]
-    for sizes in track(_list_ahead(root, folders), len(folders), "versions"):
+    # Workers only add files to requests/, and nothing reads its newest files first: all may be compacted.
+    folders.append(RequestsFile.partition)
+    for sizes in track(_list_ahead(root, folders), len(folders), "folders"):
         for name, files in _by_partition(sizes).items():
             partition = _Partition(root, name, files)
             partition.compact(target_bytes, dry_run=dry_run)
@@ -111,10 +114,10 @@ def _list_ahead(root: Root, folders: Sequence[str]) -> Iterator[dict[str, int]]:
             yield from pool.map(root.sizes, folders[start : start + _LISTED_AHEAD])
 
 
-def _by_partition(sizes: Mapping[str, int]) -> dict[str, dict[RolloutFile, int]]:
-    partitions: dict[str, dict[RolloutFile, int]] = {}
+def _by_partition(sizes: Mapping[str, int]) -> dict[str, dict[AppendedFile, int]]:
+    partitions: dict[str, dict[AppendedFile, int]] = {}
     for name, size_bytes in sizes.items():
-        file = RolloutFile.parse(name)
+        file = parse_file(name)
         if file is not None:
             partitions.setdefault(file.partition, {})[file] = size_bytes
     return partitions
@@ -123,12 +126,12 @@ def _by_partition(sizes: Mapping[str, int]) -> dict[str, dict[RolloutFile, int]]
 class _Partition:
     """The files of a partition and their sizes, kept up to date while they are compacted."""
 
-    def __init__(self, root: Root, name: str, sizes: Mapping[RolloutFile, int]) -> None:
+    def __init__(self, root: Root, name: str, sizes: Mapping[AppendedFile, int]) -> None:
         self._root, self._name, self._before = root, name, sizes
         self._sizes = dict(sizes)
-        self._indexes: dict[RolloutFile, SourceIndex] = {}
+        self._indexes: dict[AppendedFile, SourceIndex] = {}
         self.skipped: dict[str, str] = {}
-        self._written: set[RolloutFile] = set()
+        self._written: set[AppendedFile] = set()
         """Outputs that this process wrote, or read whole and found sound."""
         self._is_shared = False
         """True if files vanished or appeared, because another process compacts or expires this partition, too."""
@@ -159,14 +162,14 @@ class _Partition:
                 return
             put_plan(self._root, self._name, len(plans), [[file.source for file in files] for files in outputs])
 
-    def _finish_plans(self, plans: Sequence[Plan], *, dry_run: bool) -> list[RolloutFile]:
+    def _finish_plans(self, plans: Sequence[Plan], *, dry_run: bool) -> list[AppendedFile]:
         """Finish each planned output that has a source here; return the files that no plan will replace."""
         here = self._sources()
         outputs = {output.file: output for plan in plans for output in plan.outputs}
         # The newest plan counts: a source is planned again only if its output was stored broken.
         owners = {source: output.file for output in outputs.values() for source in output.sources}
-        broken: set[RolloutFile] = set()
-        for output in sorted({owners[source] for source in here if source in owners}):
+        broken: set[AppendedFile] = set()
+        for output in sorted({owners[source] for source in here if source in owners}, key=attrgetter("name")):
             try:
                 self._finish(output, [s for s in outputs[output].sources if owners[s] == output], dry_run=dry_run)
             except SchemaError as error:
@@ -175,7 +178,7 @@ class _Partition:
         fresh = (source for source in here if source not in owners or owners[source] in broken)
         return [here[source] for source in fresh if here[source].name not in self.skipped]
 
-    def _finish(self, output: RolloutFile, sources: Sequence[Source], *, dry_run: bool) -> None:
+    def _finish(self, output: AppendedFile, sources: Sequence[Source], *, dry_run: bool) -> None:
         """Make an output unless it exists, and delete the sources in it. Raises SchemaError if it was stored broken."""
         held = self._held(output)
         if held is None:
@@ -195,7 +198,7 @@ class _Partition:
         for source in (here.keys() & set(sources)) - held:
             self.skipped.setdefault(here[source].name, f"it was left out of {output.name}")
 
-    def _make(self, output: RolloutFile, sources: Sequence[Source]) -> set[Source]:
+    def _make(self, output: AppendedFile, sources: Sequence[Source]) -> set[Source]:
         """Write an output from the sources that can be read; return the sources that the stored output holds."""
         while (held := self._held(output)) is None:
             files = [replace(output, worker_id=worker_id, sequence=sequence) for worker_id, sequence in sources]
@@ -213,27 +216,27 @@ class _Partition:
                 self._sizes[output] = (folder / "compacted.parquet").stat().st_size
         return held
 
-    def _is_sound(self, output: RolloutFile) -> bool:
+    def _is_sound(self, output: AppendedFile) -> bool:
         """Return True if an output still exists. Raises SchemaError if it is damaged and its sources can replace it."""
         if output in self._written:
             return True
         try:
-            with open_parquet(self._root, output.name, whole=True):
+            with open_parquet(self._root, output.name, output.table, whole=True):
                 self._written.add(output)
         except FileNotFoundError:
             self._is_shared = True
         return output in self._written
 
-    def _held(self, output: RolloutFile) -> set[Source] | None:
+    def _held(self, output: AppendedFile) -> set[Source] | None:
         """Return the sources whose rows a stored output holds; None if the output does not exist."""
         try:
             return set(read_sources(self._root, output))
         except FileNotFoundError:
             return None
 
-    def _divide(self, files: Sequence[RolloutFile], target_bytes: int) -> list[list[RolloutFile]]:
+    def _divide(self, files: Sequence[AppendedFile], target_bytes: int) -> list[list[AppendedFile]]:
         """Divide files, in order of time, into outputs of at least two files; rewriting one alone gains nothing."""
-        outputs: list[list[RolloutFile]] = []
+        outputs: list[list[AppendedFile]] = []
         filled_bytes = target_bytes
         for index in sorted(self._read_indexes(files), key=lambda index: min(index.row_groups)):
             if filled_bytes >= target_bytes:
@@ -245,11 +248,12 @@ class _Partition:
             outputs[-2].extend(outputs.pop())
         return [output for output in outputs if len(output) > 1]
 
-    def _pretend(self, outputs: Sequence[Sequence[RolloutFile]]) -> None:
-        for files in outputs:
-            self._sizes[replace(files[0], worker_id=COMPACTED)] = sum(self._sizes.pop(file) for file in files)
+    def _pretend(self, outputs: Sequence[Sequence[AppendedFile]]) -> None:
+        for index, files in enumerate(outputs):
+            output = replace(files[0], worker_id=COMPACTED, sequence=index)
+            self._sizes[output] = sum(self._sizes.pop(file) for file in files)
 
-    def _read_indexes(self, files: Sequence[RolloutFile]) -> list[SourceIndex]:
+    def _read_indexes(self, files: Sequence[AppendedFile]) -> list[SourceIndex]:
         """Return the indexes of files that can be merged with each other, and note the others; reads each file once."""
         unknown = [file for file in files if file not in self._indexes and file.name not in self.skipped]
         found, lost = read_indexes(self._root, unknown)
@@ -267,5 +271,5 @@ class _Partition:
         else:
             self.skipped[file.name] = reason
 
-    def _sources(self) -> dict[Source, RolloutFile]:
+    def _sources(self) -> dict[Source, AppendedFile]:
         return {file.source: file for file in self._sizes if not file.is_compacted}

@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.compute as pc
+
 from ludic.errors import SchemaError
 from ludic.maintenance.expiry_rule import ExpiryRule
-from ludic.schema import conform
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume
 from ludic.store.files import Folder, Source, list_versions
-from ludic.store.parquet import decode
+from ludic.store.parquet import open_parquet
 from ludic.store.records import ExpiredPartition
 from ludic.store.tombstones import StoredFile, all_rows_match, delete_files, is_trained_on, is_unconsumed, stored_files
 from ludic.store.tombstones import expire as expire_files
@@ -115,8 +116,9 @@ def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
 
     def is_older(name: str) -> bool:
         with suppress(SchemaError, FileNotFoundError):
-            times = conform(decode(root.read(name), name), rule.row.table)["created_at"].to_pylist()
-            return bool(times) and max(times) < first_kept
+            with open_parquet(root, name, rule.row.table, whole=True) as parquet:
+                newest = pc.max(parquet.read(["created_at"], use_threads=False)["created_at"]).as_py()
+            return newest is not None and newest < first_kept
         return False
 
     sizes = {name: size for name, size in root.sizes(rule.folder).items() if rule.row.parse(name) is not None}

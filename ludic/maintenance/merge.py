@@ -1,4 +1,4 @@
-"""Merge rollout files of one partition into a larger one, sorted by group_id, in bounded memory.
+"""Merge files of one partition of rollouts or requests into a larger one, sorted by group_id, in bounded memory.
 
 Row groups of the sources are read in the order of their smallest group_id, each once, with some read-ahead. As many as
 fit into the buffer are sorted together, so where row groups of two buffers overlap, groups are slightly out of order,
@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ludic.errors import SchemaError
-from ludic.schema import as_schema, rollouts_schema
+from ludic.schema import arrow_schema, as_schema, rollouts_schema
 from ludic.schema.tables import VERSION_KEY
 from ludic.store.encoding import ROW_GROUP_BYTES, group_starts, open_writer, release_memory, row_group_bounds
-from ludic.store.files import RolloutFile
+from ludic.store.files import AppendedFile
 from ludic.store.parquet import check_text, group_ranges, open_parquet
 from ludic.store.root import Root
 from ludic.store.sources import SOURCES_KEY, to_json
@@ -31,11 +32,18 @@ from ludic.store.sources import SOURCES_KEY, to_json
 ROW_GROUP_ROWS = 1024
 """Maximum rows in a row group of a compacted file; ROW_GROUP_BYTES may end it earlier. More rows make scans little
 faster and the read of one rollout slower (benchmarks/compaction.py)."""
+REQUESTS_ROW_GROUP_ROWS = 1 << 16
+"""Maximum rows in a row group of a compacted file of requests/, whose rows are small and are read all together."""
 
 _MOST_BYTES = ROW_GROUP_BYTES
 """Memory for rows that are sorted together, and most bytes of a row group."""
 _READ_AHEAD_BYTES = 32 << 20
+_TABLE_BYTES = 1 << 14
+"""Memory that a small table takes beside its values, so that thousands of tiny files stay within the bounds above."""
+_SMALL_GROUP_BYTES = 1 << 12
+"""Average bytes of a group below which a copy costs less than a slice for each group, as in requests/."""
 _CONCURRENT_READS = 8
+_INDEXED_AHEAD = 256
 
 
 class LostSourceError(Exception):
@@ -46,7 +54,7 @@ class LostSourceError(Exception):
 class SourceIndex:
     """Schema, number of rows and row groups of a source, read before the merge."""
 
-    file: RolloutFile
+    file: AppendedFile
     schema: pa.Schema
     num_rows: int
     row_groups: tuple["_RowGroup", ...]
@@ -57,21 +65,23 @@ class _RowGroup(NamedTuple):
 
     bound: str
     """Lower bound of its group_ids."""
-    file: RolloutFile
+    file: AppendedFile
     number: int
     size_bytes: int
     """Uncompressed size."""
 
 
-def read_indexes(root: Root, files: Iterable[RolloutFile]) -> tuple[list[SourceIndex], list[LostSourceError]]:
+def read_indexes(root: Root, files: Sequence[AppendedFile]) -> tuple[list[SourceIndex], list[LostSourceError]]:
     """Return the indexes of files that can be merged with each other, and errors for the others; reads only footers."""
     indexes: list[SourceIndex] = []
     lost: list[LostSourceError] = []
-    own, schemas = rollouts_schema(root.run.extra_columns), list[pa.Schema]()
+    schemas = list[pa.Schema]()
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        for index in pool.map(partial(_try_index, root), files):
+        # Some at a time: a result that waits holds a schema of its own.
+        batches = (files[start : start + _INDEXED_AHEAD] for start in range(0, len(files), _INDEXED_AHEAD))
+        for index in chain.from_iterable(pool.map(partial(_try_index, root), batch) for batch in batches):
             if isinstance(index, SourceIndex):
-                index = _share_schema(index, own, schemas)
+                index = _share_schema(index, _own_schema(root, index.file), schemas)
             if isinstance(index, SourceIndex):
                 indexes.append(index)
             else:
@@ -79,15 +89,15 @@ def read_indexes(root: Root, files: Iterable[RolloutFile]) -> tuple[list[SourceI
     return indexes, lost
 
 
-def _try_index(root: Root, file: RolloutFile) -> "SourceIndex | LostSourceError":
+def _try_index(root: Root, file: AppendedFile) -> "SourceIndex | LostSourceError":
     try:
         return _read_index(root, file)
     except LostSourceError as error:
         return error
 
 
-def _read_index(root: Root, file: RolloutFile) -> SourceIndex:
-    with _lost(file), open_parquet(root, file.name) as parquet:
+def _read_index(root: Root, file: AppendedFile) -> SourceIndex:
+    with _lost(file), open_parquet(root, file.name, file.table) as parquet:
         metadata = parquet.metadata
         if metadata.num_rows == 0:
             raise SchemaError("it holds no rows; no worker writes such a file")
@@ -118,8 +128,12 @@ def _share_schema(index: SourceIndex, own: pa.Schema, schemas: list[pa.Schema]) 
     return index
 
 
+def _own_schema(root: Root, file: AppendedFile) -> pa.Schema:
+    return rollouts_schema(root.run.extra_columns) if file.table == "rollouts" else arrow_schema(file.table)
+
+
 @contextmanager
-def _lost(file: RolloutFile) -> Iterator[None]:
+def _lost(file: AppendedFile) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
@@ -148,18 +162,20 @@ def _minor(schema: pa.Schema) -> tuple[int, ...]:
 
 def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> None:
     """Write all rows of the sources into a local file whose footer names them; replaces the file if it exists."""
-    schema = common_schema(rollouts_schema(root.run.extra_columns), (source.schema for source in sources))
+    schema = common_schema(_own_schema(root, sources[0].file), (source.schema for source in sources))
+    is_rollouts = sources[0].file.table == "rollouts"
+    max_rows = ROW_GROUP_ROWS if is_rollouts else REQUESTS_ROW_GROUP_ROWS
     names = to_json(source.file.source for source in sources)
     row_groups = sorted(row_group for source in sources for row_group in source.row_groups)
     num_rows = 0
     with (
         ThreadPoolExecutor(_CONCURRENT_READS) as pool,
-        open_writer(target, schema, {SOURCES_KEY: names}) as writer,
+        open_writer(target, schema, {SOURCES_KEY: names}, is_plain=not is_rollouts) as writer,
     ):
         for rows in _sorted_by_group(_read_ahead(pool, root, row_groups, schema)):
             num_rows, size_bytes = num_rows + rows.num_rows, rows.nbytes
             release_memory(size_bytes)  # before as well: encoding takes the most memory
-            for start, stop in row_group_bounds(rows, max_rows=ROW_GROUP_ROWS, max_bytes=_MOST_BYTES):
+            for start, stop in row_group_bounds(rows, max_rows=max_rows, max_bytes=_MOST_BYTES):
                 writer.write_table(rows.slice(start, stop - start), row_group_size=stop - start)
             del rows
             release_memory(size_bytes)
@@ -171,24 +187,30 @@ def _read_ahead(
 ) -> Iterator[pa.Table]:
     """Yield the tables of row groups in order, reading some ahead."""
     reading: deque[tuple[int, Future[pa.Table]]] = deque()
+    ahead_bytes = 0
     for row_group in row_groups:
-        while reading and sum(size for size, _ in reading) + row_group.size_bytes > _READ_AHEAD_BYTES:
+        size_bytes = row_group.size_bytes + _TABLE_BYTES
+        while reading and ahead_bytes + size_bytes > _READ_AHEAD_BYTES:
+            ahead_bytes -= reading[0][0]
             yield reading.popleft()[1].result()
-        reading.append((row_group.size_bytes, pool.submit(_read, root, row_group, schema)))
+        reading.append((size_bytes, pool.submit(_read, root, row_group, schema)))
+        ahead_bytes += size_bytes
     while reading:
         yield reading.popleft()[1].result()
 
 
 def _read(root: Root, row_group: _RowGroup, schema: pa.Schema) -> pa.Table:
     """Return the rows of a row group; null where it lacks a column of `schema`."""
-    with _lost(row_group.file), open_parquet(root, row_group.file.name) as parquet:
+    file = row_group.file
+    with _lost(file), open_parquet(root, file.name, file.table) as parquet:
         table = parquet.read_row_group(row_group.number, use_threads=False)
-        check_text(table, row_group.file.name)
-        source = row_group.file.source
-        mine = pc.and_(pc.equal(table["worker_id"], source.worker_id), pc.equal(table["sequence"], source.sequence))
+        check_text(table, file.name)
+        mine = pc.equal(table["worker_id"], file.worker_id)
+        if file.table == "rollouts":
+            mine = pc.and_(mine, pc.equal(table["sequence"], file.sequence))
         if not pc.all(mine).as_py():
             raise SchemaError("it holds rows of another worker or sequence; somebody copied it")
-        return as_schema(table, schema, row_group.file.name)
+        return as_schema(table, schema, file.name)
 
 
 def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -196,7 +218,7 @@ def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     taken: list[pa.Table] = []
     num_bytes = 0
     for table in tables:
-        size_bytes = table.nbytes
+        size_bytes = table.nbytes + _TABLE_BYTES
         if taken and num_bytes + size_bytes > _MOST_BYTES:
             yield _sort_groups(pa.concat_tables(taken))
             taken, num_bytes = [], 0
@@ -207,8 +229,10 @@ def _sorted_by_group(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _sort_groups(rows: pa.Table) -> pa.Table:
-    """Return the rows sorted by group_id, without a copy."""
+    """Return the rows sorted by group_id, without a copy if groups are large."""
     starts = group_starts(rows)
+    if rows.nbytes < _SMALL_GROUP_BYTES * len(starts):
+        return rows.take(pc.sort_indices(rows["group_id"]))
     order = np.argsort(rows["group_id"].take(pa.array(starts)).to_numpy(), kind="stable")
     stops = np.append(starts[1:], rows.num_rows)
     return pa.concat_tables([rows.slice(starts[group], stops[group] - starts[group]) for group in order])

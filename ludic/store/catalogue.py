@@ -72,7 +72,7 @@ _DIGITS = r"(?:0|[1-9][0-9]{0,17})"  # fits into int64
 _ID = r"[A-Za-z0-9-][A-Za-z0-9._-]{0,199}"  # not "." or "_" first: pyarrow and Spark take such files for hidden ones
 _PATH = r"(?!\.\.?(?:/|$))[^/\0\\]+(?:/(?!\.\.?(?:/|$))[^/\0\\]+)*"
 WORKER_ID = re.compile(rf"(?!{re.escape(COMPACTED)}){_ID}")
-_PARTITION = rf"(?:rollouts|evals)/version={_DIGITS}/env=[^/]+"
+_PARTITION = rf"(?:rollouts|evals)/version={_DIGITS}/env=[^/]+|requests"
 Number = Annotated[int, Spelling(_DIGITS, int)]
 Int32 = Annotated[int, Spelling(_DIGITS, _int32)]
 Quoted = Annotated[str, Spelling(r"[^/]+", lru_cache(maxsize=1024)(_unquote), _quoted)]
@@ -213,7 +213,7 @@ class Row(Generic[F]):
     completes: bool = False
     """Whether the file is put last into its folder, which counts from then on."""
     kept: Literal["always", "expire", "pruned", "while its owner lives", "a cache", "not the run's"] = "always"
-    """What deletes the files: nothing, `ludic expire`, the trainer, their owner, whoever wants to, or other programs."""
+    """What deletes the files: nothing, `ludic expire`, the trainer, their owner, anybody, or other programs."""
     view: str | None = None
     """SQL view of the rows as they are stored."""
     rest: bool = False
@@ -315,7 +315,7 @@ class Records(Row[F], Generic[F, R]):
     """Fields that the view leaves out."""
 
     def read(self, root: "Storage", *of: Any) -> R | None:
-        """Return a record; None if there is no such file. of: fields of its name. Raises SchemaError if it is broken."""
+        """Return a record; None if the file does not exist. of: the name. Raises SchemaError if it is broken."""
         return read_record(root, self.name(self.fields._make(of)), self.record, self.noun, self.mend)
 
 

@@ -5,26 +5,21 @@ puts a new plan, so no source is planned twice. Only the stored file counts: a p
 outputs, and its number stays taken. Plans are never deleted, so that no compacted file's name is used again.
 """
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ludic.store.catalogue import COMPACTED
-from ludic.store.files import RolloutFile, Source, parse_source
-from ludic.store.json_files import decode_json, encode_json
-from ludic.store.names import NUMBER
+from ludic.store.catalogue import COMPACTED, COMPACTIONS, PlanName
+from ludic.store.files import AppendedFile, RolloutFile, Source, parse_file, parse_source
+from ludic.store.json_files import encode_record
+from ludic.store.records import CompactionPlan, PlannedOutput
 from ludic.store.root import Root
-
-FOLDER = "compactions"
-
-_NAME = re.compile(rf"compactions/(.+)/{NUMBER}\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """A planned compacted file, and the sources that it replaces."""
 
-    file: RolloutFile
+    file: AppendedFile
     sources: tuple[Source, ...]
 
 
@@ -39,16 +34,17 @@ class Plan:
     @property
     def name(self) -> str:
         """Path below the root."""
-        return _plan_name(self.partition, self.number)
+        return COMPACTIONS.name_of(self)
 
 
 def put_plan(root: Root, partition: str, number: int, sources: Sequence[Sequence[Source]]) -> None:
     """Store a plan with one output for each of `sources`, unless the number is taken; read the plan to find out."""
     outputs = [
-        {"name": f"{partition}/{COMPACTED}{number}-{index}.parquet", "sources": list(map(list, of_output))}
+        PlannedOutput(name=f"{partition}/{COMPACTED}{number}-{index}.parquet", sources=of_output)
         for index, of_output in enumerate(sources)
     ]
-    root.put_if_absent(_plan_name(partition, number), encode_json({"outputs": outputs}, indent=None))
+    plan = encode_record(CompactionPlan(outputs=outputs), indent=None)
+    root.put_if_absent(COMPACTIONS.name(PlanName(partition, number)), plan)
 
 
 def read_partition_plans(root: Root, partition: str) -> list[Plan]:
@@ -61,8 +57,7 @@ def read_partition_plans(root: Root, partition: str) -> list[Plan]:
 
 def read_plans(root: Root) -> list[Plan]:
     """Return the plans of all partitions."""
-    found = (_NAME.fullmatch(name) for name in root.list(FOLDER))
-    partitions = sorted({match[1] for match in found if match})
+    partitions = dict.fromkeys(found.partition for found in COMPACTIONS.listed(root))
     return [plan for partition in partitions for plan in read_partition_plans(root, partition)]
 
 
@@ -73,29 +68,22 @@ def find_replacement(root: Root, file: RolloutFile) -> RolloutFile | None:
     for plan in reversed(read_partition_plans(root, file.partition)):
         for output in plan.outputs:
             if file.source in output.sources:
-                return output.file
+                return replace(file, worker_id=output.file.worker_id, sequence=output.file.sequence)
     return None
-
-
-def _plan_name(partition: str, number: int) -> str:
-    return f"{FOLDER}/{partition}/{number}.json"
 
 
 def _read_plan(root: Root, partition: str, number: int) -> Plan | None:
     """Return a plan; None if it does not exist. A plan that can't be read has no outputs."""
     try:
-        data = root.read(_plan_name(partition, number))
-    except FileNotFoundError:
-        return None
-    try:
-        outputs = tuple(_parse_output(output, partition) for output in decode_json(data)["outputs"])
-    except (ValueError, KeyError, TypeError):
-        outputs = ()
-    return Plan(partition, number, outputs)
+        plan = COMPACTIONS.read(root, partition, number)
+        outputs = tuple(_parse_output(output, partition) for output in plan.outputs) if plan else ()
+    except ValueError:  # also those of SchemaError and ConfigError
+        plan, outputs = CompactionPlan(outputs=()), ()
+    return Plan(partition, number, outputs) if plan else None
 
 
-def _parse_output(output: dict, partition: str) -> Output:
-    file = RolloutFile.parse(output["name"])
+def _parse_output(output: PlannedOutput, partition: str) -> Output:
+    file = parse_file(output.name)
     if file is None or not file.is_compacted or file.partition != partition:
-        raise ValueError(output["name"])
-    return Output(file, tuple(parse_source(worker_id, sequence) for worker_id, sequence in output["sources"]))
+        raise ValueError(output.name)
+    return Output(file, tuple(parse_source(worker_id, sequence) for worker_id, sequence in output.sources))

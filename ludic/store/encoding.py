@@ -34,6 +34,8 @@ _LONG_TEXTS = {
     *("rollout_id", "episode_id", "error"),
     *("content", "action", "observation", "next_observation", "arguments", "result", "value"),
 }
+_PLAIN_OPTIONS = {"compression": "zstd", "compression_level": 1}
+"""Options of a ParquetWriter for tables other than rollouts."""
 _DICTIONARY_ROWS = 64
 """Fewest rows that are encoded with dictionaries; fewer rows are smaller without."""
 _NUMBER_LISTS = [
@@ -46,7 +48,8 @@ def encode(table: pa.Table) -> bytes:
     """Encode a rollouts table whose groups are contiguous as Parquet, with the row groups of `row_group_bounds`."""
     assert table.num_rows, "a file without rows"
     sink = pa.BufferOutputStream()  # Arrow writes to a BytesIO through Python, which takes a third longer
-    with _open(sink, table.schema, {}, dictionaries=table.num_rows >= _DICTIONARY_ROWS) as writer:
+    options = writer_options(table.schema, dictionaries=table.num_rows >= _DICTIONARY_ROWS)
+    with _open(sink, table.schema, {}, options) as writer:
         for start, stop in row_group_bounds(table):
             writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
     return seal(sink.getvalue())
@@ -54,23 +57,24 @@ def encode(table: pa.Table) -> bytes:
 
 @contextmanager
 def open_writer(
-    path: Path, schema: pa.Schema, metadata: Mapping[bytes, bytes] | None = None
+    path: Path, schema: pa.Schema, metadata: Mapping[bytes, bytes] | None = None, *, is_plain: bool = False
 ) -> Iterator[pq.ParquetWriter]:
     """Open a local rollouts file to write row group by row group; it is complete at the end of the block.
 
     metadata: footer entries to add to the schema's own, such as the sources of a compacted file.
+    is_plain: the file holds another table, and is encoded as encode_plain does.
     To write a row group, call write_table with whole groups and row_group_size set to their number of rows.
     """
-    with _open(str(path), schema, metadata or {}, dictionaries=True) as writer:
+    options = _PLAIN_OPTIONS if is_plain else writer_options(schema, dictionaries=True)
+    with _open(str(path), schema, metadata or {}, options) as writer:
         yield writer
     seal_file(path)
 
 
 def _open(
-    sink: str | pa.NativeFile, schema: pa.Schema, metadata: Mapping[bytes, bytes], *, dictionaries: bool
+    sink: str | pa.NativeFile, schema: pa.Schema, metadata: Mapping[bytes, bytes], options: Mapping[str, Any]
 ) -> pq.ParquetWriter:
-    """dictionaries: whether columns other than the per-token numbers are dictionary-encoded at first."""
-    writer = pq.ParquetWriter(sink, schema, **writer_options(schema, dictionaries=dictionaries))
+    writer = pq.ParquetWriter(sink, schema, **options)
     writer.add_key_value_metadata({**(schema.metadata or {}), **metadata, DIGESTS_KEY: b"1"})
     return writer
 
@@ -79,7 +83,7 @@ def encode_plain(table: pa.Table, **options: Any) -> bytes:
     """Encode a table other than rollouts as Parquet, such as a step's ledger. options: passed to pq.write_table."""
     sink = pa.BufferOutputStream()
     table = table.replace_schema_metadata({**(table.schema.metadata or {}), DIGESTS_KEY: b"1"})
-    pq.write_table(table, sink, compression="zstd", compression_level=1, **options)
+    pq.write_table(table, sink, **_PLAIN_OPTIONS, **options)
     return seal(sink.getvalue())
 
 
@@ -96,6 +100,7 @@ def release_memory(size_bytes: int) -> None:
 def writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
     """Return options of a ParquetWriter: byte streams for token ids and logprobs; zstd level 1 for long columns.
 
+    dictionaries: whether columns other than the per-token numbers are dictionary-encoded at first.
     benchmarks/store_size.py has the figures. The footer leaves out Arrow's own schema, which would be 7 of 16 kB and
     adds nothing to Parquet's schema.
     """

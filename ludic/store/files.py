@@ -1,4 +1,4 @@
-"""Names of rollout files, and listings of them.
+"""Names of the files that workers append and compaction merges, and listings of rollout files.
 
 A group whose rollouts differ in policy_version, because weights changed while it was sampled, lies in the partition
 of the oldest version. Compaction writes files under a worker_id that no worker may have; their footers name
@@ -8,10 +8,10 @@ the sources that they replace.
 import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from ludic.errors import ConfigError
-from ludic.store.catalogue import COMPACTED, EVALS, ROLLOUTS, WORKER_ID, RolloutsName
+from ludic.store.catalogue import COMPACTED, EVALS, REQUESTS, ROLLOUTS, WORKER_ID, RolloutsName, SequenceName
 from ludic.store.names import NUMBER
 from ludic.store.root import Root
 
@@ -36,8 +36,26 @@ def parse_source(worker_id: object, sequence: object) -> Source:
     return Source(check_worker_id(worker_id), sequence)
 
 
+class _Appended:
+    """What the names of appended and compacted files have in common."""
+
+    __slots__ = ()
+    worker_id: str
+    sequence: int
+
+    @property
+    def source(self) -> Source:
+        """Source of a worker's file; not for compacted files, which have several."""
+        assert not self.is_compacted, f"{self.worker_id}-{self.sequence} has many sources"
+        return Source(self.worker_id, self.sequence)
+
+    @property
+    def is_compacted(self) -> bool:
+        return self.worker_id.startswith(COMPACTED)
+
+
 @dataclass(frozen=True, slots=True, order=True)
-class RolloutFile:
+class RolloutFile(_Appended):
     """A file of rollouts, described by its name alone."""
 
     version: int
@@ -45,6 +63,9 @@ class RolloutFile:
     worker_id: str
     sequence: int
     folder: Folder = "rollouts"
+
+    table: ClassVar = ROLLOUTS.table
+    """Table of its rows."""
 
     @property
     def partition(self) -> str:
@@ -57,22 +78,43 @@ class RolloutFile:
         name = RolloutsName(self.version, self.env_name, self.worker_id, self.sequence)
         return _ROWS[self.folder].name(name)
 
-    @property
-    def source(self) -> Source:
-        """Source of a worker's file; not for compacted files, which have several."""
-        assert not self.is_compacted, f"{self.name} has many sources"
-        return Source(self.worker_id, self.sequence)
-
-    @property
-    def is_compacted(self) -> bool:
-        return self.worker_id.startswith(COMPACTED)
-
     @classmethod
     def parse(cls, name: str) -> "RolloutFile | None":
         """Parse a file's path below the root; returns None if neither a worker nor compaction writes such a name."""
         folder: Folder = "evals" if name.startswith("evals/") else "rollouts"
         found = _ROWS[folder].parse(name)
         return None if found is None else cls(*found, folder)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RequestsFile(_Appended):
+    """A file of requests/, described by its name alone; the whole folder is one partition."""
+
+    worker_id: str
+    sequence: int
+
+    table: ClassVar = REQUESTS.table
+    partition: ClassVar = REQUESTS.folder
+
+    @property
+    def name(self) -> str:
+        """Path below the root."""
+        return REQUESTS.name(SequenceName(self.worker_id, self.sequence))
+
+    @classmethod
+    def parse(cls, name: str) -> "RequestsFile | None":
+        """Parse a file's path below the root; returns None if neither a worker nor compaction writes such a name."""
+        found = REQUESTS.parse(name)
+        return None if found is None else cls(*found)
+
+
+AppendedFile = RolloutFile | RequestsFile
+"""A file that a worker appended, or that compaction merged from such files of its partition."""
+
+
+def parse_file(name: str) -> AppendedFile | None:
+    """Parse a path below the root; returns None if neither a worker's append nor compaction writes such a name."""
+    return RolloutFile.parse(name) or RequestsFile.parse(name)
 
 
 def check_worker_id(worker_id: str) -> str:

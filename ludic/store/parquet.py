@@ -1,4 +1,4 @@
-"""Open, check and read Parquet files of rollouts, by row groups, rows or columns; encoding.py writes them."""
+"""Open and check Parquet files; read those of rollouts by row groups, rows or columns; encoding.py writes them."""
 
 import io
 from collections import OrderedDict
@@ -17,8 +17,8 @@ from ludic.store.root import Root
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors that pyarrow raises for a broken file; ValueError, for example, for names in a damaged footer."""
-_sound: tuple[dict[bytes, bytes], pq.ParquetSchema] | None = None
-"""Footer entries and schema of the last file that check_schema found sound."""
+_sound: tuple[str, dict[bytes, bytes], pq.ParquetSchema] | None = None
+"""Table, footer entries and schema of the last file that check_schema found sound."""
 Parse = Callable[[BinaryIO, bytes, str], tuple[pq.FileMetaData, Digests | None]]
 """Parses the end of a Parquet file into metadata and digests, for example parse_end."""
 _ends: OrderedDict[bytes, tuple[pq.FileMetaData, Digests | None]] = OrderedDict()
@@ -30,8 +30,8 @@ _TEXTS, _DICTIONARY = {pa.string().id, pa.large_string().id}, pa.dictionary(pa.i
 
 
 @contextmanager
-def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.ParquetFile]:
-    """Open a rollouts file and check its schema; its bytes are checked as they are read, and errors name the file.
+def open_parquet(root: Root, name: str, table: str = "rollouts", *, whole: bool = False) -> Iterator[pq.ParquetFile]:
+    """Open a file of a table and check its schema; its bytes are checked as they are read, and errors name the file.
 
     whole: check all bytes at once, also those that are not read.
 
@@ -44,7 +44,7 @@ def open_parquet(root: Root, name: str, *, whole: bool = False) -> Iterator[pq.P
             # On a disk, reading column by column is faster than Arrow's threads; on a server it is slower.
             ahead = not root.is_local
             with open_checked(source, where, pre_buffer=ahead, parse=_parse_known) as (file, checked):
-                _check_schema(file, where)
+                _check_schema(file, table, where)
                 if whole and checked is not None:
                     checked.check_rest()
                 yield file
@@ -128,12 +128,12 @@ def _holds_text(type_: pa.DataType) -> bool:
     return type_.id in _TEXTS or any(_holds_text(type_.field(index).type) for index in range(type_.num_fields))
 
 
-def _check_schema(file: pq.ParquetFile, where: str) -> None:
+def _check_schema(file: pq.ParquetFile, table: str, where: str) -> None:
     """Call check_schema, unless the file is like the last sound file: Arrow schemas are slow to make and hash."""
     global _sound
-    found = file.metadata.metadata or {}, file.schema
-    if not (_sound and _sound[0] == found[0] and _sound[1].equals(found[1])):
-        check_schema(file.schema_arrow, "rollouts", where)
+    found = table, file.metadata.metadata or {}, file.schema
+    if not (_sound and _sound[:2] == found[:2] and _sound[2].equals(found[2])):
+        check_schema(file.schema_arrow, table, where)
         _sound = found
 
 

@@ -1,4 +1,4 @@
-"""The sources of a rollout file: the files, as workers committed them, that its rows came from.
+"""The sources of a file of rollouts or requests: the files, as workers committed them, that its rows came from.
 
 A worker's file is its own source. A compacted file holds all rows of its sources, and names the sources in the entry
 `ludic.sources` of its footer: a JSON list of [worker_id, sequence].
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import pyarrow.parquet as pq
 
 from ludic.errors import SchemaError
-from ludic.store.files import RolloutFile, Source, parse_source
+from ludic.store.files import AppendedFile, Source, parse_source
 from ludic.store.parquet import open_parquet
 from ludic.store.root import Root
 
@@ -22,7 +22,7 @@ def to_json(sources: Iterable[Source]) -> bytes:
     return json.dumps([list(source) for source in sources]).encode()
 
 
-def sources_of(parquet: pq.ParquetFile, file: RolloutFile) -> list[Source]:
+def sources_of(parquet: pq.ParquetFile, file: AppendedFile) -> list[Source]:
     """Return the sources of an open file. Raises SchemaError if a compacted file does not name its sources."""
     if not file.is_compacted:
         return [file.source]
@@ -33,7 +33,7 @@ def sources_of(parquet: pq.ParquetFile, file: RolloutFile) -> list[Source]:
         raise SchemaError(f"{file.name} does not name its sources in its footer; no compaction wrote it") from error
 
 
-def find_sources(root: Root, file: RolloutFile) -> list[Source] | None:
+def find_sources(root: Root, file: AppendedFile) -> list[Source] | None:
     """Return the sources of a file as `read_sources` does; None if it is broken or gone."""
     try:
         return read_sources(root, file)
@@ -41,9 +41,9 @@ def find_sources(root: Root, file: RolloutFile) -> list[Source] | None:
         return None
 
 
-def read_sources(root: Root, file: RolloutFile) -> list[Source]:
+def read_sources(root: Root, file: AppendedFile) -> list[Source]:
     """Return the sources of a file, from its name or, if compacted, its footer. Raises the errors of `open_parquet`."""
     if not file.is_compacted:
         return [file.source]
-    with open_parquet(root, file.name) as parquet:
+    with open_parquet(root, file.name, file.table) as parquet:
         return sources_of(parquet, file)

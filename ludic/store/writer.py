@@ -18,9 +18,8 @@ import pyarrow as pa
 from ludic.records import GroupEvent, RolloutBatch
 from ludic.schema import RAGGED_COLUMNS, TOKEN_COLUMNS, to_table, validate
 from ludic.store.background import BackgroundAppender, NamedFile
-from ludic.store.catalogue import REQUESTS, SequenceName
 from ludic.store.encoding import encode, group_starts, release_memory
-from ludic.store.files import Folder, RolloutFile, check_worker_id
+from ludic.store.files import Folder, RequestsFile, RolloutFile, check_worker_id
 from ludic.store.requests import encode_events
 from ludic.store.root import Root
 
@@ -142,8 +141,8 @@ class RolloutWriter:
         )
         events = [event for item in items for event in item.events]
         if events:
-            name = REQUESTS.name(SequenceName(self.worker_id, next(self._requests_sequence)))
-            made.insert(0, (name, encode_events(events, run_id=self._root.run_id, worker_id=self.worker_id)))
+            file = RequestsFile(self.worker_id, next(self._requests_sequence))
+            made.insert(0, (file.name, encode_events(events, run_id=self._root.run_id, worker_id=self.worker_id)))
         return made
 
     def _make_file(self, rows: pa.Table, file: RolloutFile) -> NamedFile:

@@ -13,7 +13,9 @@ class Settings:
     root: RootUrl
     """Folder or URL of the run."""
     before: int | None = None
-    """Compact versions below this one; None compacts the versions that workers and the newest trainer no longer use."""
+    """Compact versions below this one; None compacts the versions that workers and the newest trainer no longer use.
+
+    Files of requests/, which have no versions, are always compacted."""
     all: bool = False
     """Compact every version; for a finished run."""
     target_mb: int = TARGET_BYTES >> 20

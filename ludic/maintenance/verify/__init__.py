@@ -28,7 +28,8 @@ from ludic.maintenance.verify.tables import (
 from ludic.maintenance.verify.weights import check_weights
 from ludic.models.first_model import vocabulary_of
 from ludic.sql import connect
-from ludic.store import RolloutFile, Root
+from ludic.store import Root
+from ludic.store.files import parse_file
 from ludic.store.local import links_out
 from ludic.store.quarantine import list_leftovers, list_quarantined
 from ludic.store.track import Track, untracked
@@ -49,8 +50,8 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
         repaired, findings = quarantine_broken(root, findings)
         repaired += delete_leftovers(root)
     moved = {finding.where for finding in repaired}
-    rollouts = [file for file in stored if RolloutFile.parse(file.name) and file.name not in moved]
-    findings += [*check_compactions(root, rollouts), *check_records(root), *check_weights(root)]
+    appended = [file for file in stored if parse_file(file.name) and file.name not in moved]
+    findings += [*check_compactions(root, appended), *check_records(root), *check_weights(root)]
     findings += [*check_model(root), *check_code(root), *_check_links(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
     findings += rows.finish()
@@ -58,7 +59,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     findings += check_data(con, root, track)
     notes = [
         *note_data(con),
-        *unfinished_compactions(root, rollouts),
+        *unfinished_compactions(root, appended),
         *_leftovers(root),
         *_quarantined(root),
         *_without_digests(stored),

@@ -1,6 +1,7 @@
 """Check compacted files against their plans and each other, and find interrupted compactions.
 
-ludic.maintenance.verify.tables compares rows with footers, and ludic/sql/checks/lost_sources.sql finds lost sources.
+ludic.maintenance.verify.tables compares rows with footers, and ludic/sql/checks/lost_sources.sql finds lost sources of
+rollouts/ and evals/: rows of requests/ do not name their source.
 Raises StoreError if the filesystem fails.
 """
 
@@ -9,14 +10,15 @@ from dataclasses import replace
 
 from ludic.maintenance.verify.findings import Finding
 from ludic.maintenance.verify.tables import Checked, first_names
-from ludic.store import RolloutFile, Root
+from ludic.store import Root
 from ludic.store.compaction_plans import Plan, read_plans
+from ludic.store.files import parse_file
 
 _RUN_COMPACT = "`ludic compact` does"
 
 
 def check_compactions(root: Root, stored: Sequence[Checked]) -> Iterator[Finding]:
-    """Find compacted files and plans that are wrong. stored: all files of rollouts/ and evals/."""
+    """Find compacted files and plans that are wrong. stored: all files of rollouts/, evals/ and requests/."""
     plans = read_plans(root)
     for plan in plans:
         if not plan.outputs:
@@ -60,6 +62,6 @@ def _planned(plans: Sequence[Plan]) -> dict[str, set[str]]:
 
 def _source_names(file: Checked) -> set[str]:
     """Return the names of the files whose rows a compacted file holds; empty for any other file."""
-    compacted = RolloutFile.parse(file.name)
+    compacted = parse_file(file.name)
     assert compacted is not None or not file.sources
     return {replace(compacted, **source._asdict()).name for source in file.sources} if compacted else set()

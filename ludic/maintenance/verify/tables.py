@@ -18,11 +18,11 @@ from ludic.errors import LudicError, NewerSchemaError, SchemaError, StoreError
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.rows import RowChecks
 from ludic.schema import arrow_schema, check_schema
-from ludic.store import RolloutFile, Root
+from ludic.store import Root
 from ludic.store.catalogue import FOREIGN, ROWS, Table
 from ludic.store.cut_record import read_cut
 from ludic.store.encoding import group_starts
-from ludic.store.files import Source
+from ludic.store.files import RequestsFile, Source, parse_file
 from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
 from ludic.store.sources import sources_of
 from ludic.store.track import Track, untracked
@@ -155,7 +155,7 @@ def _read(root: Root, name: str, rows: RowChecks | None) -> _Content:
 
 def read_content(source: BinaryIO, name: str, rows: RowChecks | None = None) -> _Content:
     """Read all of a file. Raises SchemaError if the file is not as it was written, and pyarrow's errors."""
-    row, file = _row_of(name), RolloutFile.parse(name)
+    row, file = _row_of(name), parse_file(name)
     content = _Content()
     groups: list[str] = []
     with open_checked(source, name, pre_buffer=True) as (parquet, checked):
@@ -217,7 +217,18 @@ def _homes(keys: pa.Table, row: Table[Any], name: str) -> set[str]:
         groups = keys.group_by(["group_id", "env_name", "worker_id", "sequence"], use_threads=False)
         keys = groups.aggregate([("policy_version", "min")]).rename_columns({"policy_version_min": "version"})
     columns = [column for column in row.fields._fields if column in keys.column_names]
-    return {row.home(of, values) for values in _distinct(keys, *columns)} if columns else {name}
+    homes = {row.home(of, values) for values in _distinct(keys, *columns)} if columns else {name}
+    file = parse_file(name)
+    return {_committed(home) for home in homes} if file is not None and file.is_compacted else homes
+
+
+def _committed(name: str) -> str:
+    """Return the name of a source of a compacted file, as its rows tell it.
+
+    Rows of requests/ do not hold the sequence of their file, so it is *: the rows are compared by worker_id.
+    """
+    file = RequestsFile.parse(name)
+    return f"{file.partition}/{file.worker_id}-*.parquet" if file is not None else name
 
 
 def _distinct(table: pa.Table, *columns: str) -> list[dict[str, Any]]:
@@ -240,9 +251,9 @@ def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding
         yield Finding(check="misnamed", where=name, problem=f"holds rows that belong in another run ({others[0]})")
         return
     wanted = {name}
-    file = RolloutFile.parse(name)
+    file = parse_file(name)
     if file is not None and file.is_compacted:
-        wanted = {replace(file, worker_id=worker_id, sequence=sequence).name for worker_id, sequence in content.sources}
+        wanted = {_committed(replace(file, **source._asdict()).name) for source in content.sources}
         yield from _source_problems(name, content.homes, wanted)
     elif content.homes - wanted:
         yield Finding(

@@ -6,6 +6,7 @@
 -- were too old to be read has the fate max_off_policy_steps, too
 -- next_group_id: the group that sampled the same number again, as after a kill
 -- policy_version: in use at its start; oldest_version: of its first sampled tokens
+-- rows that are stored twice, as during a compaction, count once
 -- NULL: what is not known before the end; fate, used_step and off_policy_steps of groups that are not complete or not used;
 -- started_at and sampled_s if the row of the start has expired
 with events as (
