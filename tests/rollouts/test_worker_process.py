@@ -67,7 +67,8 @@ def test_on_sigterm_all_that_was_sampled_is_committed(root: Root, folder: str) -
         wait_until(process, lambda: len(group_numbers(root)) >= 16)
         said = stop(process)
     numbers = group_numbers(root)
-    assert numbers == list(range(said))
+    # An earlier number may have been given up while a later one was complete.
+    assert len(set(numbers)) == len(numbers) == said
     assert said == sum(row["num_groups"] for row in MetricsTail(root).poll())
     for row in committed_rows(root, "prompt_tokens", "response_tokens", "response_logprobs")[:8]:
         expected = forward_logprobs(folder, row["prompt_tokens"], row["response_tokens"])

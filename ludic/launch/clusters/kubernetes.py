@@ -12,12 +12,14 @@ from ludic.launch.clusters.yaml_text import to_yaml
 
 # A stopped process ends with 0, but an evicted pod must not count as completed. Process 1 must pass SIGTERM on.
 _SCRIPT = """\
+stopped= process=
+trap 'stopped=1; [ -z "$process" ] || kill -TERM $process' TERM
 {command} &
-stopped=
-trap 'stopped=1; kill -TERM $!' TERM
+process=$!
+if [ "$stopped" ]; then kill -TERM $process || true; fi
 code=0
-wait $! || code=$?
-if [ "$stopped" ]; then wait $! || true; code=1; fi
+wait $process || code=$?
+if [ "$stopped" ]; then wait $process || true; code=1; fi
 exit $code
 """
 _EXPANDED = re.compile(r"\$(?=\()|\$\$+")
