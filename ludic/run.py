@@ -222,8 +222,8 @@ class Run:
         """Rewrite the small files of versions below `before` into files of about `target_bytes` bytes.
 
         None takes the versions that workers and the newest trainer no longer use. all_versions: take every version, for
-        a finished run. Files of requests/, which have no versions, are always taken. Safe while the run and readers continue; after an interruption, call it again. Raises
-        ConfigError for both before and all_versions.
+        a finished run. Files of requests/, which have no versions, are always taken. Safe while the run and readers
+        continue; after an interruption, call it again. Raises ConfigError for both before and all_versions.
         """
         from ludic.maintenance.compact import compact, sealed_before
 
