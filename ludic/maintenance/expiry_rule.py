@@ -3,12 +3,17 @@
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
 from ludic.store.catalogue import ROWS, Table
 
+_ROWS = {row.folder: row for row in ROWS if isinstance(row, Table) and row.kept == "expire"}
+if TYPE_CHECKING:
+    ExpiringFolder = str
+else:
+    ExpiringFolder = Literal[tuple(_ROWS)]
 _AGE = re.compile(r"(\d+)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -17,9 +22,9 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 class ExpiryRule:
     """One rule that chooses what expires, and the folder that it applies to."""
 
-    folder: str = "rollouts"
-    """Folder to delete from, such as evals or scores; docs/storage.md marks those that expire. In token_stats, a file's
-    version is that of the weights its step started from; folders without versions have only an age."""
+    folder: ExpiringFolder = "rollouts"
+    """Folder to delete from. In token_stats, a file's version is that of the weights its step started from; folders
+    without versions have only an age."""
     keep_versions: int | None = None
     """Number of newest policy versions to keep; files of older versions are deleted."""
     before: int | None = None
@@ -48,11 +53,8 @@ class ExpiryRule:
 
     @property
     def row(self) -> Table[Any]:
-        """Row of the folder in ludic.store.catalogue. Raises ConfigError if its files do not expire."""
-        rows = {row.folder: row for row in ROWS if isinstance(row, Table) and row.kept == "expire"}
-        if self.folder not in rows:
-            raise ConfigError(f"folder is {self.folder!r}, wanted {', '.join(rows)}")
-        return rows[self.folder]
+        """Row of the folder in ludic.store.catalogue."""
+        return _ROWS[self.folder]
 
     @property
     def age(self) -> timedelta | None:

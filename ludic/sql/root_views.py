@@ -134,6 +134,8 @@ def _create_functions(con: duckdb.DuckDBPyConnection, root: Root, number: int, u
     def files_of(kind: str) -> list[str]:
         if not snapshot.has_begun:
             return []  # a view's creation needs its columns only
+        if not root.is_local:  # a name alone would cost a request for its size
+            return [f"{_escape_glob(url)}/{_ROWS[kind].glob}"]
         # DuckDB's own listing stops at a name with a backslash, and follows links that lead out of the root.
         return [_escape_glob(f"{url}/{name}") for name in _ROWS[kind].names(root)]
 
@@ -197,15 +199,16 @@ def _stored_rows(
     """Return SQL of the rows in a row's files: `stored`, a table; `columns`, their names; `types`, of records."""
     if isinstance(row, Table):
         made = _create_empty_table(con, number, row.kind, arrow_schema(row.table))
-        read, how = "read_parquet", f"schema = {made['schema']}, filename = true"
-        without = f" where not list_contains({values['without']}, filename)"
+        read, how = "read_parquet", f"schema = {made['schema']}"
     else:
         assert isinstance(row, Records), f"{row.kind} has no rows"
         made = _create_empty_table(con, number, row.kind, _schema_of_record(row))
-        read, how, without = "read_json", f"columns = {made['types']}", ""
-    files = f"{read}(files_of_{number}({quote(row.kind)}), {how}, hive_partitioning = false, allow_empty = true)"
+        read, how = "read_json", f"columns = {made['types']}"
+    options = f"{how}, filename = true, hive_partitioning = false, allow_empty = true"
+    files = f"{read}(files_of_{number}({quote(row.kind)}), {options})"
+    without = f"where not list_contains({values['without']}, filename)"
     stored = f"from {values['empty']}.{row.kind} union all by name from {files}"
-    return made | {"stored": f"(select {made['columns']} from ({stored}){without})"}  # noqa: S608
+    return made | {"stored": f"(select {made['columns']} from ({stored}) {without})"}  # noqa: S608
 
 
 def _schema_of_record(row: Records[Any, Any]) -> pa.Schema:

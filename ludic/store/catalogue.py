@@ -49,6 +49,8 @@ class Spelling:
     pattern: str
     read: Callable[[str], Any] = str
     write: Callable[[Any], str] = str
+    is_path: bool = False
+    """Whether it may hold further folders."""
 
 
 def _int32(text: str) -> int:
@@ -82,11 +84,11 @@ Hex16 = Annotated[str, Spelling("[0-9a-f]{16}")]
 Hex32 = Annotated[str, Spelling("[0-9a-f]{32}")]
 Sha256 = Annotated[str, Spelling("[0-9a-f]{64}")]
 Uuid = Annotated[str, Spelling(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")]
-Path = Annotated[str, Spelling(_PATH)]
-MovedPath = Annotated[str, Spelling(rf"(?:{_PATH})(?<!\.json)")]
+Path = Annotated[str, Spelling(_PATH, is_path=True)]
+MovedPath = Annotated[str, Spelling(rf"(?:{_PATH})(?<!\.json)", is_path=True)]
 MetricsKind = Annotated[Literal["train", "worker"], Spelling("train|worker")]
 Suffix = Annotated[str, Spelling("py|sql")]
-Partition = Annotated[str, Spelling(_PARTITION)]
+Partition = Annotated[str, Spelling(_PARTITION, is_path=True)]
 
 
 class Only(NamedTuple):
@@ -233,6 +235,17 @@ class Row(Generic[F]):
     def _readers(self) -> Sequence[Callable[[str], Any]]:
         return [spelling.read for spelling in self._spellings.values()]
 
+    @cached_property
+    def _writers(self) -> Sequence[tuple[int, Callable[[Any], str]]]:
+        """Of the fields that are not written as they are, with their places."""
+        writers = (spelling.write for spelling in self._spellings.values())
+        return [(place, write) for place, write in enumerate(writers) if write is not str]
+
+    @cached_property
+    def _format(self) -> str:
+        """The template with its fields in order instead of by name."""
+        return re.sub(r"\{\w+\}", "{}", self.template)
+
     @property
     def folder(self) -> str:
         """First folder of the names; empty for a file of the root itself."""
@@ -245,8 +258,10 @@ class Row(Generic[F]):
 
     def name(self, of: F) -> str:
         """Return the path below the root."""
-        values = zip(self._spellings.items(), of, strict=True)
-        return self.template.format(**{name: spelling.write(value) for (name, spelling), value in values})
+        values = list(of)
+        for place, write in self._writers:
+            values[place] = write(values[place])
+        return self._format.format(*values)
 
     def name_of(self, record: Any) -> str:
         """Return the path of the file that holds this record."""
@@ -283,6 +298,12 @@ class Row(Generic[F]):
     def listed(self, root: "Storage", **known: Any) -> list[F]:
         """Return the fields of all files, or of those with these first fields, sorted; foreign names are left out."""
         return self.parsed(root.list(self.below(**known)))
+
+    @property
+    def glob(self) -> str:
+        """Pattern of the names: * within a folder, **/ over folders. It matches some foreign names, too."""
+        fields = {name: "**/*" if spelling.is_path else "*" for name, spelling in self._spellings.items()}
+        return self.template.format(**fields)
 
     def names(self, root: "Storage") -> list[str]:
         """Return the paths of all files, in the order of the listing."""
@@ -623,6 +644,7 @@ IMPORTS = Records(
     "a file that is imported, and how; put first",
     record=ImportBegun,
     noun="record of an import",
+    mend="delete it, and import the file again",
     numbered="digest of the file",
 )
 IMPORTED = Records(
@@ -632,6 +654,7 @@ IMPORTED = Records(
     "the report of an import; put last",
     record=ImportReport,
     noun="report of an import",
+    mend="delete it, and import the file again",
     numbered="digest of the file",
 )
 QUARANTINED = Row(
@@ -648,6 +671,7 @@ QUARANTINE = Records(
     "why it was moved",
     record=QuarantinedFile,
     noun="note",
+    mend="move it out of the run, or delete it",
     put="replaced",
     view="quarantine",
 )
@@ -678,8 +702,8 @@ FOREIGN: tuple[Row[Any], ...] = tuple(
 """What lies in a root and is not the run's: not checked, copied or counted."""
 
 ROWS: tuple[Row[Any], ...] = (
-    *(RUN, MODEL, IDENTITY, ROLLOUTS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),
-    *(CHECKPOINTS, ATTEMPTS, LEASES, WORKERS, CODE, TEXTS, REQUESTS, METRICS, REFERENCE, EVALS, EVALUATIONS),
+    *(RUN, MODEL, IDENTITY, ROLLOUTS, EVALS, BATCHES, POLICIES, WEIGHT_FILES, WEIGHTS, DELTAS, LATEST, STATE_FILES),
+    *(CHECKPOINTS, ATTEMPTS, LEASES, WORKERS, CODE, TEXTS, REQUESTS, METRICS, REFERENCE, EVALUATIONS),
     *(EVALUATORS, SCORES, LABELS, TOKEN_STATS, COMPACTIONS, EXPIRED, IMPORTS, IMPORTED, QUARANTINE, QUARANTINED),
     *(OLD_QUARANTINE, OLD_QUARANTINED, CUT, README),
     *FOREIGN,
@@ -697,17 +721,17 @@ def _rows_by_head() -> Mapping[str, list[Row[Any]]]:
 
 
 def row_of(name: str) -> Row[Any] | None:
-    """Return the row of a name below a root; None for a foreign name."""
+    """Return the row that makes this name; None for a foreign name."""
     rows = _rows_by_head().get(name.partition("/")[0], [])
     return next((row for row in rows if row.parse(name) is not None), None)
 
 
 def to_markdown() -> str:
     """Return the rows as a table of Markdown."""
-    lines = ["| file | what it holds | put | kept | SQL view |", "| --- | --- | --- | --- | --- |"]
+    lines = ["| file | what it holds | numbered by | put | kept | SQL view |", "| --- | --- | --- | --- | --- | --- |"]
     for row in ROWS:
         last = "; completes its folder" if row.completes else ""
         view = f"`{row.view}`" if row.view else ""
         put = f"{row.put}{last}" if row.kept != "not the run's" else ""
-        lines.append(f"| `{row.template}` | {row.about} | {put} | {row.kept} | {view} |")
+        lines.append(f"| `{row.template}` | {row.about} | {row.numbered} | {put} | {row.kept} | {view} |")
     return "\n".join(lines) + "\n"

@@ -3,8 +3,10 @@
 A cut has one attempt, 1: the batches of its steps and the checkpoint before them. Written by ludic.what_if.cut.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
+from ludic.errors import SchemaError
 from ludic.store.attempts import newest_attempt_id
 from ludic.store.catalogue import ATTEMPTS, CUT, AttemptName
 from ludic.store.checkpoints import MARKER, checkpoint_folder, parse_marker
@@ -16,6 +18,13 @@ from ludic.store.root import Root
 def read_cut(root: Root) -> CutRecord | None:
     """Return cut.json; None if the root is no cut. Raises SchemaError if it is damaged."""
     return CUT.read(root)
+
+
+def find_cut(root: Root) -> CutRecord | None:
+    """Return cut.json; None if the root is no cut, or if the file is damaged, which `ludic verify` names."""
+    with suppress(SchemaError):
+        return read_cut(root)
+    return None
 
 
 def begin_from_cut(root: Root, source: Root) -> None:

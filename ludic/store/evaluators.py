@@ -65,9 +65,9 @@ class BlockClaims:
 
     def of_others(self) -> set[str]:
         """Return the blocks that other living processes have claimed. Raises StoreError."""
-        names = [EVALUATORS.name(found) for found in EVALUATORS.listed(self._root) if found != self._uuid]
+        names = {EVALUATORS.name(found): found for found in EVALUATORS.listed(self._root) if found != self._uuid}
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
-        return {block for name in names for block in self._blocks_of(name)}
+        return {block for name, found in names.items() for block in self._blocks_of(name, found)}
 
     def take(self, block: str) -> bool:
         """Claim a block; returns False, and claims nothing, if another living process has claimed it.
@@ -108,10 +108,10 @@ class BlockClaims:
             except LudicError as error:
                 logger.warning("%s is not renewed, trying again: %s", self._name, error)
 
-    def _blocks_of(self, name: str) -> Sequence[str]:
+    def _blocks_of(self, name: str, of: UuidName) -> Sequence[str]:
         """Return the blocks in another process's file; none if it counts no more."""
         try:
-            found = EVALUATORS.read(self._root, *(EVALUATORS.parse(name) or ()))
+            found = EVALUATORS.read(self._root, *of)
         except SchemaError as error:
             if name not in self._broken:
                 logger.warning("%s", error)

@@ -70,7 +70,7 @@ class RolloutFile(_Appended):
     @property
     def partition(self) -> str:
         """Path of the file's folder below the root."""
-        return _ROWS[self.folder].below(version=self.version, env_name=self.env_name)
+        return self.name.rpartition("/")[0]
 
     @property
     def name(self) -> str:

@@ -20,17 +20,6 @@ def parse_number(text: str) -> int | None:
     return int(text) if _NUMBER.fullmatch(text) else None
 
 
-def parse_attempt_id(text: str) -> int | None:
-    """Parse a number as parse_number does; None if it does not fit into int32, the type of attempt_id in tables."""
-    number = parse_number(text)
-    return number if number is not None and number < 2**31 else None
-
-
-def parse_numbers(texts: list[str]) -> list[int]:
-    """Return the texts that are numbers, as sorted numbers."""
-    return sorted(number for number in map(parse_number, texts) if number is not None)
-
-
 def check_inside(name: str, url: str) -> str:
     """Return the name. Raises SchemaError if it leads out of the root: a damaged or hostile file holds such a name."""
     if ".." in name.split("/") or "\0" in name:

@@ -338,12 +338,12 @@ class ImportBegun:
     """imports/import-ID.json: a file that is imported, and how."""
 
     format: str
-    code_sha256: str | None
-    """Digest of the format's own code; None for a format of ludic."""
     env_name: str
     tokenizer: str
     file: str
     created_at: Time
+    code_sha256: str | None = ""
+    """Digest of the format's own code; None for a format of ludic, empty in files of older versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

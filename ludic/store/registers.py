@@ -1,7 +1,7 @@
 """Registers: records that are numbered without gaps, so that N + 1 exists exactly if N is no longer the newest.
 
 A record is put if absent under the next free number. So of several processes one gets a number, and one read by name
-finds what is newer: a listing, which may lag, is only a hint. Records of registers are never deleted.
+finds what is newer: a listing, which may lag, is only a hint. ludic deletes no record of a register.
 """
 
 from collections.abc import Callable
@@ -40,10 +40,17 @@ class Register(Generic[R]):
             number += 1
         return number
 
+    def newest_record(self) -> R | None:
+        """Return the newest record; None if there is none. Raises SchemaError for a broken file."""
+        newest, number = None, max(self._first, self.newest_listed())
+        while (record := self.read(number)) is not None:
+            newest, number = record, number + 1
+        return newest
+
     def newest_listed(self) -> int:
         """Return the newest number that is listed; the one before the first if none is. There may be newer ones."""
-        known = dict(zip(self._row.fields._fields, self._key, strict=False))
-        numbers: list[int] = [found[-1] for row in self._rows for found in row.listed(self._root, **known)]
+        names = self._root.list(self._row.below(**dict(zip(self._row.fields._fields, self._key, strict=False))))
+        numbers: list[int] = [found[-1] for row in self._rows for found in row.parsed(names)]
         return max(numbers, default=self._first - 1)
 
     def claim(self, make: Callable[[int], R], *, first: int) -> R:

@@ -33,8 +33,7 @@ def is_over(claim: SlotClaim) -> bool:
 
 def newest_slot_claim(root: Root, slot: int) -> SlotClaim | None:
     """Return the newest claim of a slot; None if no worker ever held it. Raises SchemaError if the file is broken."""
-    lives = Register(root, WORKERS, slot)
-    return lives.read(lives.newest())
+    return Register(root, WORKERS, slot).newest_record()
 
 
 def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str, Any]] = ()) -> SlotClaim:

@@ -1,6 +1,6 @@
 """Put and read the small files of a table: all but rollouts, which have a writer and a reader of their own."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import pyarrow as pa
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="NamedTuple")
 
 
-def put_table(root: "Storage", row: Table[F], of: F, rows: pa.Table, **options: Any) -> bool:
+def put_table(root: "Storage", row: Table[F], of: F, rows: pa.Table) -> bool:
     """Put a file unless it is there; returns False if another one has its name. rows: of the table's own schema.
 
-    options: of pq.write_table. Raises SchemaError for rows of another table, StoreError if the filesystem fails.
+    Raises SchemaError for rows of another table, StoreError if the filesystem fails.
     """
-    return root.put_if_absent(row.name(of), encode_plain(conform(rows, row.table), **options))
+    return root.put_if_absent(row.name(of), encode_plain(conform(rows, row.table)))
 
 
 def read_table(root: "Storage", row: Table[F], of: F) -> pa.Table:

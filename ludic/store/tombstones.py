@@ -25,7 +25,6 @@ from ludic.store.files import Folder, RolloutFile, Source, slot_of
 from ludic.store.json_files import encode_record
 from ludic.store.parquet import read_columns
 from ludic.store.records import ExpiredPartition, Spans, Tombstone
-from ludic.store.registers import Register
 from ludic.store.root import Root
 from ludic.store.sources import find_sources
 from ludic.store.track import Track, untracked
@@ -127,7 +126,7 @@ def read_tombstones(root: Root) -> list[Tombstone]:
 def _put_tombstone(root: Root, tombstone: Tombstone) -> None:
     """Put a tombstone under the next free number, and read it back to make sure that it is stored whole."""
     data = encode_record(tombstone, indent=None)
-    number = Register(root, EXPIRED).newest_listed() + 1
+    number = len(EXPIRED.listed(root))
     while not (root.put_if_absent(name := EXPIRED.name(NumberName(number)), data) and root.read(name) == data):
         number += 1
 

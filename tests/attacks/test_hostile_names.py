@@ -13,9 +13,10 @@ from ludic.errors import ConfigError, SchemaError
 from ludic.maintenance.verify import check_root
 from ludic.records import Message, RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
+from ludic.store.catalogue import ATTEMPTS, AttemptName
 from ludic.store.compaction_plans import read_partition_plans
 from ludic.store.files import list_versions, parse_source
-from ludic.store.names import parse_attempt_id, parse_number
+from ludic.store.names import parse_number
 from ludic.store.policies import policy_versions, stored_versions
 from ludic.store.s3 import S3, ObstoreS3
 
@@ -48,7 +49,8 @@ def test_a_name_that_leads_out_of_the_root_is_never_touched(started: Root, name:
 def test_numbers_in_names_are_those_that_ludic_writes() -> None:
     assert [parse_number(text) for text in ("0", "17", "9" * 18)] == [0, 17, 10**18 - 1]
     assert {parse_number(text) for text in ("", "-1", "+1", "01", " 1", "1_0", "²", "٣", "9" * 19)} == {None}
-    assert [parse_attempt_id(text) for text in (str(2**31 - 1), str(2**31))] == [2**31 - 1, None]
+    assert ATTEMPTS.parse(f"attempts/{2**31 - 1}.json") == AttemptName(2**31 - 1)
+    assert ATTEMPTS.parse(f"attempts/{2**31}.json") is None
 
 
 @pytest.mark.parametrize("number", ["²", "٣", "-1", "9" * 30])

@@ -3,11 +3,14 @@
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import fsspec
 import pytest
 
+import ludic
 from ludic.sql.filesystem import RangedFileSystem
+from ludic.store import MetricsLog, Root, RunConfig
 
 
 @pytest.fixture
@@ -46,3 +49,24 @@ def test_a_listing_names_files_as_they_are_opened():
     assert names == [f"{folder}/a", f"{folder}/b"]
     assert [ranged.size(ranged.unstrip_protocol(name)) for name in names] == [1, 2]
     fs.rm(folder, recursive=True)
+
+
+def test_a_view_of_a_bucket_costs_no_request_for_each_file(monkeypatch: pytest.MonkeyPatch):
+    root = Root.create(f"memory://{uuid.uuid4()}", RunConfig(model="tiny", env=("moar_cats",)))
+
+    def num_requests(num_files: int) -> int:
+        for number in range(num_files):
+            with closing(MetricsLog(root, "worker", f"w{number}-{num_files}")) as log:
+                log.write(env_name="moar_cats")
+        con = ludic.connect(root.url)
+        with monkeypatch.context() as patches:
+            for name in ("info", "exists", "glob"):
+                method = getattr(type(root.fs), name)
+                patches.setattr(
+                    type(root.fs), name, lambda *args, _call=method, **how: calls.append(1) or _call(*args, **how)
+                )
+            calls = []
+            assert con.sql("select count(*) from metrics").fetchone()[0] >= num_files
+        return len(calls)
+
+    assert num_requests(20) == num_requests(5) < 20

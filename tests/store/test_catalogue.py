@@ -48,7 +48,9 @@ def values_of(name: str, hint: Any) -> st.SearchStrategy[Any]:
     if name in ("env_name", "scorer"):
         return TEXTS
     if name == "partition":
-        return st.sampled_from(["rollouts/version=3/env=a%2Fb", "evals/version=0/env=x"])
+        return st.sampled_from(["rollouts/version=3/env=a%2Fb", "evals/version=0/env=x", "requests"])
+    if "compacted" in pattern and pattern.endswith(")"):
+        return WORDS | st.integers(0, 99).map("compacted.{}".format)
     if name in ("file", "name"):
         return st.lists(WORDS, min_size=1, max_size=3).map(lambda parts: f"{'/'.join(parts)}.safetensors")
     return WORDS

@@ -87,6 +87,12 @@ def test_each_expiry_has_a_tombstone_of_its_own(filled):
     assert [tombstone.rule for tombstone in read_tombstones(filled)] == ["version 0", "version 1"]
 
 
+def test_a_foreign_number_hides_no_tombstone(filled):
+    filled.put(f"expired/{10**18 - 1}.json", b"{}")
+    expire(filled, of_version(filled, 0), rule="r")
+    assert [tombstone.rule for tombstone in read_tombstones(filled)] == ["r"]
+
+
 def test_a_tombstone_that_was_stored_in_part_is_written_again(filled):
     filled.put("expired/0.json", b'{"created_at": "2026')
     expire(filled, of_version(filled, 0), rule="r")

@@ -139,7 +139,7 @@ def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str]:
 def _check_same(job: _Import, how: Mapping[str, Any], stored: ImportBegun | None) -> ImportBegun | None:
     """Raises ConfigError if the file was imported in another way, since its rollouts would then be stored twice."""
     for name, value in how.items():
-        if stored is not None and (before := getattr(stored, name)) != value:
+        if stored is not None and (before := getattr(stored, name)) not in ("", value):
             raise ConfigError(
                 f"{job.url} was imported into {job.root.url} before, with {name} {before!r}, not {value!r}; "
                 f"its rollouts have worker_id {job.worker_id}: expire them, or import into another root"

@@ -29,6 +29,7 @@ from ludic.maintenance.verify.weights import check_weights
 from ludic.models.first_model import vocabulary_of
 from ludic.sql import connect
 from ludic.store import Root
+from ludic.store.catalogue import Records, row_of
 from ludic.store.files import parse_file
 from ludic.store.local import links_out
 from ludic.store.quarantine import list_leftovers, list_quarantined
@@ -54,6 +55,7 @@ def check_root(root: Root, track: Track = untracked, *, repair: bool = False) ->
     findings += [*check_compactions(root, appended), *check_records(root), *check_weights(root)]
     findings += [*check_model(root), *check_code(root), *_check_links(root)]
     unreadable = [finding.where for finding in findings if finding.check in ("unreadable", "newer_schema")]
+    unreadable += [finding.where for finding in findings if isinstance(row_of(finding.where), Records)]
     findings += rows.finish()
     con = connect(root, without=unreadable)
     findings += check_data(con, root, track)

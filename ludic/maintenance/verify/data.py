@@ -9,7 +9,7 @@ from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.rows import MOST_SHOWN, ROW_CHECKS, row_findings
 from ludic.sql.library import has_rows, load_checks, load_notes, run_query
 from ludic.store import Root
-from ludic.store.cut_record import read_cut
+from ludic.store.cut_record import find_cut
 from ludic.store.track import Track, untracked
 
 _NOT_OF_A_CUT = ("step_gaps", "sequence_gaps")
@@ -18,7 +18,7 @@ _NOT_OF_A_CUT = ("step_gaps", "sequence_gaps")
 
 def check_data(con: duckdb.DuckDBPyConnection, root: Root, track: Track = untracked) -> Iterator[Finding]:
     """Run the checks; findings show the first rows of each result. con: to the root without unreadable files."""
-    left_out = {*ROW_CHECKS, *(_NOT_OF_A_CUT if read_cut(root) else ())}
+    left_out = {*ROW_CHECKS, *(_NOT_OF_A_CUT if find_cut(root) else ())}
     checks = {name: sql for name, sql in load_checks().items() if name not in left_out}
     return _run(con, track(checks.items(), len(checks), "data checks"))
 

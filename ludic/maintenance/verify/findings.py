@@ -37,7 +37,7 @@ MEANINGS = {
     "link": "a symbolic link that leads out of the run; ludic reads, writes and deletes nothing through it",
     "scattered_groups": "a group whose rows are not adjacent in their file, though readers take them in one piece",
     "compaction": "a compacted file that does not agree with what it replaces",
-    "note": "a small file about the run that was changed since it was written",
+    "note": "a small file about the run that is not as it was written, or that ludic can't read",
     "model": "a file of the run's first model that was changed since the run began",
     "attempt": "a trainer start that can't be read",
     "worker": "a worker's claim of its slot that can't be read",

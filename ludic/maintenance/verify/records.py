@@ -34,7 +34,7 @@ _WITH_THEIR_FILES = (RUN, LATEST, DELTAS, CHECKPOINTS, IDENTITY, CODE, COMPACTIO
 _CHECKS = {ATTEMPTS.kind: "attempt", LEASES.kind: "attempt", WORKERS.kind: "worker", POLICIES.kind: "policy"}
 """Name of the check, by kind; of the others it is note."""
 _FOLDERS = {row.folder for row in ROWS if row.folder} - TABLES.keys()
-"""Folders in which no other program writes; check_tables finds foreign names among tables."""
+"""Folders whose names are checked here; check_tables finds foreign names among tables."""
 
 
 def check_records(root: Root) -> Iterator[Finding]:
@@ -54,9 +54,9 @@ def _check_record(root: Root, row: Records[Any, Any], name: str) -> Iterator[Fin
     except SchemaError as error:
         yield Finding(check=_CHECKS.get(row.kind, "note"), where=name, problem=reason_of(error))
         return
-    name_fields = row.parse(name)
-    if record is None or name_fields is None:
+    of = row.parse(name)
+    if record is None or of is None:
         return
-    own = row.home(name_fields, {each.name: getattr(record, each.name) for each in fields(record)})
+    own = row.home(of, {each.name: getattr(record, each.name) for each in fields(record)})
     if own != name:
         yield Finding(check="misnamed", where=name, problem=f"holds the record of {own}")

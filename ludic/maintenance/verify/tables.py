@@ -20,7 +20,7 @@ from ludic.maintenance.verify.rows import RowChecks
 from ludic.schema import arrow_schema, check_schema
 from ludic.store import Root
 from ludic.store.catalogue import FOREIGN, ROWS, Table
-from ludic.store.cut_record import read_cut
+from ludic.store.cut_record import find_cut
 from ludic.store.encoding import group_starts
 from ludic.store.files import RequestsFile, Source, parse_file
 from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
@@ -247,7 +247,7 @@ def _scattered(groups: Sequence[str]) -> set[str]:
 def _disagreements(root: Root, name: str, content: _Content) -> Iterator[Finding]:
     """Find rows of a file that do not agree with its name or its footer."""
     others = sorted(content.runs - {root.run_id})
-    if others and read_cut(root) is None:  # a cut holds what its steps trained on, of any run
+    if others and find_cut(root) is None:  # a cut holds what its steps trained on, of any run
         yield Finding(check="misnamed", where=name, problem=f"holds rows that belong in another run ({others[0]})")
         return
     wanted = {name}

@@ -5,7 +5,7 @@ the filesystem fails.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 
 from ludic.maintenance.verify.findings import Finding, reason_of
@@ -13,7 +13,7 @@ from ludic.store import Root, latest_policy
 from ludic.store.attempts import read_parent
 from ludic.store.catalogue import CHECKPOINTS, DELTAS, LATEST, STATE_FILES, WEIGHT_FILES, WEIGHTS
 from ludic.store.checkpoints import MARKER, checkpoint_folder
-from ludic.store.cut_record import read_cut
+from ludic.store.cut_record import find_cut
 from ludic.store.json_files import decode_json
 from ludic.store.ledger import ledger_name
 from ludic.store.manifest import folder_problems
@@ -32,13 +32,14 @@ _MOST_HEADER_BYTES = 100_000_000
 def check_weights(root: Root) -> Iterator[Finding]:
     """Check policies, then LATEST, then checkpoints."""
     policies = root.sizes(WEIGHT_FILES.folder)
+    complete = set(versions_with_weights(policies))
     for name in policies:
         folder = name.rpartition("/")[0]
         if WEIGHTS.parse(name) is not None:
             yield from _unless_gone(_findings("policy", root, folder, _weights_problems(root, folder, policies)))
         elif (delta := DELTAS.parse(name)) is not None:
-            yield from _unless_gone(_findings("policy", root, folder, _delta_problems(root, delta.version, policies)))
-    yield from _check_latest(root, policies)
+            yield from _unless_gone(_findings("policy", root, folder, _delta_problems(root, delta.version, complete)))
+    yield from _check_latest(root, complete)
     checkpoints = root.sizes(STATE_FILES.folder)
     for name in checkpoints:
         if CHECKPOINTS.parse(name) is not None:  # without it a checkpoint is incomplete, and no trainer reads it
@@ -62,25 +63,25 @@ def _findings(check: str, root: Root, folder: str, in_form: Iterator[str]) -> It
     yield from (Finding(check=check, where=folder, problem=problem) for problem in found)
 
 
-def _check_latest(root: Root, sizes: Mapping[str, int]) -> Iterator[Finding]:
+def _check_latest(root: Root, complete: Collection[int]) -> Iterator[Finding]:
     try:
         latest = latest_policy(root)
     except _UNREADABLE as error:
         yield Finding(check="policy", where=LATEST.template, problem=reason_of(error))
         return
-    if latest is not None and latest.version not in versions_with_weights(sizes):
+    if latest is not None and latest.version not in complete:
         problem = f"names version {latest.version}, which has neither {WEIGHTS.file} nor {DELTAS.file}"
         yield Finding(check="policy", where=LATEST.template, problem=problem)
 
 
-def _delta_problems(root: Root, version: int, sizes: Mapping[str, int]) -> Iterator[str]:
+def _delta_problems(root: Root, version: int, complete: Collection[int]) -> Iterator[str]:
     """Find a broken delta.json, and a base without weights. The result of the differences is not computed."""
     try:
         delta = read_delta(root, version)
     except _UNREADABLE as error:
         yield f"{DELTAS.file} can't be used: {reason_of(error)}"
         return
-    if delta is not None and delta.base not in versions_with_weights(sizes):
+    if delta is not None and delta.base not in complete:
         yield f"holds differences to version {delta.base}, which has no weights"
 
 
@@ -116,7 +117,7 @@ def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
         parent = read_parent(root, attempt_id)
     except _UNREADABLE:
         return  # the attempt has a finding of its own
-    cut = read_cut(root)
+    cut = find_cut(root)
     if cut is not None and step < cut.first_step:
         return
     name = ledger_name(attempt_id, step)

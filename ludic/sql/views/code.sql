@@ -10,16 +10,18 @@ with lives as (
         null::varchar as worker_id,
         unnest(code) as record
     from (
-        select null::integer as attempt_id, $records as code
+        select null::integer as attempt_id, $records as code, null::varchar as filename
         where false
         union all by name
         from read_json(
             files_of_$number('attempts'),
             columns = {'attempt_id': 'integer', 'code': $records_type},
+            filename = true,
             hive_partitioning = false,
             allow_empty = true
         )
     )
+    where not list_contains($without, filename)
     union all by name
     select
         null::integer as attempt_id,
@@ -28,16 +30,23 @@ with lives as (
         worker_id,
         unnest(code) as record
     from (
-        select null::bigint as slot, null::bigint as life, null::varchar as worker_id, $records as code
+        select
+            null::bigint as slot,
+            null::bigint as life,
+            null::varchar as worker_id,
+            $records as code,
+            null::varchar as filename
         where false
         union all by name
         from read_json(
             files_of_$number('workers'),
             columns = {'slot': 'bigint', 'life': 'bigint', 'worker_id': 'varchar', 'code': $records_type},
+            filename = true,
             hive_partitioning = false,
             allow_empty = true
         )
     )
+    where not list_contains($without, filename)
 )
 
 select

@@ -17,6 +17,7 @@ from strategies import as_plain, rollout_batches
 from table_rows import stored_rows
 from tiny_runs import create_root, query, train_here
 
+import ludic
 from ludic.errors import ConfigError
 from ludic.interop.imports.formats import load_format
 from ludic.interop.imports.importing import import_file
@@ -81,6 +82,16 @@ def test_a_second_import_of_the_same_content_changes_nothing(
     assert everything(root) == before
     assert (first.was_there, second.was_there) == (False, True)
     assert replace(second, file=first.file, was_there=False) == first
+
+
+def test_an_import_of_an_older_ludic_says_less_of_how_it_was_read(root_url: str, model_folder: str, verl_file: Path):
+    root = new_root(root_url, model_folder)
+    name = f"imports/{bring_in(root, verl_file).worker_id}.json"
+    values = decode_json(root.read(name))
+    del values["code_sha256"]
+    root.put(name, encode_json(values | {"mapping_sha256": "0" * 64}))
+    assert bring_in(root, verl_file).was_there
+    assert [each for each in ludic.open(root.url).verify().findings if each.where == name] == []
 
 
 def test_an_import_that_was_cut_short_is_finished_by_the_next(root_url: str, model_folder: str, verl_file: Path):
