@@ -150,7 +150,7 @@ def test_a_value_of_another_type_is_refused_by_name(settings, message):
 
 
 def test_an_unknown_folder_or_table_is_refused():
-    with pytest.raises(ConfigError, match="folder is 'rollouts/', wanted one of 'rollouts', 'evals', 'token_stats', "):
+    with pytest.raises(ConfigError, match="folder is 'rollouts/', wanted one of 'rollouts', 'evals', 'requests', "):
         ExpiryRule(folder="rollouts/", before=1)
     with pytest.raises(ConfigError, match="table is 'metrics', wanted one of 'rollouts', 'evals'"):
         ExportOptions(format="delta", table="metrics")

@@ -20,7 +20,7 @@ from ludic.maintenance.compact import compact
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root, RunConfig
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.checkpoints import complete_checkpoints, folder_of
 from ludic.store.quarantine import quarantine
 from ludic.store.records import CheckpointInfo
 from ludic.store.slots import claim_slot
@@ -142,7 +142,7 @@ def ledger(root: Root) -> list[tuple]:
 
 def final_weights(root: Root) -> dict[str, np.ndarray]:
     """Those of the newest checkpoint."""
-    return load(root.read(f"{complete_checkpoints(root)[-1].name}/model.safetensors"))
+    return load(root.read(f"{folder_of(complete_checkpoints(root)[-1])}/model.safetensors"))
 
 
 def cursor_of_ledger(root: Root, first_version: int | None = None) -> dict[str, Any]:

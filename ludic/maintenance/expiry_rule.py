@@ -3,17 +3,14 @@
 import re
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ludic.bounds import check_numbers, check_types
 from ludic.errors import ConfigError
-from ludic.store.catalogue import ROWS, Table
 
-_ROWS = {row.folder: row for row in ROWS if isinstance(row, Table) and row.kept == "expire"}
 if TYPE_CHECKING:
-    ExpiringFolder = str
-else:
-    ExpiringFolder = Literal[tuple(_ROWS)]
+    from ludic.store.catalogue import Table
+
 _AGE = re.compile(r"(\d+)([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -22,9 +19,9 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks
 class ExpiryRule:
     """One rule that chooses what expires, and the folder that it applies to."""
 
-    folder: ExpiringFolder = "rollouts"
-    """Folder to delete from. In token_stats, a file's version is that of the weights its step started from; folders
-    without versions have only an age."""
+    folder: str = "rollouts"
+    """Folder to delete from: rollouts, evals, token_stats, scores or requests. In token_stats, a file's version is that of
+    the weights its step started from; scores and requests have only an age."""
     keep_versions: int | None = None
     """Number of newest policy versions to keep; files of older versions are deleted."""
     before: int | None = None
@@ -52,9 +49,14 @@ class ExpiryRule:
             raise ConfigError(f"folder is {self.folder}, whose files only have an age; wanted older_than")
 
     @property
-    def row(self) -> Table[Any]:
-        """Row of the folder in ludic.store.catalogue."""
-        return _ROWS[self.folder]
+    def row(self) -> "Table[Any]":
+        """Row of the folder in ludic.store.catalogue. Raises ConfigError if its files do not expire."""
+        from ludic.store.catalogue import ROWS, Table  # slow to import, and `ludic expire --help` needs none of it
+
+        rows = {row.folder: row for row in ROWS if isinstance(row, Table) and row.kept == "expire"}
+        if self.folder not in rows:
+            raise ConfigError(f"folder is {self.folder!r}, wanted one of {', '.join(map(repr, rows))}")
+        return rows[self.folder]
 
     @property
     def age(self) -> timedelta | None:

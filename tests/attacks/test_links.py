@@ -320,6 +320,7 @@ ELSEWHERE = {
     "models/first_model.py": "a temporary folder",
     "rollouts/worker.py": "its temporary folder of weights",
     "store/digests.py": "a file in scratch, before it gets its name",
+    "store/__main__.py": "a page of the docs",
     "store/manifest.py": "a folder in scratch",
     "store/policy_files.py": "copies in a temporary folder",
     "store/policy_writer.py": "a temporary folder, and scratch",

@@ -290,7 +290,7 @@ def test_adapters_stay_float32_where_the_rest_computes_in_bfloat16(new_root):
     root = new_root()
     fill(root, num_files=1)
     train_here(root, num_steps=2, dtype="bfloat16", activation_checkpointing=True, **LORA)
-    kept = load_file(f"{root.path}/{complete_checkpoints(root)[-1].name}/adapter_model.safetensors")
+    kept = load_file(f"{root.path}/{folder_of(complete_checkpoints(root)[-1])}/adapter_model.safetensors")
     published = load_file(f"{root.path}/policies/version=2/model.safetensors")
     assert {tensor.dtype for tensor in kept.values()} == {torch.float32}
     assert {tensor.dtype for tensor in published.values()} == {torch.bfloat16}
@@ -332,7 +332,9 @@ def test_a_run_publishes_and_resumes_adapters(new_root, tiny_folder, publish_lor
         publish_lora == "merged",
         publish_lora == "adapter",
     )
-    assert "adapter_model.safetensors" in {n.rpartition("/")[2] for n in root.list(complete_checkpoints(root)[-1].name)}
+    assert "adapter_model.safetensors" in {
+        n.rpartition("/")[2] for n in root.list(folder_of(complete_checkpoints(root)[-1]))
+    }
     assert list(check_root(root).findings) == []
 
 
@@ -345,7 +347,8 @@ def test_a_run_killed_with_adapters_ends_as_one_that_was_not(new_root):
     train_until_killed(root, at_step=4, num_steps=5, **LORA)
     train_here(root, num_steps=5, **LORA)
     found, expected = (
-        load_file(f"{r.path}/{complete_checkpoints(r)[-1].name}/adapter_model.safetensors") for r in (root, straight)
+        load_file(f"{r.path}/{folder_of(complete_checkpoints(r)[-1])}/adapter_model.safetensors")
+        for r in (root, straight)
     )
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

@@ -57,7 +57,7 @@ def test_a_view_of_a_bucket_costs_no_request_for_each_file(monkeypatch: pytest.M
     def num_requests(num_files: int) -> int:
         for number in range(num_files):
             with closing(MetricsLog(root, "worker", f"w{number}-{num_files}")) as log:
-                log.write(env_name="moar_cats")
+                log.write(env_name="moar_cats", policy_version=0)
         con = ludic.connect(root.url)
         with monkeypatch.context() as patches:
             for name in ("info", "exists", "glob"):

@@ -103,4 +103,4 @@ def test_a_broken_file_claims_nothing(root: Root, caplog: pytest.LogCaptureFixtu
         assert claims.take(BLOCK)
         assert claims.take("another")
     assert len(caplog.messages) == 1
-    assert "{OTHER} is no list of an evaluation's open blocks" in caplog.text
+    assert f"{OTHER} is no list of an evaluation's open blocks" in caplog.text

@@ -104,5 +104,10 @@ def test_no_other_module_or_query_spells_a_folders_names() -> None:
     assert found == [], "use the row of ludic.store.catalogue"
 
 
+def test_the_help_of_expire_names_each_folder_that_expires() -> None:
+    text = (PACKAGE / "maintenance/expiry_rule.py").read_text()
+    assert all(row.folder in text for row in ROWS if row.kept == "expire")
+
+
 def test_each_table_has_one_row_and_each_row_its_table() -> None:
     assert {row.table for row in ROWS if isinstance(row, Table)} == set(table_names())

@@ -94,7 +94,7 @@ def test_a_checkpoint_without_its_marker_does_not_exist(run_root, trainer):
     model, optimizer = trainer()
     first = save(run_root, model, optimizer, step=1)
     second = save(run_root, model, optimizer, step=2)
-    run_root.delete(f"{second.name}/checkpoint.json")
+    run_root.delete(f"{folder_of(second)}/checkpoint.json")
     assert complete_checkpoints(run_root) == [first]
 
 
@@ -109,7 +109,7 @@ def test_pruning_keeps_the_newest_whole(run_root, trainer):
     model, optimizer = trainer()
     attempt = start_attempt(run_root)
     infos = [save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2, 3)]
-    kept = run_root.list(infos[2].name)
+    kept = run_root.list(folder_of(infos[2]))
     assert prune_checkpoints(run_root, attempt, keep=1) == [folder_of(info) for info in infos[:2]]
     assert run_root.list("checkpoints") == kept
     load_checkpoint(run_root, infos[2], model, optimizer)
@@ -247,7 +247,7 @@ def test_a_damaged_checkpoint_is_named_by_its_path_in_the_root_and_passed_over(r
     attempt = start_attempt(run_root)
     older, newer = (save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2))
     assert checkpoint_to_resume(run_root, attempt) == newer
-    name = f"{newer.name}/{file}"
+    name = f"{folder_of(newer)}/{file}"
     run_root.put(name, run_root.read(name)[:-9])
     with pytest.raises(SchemaError, match=f"^{run_root.url}/{name} does not match its digest in digests.json"):
         load_checkpoint(run_root, newer, model, optimizer)
@@ -262,8 +262,8 @@ def test_a_checkpoint_that_is_pruned_while_it_is_looked_at_is_passed_over(run_ro
     open_file = Storage.open_file
 
     def open_after_it_is_gone(storage, name):
-        if name.startswith(newer.name):
-            run_root.delete(newer.name)
+        if name.startswith(folder_of(newer)):
+            run_root.delete(folder_of(newer))
         return open_file(storage, name)
 
     monkeypatch.setattr(Storage, "open_file", open_after_it_is_gone)
@@ -274,14 +274,14 @@ def test_a_checkpoint_is_read_once_whether_it_was_sound_or_not(run_root, trainer
     model, optimizer = trainer()
     attempt = start_attempt(run_root)
     older, newer = (save(run_root, model, optimizer, attempt_id=1, step=step) for step in (1, 2))
-    file = f"{newer.name}/optimizer.safetensors"
+    file = f"{folder_of(newer)}/optimizer.safetensors"
     whole, verdicts = run_root.read(file), {}
     run_root.put(file, b"damaged")
     assert checkpoint_to_resume(run_root, attempt, verdicts) == older
     run_root.put(file, whole)
-    run_root.put(f"{older.name}/optimizer.safetensors", b"damaged")
+    run_root.put(f"{folder_of(older)}/optimizer.safetensors", b"damaged")
     assert checkpoint_to_resume(run_root, attempt, verdicts) == older
-    assert verdicts == {older.name: True, newer.name: False}
+    assert verdicts == {folder_of(older): True, folder_of(newer): False}
     assert checkpoint_to_resume(run_root, attempt) == newer
 
 

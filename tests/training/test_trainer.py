@@ -19,7 +19,7 @@ from ludic.maintenance.verify import check_root
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, latest_policy, newest_attempt_id, start_attempt
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.checkpoints import complete_checkpoints, folder_of
 from ludic.store.metrics import POPULATIONS
 from ludic.store.policies import policy_versions
 from ludic.training.flops import model_cost, step_flops
@@ -205,7 +205,7 @@ def test_weights_move_and_what_is_published_is_what_was_trained(local):
     root, _ = local
     train_here(root, num_steps=2)
     first, last = (load(root.read(f"policies/version={version}/model.safetensors")) for version in (0, 2))
-    trained = load(root.read(f"{complete_checkpoints(root)[-1].name}/model.safetensors"))
+    trained = load(root.read(f"{folder_of(complete_checkpoints(root)[-1])}/model.safetensors"))
     assert any((first[name] != last[name]).any() for name in first)
     assert all((trained[name] == last[name]).all() for name in last)
 
