@@ -20,8 +20,8 @@ class ExpiryRule:
     """One rule that chooses what expires, and the folder that it applies to."""
 
     folder: str = "rollouts"
-    """Folder to delete from: rollouts, evals, token_stats, scores or requests. In token_stats, a file's version is that of
-    the weights its step started from; scores and requests have only an age."""
+    """Folder to delete from: rollouts, evals, token_stats, scores or requests. In token_stats, a file's version is that
+    of the weights its step started from; scores and requests have only an age."""
     keep_versions: int | None = None
     """Number of newest policy versions to keep; files of older versions are deleted."""
     before: int | None = None
