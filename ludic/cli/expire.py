@@ -9,6 +9,7 @@ from rich.console import Console
 import ludic
 from ludic.cli.flags.expire import Settings
 from ludic.maintenance.expire import ExpiryReport
+from ludic.store.files import FOLDERS
 from ludic.store.records import ExpiredPartition
 from ludic.viewer.output import plain_table, plural, print_json, printable, progress_bar, size, stdout_console
 
@@ -25,7 +26,7 @@ def main(settings: Settings) -> None:
             dry_run=settings.dry_run,
             track=track,
         )
-    has_partitions = settings.rule.folder in ("rollouts", "evals")
+    has_partitions = settings.rule.folder in FOLDERS
     if settings.json:
         facts = {"root": run.url, "rule": report.rule, "dry_run": report.dry_run}
         print_json(facts | (_as_json(report) if has_partitions else {"deleted": list(report.files)}))

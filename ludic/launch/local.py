@@ -22,7 +22,7 @@ from ludic.launch.supervisor import Child, finish, supervise
 from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
 from ludic.store import Root
-from ludic.store.catalogue import WORKERS
+from ludic.store.catalogue import LOGS, WORKERS
 from ludic.store.lease import await_free, newest_claim
 from ludic.store.names import owner_name
 from ludic.store.slots import is_over, newest_slot_claim
@@ -242,5 +242,5 @@ def log_folder(root: Root) -> Path:
     Raises StoreError if another user has made that folder, or may enter it.
     """
     if root.is_local:
-        return Path(root.path, "logs")
+        return Path(root.path, LOGS.folder)
     return private_folder(f"ludic-logs-{os.geteuid()}-{root.run_id}")

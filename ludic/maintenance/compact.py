@@ -19,14 +19,13 @@ from ludic.maintenance.merge import LostSourceError, SourceIndex, read_indexes, 
 from ludic.store.attempts import newest_attempt
 from ludic.store.catalogue import COMPACTED
 from ludic.store.compaction_plans import Plan, put_plan, read_partition_plans
-from ludic.store.files import AppendedFile, Folder, RequestsFile, Source, list_versions, parse_file
+from ludic.store.files import FOLDERS, AppendedFile, RequestsFile, Source, list_versions, parse_file, version_folder
 from ludic.store.parquet import open_parquet
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root
 from ludic.store.sources import read_sources
 from ludic.store.track import Track, untracked
 
-_FOLDERS: tuple[Folder, ...] = ("rollouts", "evals")
 _CONCURRENT_REQUESTS = 8
 _LISTED_AHEAD = 64
 _MOST_ROUNDS = 4
@@ -91,8 +90,8 @@ def compact(
     """
     report = CompactionReport(before_version=before_version)
     folders = [
-        f"{folder}/version={version}"
-        for folder in _FOLDERS
+        version_folder(folder, version)
+        for folder in FOLDERS
         for version in list_versions(root, folder)
         if before_version is None or version < before_version
     ]

@@ -4,7 +4,7 @@ Keeps files that a resumed trainer would train on or that steps were trained on,
 prunes weights and checkpoints; the ledger, metrics and policy.json are never deleted.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,16 +20,14 @@ from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
 from ludic.store.attempts import newest_attempt
 from ludic.store.checkpoints import checkpoint_to_resume
-from ludic.store.files import Folder, Source, list_versions
+from ludic.store.files import FOLDERS, Source, list_versions
 from ludic.store.parquet import open_parquet
-from ludic.store.records import ExpiredPartition
+from ludic.store.records import ExpiredPartition, Folder
 from ludic.store.tombstones import StoredFile, all_rows_match, delete_files, is_trained_on, is_unconsumed, stored_files
 from ludic.store.tombstones import expire as expire_files
 from ludic.store.track import Track, untracked
 
 _CONCURRENT_READS = 16
-_FOLDERS: Mapping[str, Folder] = {"rollouts": "rollouts", "evals": "evals"}
-"""Folders of rollouts, which resume and replay may need."""
 _COUNT_MATCHES = """
 select worker_id, sequence, count(*) as num_rows, count(*) filter (where {predicate}) as num_matching
 from {folder}
@@ -71,7 +69,7 @@ def expire(
     steps were trained on, so that those steps can't be replayed. Raises QueryError for a bad predicate; StoreError if
     the filesystem fails: then call it again.
     """
-    folder = _FOLDERS.get(rule.folder)
+    folder = next((folder for folder in FOLDERS if folder == rule.folder), None)
     if folder is None:
         by_step = "step" in rule.row.fields._fields
         files = _files_of_older_steps(root, rule) if by_step else _older_files(root, rule, track)

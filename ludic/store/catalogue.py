@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote
 
 from ludic.run_config import RunConfig
 from ludic.store.json_files import read_record
+from ludic.store.names import DIGITS, SCRATCH
 from ludic.store.records import (
     Attempt,
     CheckpointInfo,
@@ -70,16 +71,17 @@ COMPACTED = "compacted."
 """Start of the worker_id in the name of a compacted file; its rows keep their own worker_id and sequence."""
 
 _quoted = lru_cache(maxsize=1024)(partial(quote, safe=""))
-_DIGITS = r"(?:0|[1-9][0-9]{0,17})"  # fits into int64
 _ID = r"[A-Za-z0-9-][A-Za-z0-9._-]{0,199}"  # not "." or "_" first: pyarrow and Spark take such files for hidden ones
 _PATH = r"(?!\.\.?(?:/|$))[^/\0\\]+(?:/(?!\.\.?(?:/|$))[^/\0\\]+)*"
 WORKER_ID = re.compile(rf"(?!{re.escape(COMPACTED)}){_ID}")
-_PARTITION = rf"(?:rollouts|evals)/version={_DIGITS}/env=[^/]+|requests"
-Number = Annotated[int, Spelling(_DIGITS, int)]
-Int32 = Annotated[int, Spelling(_DIGITS, _int32)]
+_PARTITION = "version={version}/env={env_name}"
+"""Folder of the rollouts that were begun with a version in an environment."""
+_PARTITIONS = f"(?:rollouts|evals)/{_PARTITION}|requests".format(version=DIGITS, env_name="[^/]+")
+Number = Annotated[int, Spelling(DIGITS, int)]
+Int32 = Annotated[int, Spelling(DIGITS, _int32)]
 Quoted = Annotated[str, Spelling(r"[^/]+", lru_cache(maxsize=1024)(_unquote), _quoted)]
 WorkerId = Annotated[str, Spelling(WORKER_ID.pattern)]
-Committer = Annotated[str, Spelling(rf"{WORKER_ID.pattern}|{re.escape(COMPACTED)}{_DIGITS}")]
+Committer = Annotated[str, Spelling(rf"{WORKER_ID.pattern}|{re.escape(COMPACTED)}{DIGITS}")]
 Hex16 = Annotated[str, Spelling("[0-9a-f]{16}")]
 Hex32 = Annotated[str, Spelling("[0-9a-f]{32}")]
 Sha256 = Annotated[str, Spelling("[0-9a-f]{64}")]
@@ -88,7 +90,7 @@ Path = Annotated[str, Spelling(_PATH, is_path=True)]
 MovedPath = Annotated[str, Spelling(rf"(?:{_PATH})(?<!\.json)", is_path=True)]
 MetricsKind = Annotated[Literal["train", "worker"], Spelling("train|worker")]
 Suffix = Annotated[str, Spelling("py|sql")]
-Partition = Annotated[str, Spelling(_PARTITION, is_path=True)]
+Partition = Annotated[str, Spelling(_PARTITIONS, is_path=True)]
 
 
 class Only(NamedTuple):
@@ -369,7 +371,7 @@ README = Row("readme", Only, "README.txt", "in a cut: how to replay it, for peop
 ROLLOUTS = Table(
     "rollouts",
     RolloutsName,
-    "rollouts/version={version}/env={env_name}/{worker_id}-{sequence}.parquet",
+    f"rollouts/{_PARTITION}/{{worker_id}}-{{sequence}}.parquet",
     "one row per rollout",
     table="rollouts",
     numbered="a worker's sequence",
@@ -378,7 +380,7 @@ ROLLOUTS = Table(
 EVALS = Table(
     "evals",
     RolloutsName,
-    "evals/version={version}/env={env_name}/{worker_id}-{sequence}.parquet",
+    f"evals/{_PARTITION}/{{worker_id}}-{{sequence}}.parquet",
     "one row per rollout of an evaluation; the worker_id says which samples",
     table="rollouts",
     numbered="block of samples",
@@ -688,17 +690,19 @@ OLD_QUARANTINE = Records(
     put="replaced",
 )
 
-FOREIGN: tuple[Row[Any], ...] = tuple(
-    Row(folder, FileName, f"{folder}/{{file}}", about, put="replaced", kept="not the run's", rest=True)
-    for folder, about in (
-        (".tmp", "files that are not complete yet, of a local root"),
-        ("logs", "output of local processes"),
-        ("tensorboard", "events for TensorBoard"),
-        ("rollouts/_delta_log", "log of a Delta export"),
-        ("evals/_delta_log", "log of a Delta export"),
-        ("iceberg", "catalogue of an Iceberg export"),
-    )
-)
+
+def _foreign(folder: str, about: str) -> Row[FileName]:
+    return Row(folder, FileName, f"{folder}/{{file}}", about, put="replaced", kept="not the run's", rest=True)
+
+
+UNFINISHED = _foreign(SCRATCH, "files that are not complete yet, of a local root")
+LOGS = _foreign("logs", "output of local processes")
+TENSORBOARD = _foreign("tensorboard", "events for TensorBoard")
+DELTA_LOGS = {
+    folder: _foreign(f"{folder}/_delta_log", "log of a Delta export") for folder in (ROLLOUTS.folder, EVALS.folder)
+}
+ICEBERG = _foreign("iceberg", "catalogue of an Iceberg export")
+FOREIGN = (UNFINISHED, LOGS, TENSORBOARD, *DELTA_LOGS.values(), ICEBERG)
 """What lies in a root and is not the run's: not checked, copied or counted."""
 
 ROWS: tuple[Row[Any], ...] = (

@@ -15,7 +15,7 @@ from ludic.store.attempts import (
     outdated,
     read_parent,
 )
-from ludic.store.catalogue import CHECKPOINTS, StepName
+from ludic.store.catalogue import CHECKPOINTS, STATE_FILES, StepName
 from ludic.store.json_files import decode_json, decode_record
 from ludic.store.manifest import MANIFEST, check_folder
 from ludic.store.records import CHECKPOINT_FORMAT, Attempt, CheckpointId, CheckpointInfo
@@ -151,24 +151,19 @@ def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | N
     Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError if a newer attempt owns the root:
     claims are read after that checkpoint is complete and before the first deletion, see ludic.store.attempts.
     """
-    folders = {name.rpartition("/")[0] for name in root.list(CHECKPOINTS.folder)}
+    begun = {(found.attempt_id, found.step) for found in STATE_FILES.listed(root)}
     complete = {(info.attempt_id, info.step): folder_of(info) for info in complete_checkpoints(root)}
     # A fenced trainer may still complete such a checkpoint; then it is not on the chain.
-    left_incomplete = {name for name in folders - set(complete.values()) if _attempt_of(name) < attempt.attempt_id}
+    incomplete = sorted(each for each in begun - complete.keys() if each[0] < attempt.attempt_id)
     old = [
         complete[checkpoint_id]
         for checkpoint_id in outdated(complete, keep)
         if every is None or checkpoint_id[1] % every
     ]
-    old += sorted(left_incomplete)
+    old += map(checkpoint_folder, incomplete)
     check_not_fenced(root, attempt)
     for name in old:
         # The marker first, so that a deletion cut short leaves nothing that counts; then what lists the other files.
         for first in (f"{name}/{MARKER}", f"{name}/{MANIFEST}", name):
             root.delete(first)
     return old
-
-
-def _attempt_of(folder: str) -> int:
-    """Return the attempt id in the name of a checkpoint's folder."""
-    return int(folder.split("/")[1].removeprefix("attempt="))

@@ -22,9 +22,9 @@ from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.parser_stages import own_code_of, parser_stages
 from ludic.paths import local_path
 from ludic.store.catalogue import CODE, TEXTS, NumberName, TextName
-from ludic.store.json_files import convert, decode_json, encode_json
+from ludic.store.json_files import convert, encode_record
 from ludic.store.names import owner_name
-from ludic.store.records import FileEntry, TextEntry
+from ludic.store.records import CodeList, FileEntry, TextEntry
 from ludic.user_files import Files, UserFile, digest, file_of, files_of, python_file_of, read_user_file
 
 if TYPE_CHECKING:
@@ -135,11 +135,8 @@ def keep_files(root: "Root", files: Files) -> None:
         for file in files.values():
             for each in (file, *file.imports.values()):
                 _put_text(root, each)
-        about = {"owner": owner_name(), "created_at": datetime.now(UTC).isoformat()}
-        if root.put_if_absent(
-            CODE.name(NumberName(number + 1)),
-            encode_json({**about, "files": {name: asdict(entry) for name, entry in wanted.items()}}),
-        ):
+        made = CodeList(files=wanted, owner=owner_name(), created_at=datetime.now(UTC).isoformat())
+        if root.put_if_absent(CODE.name(NumberName(number + 1)), encode_record(made)):
             return
 
 
@@ -192,9 +189,7 @@ def check_list(root: "Root", number: int) -> None:
 
     Raises SchemaError if the list can't be read or a text is damaged, StoreError if a text is lost.
     """
-    name = CODE.name(NumberName(number))
-    entries = _parse_list(root.read(name), f"{root.url}/{name}")
-    for file, entry in entries.items():
+    for file, entry in _read_list(root, number).items():
         _read_copy(root, file, entry)
 
 
@@ -330,24 +325,22 @@ def _entry(file: UserFile) -> FileEntry:
 
 
 def _newest_list(root: "Root") -> tuple[int, dict[str, FileEntry]]:
-    """Return number and files of the newest list, or 0 and {}; lists are found by name, since a listing may lag."""
-    number, data = 0, b""
-    while True:
-        try:
-            data = root.read(CODE.name(NumberName(number + 1)))
-        except FileNotFoundError:
-            return number, _parse_list(data, f"{root.url}/{CODE.name(NumberName(number))}") if number else {}
+    """Return number and files of the newest list, or 0 and {}. Raises SchemaError as `_read_list`."""
+    number = 0
+    while root.exists(CODE.name(NumberName(number + 1))):  # by name, since a listing may lag
         number += 1
+    return number, _read_list(root, number) if number else {}
 
 
-def _parse_list(data: bytes, where: str) -> dict[str, FileEntry]:
-    """Parse a list. Raises SchemaError for values that `keep_files` does not write, since they become file names."""
-    try:
-        entries = convert(decode_json(data).get("files"), dict[str, FileEntry])
-        misnamed = [name for name in entries if not name.endswith(_SUFFIXES)]
-        misnamed += [module for entry in entries.values() for module in entry.imports if not module.isidentifier()]
-        if misnamed:
-            raise ValueError(f"{misnamed[0]!r} is not the name of a Python or SQL file")
-        return entries
-    except ValueError as error:
-        raise SchemaError(f"{where} is not a list of users' files that ludic can read: {error}") from error
+def _read_list(root: "Root", number: int) -> dict[str, FileEntry]:
+    """Read a list. Raises SchemaError for values that `keep_files` does not write, since they become file names."""
+    found = CODE.read(root, number)
+    entries = dict(found.files) if found else {}
+    misnamed = [name for name in entries if not name.endswith(_SUFFIXES)]
+    misnamed += [module for entry in entries.values() for module in entry.imports if not module.isidentifier()]
+    if misnamed:
+        raise SchemaError(
+            f"{root.url}/{CODE.name(NumberName(number))} is no {CODE.noun} that ludic can read: {misnamed[0]!r} is not "
+            "the name of a Python or SQL file"
+        )
+    return entries

@@ -8,8 +8,8 @@ outputs, and its number stays taken. Plans are never deleted, so that no compact
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ludic.store.catalogue import COMPACTED, COMPACTIONS, PlanName
-from ludic.store.files import AppendedFile, RolloutFile, Source, parse_file, parse_source
+from ludic.store.catalogue import COMPACTIONS, PlanName
+from ludic.store.files import AppendedFile, RolloutFile, Source, compacted_name, parse_file, parse_source
 from ludic.store.json_files import encode_record
 from ludic.store.records import CompactionPlan, PlannedOutput
 from ludic.store.root import Root
@@ -40,7 +40,7 @@ class Plan:
 def put_plan(root: Root, partition: str, number: int, sources: Sequence[Sequence[Source]]) -> None:
     """Store a plan with one output for each of `sources`, unless the number is taken; read the plan to find out."""
     outputs = [
-        PlannedOutput(name=f"{partition}/{COMPACTED}{number}-{index}.parquet", sources=of_output)
+        PlannedOutput(name=compacted_name(partition, number, index), sources=of_output)
         for index, of_output in enumerate(sources)
     ]
     plan = encode_record(CompactionPlan(outputs=outputs), indent=None)

@@ -6,18 +6,20 @@ the sources that they replace.
 """
 
 import re
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from ludic.errors import ConfigError
-from ludic.store.catalogue import COMPACTED, EVALS, REQUESTS, ROLLOUTS, WORKER_ID, RolloutsName, SequenceName
+from ludic.store.catalogue import COMPACTED, EVALS, REQUESTS, ROLLOUTS, WORKER_ID, RolloutsName, SequenceName, Table
 from ludic.store.names import NUMBER
+from ludic.store.records import Folder
 from ludic.store.root import Root
 
-Folder = Literal["rollouts", "evals"]
-
-_ROWS = {"rollouts": ROLLOUTS, "evals": EVALS}
+_ROWS: Mapping[Folder, Table[RolloutsName]] = {"rollouts": ROLLOUTS, "evals": EVALS}
+FOLDERS = tuple(_ROWS)
+"""Folders of rollouts."""
 _CONCURRENT_LISTINGS = 16
 _SLOT = re.compile(rf"w{NUMBER}-")
 
@@ -138,11 +140,21 @@ def slot_of(worker_id: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def version_folder(folder: Folder, version: int) -> str:
+    """Return the folder of the partitions of a version."""
+    return _ROWS[folder].below(version=version)
+
+
+def compacted_name(partition: str, plan: int, index: int) -> str:
+    """Return the name of the output of a compaction's plan."""
+    return f"{partition}/{COMPACTED}{plan}-{index}.parquet"
+
+
 def list_names(root: Root, versions: range | None = None, folder: Folder = "rollouts") -> list[str]:
     """List the names of all files in a range of versions, or in all; partitions of other versions are not listed."""
     if versions is None:
         return root.list(folder)
-    folders = [_ROWS[folder].below(version=version) for version in versions]
+    folders = [version_folder(folder, version) for version in versions]
     if root.is_local:  # a thread costs more than a local listing
         return [name for each in folders for name in root.list(each)]
     with ThreadPoolExecutor(_CONCURRENT_LISTINGS) as pool:

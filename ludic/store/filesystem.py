@@ -26,8 +26,8 @@ from ludic.errors import ConfigError, LudicError, StoreError
 from ludic.masking import has_secret, public_url
 from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
-from ludic.store.local import SCRATCH, Content
-from ludic.store.names import check_inside
+from ludic.store.local import Content
+from ludic.store.names import SCRATCH, check_inside
 from ludic.store.remote import TAIL_BYTES, MemoryFile, RemoteFile
 from ludic.temporary import temporary_folder
 

@@ -21,14 +21,13 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from ludic.errors import SchemaError
+from ludic.store.names import SCRATCH
 
 logger = logging.getLogger(__name__)
 
 Content = bytes | memoryview
 """Content of a file; a memoryview of Arrow's output saves a copy."""
 
-SCRATCH = ".tmp"
-"""Folder below a local URL for files that are not complete yet."""
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _RENAME_NOREPLACE = 1

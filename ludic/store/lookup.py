@@ -15,12 +15,11 @@ import pyarrow.parquet as pq
 
 from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
-from ludic.store.files import Folder, RolloutFile, list_files
+from ludic.store.files import FOLDERS, RolloutFile, list_files
 from ludic.store.parquet import group_ranges, open_parquet, read_row_groups, read_rows
 from ludic.store.root import Root
 
 _ID_COLUMNS = ("rollout_id", "group_id")
-_FOLDERS: tuple[Folder, ...] = ("rollouts", "evals")
 _LOCAL_READS, _REMOTE_READS = 2, 16
 _MOST_LISTINGS = 10
 
@@ -42,7 +41,7 @@ def find_rows(root: Root, row_or_group_id: str, version: int | None = None) -> l
     versions = None if version is None else range(version, version + 1)
     found: list[Address] | None = None
     for _ in range(_MOST_LISTINGS):
-        files = [file for folder in _FOLDERS for file in list_files(root, versions, folder)]
+        files = [file for folder in FOLDERS for file in list_files(root, versions, folder)]
         found = _search(root, files, row_or_group_id)
         if found is not None:
             break

@@ -9,10 +9,14 @@ import socket
 
 from ludic.errors import SchemaError
 
-NUMBER = r"(0|[1-9][0-9]{0,17})"
-"""A number in a file's name, as ludic writes it; it fits into int64."""
+DIGITS = r"(?:0|[1-9][0-9]{0,17})"
+"""Pattern of a number in a file's name, as ludic writes it; it fits into int64."""
+NUMBER = f"({DIGITS})"
+"""The same as a group."""
+SCRATCH = ".tmp"
+"""Folder of files that are not complete yet, below a local root; no reader looks into it."""
 
-_NUMBER = re.compile(NUMBER)
+_NUMBER = re.compile(DIGITS)
 
 
 def parse_number(text: str) -> int | None:

@@ -86,7 +86,7 @@ def write_policy(root: Root, version: int, save: Callable[[Path], None]) -> int:
     with root.scratch_folder() as folder:
         save(folder)
         write_manifest(folder)
-        return upload_policy(root, version, folder, last="config.json")
+        return upload_policy(root, version, folder, last=WEIGHTS.file)
 
 
 def upload_policy(root: Root, version: int, folder: Path, *, last: str) -> int:
@@ -119,7 +119,7 @@ def policy_versions(root: Root) -> list[int]:
 
 def stored_versions(root: Root) -> list[int]:
     """Return the versions whose weights are stored, in full or as differences, in order, by one listing."""
-    return versions_with_weights(root.list("policies"))
+    return versions_with_weights(root.list(WEIGHT_FILES.folder))
 
 
 def versions_with_weights(names: Iterable[str]) -> list[int]:

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ludic.store.catalogue import DELTAS
+from ludic.store.catalogue import DELTAS, WEIGHTS
 from ludic.store.json_files import encode_record
 from ludic.store.manifest import write_manifest
 from ludic.store.policies import upload_policy, write_policy
@@ -83,7 +83,7 @@ class PolicyWriter:
     def _write_full(self, new: _Version) -> int:
         with self._root.scratch_folder() as folder:
             shutil.copytree(new.folder, folder, copy_function=_link, dirs_exist_ok=True)
-            return upload_policy(self._root, new.number, folder, last="config.json")
+            return upload_policy(self._root, new.number, folder, last=WEIGHTS.file)
 
     def _write_delta(self, last: _Version, new: _Version) -> int | None:
         """Write differences and return their bytes; None if the versions differ in more than the values of tensors."""

@@ -23,7 +23,7 @@ from ludic.store.catalogue import (
     row_of,
 )
 from ludic.store.json_files import encode_record
-from ludic.store.local import SCRATCH
+from ludic.store.names import SCRATCH
 from ludic.store.records import QuarantinedFile
 from ludic.store.root import Root
 

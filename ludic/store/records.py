@@ -21,6 +21,8 @@ Time = Annotated[str, msgspec.Meta(description="ISO 8601")]
 """A time by its writer's clock, in ISO 8601."""
 CheckpointId = tuple[int, int]
 """attempt_id and step of a checkpoint."""
+Folder = Literal["rollouts", "evals"]
+"""Folder of rollouts."""
 Spans = Mapping[str, Sequence[tuple[int, int]]]
 """Half-open intervals of sequences, by worker_id."""
 
@@ -235,7 +237,7 @@ class Evaluator:
 class ExpiredPartition:
     """The files, rows and groups that an expiry deletes from one partition."""
 
-    folder: Literal["rollouts", "evals"]
+    folder: Folder
     version: int
     env_name: str
     num_files: int
@@ -314,6 +316,9 @@ class CodeList:
 
     files: Mapping[str, FileEntry]
     """By the name in the settings."""
+    owner: str = ""
+    """host-pid of the process that put the list, for people."""
+    created_at: Time = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,12 +9,11 @@ import fsspec
 from ludic.bounds import check_urls
 from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
 from ludic.records import new_id
+from ludic.store.catalogue import RUN
 from ludic.store.code_files import consented_files, copy_code, keep_files
 from ludic.store.filesystem import Storage
 from ludic.store.run_json import RunConfig, from_json, run_id_of, to_json
 from ludic.user_files import NO_FILES
-
-RUN_FILE = "run.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +35,16 @@ class Root(Storage):
         """
         storage = Storage.connect(url, fs)
         try:
-            data = storage.read(RUN_FILE)
+            data = storage.read(RUN.template)
         except FileNotFoundError:
             raise MissingRootError(
-                f"{storage.url} holds no run: {RUN_FILE} is missing; `ludic run` starts one"
+                f"{storage.url} holds no run: {RUN.template} is missing; `ludic run` starts one"
             ) from None
-        run, run_id = from_json(data, f"{storage.url}/{RUN_FILE}")
+        run, run_id = from_json(data, f"{storage.url}/{RUN.template}")
         if writable:
             # A listing passes over such links: a trainer would miss its checkpoints, and begin with the first weights.
             storage.refuse_linked_folders()
-            storage.prove_put_if_absent(RUN_FILE, data)
+            storage.prove_put_if_absent(RUN.template, data)
         return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
 
     @classmethod
@@ -64,12 +63,12 @@ class Root(Storage):
         data = to_json(run, run_id)
         root = cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
         # Consent is stored before run.json: if the process is killed in between, the same command can resume.
-        is_new = like is None and not storage.exists(RUN_FILE)
+        is_new = like is None and not storage.exists(RUN.template)
         if is_new:
             check_urls(run)
         files = consented_files(root) if is_new else NO_FILES
-        if storage.put_if_absent(RUN_FILE, data):
-            storage.prove_put_if_absent(RUN_FILE, data)
+        if storage.put_if_absent(RUN.template, data):
+            storage.prove_put_if_absent(RUN.template, data)
             keep_files(root, files) if like is None else copy_code(like, root)
             return root
         root = cls.open(url, writable=True, fs=fs)
@@ -87,7 +86,7 @@ class Root(Storage):
         Raises ReplacedRootError if the root was deleted, or made again. A damaged run.json says neither.
         """
         try:
-            found = run_id_of(self.read(RUN_FILE))
+            found = run_id_of(self.read(RUN.template))
         except FileNotFoundError:
             raise ReplacedRootError(
                 f"{self.url}: run {self.run_id} was deleted while this process worked on it; it stops"

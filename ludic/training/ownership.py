@@ -22,6 +22,7 @@ from ludic.errors import ConfigError
 from ludic.models.first_model import first_tokenizer
 from ludic.store import Attempt, MetricsLog, Root, RunConfig
 from ludic.store.attempts import newest_attempt, record_attempt
+from ludic.store.catalogue import TENSORBOARD
 from ludic.store.checkpoints import (
     NOTHING_TO_RESUME,
     checkpoint_folder,
@@ -154,7 +155,7 @@ def open_ownership(
     predecessor: the claim to follow. found: the checkpoint from `agree_on_checkpoint`.
     """
     assert source is not None
-    folder = str(root.folder_for_others("tensorboard")) if root.is_local else f"tensorboard/{root.run_id}"
+    folder = str(root.folder_for_others(TENSORBOARD.folder)) if root.is_local else f"{TENSORBOARD.folder}/{root.run_id}"
     with ExitStack() as stack:
         about = {f"{column} is the mean of": rollouts for column, rollouts in POPULATIONS.items()}
         sink = stack.enter_context(

@@ -16,6 +16,7 @@ from ludic.sql import connect
 from ludic.sql.reports import read_reports
 from ludic.sql.snapshot import count_rows
 from ludic.store import Root
+from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
 from ludic.store.quarantine import list_quarantined
 from ludic.store.track import Track, untracked
@@ -136,7 +137,7 @@ def collect_stats(root: Root, track: Track = untracked) -> Stats:
         **rows,
         "steps": steps | {"drops": drops},
         "policies": _policies(weights["policies"]),
-        "checkpoints": _folders_with(weights["checkpoints"], "checkpoint.json"),
+        "checkpoints": _folders_with(weights["checkpoints"], CHECKPOINTS.file),
         "unreadable": [{"name": footer.name, "problem": footer.problem} for footer in broken],
         "quarantined": [asdict(file) for file in list_quarantined(root)],
     }
@@ -153,7 +154,7 @@ def _count(footers: list[Footer]) -> dict[str, int]:
 
 def _policies(sizes: dict[str, int]) -> dict[str, Any]:
     """Count the versions that were claimed and the versions whose weights are still stored."""
-    claimed = _folders_with(sizes, "policy.json")
+    claimed = _folders_with(sizes, POLICIES.file)
     stored = versions_with_weights(sizes)
     return {"num_versions": len(claimed), "num_stored": len(stored), "newest_stored": max(stored, default=None)}
 

@@ -21,16 +21,15 @@ from ludic.masking import SECRET_NAME
 from ludic.models.first_model import first_model, is_hub_id
 from ludic.store import Attempt, LatestPolicy, Root, point_latest, read_attempt
 from ludic.store.attempts import newest_attempt_id
-from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, WEIGHTS
+from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, RUN, WEIGHTS
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, parse_marker
 from ludic.store.code_files import copy_code
 from ludic.store.json_files import decode_json, encode_json, encode_record
 from ludic.store.kept_model import copy_kept, keep_model, read_identity
-from ludic.store.local import SCRATCH
+from ludic.store.names import SCRATCH
 from ludic.store.policies import read_policy
 from ludic.store.policy_files import copy_policy, has_weights, policy_folder
 from ludic.store.records import CUT_ATTEMPT, CheckpointId, CutRecord
-from ludic.store.root import RUN_FILE
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.what_if.cut_batches import copy_batches, copy_reference
@@ -121,9 +120,9 @@ def _umask() -> int:
 
 def _open_copy(root: Root, scratch: Path) -> Root:
     """Create a root with the run's settings and users' code; options that look like credentials are left out."""
-    values = decode_json(root.read(RUN_FILE))
+    values = decode_json(root.read(RUN.template))
     values["env_options"] = _without_secrets(values.get("env_options", {}))
-    (scratch / RUN_FILE).write_bytes(encode_json(values))
+    (scratch / RUN.template).write_bytes(encode_json(values))
     target = Root.open(str(scratch))
     copy_code(root, target)
     return target

@@ -171,7 +171,7 @@ def test_a_damaged_copy_is_named_and_not_run(owned):
 )
 def test_a_list_that_ludic_does_not_write_is_refused(root, entry):
     root.put("code/1.json", json.dumps({"files": {"cats.py": entry}}).encode())
-    with pytest.raises(SchemaError, match=r"code/1\.json is not a list of users' files that ludic can read"):
+    with pytest.raises(SchemaError, match=r"code/1\.json is no list of users' files that ludic can read"):
         find_files(root, [ENVIRONMENT])
 
 

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.store.catalogue import RUN
 from ludic.store.remote import TAIL_BYTES
-from ludic.store.root import RUN_FILE, Root
+from ludic.store.root import Root
 from ludic.store.run_json import RunConfig, from_json, to_json
 
 
@@ -44,13 +45,13 @@ def test_opening_where_no_run_is_says_so(root_url):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"run_id": "x", "schema_version": "1.0"}', "\x00"])
 def test_a_run_json_that_is_none_is_named(root, root_url, text):
-    root.put(RUN_FILE, text.encode())
+    root.put(RUN.template, text.encode())
     with pytest.raises(ConfigError, match=r"run\.json is not a run\.json that ludic can read"):
         Root.open(root_url)
 
 
 def test_a_run_of_a_newer_ludic_is_refused_by_version(root, root_url):
-    root.put(RUN_FILE, json.dumps({**json.loads(root.read(RUN_FILE)), "schema_version": "2.0"}).encode())
+    root.put(RUN.template, json.dumps({**json.loads(root.read(RUN.template)), "schema_version": "2.0"}).encode())
     with pytest.raises(ConfigError, match=r"has schema 2\.0, this ludic reads 1\."):
         Root.open(root_url)
 

@@ -20,6 +20,7 @@ from ludic.errors import ConfigError, LudicError, StoreError, one_line
 from ludic.interop.exports.tables import Footer, TableReport, read_footers
 from ludic.schema import rollouts_schema
 from ludic.store import RolloutFile, Root
+from ludic.store.catalogue import DELTA_LOGS
 from ludic.store.current import current_files
 from ludic.store.files import Folder
 from ludic.store.track import Track, untracked
@@ -67,7 +68,7 @@ def storage_options() -> dict[str, str]:
 
 def _location(root: Root, folder: Folder) -> str:
     if root.is_local:
-        root.folder_for_others(f"{folder}/_delta_log")
+        root.folder_for_others(DELTA_LOGS[folder].below())
         return root.at(folder)
     protocol = root.url.partition("://")[0]
     if protocol not in _PROTOCOLS:
@@ -79,7 +80,7 @@ def _open(root: Root, folder: Folder, location: str) -> "DeltaTable | None":
     """Open the table; None before the first export. Uses ludic's listing, since deltalake's waits holding the GIL."""
     from deltalake import DeltaTable
 
-    if not any(name.endswith(".json") for name in root.list(f"{folder}/_delta_log")):
+    if not any(name.endswith(".json") for name in root.list(DELTA_LOGS[folder].below())):
         return None
     table = DeltaTable(location, storage_options=storage_options())
     if table.metadata().partition_columns != _PARTITION.names:

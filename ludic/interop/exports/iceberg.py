@@ -17,6 +17,7 @@ from ludic.errors import ConfigError, LudicError, StoreError, one_line
 from ludic.interop.exports.tables import Footer, TableReport, read_footers
 from ludic.schema import rollouts_schema
 from ludic.store import Root
+from ludic.store.catalogue import ICEBERG
 from ludic.store.current import current_files
 from ludic.store.files import Folder
 from ludic.store.track import Track, untracked
@@ -84,7 +85,7 @@ def _home(root: Root, catalog: Path | None) -> Path:
         return catalog.resolve()
     if not root.is_local:
         raise ConfigError(f"{root.url} is not local: name a local folder for the catalog with --catalog FOLDER")
-    return root.folder_for_others("iceberg")
+    return root.folder_for_others(ICEBERG.folder)
 
 
 def _table(catalog: "SqlCatalog", root: Root, folder: Folder) -> "Table":

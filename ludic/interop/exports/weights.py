@@ -17,6 +17,7 @@ from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from ludic.models.first_model import first_model, first_tokenizer, write_files
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt_id
+from ludic.store.catalogue import POLICIES
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.filesystem import Storage
 from ludic.store.local import follow_umask
@@ -26,7 +27,7 @@ from ludic.store.policy_files import copy_policy, has_weights, policy_folder
 from ludic.temporary import temporary_folder
 from ludic.training.model import full_state_dict, load_model, save_weights
 
-_OURS = (MARKER, MANIFEST, "policy.json", "optimizer.safetensors", "random.safetensors")
+_OURS = (MARKER, MANIFEST, POLICIES.file, "optimizer.safetensors", "random.safetensors")
 _MOST_NAMED = 12
 
 
