@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from ludic.errors import SchemaError
-from ludic.store.catalogue import DELTAS, LATEST, POLICIES, WEIGHTS
+from ludic.store.catalogue import DELTAS, LATEST, POLICIES, WEIGHT_FILES, WEIGHTS
 from ludic.store.json_files import encode_record
 from ludic.store.manifest import MANIFEST, write_manifest
 from ludic.store.policy_files import is_marker, policy_folder, with_chains
