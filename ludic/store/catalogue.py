@@ -8,6 +8,7 @@ NamedTuple. A field that is also a column of the table, or a field of the record
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, TypeVar, get_type_hints
@@ -206,7 +207,7 @@ class Row(Generic[F]):
     """One kind of file of a root. Its subclasses say what the files hold; this one, text or anything."""
 
     kind: str
-    """Its name in SQL and in settings."""
+    """Its name in texts; of a table also in SQL."""
     fields: type[F]
     template: str
     """Path below the root, with the fields of the name in braces."""
@@ -294,8 +295,11 @@ class Row(Generic[F]):
         folder, part = self.template.split("/")[:2]
         spelling = next(iter(self._spellings.values()))
         pattern = re.compile(re.escape(part.partition("{")[0]) + f"({spelling.pattern})")
-        found = (pattern.fullmatch(name.rpartition("/")[2]) for name in root.folders(folder))
-        return sorted(spelling.read(match[1]) for match in found if match)
+        values = []
+        for match in (pattern.fullmatch(name.rpartition("/")[2]) for name in root.folders(folder)):
+            with suppress(ValueError):
+                values += [spelling.read(match[1])] if match else []
+        return sorted(values)
 
     def listed(self, root: "Storage", **known: Any) -> list[F]:
         """Return the fields of all files, or of those with these first fields, sorted; foreign names are left out."""
