@@ -26,7 +26,7 @@ from ludic.models.tiny import make_tiny_model
 from ludic.store import Root, ledger_steps, newest_attempt_id
 from ludic.store.attempts import newest_attempt
 from ludic.store.lease import claim, newest_claim, read_lease
-from ludic.store.slots import newest_slot_claim
+from ludic.store.slots import is_over, newest_slot_claim
 from ludic.training.config import TrainConfig
 
 CHECKS = [
@@ -159,7 +159,7 @@ def test_two_ranks_share_a_model_survive_kills_and_import_nothing_from_their_fol
         ludic.open(root.url).scale(2, ray_address=nodes.address)
         wait(lambda: life_of_worker(root, 1) == 1)
         ludic.open(root.url).scale(1, ray_address=nodes.address)
-        wait(lambda: newest_slot_claim(root, 1).is_over)
+        wait(lambda: is_over(newest_slot_claim(root, 1)))
         finish(root, process)
     assert query(root, "select count(distinct step) from batches where used") == [(30,)]
     assert newest_attempt(root).numerics["num_ranks"] == 2
