@@ -44,7 +44,7 @@ def collected() -> Iterator[None]:
     gc.collect()
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 300.0) -> None:
+def wait_until(condition: Callable[[], bool], within_s: float = 600.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline
@@ -56,7 +56,7 @@ def version_of(root: Root) -> int:
     return -1 if latest is None else latest.version
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_a_run_goes_on_when_its_server_is_killed_and_started_again(tmp_path: Path) -> None:
     url = str(tmp_path / "run")
     root = open_demo(url)
@@ -109,7 +109,7 @@ def test_when_one_of_two_servers_is_killed_the_other_takes_its_requests(tmp_path
             assert {completion.weight_versions[0].version for completion in completions} == {0}
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_the_recommended_command_computes_with_new_weights_and_a_server_without_the_extension_is_refused(
     tmp_path: Path,
 ) -> None:
