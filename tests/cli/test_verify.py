@@ -17,6 +17,7 @@ from ludic.records import GroupEvent
 from ludic.schema import conform, to_table
 from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files
+from ludic.store.catalogue import WORKERS
 from ludic.store.code_files import keep_files
 from ludic.store.encoding import encode
 from ludic.store.json_files import encode_record
@@ -291,7 +292,7 @@ def test_claims_of_workers_are_read_and_compared_with_their_names(breakable: Pat
     root = Root.open(str(breakable))
     claims = [claim_slot(root, slot, f"w{slot}-a") for slot in (0, 1)]
     assert found_in(breakable) == []
-    root.put(claims[0].name, b"{}")
+    root.put(WORKERS.name_of(claims[0]), b"{}")
     root.put("workers/slot=1/2.json", encode_record(claims[1]))
     root.put("workers/notes.json", b"{}")
     root.put("workers/slot=1/\N{SUPERSCRIPT TWO}.json", b"{}")
