@@ -17,9 +17,17 @@ from ludic.defaults import TARGET_BYTES
 from ludic.errors import SchemaError
 from ludic.maintenance.merge import LostSourceError, SourceIndex, read_indexes, write_merged
 from ludic.store.attempts import newest_attempt
-from ludic.store.catalogue import COMPACTED
 from ludic.store.compaction_plans import Plan, put_plan, read_partition_plans
-from ludic.store.files import FOLDERS, AppendedFile, RequestsFile, Source, list_versions, parse_file, version_folder
+from ludic.store.files import (
+    FOLDERS,
+    AppendedFile,
+    RequestsFile,
+    Source,
+    list_versions,
+    output_of,
+    parse_file,
+    version_folder,
+)
 from ludic.store.parquet import open_parquet
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root
@@ -156,10 +164,10 @@ class _Partition:
             fresh = self._finish_plans(plans, dry_run=dry_run)
             outputs = self._divide(fresh, target_bytes)
             if dry_run:
-                self._pretend(outputs)
+                self._pretend(len(plans), outputs)
             if dry_run or not outputs:
                 return
-            put_plan(self._root, self._name, len(plans), [[file.source for file in files] for files in outputs])
+            put_plan(self._root, len(plans), outputs)
 
     def _finish_plans(self, plans: Sequence[Plan], *, dry_run: bool) -> list[AppendedFile]:
         """Finish each planned output that has a source here; return the files that no plan will replace."""
@@ -247,10 +255,9 @@ class _Partition:
             outputs[-2].extend(outputs.pop())
         return [output for output in outputs if len(output) > 1]
 
-    def _pretend(self, outputs: Sequence[Sequence[AppendedFile]]) -> None:
+    def _pretend(self, plan: int, outputs: Sequence[Sequence[AppendedFile]]) -> None:
         for index, files in enumerate(outputs):
-            output = replace(files[0], worker_id=COMPACTED, sequence=index)
-            self._sizes[output] = sum(self._sizes.pop(file) for file in files)
+            self._sizes[output_of(files[0], plan, index)] = sum(self._sizes.pop(file) for file in files)
 
     def _read_indexes(self, files: Sequence[AppendedFile]) -> list[SourceIndex]:
         """Return the indexes of files that can be merged with each other, and note the others; reads each file once."""

@@ -99,8 +99,8 @@ def _files_of_older_steps(root: Root, rule: ExpiryRule) -> dict[str, int]:
     latest = latest_policy(root)
     rows = ask(connect(root), root, _OLDER_STEPS, {"first_kept": rule.first_kept(latest.version if latest else 0)})
     steps = {(row["attempt_id"], row["step"]) for row in rows}
-    sizes = root.sizes(rule.folder)
-    found = {name: rule.row.parse(name) for name in sizes}
+    sizes, row = root.sizes(rule.folder), rule.row
+    found = {name: row.parse(name) for name in sizes}
     return {name: sizes[name] for name, of in found.items() if of and (of.attempt_id, of.step) in steps}
 
 
@@ -110,16 +110,16 @@ def _older_files(root: Root, rule: ExpiryRule, track: Track) -> dict[str, int]:
     They leave no tombstone: the ledger holds the rewards that were used, and rollouts say which requests are done.
     """
     assert rule.age is not None
-    first_kept = datetime.now(UTC) - rule.age
+    first_kept, row = datetime.now(UTC) - rule.age, rule.row
 
     def is_older(name: str) -> bool:
         with suppress(SchemaError, FileNotFoundError):
-            with open_parquet(root, name, rule.row.table, whole=True) as parquet:
+            with open_parquet(root, name, row.table, whole=True) as parquet:
                 newest = pc.max(parquet.read(["created_at"], use_threads=False)["created_at"]).as_py()
             return newest is not None and newest < first_kept
         return False
 
-    sizes = {name: size for name, size in root.sizes(rule.folder).items() if rule.row.parse(name) is not None}
+    sizes = {name: size for name, size in root.sizes(rule.folder).items() if row.parse(name) is not None}
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
         older = list(track(pool.map(is_older, sizes), len(sizes), "files read"))
     return {name: size for (name, size), chosen in zip(sizes.items(), older, strict=True) if chosen}

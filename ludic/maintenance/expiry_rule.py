@@ -39,13 +39,14 @@ class ExpiryRule:
             raise ConfigError("wanted exactly one rule: keep_versions, before, older_than or where")
         if self.older_than is not None and not _AGE.fullmatch(self.older_than):
             raise ConfigError(f"older_than is {self.older_than!r}, wanted a number and s, m, h, d or w, such as 7d")
-        if "version" in self.row.fields._fields:
+        fields = self.row.fields._fields
+        if "version" in fields:
             return
-        if "step" in self.row.fields._fields and self.keep_versions is None and self.before is None:
+        if "step" in fields and self.keep_versions is None and self.before is None:
             raise ConfigError(
                 f"folder is {self.folder}, whose files only have versions; wanted keep_versions or before"
             )
-        if "step" not in self.row.fields._fields and self.older_than is None:
+        if "step" not in fields and self.older_than is None:
             raise ConfigError(f"folder is {self.folder}, whose files only have an age; wanted older_than")
 
     @property

@@ -311,9 +311,9 @@ class Row(Generic[F]):
         fields = {name: "**/*" if spelling.is_path else "*" for name, spelling in self._spellings.items()}
         return self.template.format(**fields)
 
-    def names(self, root: "Storage") -> list[str]:
-        """Return the paths of all files, in the order of the listing."""
-        return [name for name in root.list(self.folder) if self.parse(name) is not None]
+    def names(self, root: "Storage", **known: Any) -> list[str]:
+        """Return the paths of all files, or of those with these first fields, in the order of the listing."""
+        return [name for name in root.list(self.below(**known)) if self.parse(name) is not None]
 
     def parsed(self, names: Iterable[str]) -> list[F]:
         """Return the fields of those names that are this row's, sorted."""

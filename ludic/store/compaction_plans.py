@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ludic.store.catalogue import COMPACTIONS, PlanName
-from ludic.store.files import AppendedFile, RolloutFile, Source, compacted_name, parse_file, parse_source
+from ludic.store.files import AppendedFile, RolloutFile, Source, output_of, parse_file, parse_source
 from ludic.store.json_files import encode_record
 from ludic.store.records import CompactionPlan, PlannedOutput
 from ludic.store.root import Root
@@ -37,14 +37,17 @@ class Plan:
         return COMPACTIONS.name_of(self)
 
 
-def put_plan(root: Root, partition: str, number: int, sources: Sequence[Sequence[Source]]) -> None:
-    """Store a plan with one output for each of `sources`, unless the number is taken; read the plan to find out."""
+def put_plan(root: Root, number: int, files: Sequence[Sequence[AppendedFile]]) -> None:
+    """Store a plan with an output for each sequence of files, unless the number is taken; read it to find out.
+
+    files: of one partition, at least one.
+    """
     outputs = [
-        PlannedOutput(name=compacted_name(partition, number, index), sources=of_output)
-        for index, of_output in enumerate(sources)
+        PlannedOutput(name=output_of(of_output[0], number, index).name, sources=[file.source for file in of_output])
+        for index, of_output in enumerate(files)
     ]
     plan = encode_record(CompactionPlan(outputs=outputs), indent=None)
-    root.put_if_absent(COMPACTIONS.name(PlanName(partition, number)), plan)
+    root.put_if_absent(COMPACTIONS.name(PlanName(files[0][0].partition, number)), plan)
 
 
 def read_partition_plans(root: Root, partition: str) -> list[Plan]:

@@ -8,7 +8,7 @@ the sources that they replace.
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from ludic.errors import ConfigError
@@ -114,6 +114,11 @@ AppendedFile = RolloutFile | RequestsFile
 """A file that a worker appended, or that compaction merged from such files of its partition."""
 
 
+def output_of(file: AppendedFile, plan: int, index: int) -> AppendedFile:
+    """Return an output of a compaction's plan in the partition of a file."""
+    return replace(file, worker_id=f"{COMPACTED}{plan}", sequence=index)
+
+
 def parse_file(name: str) -> AppendedFile | None:
     """Parse a path below the root; returns None if neither a worker's append nor compaction writes such a name."""
     return RolloutFile.parse(name) or RequestsFile.parse(name)
@@ -143,11 +148,6 @@ def slot_of(worker_id: str) -> int | None:
 def version_folder(folder: Folder, version: int) -> str:
     """Return the folder of the partitions of a version."""
     return _ROWS[folder].below(version=version)
-
-
-def compacted_name(partition: str, plan: int, index: int) -> str:
-    """Return the name of the output of a compaction's plan."""
-    return f"{partition}/{COMPACTED}{plan}-{index}.parquet"
 
 
 def list_names(root: Root, versions: range | None = None, folder: Folder = "rollouts") -> list[str]:

@@ -134,7 +134,7 @@ def check_same(root: Root, found: ModelIdentity) -> None:
 
 def kept_files(root: Root) -> Iterator[str]:
     """Return the names of the files in model/ except identity.json, without the folder."""
-    return (found.file for found in MODEL.listed(root) if MODEL.name(found) != IDENTITY.template)
+    return (found.file for found in MODEL.listed(root) if found.file != IDENTITY.file)
 
 
 def read_kept(root: Root, names: Mapping[str, str]) -> dict[str, bytes]:

@@ -58,8 +58,7 @@ def write_reference(root: Root, model: str, rows: pa.Table) -> pa.Table:
 def read_reference_index(root: Root, model: str) -> pa.Table:
     """Return the index of a model's stored rows: rollout_id, and the fields of ReferenceRow."""
     with ThreadPoolExecutor(_CONCURRENT_READS) as pool:
-        names = map(REFERENCE.name, REFERENCE.listed(root, model=model))
-        tables = list(pool.map(lambda name: _read_index(root, name), names))
+        tables = list(pool.map(lambda name: _read_index(root, name), REFERENCE.names(root, model=model)))
     return pa.concat_tables([_index(arrow_schema("reference").empty_table(), ""), *tables])
 
 

@@ -49,13 +49,14 @@ def check_records(root: Root) -> Iterator[Finding]:
 
 
 def _check_record(root: Root, row: Records[Any, Any], name: str) -> Iterator[Finding]:
+    of = row.parse(name)
+    assert of is not None, f"{name} is none of {row.kind}"
     try:
-        record = row.read(root, *(row.parse(name) or ()))
+        record = row.read(root, *of)
     except SchemaError as error:
         yield Finding(check=_CHECKS.get(row.kind, "note"), where=name, problem=reason_of(error))
         return
-    of = row.parse(name)
-    if record is None or of is None:
+    if record is None:
         return
     own = row.home(of, {each.name: getattr(record, each.name) for each in fields(record)})
     if own != name:

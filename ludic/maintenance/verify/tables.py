@@ -34,7 +34,7 @@ _CONCURRENT_FILES = 4
 _BATCH_BYTES = 8 << 20
 _MOST_NAMES = 3
 FOREIGN_NAME = "ludic writes no file of this name; move it out of the run"
-_NOT_OURS = tuple(f"{row.template.partition('{')[0]}" for row in FOREIGN)
+_NOT_OURS = tuple(row.template.partition("{")[0] for row in FOREIGN)
 """Where other programs write, such as the logs of Delta exports beside the files that they register."""
 _OF_ROLLOUTS = ["run_id", "group_id", "policy_version", "env_name", "worker_id", "sequence"]
 
