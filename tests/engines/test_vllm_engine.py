@@ -158,7 +158,13 @@ def test_each_version_of_an_adapter_samples_as_if_it_were_merged(
 
 
 def processes_of_vllm(pid: int) -> list[psutil.Process]:
-    return [child for child in psutil.Process(pid).children(recursive=True) if "EngineCore" in "".join(child.cmdline())]
+    def is_engine(child: psutil.Process) -> bool:
+        try:
+            return "EngineCore" in "".join(child.cmdline())
+        except psutil.NoSuchProcess:  # it has ended; a zombie is one that its parent has not asked for yet
+            return False
+
+    return [child for child in psutil.Process(pid).children(recursive=True) if is_engine(child)]
 
 
 def test_the_death_of_vllm_is_an_error_and_no_hang(start_vllm: Callable[..., VllmEngine], model_folder: str) -> None:
