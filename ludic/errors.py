@@ -4,7 +4,13 @@ A message says where the error is, the value found, the value wanted, and what t
 prints it as one line and exits with 1. Any other error is a bug and shows its traceback.
 """
 
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
 from ludic.masking import mask
+
+_MOST_LISTED = 20
+"""Names that a message lists; of more, it names the similar ones only."""
 
 
 class LudicError(Exception):
@@ -124,3 +130,29 @@ def one_line(error: BaseException) -> str:
         return " ".join(mask(str(error)).split())
     except Exception as failure:  # of a user's __str__
         return f"its message could not be read, {type(failure).__name__} was raised"
+
+
+def unknown_name(
+    what: str, name: str, known: Iterable[str], *, listed: Sequence[str] | None = None, own: Sequence[str] = ()
+) -> str:
+    """Return the message about a name that nothing has: parser 'boxd' is unknown; did you mean 'boxed'?
+
+    known: the names that may be meant. listed: what to list if none is similar, where `known` is longer. own: forms in
+    which users name their own. Names such as tag:NAME and prefix/NAME are compared without argument and prefix.
+    """
+    cores = {_core(each): each for each in reversed([*known])}
+    close = [repr(cores[match]) for match in get_close_matches(_core(name), cores)]
+    listed = [*cores.values()][::-1] if listed is None else listed
+    parts = [f"{what} {name!r} is unknown"]
+    if close:
+        parts.append(f"did you mean {' or '.join(close)}?")
+    elif len(listed) <= _MOST_LISTED:
+        parts.append(f"there are {', '.join(listed)}" if listed else "there are none")
+    message = "; ".join(parts)
+    if own:
+        message += f"{' Your' if close else '; your'} own is {' or '.join(own)}"
+    return message
+
+
+def _core(name: str) -> str:
+    return name.partition(":")[0].rpartition("/")[2]

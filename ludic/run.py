@@ -12,7 +12,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from ludic.bounds import check_names
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.defaults import TARGET_BYTES
 from ludic.errors import ConfigError
 from ludic.launch import eval_methods, what_if_methods

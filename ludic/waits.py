@@ -17,8 +17,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
 
+from ludic.code.run import only_exceptions
 from ludic.errors import Interruption
-from ludic.user_code import only_exceptions
 
 T = TypeVar("T")
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import LudicError
-from ludic.maintenance.verify.code import check_code
 from ludic.maintenance.verify.compactions import check_compactions
 from ludic.maintenance.verify.model import check_model
-from ludic.maintenance.verify.records import check_records
+from ludic.maintenance.verify.records import check_code, check_records
 from ludic.maintenance.verify.tables import TABLES, check_file
 from ludic.maintenance.verify.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger

@@ -14,10 +14,11 @@ from ludic.agents.parsers import make_parser
 from ludic.agents.protocols import make_protocol
 from ludic.agents.tools.registry import make_tools
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.code.kept import create_root
 from ludic.environments.registry import make_environment
 from ludic.records import RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.sampler import GroupSampler
-from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.store import RolloutWriter, RunConfig
 
 QUESTIONS = dict(re.findall(r"\n([^\n]+):\n\n```sql\n(.*?)```", GUIDE, re.DOTALL))
 
@@ -37,7 +38,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
         scripted_agent(["1", "2"]), Script([go_on("go on now"), go_on()]), max_steps=2, max_observation_characters=5
     )
     url = str(tmp_path_factory.mktemp("runs") / "mine")
-    root = Root.create(url, RunConfig(model="m", env=("script",)))
+    root = create_root(url, RunConfig(model="m", env=("script",)))
     groups = tuple(RolloutGroup(key="script", rollouts=tuple(rows)) for rows in (first, second))
     with RolloutWriter(root, "w0-test") as writer:
         for group in groups:

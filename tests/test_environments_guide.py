@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ludic.environments import qa_scorers
+from ludic.code.kinds import ENVIRONMENT, SCORER
 from ludic.environments.qa import Questions
-from ludic.environments.registry import BUILT_IN, FAMILIES, make_environment
+from ludic.environments.registry import FAMILIES, make_environment
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDE = (DOCS / "environments.md").read_text(encoding="utf-8")
@@ -71,10 +71,10 @@ def test_the_example_in_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_tables_list_every_option_scorer_and_prefix() -> None:
     options = set(inspect.signature(Questions).parameters) - {"source", "files", "seed"}
     assert set(first_cells("## Questions and answers")) == options
-    assert set(first_cells("### Scorers")) == set(qa_scorers.BUILT_IN)
+    assert set(first_cells("### Scorers")) == set(SCORER.names())
     named = first_cells("# Environments")
     assert {"qa/", *FAMILIES} == {f"{name.partition('/')[0]}/" for name in named if "/" in name} - {"path/"}
-    assert {name for name in named if "/" not in name} - {"--env", "..."} <= set(BUILT_IN)
+    assert {name for name in named if "/" not in name} - {"--env", "..."} <= set(ENVIRONMENT.names())
 
 
 def test_the_links_lead_to_pages() -> None:

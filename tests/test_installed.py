@@ -5,10 +5,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from ludic.environments.sources import installed_source
+from ludic.code.kept import record_of
+from ludic.environments.registry import source_of
 from ludic.installed import installed_version, is_installed
 from ludic.sql import BatchRules
-from ludic.sql.rule_code import describe_rules
 
 
 @pytest.fixture
@@ -21,15 +21,15 @@ def not_installed(monkeypatch):
 
 def test_records_name_the_installed_version():
     assert installed_version("ludic-rl") == version("ludic-rl")
-    assert installed_source("addition")[1] == f"ludic-rl {version('ludic-rl')}"
+    assert source_of("addition", {})[1] == f"ludic-rl {version('ludic-rl')}"
 
 
 @pytest.mark.usefixtures("not_installed")
 def test_a_folder_of_sources_that_is_not_installed_has_no_version():
     assert installed_version("ludic-rl") is None
-    digest, package = installed_source("addition")
+    digest, package, _ = source_of("addition", {})
     assert (len(digest), package) == (64, None)
-    (advantage, *_) = describe_rules(BatchRules(advantage="rloo", groups_per_batch=1))
+    advantage = record_of(BatchRules(advantage="rloo", groups_per_batch=1).uses()[0], {})
     assert (len(advantage.sha256), advantage.package) == (64, None)
 
 

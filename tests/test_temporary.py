@@ -14,6 +14,7 @@ import pytest
 
 import ludic
 from ludic import temporary
+from ludic.code.kept import create_root
 from ludic.errors import StoreError
 from ludic.launch.local import log_folder
 from ludic.launch.supervisor import make_log_folder
@@ -63,7 +64,7 @@ def publishing(root: Root) -> Iterator[subprocess.Popen]:
 
 @pytest.fixture
 def started(tmp_path: Path, run_config: RunConfig) -> Root:
-    return Root.create(str(tmp_path / "run"), run_config)
+    return create_root(str(tmp_path / "run"), run_config)
 
 
 def names(folder: Path) -> list[str]:
@@ -148,7 +149,7 @@ def test_a_folder_ends_with_its_object(machine: Path) -> None:
 
 
 def test_logs_of_a_remote_run_are_in_a_private_folder(machine: Path, started: Root) -> None:
-    remote = Root.create("memory://private-logs", started.run)
+    remote = create_root("memory://private-logs", started.run)
     folder = log_folder(remote)
     assert folder == machine / f"ludic-logs-{os.geteuid()}-{remote.run_id}"
     assert folder.stat().st_mode & 0o7777 == 0o700

@@ -17,16 +17,14 @@ Turns of user and assistant alternate in each view if they do in the dialogue: m
 Mistral and Gemma, refuse others.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Protocol
 
+from ludic.code.files import NO_FILES, Files, python_file_of
+from ludic.code.kinds import CONTEXT, build_own, find
 from ludic.errors import ConfigError
-from ludic.own_classes import build_own, find_own, unknown
 from ludic.records import Message
-from ludic.user_files import NO_FILES, Files, python_file_of
 
 DEFAULT = "full"
 
@@ -51,37 +49,41 @@ def make_context(spec: str, *, files: Files = NO_FILES) -> Callable[[], Context]
 
     files: files to run instead of those on disk, by path as in the setting. Raises ConfigError.
     """
+    make: Callable[[], Context] = find(CONTEXT, spec, files)
     if python_file_of(spec) is None:
-        return _built_in(spec)
-    make = find_own(spec, "context", files)
-    build_own(spec, "context", make, "view")
+        make()  # refuses a wrong argument
+    else:
+        build_own(CONTEXT, spec, make, "view")
     return make
 
 
-def _built_in(spec: str) -> Callable[[], Context]:
-    kind, colon, count = spec.partition(":")
-    if kind in _PLAIN and not colon:
-        return _PLAIN[kind]
-    if kind not in _COUNTED:
-        raise unknown(spec, "context", BUILT_IN)
-    if not (count.isascii() and count.isdigit() and int(count) > 0):
-        raise ConfigError(f"context {spec!r} counts {count!r} messages; wanted a number from 1, as in {kind}:8")
-    return partial(_COUNTED[kind], int(count))
-
-
 @dataclass(slots=True)
-class _Full:
+class Full:
     async def view(self, messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
         return messages
 
 
 @dataclass(slots=True)
-class _NoThinking:
+class NoThinking:
     """Thinking is removed as Qwen3's chat template does it; a turn cut off inside its thinking stays whole."""
 
     async def view(self, messages: Sequence[Message], ask: Ask) -> Sequence[Message]:
         last_user = max((i for i, message in enumerate(messages) if _is_user(message)), default=0)
         return [*map(_without_thinking, messages[:last_user]), *messages[last_user:]]
+
+
+def window(count: str) -> "_Window":
+    return _Window(_number("window", count))
+
+
+def summary(count: str) -> "_Summary":
+    return _Summary(_number("summary", count))
+
+
+def _number(name: str, count: str) -> int:
+    if not (count.isascii() and count.isdigit() and int(count) > 0):
+        raise ConfigError(f"context '{name}:{count}' counts {count!r} messages; wanted a number from 1, as in {name}:8")
+    return int(count)
 
 
 @dataclass(slots=True)
@@ -184,9 +186,3 @@ def text_after_thinking(text: str, *, is_thinking: bool) -> str:
     if not (is_thinking or text.lstrip().startswith("<think>")):
         return text
     return text.partition("</think>")[2]
-
-
-_PLAIN: Mapping[str, Callable[[], Context]] = MappingProxyType({"full": _Full, "no_thinking": _NoThinking})
-_COUNTED: Mapping[str, Callable[..., Any]] = MappingProxyType({"window": _Window, "summary": _Summary})
-BUILT_IN = (*_PLAIN, *(f"{kind}:N" for kind in _COUNTED))
-"""Forms of the built-in contexts, for people to read."""

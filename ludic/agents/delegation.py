@@ -14,16 +14,15 @@ from ludic.agents.contexts import make_context
 from ludic.agents.environment_calls import score_task
 from ludic.agents.parsers import Parser, make_parser
 from ludic.agents.tools.arguments import make_validator
-from ludic.agents.tools.registry import BUILT_IN as BUILT_IN_TOOLS
-from ludic.agents.tools.registry import as_tool
+from ludic.agents.tools.registry import as_tool, built_in_tool
 from ludic.agents.tools.tool import Tool
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.code.files import NO_FILES, Files, python_file_of
+from ludic.code.kinds import CONTEXT, MCP, PARSER, SUB_AGENT, TOOL, Kind, build_own, find
 from ludic.environments.environment import TaskScorer, Transition
 from ludic.environments.limits import HeldEnvironment
 from ludic.errors import ConfigError
-from ludic.own_classes import build_own, find_own, unknown
 from ludic.records import Message
-from ludic.user_files import NO_FILES, Files, python_file_of
 
 DELEGATE = "delegate"
 """Name of the tool."""
@@ -55,10 +54,10 @@ class SubAgent:
 
     @cached_property
     def _parts(self) -> dict[str, Any]:
-        parts: dict[str, Any] = {"make_context": make_context(_built_in(self.context, "context"))}
+        parts: dict[str, Any] = {"make_context": make_context(_built_in(CONTEXT, self.context))}
         if self.parser is not None:
             is_name = isinstance(self.parser, str)
-            parts["parser"] = make_parser(_built_in(str(self.parser), "parser")) if is_name else self.parser
+            parts["parser"] = make_parser(_built_in(PARSER, str(self.parser))) if is_name else self.parser
         if self.tools is not None:
             parts["toolbox"] = Toolbox(map(_make_tool, self.tools))
             if DELEGATE in parts["toolbox"]:
@@ -77,26 +76,24 @@ class SubAgent:
         return [Message(role="system", content=self.instructions), task_message]
 
 
-def _built_in(name: str, kind: str) -> str:
+def _built_in(kind: Kind, name: str) -> str:
     if python_file_of(name.removeprefix("json:")) is not None:
-        raise ConfigError(f"a sub-agent's {kind} is {name!r}, wanted the name of a built-in one")
+        raise ConfigError(f"a sub-agent's {kind.role} is {name!r}, wanted the name of a built-in one")
     return name
 
 
 def _make_tool(tool: str | Callable[..., Any] | Tool) -> Tool:
     if not isinstance(tool, str):
         return as_tool(tool)
-    if tool not in BUILT_IN_TOOLS:
-        raise ConfigError(f"a sub-agent's tool is {tool!r}, wanted {' or '.join(BUILT_IN_TOOLS)}, a function or a Tool")
-    return BUILT_IN_TOOLS[tool]()
+    names = [name for name in TOOL.names() if not name.startswith(MCP)]
+    if tool not in names:
+        raise ConfigError(f"a sub-agent's tool is {tool!r}, wanted {' or '.join(names)}, a function or a Tool")
+    return built_in_tool(tool)
 
 
 def helper() -> SubAgent:
     """Return an agent like the one that hands on the task."""
     return SubAgent(name="helper", description="Works on one task, which it sees without what was said before.")
-
-
-BUILT_IN: Mapping[str, Callable[[], SubAgent]] = {"helper": helper}
 
 
 def make_sub_agents(names: Sequence[str], files: Files = NO_FILES) -> tuple[SubAgent, ...]:
@@ -113,11 +110,7 @@ def make_sub_agents(names: Sequence[str], files: Files = NO_FILES) -> tuple[SubA
 
 
 def _make(name: str, files: Files) -> SubAgent:
-    if name in BUILT_IN:
-        return BUILT_IN[name]()
-    if python_file_of(name) is None:
-        raise unknown(name, "sub-agent", list(BUILT_IN))
-    made = build_own(name, "sub-agent", find_own(name, "sub-agent", files), "equip")
+    made = build_own(SUB_AGENT, name, find(SUB_AGENT, name, files), "equip")
     if not isinstance(made, SubAgent):
         raise ConfigError(
             f"sub-agent {name}: it returned {type(made).__name__}, wanted ludic.agents.delegation.SubAgent"

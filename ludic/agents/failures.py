@@ -2,9 +2,9 @@
 
 from types import TracebackType
 
+from ludic.code.run import as_error, describe
 from ludic.errors import ConfigError, EngineError, ModelError
 from ludic.printable import storable
-from ludic.user_code import as_error, describe
 
 ENGINE_ERRORS = (ModelError, ConfigError, EngineError)
 """Errors of an engine, which end the worker; no agent reads them, and no episode fails by them."""

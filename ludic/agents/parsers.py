@@ -26,13 +26,10 @@ from typing import Any, Protocol
 
 import msgspec
 
+from ludic.code.files import NO_FILES, Files, own_code_of, parser_stages, python_file_of
+from ludic.code.kinds import PARSER, build_own, find, find_own, unknown
 from ludic.errors import ConfigError
-from ludic.own_classes import build_own, find_own, unknown
-from ludic.parser_stages import own_code_of, parser_stages
-from ludic.user_files import NO_FILES, Files
 
-BUILT_IN = ("whole", "tag:NAME", "boxed", "json", "json:path/to/file.py:TypeName", "regex:PATTERN", "think")
-"""Forms of the built-in parsers, for people to read."""
 DEFAULT = "whole"
 
 
@@ -79,24 +76,10 @@ def make_parser(spec: str, *, format_reward: float = 0.0, files: Files = NO_FILE
 
 
 def _make_stage(stage: str, files: Files) -> Parser:
-    own = own_code_of(stage)
-    if own is None:
-        return _built_in(stage)
-    found = find_own(own, "parser", files)
-    return _Own(own, build_own(own, "parser", found, "parse")) if own == stage else _typed_json(own, found)
-
-
-def _built_in(stage: str) -> Parser:
-    kind, colon, argument = stage.partition(":")
-    if kind in _PLAIN and not colon:
-        return _PLAIN[kind]
-    if kind == "tag" and _TAG_NAME.fullmatch(argument):
-        return _Tag(argument)
-    if kind == "tag":
-        raise ConfigError(f"parser {stage!r} names the tag {argument!r}; wanted letters and digits, as in tag:answer")
-    if kind == "regex" and colon:
-        return _regex(argument)
-    raise unknown(stage, "parser", BUILT_IN)
+    if stage.startswith("json:"):
+        return typed_json(stage.removeprefix("json:"), files)
+    make = find(PARSER, stage, files)
+    return make() if own_code_of(stage) is None else _Own(stage, build_own(PARSER, stage, make, "parse"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +128,18 @@ def _part(text: str, start: int, end: int | None = None) -> Parsed:
     return Parsed(action=part.strip(), start=start + len(part) - len(part.lstrip()))
 
 
-class _Whole:
+class Whole:
     def parse(self, text: str) -> Parsed:
         return Parsed(action=text, start=0)
 
 
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.-]*")
+
+
+def tag(name: str) -> "_Tag":
+    if not _TAG_NAME.fullmatch(name):
+        raise ConfigError(f"parser 'tag:{name}' names the tag {name!r}; wanted letters and digits, as in tag:answer")
+    return _Tag(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +164,7 @@ class _Tag:
 _BRACES = re.compile(r"\\\\?boxed\{|\\.|[{}]", re.DOTALL)
 
 
-class _Boxed:
+class Boxed:
     def parse(self, text: str) -> Parsed:
         contents, num_open = _boxed(text)
         if contents:
@@ -217,14 +206,14 @@ class _Regex:
         return Parsed(action=match[group], start=match.start(group))
 
 
-def _regex(pattern: str) -> _Regex:
+def regex(pattern: str) -> _Regex:
     try:
         return _Regex(re.compile(pattern))
     except (re.error, RecursionError, OverflowError) as error:
         raise ConfigError(f"parser regex:{pattern} is not a regular expression of Python: {error}") from error
 
 
-class _Think:
+class Think:
     def parse(self, text: str) -> Parsed:
         opening, closing = "<think>", "</think>"
         thinking, _, answer = text.partition(closing)
@@ -241,7 +230,7 @@ class _Think:
 
 
 @dataclass(frozen=True, slots=True)
-class _Json:
+class Json:
     decoder: msgspec.json.Decoder[Any] | None = None
     """Decoder that checks the value; None accepts any."""
 
@@ -305,15 +294,16 @@ def _last_object(text: str) -> str | None:
     return found
 
 
-def _typed_json(name: str, found: Any) -> _Json:
+def typed_json(name: str, files: Files = NO_FILES) -> Json:
+    """Return the parser json:path/to/file.py:TypeName."""
+    if python_file_of(name) is None:
+        raise unknown(PARSER, f"json:{name}")
+    found = find_own(PARSER, name, files).value
     try:
         msgspec.json.schema(found)  # refuses types that no JSON fits
-        return _Json(msgspec.json.Decoder(found))
+        return Json(msgspec.json.Decoder(found))
     except (TypeError, RuntimeError, NameError) as error:
         raise ConfigError(
             f"parser json:{name}: wanted a dataclass, a TypedDict or another type that msgspec checks JSON against; "
             f"{error}"
         ) from error
-
-
-_PLAIN: dict[str, Parser] = {"whole": _Whole(), "boxed": _Boxed(), "json": _Json(), "think": _Think()}

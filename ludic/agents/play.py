@@ -21,13 +21,13 @@ from ludic.agents.single_agent import play_alone
 from ludic.agents.tools.functions import environment_tools
 from ludic.agents.tools.tool import Tool
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.code.run import describe
 from ludic.environments.environment import Transition
 from ludic.environments.limits import HeldEnvironment, LimitedEnvironments
 from ludic.errors import ConfigError, LudicError, ToolError
 from ludic.printable import storable
 from ludic.records import Message, Rollout, new_id
 from ludic.schema.validation import TRUNCATION_REASONS
-from ludic.user_code import describe
 from ludic.waits import GRACE_S
 
 MAX_STEPS = 32

@@ -4,19 +4,15 @@ Without a name, the environment decides. Every failure raises ConfigError.
 """
 
 import inspect
-from collections.abc import Mapping
 from functools import wraps
-from types import MappingProxyType
 
 from ludic.agents.failures import ENGINE_ERRORS, fails_the_episode
 from ludic.agents.play import Play, Protocol
 from ludic.agents.several_agents import several_agents
 from ludic.agents.single_agent import single_agent
+from ludic.code.files import NO_FILES, Files, python_file_of
+from ludic.code.kinds import PROTOCOL, find
 from ludic.errors import ConfigError
-from ludic.own_classes import find_own, unknown
-from ludic.user_files import NO_FILES, Files, python_file_of
-
-BUILT_IN: Mapping[str, Protocol] = MappingProxyType({"single_agent": single_agent, "several_agents": several_agents})
 
 
 async def by_environment(play: Play) -> None:
@@ -32,11 +28,9 @@ def make_protocol(name: str | None, files: Files = NO_FILES) -> Protocol:
     """
     if name is None:
         return by_environment
-    if name in BUILT_IN:
-        return BUILT_IN[name]
+    own: Protocol = find(PROTOCOL, name, files)
     if python_file_of(name) is None:
-        raise unknown(name, "protocol", list(BUILT_IN))
-    own = find_own(name, "protocol", files)
+        return own
     if not inspect.iscoroutinefunction(own):
         raise ConfigError(f"protocol {name}: wanted a function that begins with `async def`")
 

@@ -12,9 +12,9 @@ from ludic.agents.protocols import make_protocol
 from ludic.agents.tools.formats import make_tool_format
 from ludic.agents.tools.registry import check_tools, make_tools
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.errors import ConfigError
 from ludic.run_config import RunConfig
-from ludic.user_files import NO_FILES, Files, python_file_of
 
 
 def check_agent(run: RunConfig, files: Files = NO_FILES) -> None:

@@ -19,15 +19,14 @@ from ludic.batches.history import recall_history
 from ludic.batches.rules import own_rules
 from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
 from ludic.batches.vetting import Vetting
+from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_tokenizer
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.planner import ADDED, BatchRules, LossUnit, Planner
-from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root
-from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.ledger import effective_steps, recall_groups
-from ludic.store.records import CheckpointInfo
+from ludic.store.records import CheckpointInfo, CodeRecord
 from ludic.store.scores import PLAN_COLUMNS, ScoreReader
 
 logger = logging.getLogger(__name__)
@@ -162,8 +161,7 @@ class OfflineSource:
         return self._first_step(resumed) - 1 + num_steps
 
     def keep_code(self) -> list[CodeRecord]:
-        keep_files(self._root, self._rules.files)
-        return describe_rules(self._rules)
+        return keep_code(self._root, self._rules.uses(), self._rules.files)
 
     def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         first_step = self._first_step(resumed)

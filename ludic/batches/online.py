@@ -18,13 +18,12 @@ from ludic.batches.history import recall_history
 from ludic.batches.rules import own_rules
 from ludic.batches.source import Demand, Plan
 from ludic.batches.vetting import Vetting
+from ludic.code.kept import keep_code
 from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import LossUnit, Planner, Shortage
-from ludic.sql.rule_code import describe_rules
 from ludic.store import Cursor, RolloutReader, Root, count_uses
-from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.recall import recall_requests, recall_sources
-from ludic.store.records import CheckpointInfo
+from ludic.store.records import CheckpointInfo, CodeRecord
 from ludic.store.scores import ScoreReader
 
 logger = logging.getLogger(__name__)
@@ -60,8 +59,7 @@ class OnlineSource:
         """Return None: workers deliver rollouts for any number of steps."""
 
     def keep_code(self) -> list[CodeRecord]:
-        keep_files(self._root, self._rules.files)
-        return describe_rules(self._rules)
+        return keep_code(self._root, self._rules.uses(), self._rules.files)
 
     def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         num_uses = count_uses(self._root, (resumed.attempt_id, resumed.step) if resumed else None)

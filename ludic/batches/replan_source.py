@@ -11,14 +11,13 @@ from ludic.batches.replay import plan_of_ledger, restamp
 from ludic.batches.rules import own_rules
 from ludic.batches.source import MORE_THAN_ANY_BATCH, Demand, Plan
 from ludic.batches.vetting import Vetting
+from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit
-from ludic.sql.rule_code import describe_rules
 from ludic.store import Root, read_ledger
-from ludic.store.code_files import CodeRecord, keep_files
 from ludic.store.ledger import attempt_of_steps
 from ludic.store.ledger_reads import read_rollouts
-from ludic.store.records import CheckpointInfo
+from ludic.store.records import CheckpointInfo, CodeRecord
 
 
 class ReplanSource:
@@ -40,8 +39,7 @@ class ReplanSource:
         """Return None: num_steps is a setting, and the other run's last step ends training too."""
 
     def keep_code(self) -> list[CodeRecord]:
-        keep_files(self._root, self._rules.files)
-        return describe_rules(self._rules)
+        return keep_code(self._root, self._rules.uses(), self._rules.files)
 
     def resume(self, resumed: CheckpointInfo | None, demand: Demand) -> None:
         """Do nothing: the step alone gives the position."""

@@ -3,12 +3,11 @@
 from dataclasses import replace
 
 from ludic.batches.config import BatchConfig
+from ludic.code.kept import trusted_files
 from ludic.errors import ConfigError
 from ludic.sql.planner import BatchRules, LossUnit
-from ludic.sql.rule_code import rule_uses
 from ludic.store import Root
 from ludic.store.attempts import newest_attempt
-from ludic.store.code_files import trusted_files
 
 _ENDLESS = 2**31 - 1
 _FILTER_OF = {"max_off_policy_steps": "max_off_policy_steps", "max_age_s": "max_age"}
@@ -51,7 +50,7 @@ def own_rules(root: Root, config: BatchConfig, *, loss_unit: LossUnit = "row") -
     Raises ConsentError if a file came with the root and the user has not agreed to run it, ConfigError.
     """
     rules = batch_rules(config, root.run.groups_per_batch, root.run.seed, loss_unit=loss_unit)
-    return replace(rules, files=trusted_files(root, rule_uses(rules, names_in_root(root))))
+    return replace(rules, files=trusted_files(root, rules.uses(names_in_root(root))))
 
 
 def names_in_root(root: Root) -> frozenset[str]:

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self
 
 import pyarrow as pa
 
-from ludic.store.code_files import CodeRecord
+from ludic.code.kept import CodeRecord
 from ludic.store.records import CheckpointInfo
 
 MORE_THAN_ANY_BATCH = 2**31

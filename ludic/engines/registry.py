@@ -1,30 +1,17 @@
 """Engines by name: built-in, or your own class in a file.
 
-To add a built-in engine, write its file and its line in BUILT_IN. An engine's file runs because the person who starts
-the worker names it: unlike environments, engines are never named by a root. Raises ConfigError, which names the
-requested engine and the known ones.
+ludic.code.kinds lists the built-in ones. An engine's file runs because the person who starts the worker names it:
+unlike environments, engines are never named by a root. Raises ConfigError for an unknown name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
-from types import MappingProxyType
 from typing import Protocol
 
+from ludic.code.kinds import ENGINE, check, find
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
-from ludic.own_classes import check_own, find_own, unknown
-from ludic.user_files import python_file_of
-
-BUILT_IN: Mapping[str, str] = MappingProxyType(
-    {
-        "transformers": "ludic.engines.transformers_engine:make_engine",
-        "vllm": "ludic.engines.vllm_engine:make_engine",
-        "server": "ludic.engines.server_engine:make_engine",
-    }
-)
-"""Module and function of each engine, imported when it is used: their libraries take seconds to import."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,19 +43,12 @@ class EngineFactory(Protocol):
 
 def check_engine(name: str) -> None:
     """Raise ConfigError if there is no such engine; imports and runs nothing."""
-    if python_file_of(name) is not None:
-        check_own(name, "engine")
-    elif name not in BUILT_IN:
-        raise unknown(name, "engine", list(BUILT_IN))
+    check(ENGINE, name)
 
 
 def find_engine(name: str) -> EngineFactory:
     """Return the factory of a built-in engine, or of path/to/file.py:ClassName, which runs that file."""
-    check_engine(name)
-    if name in BUILT_IN:
-        module, _, function = BUILT_IN[name].partition(":")
-        return getattr(import_module(module), function)
-    return find_own(name, "engine")
+    return find(ENGINE, name)
 
 
 def engine_maker(setup: EngineSetup) -> MakeEngine:

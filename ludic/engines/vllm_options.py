@@ -7,14 +7,13 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import fields
-from difflib import get_close_matches
 from typing import Any
 
 from transformers import PretrainedConfig
 
 from ludic.engines.registry import EngineSetup
 from ludic.engines.vllm_worker import OWNER
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, unknown_name
 from ludic.installed import is_installed
 
 _DEFAULTS = {
@@ -124,9 +123,8 @@ def check_options(options: Mapping[str, Any], known: type) -> None:
         if name in _OURS:
             raise ConfigError(f"engine_options: {name} is set by ludic, since rollouts depend on it; leave it out")
         if name not in names:
-            close = get_close_matches(name, names, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else "see `vllm serve --help=all` for all of them"
-            raise ConfigError(f"engine_options: vLLM has no option {name}; {hint}")
+            unknown = unknown_name("the option of vLLM", name, names)
+            raise ConfigError(f"engine_options: {unknown}; `vllm serve --help=all` shows all")
 
 
 def _cpu_cache_bytes(config: PretrainedConfig, max_batch: int) -> int:

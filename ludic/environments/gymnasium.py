@@ -11,12 +11,12 @@ import weakref
 from functools import partial
 from typing import Any
 
+from ludic.code.run import describe, only_exceptions
 from ludic.environments.environment import Example, Split, Transition
 from ludic.environments.splits import draw
 from ludic.errors import ConfigError
 from ludic.installed import is_installed, module_file, package_of, require
 from ludic.records import Message
-from ludic.user_code import describe, only_exceptions
 
 PREFIX = "gymnasium/"
 _INTEGER = re.compile(r"[-+]?\d{1,18}")

@@ -21,9 +21,9 @@ import httpx2 as httpx
 import msgspec
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
+from ludic.code.run import describe
 from ludic.errors import ConfigError, JudgeError
 from ludic.masking import keep_secret, mask, public_url
-from ludic.user_code import describe
 from ludic.waits import Turns
 
 T = TypeVar("T")

@@ -14,13 +14,13 @@ from functools import partial
 from hashlib import sha256 as sha256_of
 from typing import Any
 
+from ludic.code.files import Files
 from ludic.environments.environment import RUN_IN, Example, Score, Split
 from ludic.environments.qa_rows import Columns, Row, Rows, Source
 from ludic.environments.qa_scorers import QuestionScorers, problem_of
 from ludic.environments.splits import is_heldout, nth
 from ludic.errors import ConfigError
 from ludic.records import Message
-from ludic.user_files import Files
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ludic.errors import ConfigError, one_line
+from ludic.errors import ConfigError, one_line, unknown_name
 from ludic.installed import require
 from ludic.paths import local_path
 from ludic.records import Message
@@ -280,15 +279,9 @@ def _value(row: Mapping[str, Any], name: str, where: str) -> Any:
     value: Any = row
     for part in name.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            raise ConfigError(f"{where} has no column {name!r}; {_columns_of(row, name)}")
+            raise ConfigError(f"{where}: {unknown_name('column', name, [*row])}")
         value = value[part]
     return value
-
-
-def _columns_of(row: Mapping[str, Any], name: str) -> str:
-    close = get_close_matches(name, list(row), n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}It has {', '.join(map(repr, row)) or 'none of the columns'}"
 
 
 def _messages(value: Any, where: str) -> list[list[str]]:

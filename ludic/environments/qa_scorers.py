@@ -12,12 +12,12 @@ from functools import lru_cache, partial
 from math import isfinite
 from typing import Any
 
+from ludic.code.files import Files, python_file_of
+from ludic.code.kinds import GROUP_SCORER, SCORER, find
 from ludic.environments.environment import Example, GroupAnswer, Score, to_score
 from ludic.environments.limits import TimeLimit
 from ludic.errors import ConfigError, TimeLimitError
 from ludic.installed import require
-from ludic.user_code import load_named
-from ludic.user_files import Files, python_file_of
 
 Scorer = Callable[[Example, str], Score | Awaitable[Score]]
 """Returns the score of an answer, or a coroutine that does. example.data["answer"] is the right answer."""
@@ -25,7 +25,6 @@ Scorer = Callable[[Example, str], Score | Awaitable[Score]]
 GroupScorer = Callable[[Example, Sequence[GroupAnswer]], Any]
 """Returns the scores of all answers to a question, or a coroutine that does; see environment.GroupScorer."""
 
-BUILT_IN = ("exact", "numeric", "math", "regex")
 MATH_TIMEOUT_S = 5.0
 """Seconds for one comparison of math-verify; an answer that needs longer, such as 9**9**9**9, scores 0."""
 MATH_CHARACTERS = 4000
@@ -42,19 +41,13 @@ def make_scorer(name: str, tolerance: float, files: Files) -> Scorer:
 
     tolerance: of `numeric`. files: users' files to run instead of those on disk. Raises ConfigError.
     """
+    score: Callable[..., Any] = find(SCORER, name, files)
     if python_file_of(name) is not None:
-        return partial(_call_users, _users_function(name, files), name)
-    if name == "exact":
-        return score_exact
-    if name == "numeric":
-        return partial(score_numeric, tolerance=tolerance)
-    if name == "regex":
-        return score_regex
+        return partial(_call_users, score, name)
     if name == "math":
         require("math_verify", "math", "scorer math")
         _quiet_math_verify()
-        return score_math
-    raise ConfigError(f"scorer is {name!r}, wanted {', '.join(BUILT_IN)}, or path/to/file.py:function")
+    return partial(score, tolerance=tolerance) if name == "numeric" else score
 
 
 class QuestionScorers:
@@ -82,9 +75,7 @@ class QuestionScorers:
 
 def make_group_scorer(name: str, files: Files) -> GroupScorer:
     """Return the function of path/to/file.py:function. files: as of make_scorer. Raises ConfigError."""
-    if python_file_of(name) is None:
-        raise ConfigError(f"group_scorer is {name!r}, wanted path/to/file.py:function")
-    return _users_function(name, files)
+    return find(GROUP_SCORER, name, files)
 
 
 def problem_of(scorer: str, answer: str) -> str | None:
@@ -178,15 +169,6 @@ def _quiet_math_verify() -> None:
 
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(is_other)
-
-
-def _users_function(name: str, files: Files) -> Callable[..., Any]:
-    path, _, function_name = name.rpartition(":")
-    _, module = load_named(path, f"scorer {name}", ConfigError, files)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(f"scorer {name}: {path} has no function {function_name!r}")
-    return function
 
 
 def _call_users(

@@ -8,48 +8,27 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
-from ludic.consent import QUESTIONS
+from ludic.code.files import NO_FILES, Files, python_file_of
+from ludic.code.kinds import ENVIRONMENT, QUESTIONS, find, unknown
+from ludic.code.run import describe, only_exceptions
 from ludic.environments import gymnasium, reasoning_gym, textarena, verifiers
-from ludic.environments.addition import Addition
 from ludic.environments.environment import RUN_IN, Environment, MultiAgentEnvironment, SingleTurnEnvironment
-from ludic.environments.errands import Errands
-from ludic.environments.guess_number import GuessNumber
-from ludic.environments.moar_cats import MoarCats
-from ludic.environments.number_comparison import NumberComparison
-from ludic.environments.opposites import Opposites
-from ludic.environments.qa import Questions
+from ludic.environments.qa import Questions, heldout_sha256
+from ludic.environments.qa_rows import Source
 from ludic.environments.qa_scorers import QuestionScorers
 from ludic.environments.scorer_processes import ScorerProcesses
-from ludic.environments.sequential_digits import SequentialDigits
 from ludic.environments.single_turn_adapter import SingleTurn
-from ludic.environments.tic_tac_toe import TicTacToe, TicTacToeSelfPlay
-from ludic.environments.word_problems import WordProblems
 from ludic.errors import ConfigError, LudicError
-from ludic.user_code import describe, load_named, only_exceptions
-from ludic.user_files import NO_FILES, Files, python_file_of
+from ludic.installed import LUDIC, module_file, name_and_version, package_of
 
 EnvironmentFactory = Callable[[], Environment | MultiAgentEnvironment]
 """Function that returns a new Environment for each episode."""
-
-BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment | MultiAgentEnvironment]] = MappingProxyType(
-    {
-        "addition": Addition,
-        "errands": Errands,
-        "guess_number": GuessNumber,
-        "moar_cats": MoarCats,
-        "number_comparison": NumberComparison,
-        "opposites": Opposites,
-        "sequential_digits": SequentialDigits,
-        "tic_tac_toe": TicTacToe,
-        "tic_tac_toe_self_play": TicTacToeSelfPlay,
-        "word_problems": WordProblems,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +63,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 def environment_names() -> tuple[str, ...]:
     """Return every name that needs no file: built-in environments, then those of the packages that are installed."""
-    return (*sorted(BUILT_IN), *(prefix + name for prefix, family in FAMILIES.items() for name in family.names()))
+    return (*ENVIRONMENT.names(), *(prefix + name for prefix, family in FAMILIES.items() for name in family.names()))
 
 
 def make_environment(
@@ -133,18 +112,18 @@ def load_scorer(name: str, options: Mapping[str, Any], seed: int, files: Files) 
 
 def _find(name: str, files: Files) -> Callable[..., Any]:
     """Return the class or function of a name; called with options, it returns an environment."""
-    if name in BUILT_IN:
-        return BUILT_IN[name]
     if python_file_of(name) is not None:  # also a file in a folder that is named like a prefix
-        return _find_class(name, files)
+        return find(ENVIRONMENT, name, files)
     if name.startswith(QUESTIONS):
         return partial(Questions, name.removeprefix(QUESTIONS), files)
     prefix = prefix_of(name)
     if prefix:
         return _find_in_family(name, prefix)
     if ":" in name:
-        return _find_class(name, files)
-    raise _unknown(name)
+        return _find_installed(name)
+    if name not in ENVIRONMENT.built_in:
+        raise _unknown(name)
+    return find(ENVIRONMENT, name)
 
 
 def prefix_of(name: str) -> str:
@@ -159,31 +138,13 @@ def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
     return partial(family.make, within)
 
 
-def _unknown(name: str) -> ConfigError:
-    # Compare without prefixes, so that leg_countin finds reasoning_gym/leg_counting.
-    full_names = {full.removeprefix(prefix_of(full)): full for full in environment_names()}
-    prefix = prefix_of(name)
-    close = get_close_matches(name.removeprefix(prefix), full_names, n=3)
-    if close:
-        return ConfigError(
-            f"environment {name!r} is unknown; did you mean {', '.join(full_names[match] for match in close)}? "
-            "A class of your own is path/to/file.py:ClassName or package.module:ClassName"
-        )
-    if prefix:
-        names = FAMILIES[prefix].names()
-        return ConfigError(f"environment {name!r} is unknown; {prefix}NAME takes {', '.join(names) or 'no name here'}")
-    return ConfigError(
-        f"environment {name!r} is unknown; there are path/to/file.py:ClassName, package.module:ClassName, "
-        f"{', '.join(sorted(BUILT_IN))}, {QUESTIONS}FILE, {', '.join(f'{each}NAME' for each in FAMILIES)}"
-    )
+def _unknown(name: str) -> LudicError:
+    return unknown(ENVIRONMENT, name, environment_names())
 
 
-def _find_class(name: str, files: Files) -> Callable[..., Any]:
+def _find_installed(name: str) -> Callable[..., Any]:
     location, _, class_name = name.rpartition(":")
-    if location.endswith(".py"):
-        _, module = load_named(location, f"environment {name}", ConfigError, files)
-    else:
-        module = _load_module(name, location)
+    module = _load_module(name, location)
     found = getattr(module, class_name, None)
     if callable(found):
         return found
@@ -227,3 +188,28 @@ def _build_first(name: str, build: Callable[[], Any]) -> Any:
         raise ConfigError(f"environment {name}: {error}") from error
     except Exception as error:
         raise ConfigError(f"environment {name} could not be built: {describe(error)}") from error
+
+
+def source_of(name: str, options: Mapping[str, Any]) -> tuple[str | None, str | None, dict[str, str]]:
+    """Return what tells the code of an environment that is no user's file from another; nothing of it runs.
+
+    That is the sha256 of an installed environment's file, or of the data of qa/SOURCE, None if there is none; its
+    package with version, None if the module belongs to no package; and by the name `heldout` the sha256 of the file
+    with the held-out questions of qa/SOURCE, if there is one.
+    """
+    if name in ENVIRONMENT.built_in:
+        return _digest(inspect.getsourcefile(find(ENVIRONMENT, name))), name_and_version(LUDIC), {}
+    if name.startswith(QUESTIONS):
+        source, heldout = name.removeprefix(QUESTIONS), heldout_sha256(name.removeprefix(QUESTIONS), options)
+        others = {} if heldout is None else {"heldout": heldout}
+        return Source(name=source).sha256(), name_and_version(LUDIC), others
+    prefix = prefix_of(name)
+    if prefix:
+        path, package = FAMILIES[prefix].source(name.removeprefix(prefix))
+        return _digest(path), package, {}
+    module = name.rpartition(":")[0]
+    return _digest(module_file(module)), package_of(module), {}
+
+
+def _digest(path: str | None) -> str | None:
+    return sha256(Path(path).read_bytes()).hexdigest() if path and Path(path).is_file() else None

@@ -24,10 +24,10 @@ from typing import IO, Any, NoReturn, SupportsFloat
 import msgspec
 
 from ludic.children import describe_end, end_with_parent, start_python
+from ludic.code.files import Files, UserFile
+from ludic.code.run import describe, only_exceptions
 from ludic.environments.environment import Example, GroupAnswer, Score, SpanReward, to_score
 from ludic.errors import ScorerError
-from ludic.user_code import describe, only_exceptions
-from ludic.user_files import Files, UserFile
 from ludic.waits import SideThread, Turns
 
 MOST_PROCESSES = min(8, os.cpu_count() or 1)

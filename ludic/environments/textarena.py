@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ludic.code.run import describe
 from ludic.environments.environment import Example, Split, Transition
 from ludic.environments.splits import draw
 from ludic.errors import ConfigError
 from ludic.installed import is_installed, name_and_version, require
 from ludic.records import Message
-from ludic.user_code import describe
 
 PREFIX = "textarena/"
 _VARIANTS = ("-train", "-raw")

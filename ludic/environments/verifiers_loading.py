@@ -17,10 +17,10 @@ from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.session import hook_boundary
 from verifiers.v1.utils.decorators import discover_decorated
 
+from ludic.code.run import describe, only_exceptions
 from ludic.environments.environment import Split
 from ludic.environments.splits import partition
 from ludic.errors import ConfigError
-from ludic.user_code import describe, only_exceptions
 
 PLAIN_HARNESSES = ("bash", "null")
 """The harnesses of verifiers that an environment gets without asking for one; ludic takes their place."""

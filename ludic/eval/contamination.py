@@ -11,6 +11,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from ludic.code.kinds import CONTAMINATION
 from ludic.errors import ConfigError, QueryError
 from ludic.eval.samples import Chosen, Samples, nothing_stored
 from ludic.sql import SqlText, connect
@@ -50,7 +51,7 @@ def find_overlaps(
 
     query: a name in ludic/sql/contamination/, or the path of a .sql file. params: values of its parameters.
     """
-    text = load_text("contamination", query, "{}", _WANTED)
+    text = load_text(CONTAMINATION, query, "{}", _WANTED)
     check_parameters([text], params, known=())
     episodes = _episodes(root, chosen)
     with connect([root, *also]) as con:

@@ -4,9 +4,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ludic.code.kept import from_dicts
 from ludic.eval.samples import Samples
 from ludic.store.catalogue import EVALUATIONS
-from ludic.store.code_files import from_dicts
 from ludic.store.records import Evaluation
 
 _SAMPLING = "select distinct temperature, top_p, top_k, max_tokens from eval_episodes order by all"

@@ -23,6 +23,7 @@ from itertools import chain
 from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.agents.requests import EpisodeRequest
+from ludic.code.files import Files
 from ludic.engines.registry import MakeEngine
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ModelError, NameTakenError, SchemaError
@@ -44,8 +45,7 @@ from ludic.models.chat import load_tokenizer
 from ludic.models.first_model import first_model, vocabulary_of
 from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
-from ludic.rollouts.sampler import episodes_of_run
-from ludic.rollouts.sampling_code import open_code
+from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
 from ludic.store.evaluations import SampleBlock, evaluation_of, put_evaluation, stored_blocks
 from ludic.store.evaluators import BlockClaims
@@ -53,7 +53,6 @@ from ludic.store.files import RolloutFile
 from ludic.store.policy_files import has_weights
 from ludic.store.records import Evaluation
 from ludic.temporary import make_folder
-from ludic.user_files import Files
 from ludic.waits import SideThread
 
 logger = logging.getLogger(__name__)

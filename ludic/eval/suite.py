@@ -9,20 +9,19 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import msgspec
 
-from ludic.consent import QUESTIONS
-from ludic.errors import ConfigError, QueryError
+from ludic.code.consent import QUESTIONS
+from ludic.code.files import MAX_BYTES
+from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.eval.config import EvalConfig, MeasureConfig
 from ludic.eval.numbers import check_measures
 from ludic.eval.suite_paths import Paths
 from ludic.paths import local_path
-from ludic.user_files import MAX_BYTES
 
 OF_THE_CALL = (
     "versions",
@@ -97,9 +96,7 @@ def _read(file: Path) -> dict[str, Any]:
 def _check_keys(values: Mapping[str, Any], known: Collection[str], where: str) -> None:
     for key in values:
         if key not in known:
-            close = get_close_matches(key, known, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(known)}"
-            raise ConfigError(f"{where}: no setting is called {key!r}; {hint}")
+            raise ConfigError(f"{where}: {unknown_name('setting', key, known)}")
 
 
 def _refuse_doubles(file: Path, names: Sequence[str]) -> None:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ludic.consent import QUESTIONS, SCORER_OPTIONS
+from ludic.code.consent import QUESTIONS, SCORER_OPTIONS
+from ludic.code.files import own_code_of, parser_stages, python_file_of
 from ludic.errors import ConfigError
-from ludic.parser_stages import own_code_of, parser_stages
 from ludic.paths import local_path
-from ludic.user_files import python_file_of
 
 _DATA = (".jsonl", ".parquet")
 

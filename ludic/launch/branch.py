@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
+from ludic.code.kept import create_root
 from ludic.errors import ConfigError
 from ludic.launch.roots import is_there
 from ludic.launch.train import train_here
@@ -68,7 +69,7 @@ def start_branch(url: str, root: Root, version: int) -> Root:
     source = f"{root.url}/{policy_folder(version)}"
     if root.exists(f"{policy_folder(version)}/{ADAPTER_CONFIG}"):
         raise ConfigError(f"{source} holds only an adapter; a branch needs whole weights (publish_lora merged)")
-    branch = Root.create(url, replace(root.run, model=source), like=root)
+    branch = create_root(url, replace(root.run, model=source), like=root)
     with branch.scratch_folder() as folder:
         copy_policy(root, version, folder)
         keep_model(branch, folder, identify_at(folder, source), with_weights=True)

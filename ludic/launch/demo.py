@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 
 from ludic.agents.agent import Agent
+from ludic.code.kept import create_root
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.launch.config import LaunchConfig
@@ -36,7 +37,7 @@ OTHER_WORDS = (
 def open_demo(url: str) -> Root:
     """Start the run with a new tiny model that is stored in its root, or open the existing run."""
     url = url.rstrip("/")
-    root = Root.create(
+    root = create_root(
         url,
         RunConfig(
             model=f"{url}/{MODEL.folder}",

@@ -7,6 +7,7 @@ problems are answered before RL, while it goes on, and after it. Each function c
 
 import json
 
+from ludic.code.kept import create_root
 from ludic.engines.config import EngineConfig
 from ludic.eval.config import EvalConfig
 from ludic.interop.imports.episodes import to_message
@@ -49,7 +50,7 @@ def open_demo(url: str) -> Root:
         num_workers=1,
         max_tokens=48,
     )
-    root = Root.create(url, run)
+    root = create_root(url, run)
     keep_new_model(root, _make_model)
     return root
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ludic.bounds import check_names
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE
 from ludic.eval.config import Interval
 

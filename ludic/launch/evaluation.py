@@ -7,7 +7,8 @@ from contextlib import ExitStack, nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.code.kept import prepare_code
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
@@ -20,14 +21,13 @@ from ludic.eval.plan import environment_settings
 from ludic.eval.samples import Chosen
 from ludic.eval.sampling import Report, Sampled, evaluate
 from ludic.eval.suite import labelled, read_suite, settings_of_root
-from ludic.launch.code_consent import prepare_code
 from ludic.launch.guard import guarded
 from ludic.launch.roots import create_run
 from ludic.launch.train import last_step
 from ludic.launch.work import as_maker
 from ludic.models.first_model import base_of_run
 from ludic.records import RolloutBatch
-from ludic.rollouts.sampling_code import check_sampling_code, uses_of
+from ludic.rollouts.sampler import check_sampling_code
 from ludic.store import Root, RunConfig, latest_policy
 from ludic.store.policies import read_policy
 from ludic.training.config import TrainConfig
@@ -112,7 +112,7 @@ def _is_over(root: Root, until_step: int | None) -> bool:
 def _prepare_code(root: Root, config: EvalConfig, code: CodeSettings) -> None:
     """Record consent to users' code that the user names here, and to what `code` gives."""
     for run in environment_settings(root, config):
-        uses = uses_of(root, run)
+        uses = sampling_uses(run, root.run)
         if code.is_given or any(use.is_users and not use.named_by_root for use in uses):
             prepare_code(root, uses, code, partial(check_sampling_code, run))
 

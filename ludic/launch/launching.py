@@ -1,6 +1,6 @@
 """Start the processes of a run with the launcher that the settings name."""
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig
 from ludic.store import Root

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.engines.config import EngineConfig
 from ludic.errors import ConfigError
 from ludic.installed import require

@@ -18,7 +18,7 @@ import ray
 from ray import train as ray_train
 from ray.train.torch import TorchConfig, TorchTrainer
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.distributed import BACKENDS
 from ludic.errors import FencedError, LudicError, OwnedError
 from ludic.launch.local import newest_checkpoint, predecessor

@@ -5,23 +5,20 @@ from the run's first model.
 """
 
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 
-from ludic.batches.rules import names_in_root
-from ludic.consent import CodeSettings
-from ludic.errors import ConfigError, MissingRootError
-from ludic.launch.code_consent import prepare_code, rules_of
+from ludic.batches.rules import batch_rules, names_in_root
+from ludic.code.consent import CodeSettings, sampling_uses
+from ludic.code.files import NO_FILES, Files
+from ludic.code.kept import create_root, prepare_code
+from ludic.errors import ConfigError, MissingRootError, unknown_name
 from ludic.models.first_model import identify_at, local_folder, remember_model
-from ludic.rollouts.sampling_code import check_sampling_code
-from ludic.sql.planner import Planner
-from ludic.sql.rule_code import rule_uses
+from ludic.rollouts.sampler import check_sampling_code
+from ludic.sql.planner import BatchRules, Planner
 from ludic.store import Root, RunConfig
-from ludic.store.code_files import sampling_uses
 from ludic.store.kept_model import copy_kept, keep_model
 from ludic.training.config import TrainConfig
-from ludic.user_files import NO_FILES, Files
 
 
 def create_run(url: str, run: RunConfig, train: TrainConfig, code: CodeSettings) -> Root:
@@ -49,17 +46,20 @@ def is_there(url: str) -> bool:
 
 def prepare_run_code(root: Root, train: TrainConfig, code: CodeSettings) -> None:
     """Check all code of a run and its trainer, and record the consent that `code` gives."""
-    uses = [*sampling_uses(root.run), *rule_uses(rules_of(root.run, train), names_in_root(root))]
+    uses = [*sampling_uses(root.run), *rules_of(root.run, train).uses(names_in_root(root))]
     prepare_code(root, uses, code, partial(_check_code, root.run, train))
+
+
+def rules_of(run: RunConfig, train: TrainConfig) -> BatchRules:
+    """Return the rules that a trainer plans batches by, without users' files. Raises ConfigError."""
+    return batch_rules(train.batch, run.groups_per_batch, run.seed, loss_unit=train.loss.loss_unit)
 
 
 def _check_option_names(config: RunConfig) -> None:
     """Raise ConfigError for options of an environment that the run does not name; they would have no effect."""
     for name in config.env_options:
         if name not in config.env:
-            close = get_close_matches(name, config.env, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"env is {', '.join(config.env)}"
-            raise ConfigError(f"env_options has options of {name!r}, which is not in env; {hint}")
+            raise ConfigError(unknown_name("the environment of env_options", name, config.env))
 
 
 def _check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:
@@ -77,7 +77,7 @@ def open_or_start(url: str, run: RunConfig) -> Root:
         root = Root.open(url, writable=True)
     except MissingRootError:
         return _start(url, run)
-    Root.create(url, replace(run, model=root.run.model))  # refuses other settings
+    create_root(url, replace(run, model=root.run.model))  # refuses other settings
     remember_model(root, other_location(root, run.model))
     return root
 
@@ -86,7 +86,7 @@ def start_like(url: str, like: Root, model: str | None) -> Root:
     """Start a run with the settings and code of another run, and with its model if `model` is None."""
     if model is not None:
         return _start(url, replace(like.run, model=model), like)
-    root = Root.create(url, like.run, like=like)
+    root = create_root(url, like.run, like=like)
     copy_kept(like, root)
     return root
 
@@ -95,7 +95,7 @@ def _start(url: str, run: RunConfig, like: Root | None = None) -> Root:
     """Start a run. The model is looked for first, so that a missing model leaves no root."""
     with local_folder(run.model) as folder:
         identity = identify_at(folder, run.model)
-        root = Root.create(url, run, like=like)
+        root = create_root(url, run, like=like)
         keep_model(root, folder, identity)
     return root
 

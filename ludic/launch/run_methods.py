@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.defaults import ENGINE, ENV_TIMEOUT_S, STOP_WITHIN_S
 from ludic.errors import ConfigError
 from ludic.store import Root

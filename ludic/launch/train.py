@@ -9,14 +9,13 @@ from typing import Any, NoReturn
 
 from ludic.batches.rules import names_in_root
 from ludic.children import become_python
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
+from ludic.code.kept import gives_consent, prepare_code
 from ludic.errors import ConfigError, MissingRootError
-from ludic.launch.code_consent import gives_consent, prepare_code, rules_of
 from ludic.launch.flags import to_flags
 from ludic.launch.process import LAUNCHER, stop_variables, stop_within_s
-from ludic.launch.roots import other_location, start_like
+from ludic.launch.roots import other_location, rules_of, start_like
 from ludic.sql.planner import Planner
-from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, newest_attempt_id
 from ludic.store.checkpoints import NOTHING_TO_RESUME, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.cut_record import begin_from_cut
@@ -108,7 +107,7 @@ def last_step(root: Root) -> int:
 def prepare_trainer_code(root: Root, config: TrainConfig, code: CodeSettings) -> None:
     """Store users' files and record consent as `code` says, and to the user's own files that the root holds."""
     rules = rules_of(root.run, config)
-    uses = rule_uses(rules, names_in_root(root))
+    uses = rules.uses(names_in_root(root))
     if code.is_given or gives_consent(root, uses):
         prepare_code(root, uses, code, lambda files: Planner(replace(rules, files=files), root.run.extra_columns))
 

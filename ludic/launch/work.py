@@ -8,7 +8,8 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from pathlib import Path
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
+from ludic.code.kept import sampling_uses
 from ludic.defaults import ENGINE
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
@@ -17,10 +18,9 @@ from ludic.launch.guard import guarded
 from ludic.models.first_model import base_of_run, first_model
 from ludic.records import RolloutBatch
 from ludic.rollouts.config import WorkerConfig
-from ludic.rollouts.sampling_code import check_sampling_code
+from ludic.rollouts.sampler import check_sampling_code
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root, latest_policy, publish_policy
-from ludic.store.code_files import sampling_uses
 from ludic.store.slots import is_over, newest_slot_claim
 from ludic.viewer.progress import sampling_progress
 
@@ -47,7 +47,7 @@ def work(
     Raises SlotTakenError if another worker takes the slot, ConsentError, ConfigError or TimeLimitError.
     """
     if code is not None and code.is_given:
-        from ludic.launch.code_consent import prepare_code  # with DuckDB, which sampling does not need
+        from ludic.code.kept import prepare_code  # with DuckDB, which sampling does not need
 
         prepare_code(root, sampling_uses(root.run), code, partial(check_sampling_code, root.run))
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""Sample a batch of rollouts from group numbers: example, requests, episodes, groups. Touches no files.
+"""Sample a batch of rollouts from group numbers: example, requests, episodes, groups.
 
 An episode may have any number of rows, of one agent or of several; the rows of a group's episodes are its rollouts.
 """
@@ -14,15 +14,18 @@ from ludic.agents.failures import EpisodeFailedError
 from ludic.agents.play import run_episode
 from ludic.agents.protocols import make_protocol
 from ludic.agents.requests import EpisodeRequest, derive_seed, repeat, sweep
-from ludic.agents.settings import equip, limits_of
+from ludic.agents.settings import check_agent, equip, limits_of
+from ludic.code.consent import sampling_uses
+from ludic.code.files import NO_FILES, Files
+from ludic.code.kept import keep_code, trusted_files
 from ludic.engines.engine import SamplingParams
 from ludic.environments.environment import Example, Split
 from ludic.environments.limits import NO_LIMIT, LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
 from ludic.records import RolloutBatch, RolloutMetadata, new_id
 from ludic.rollouts.pump import RunEpisode, sample_groups
-from ludic.store import RunConfig
-from ludic.user_files import NO_FILES, Files
+from ludic.store import Root, RunConfig
+from ludic.store.records import CodeRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,34 @@ def make_environments(
         return LimitedEnvironments(name, limit.call(f"environment {name}: loading it", load), limit, stop)
 
     return {name: make(name) for name in dict.fromkeys(run.env)}
+
+
+def check_sampling_code(
+    run: RunConfig, files: Files = NO_FILES, limit: TimeLimit = NO_LIMIT, stop: threading.Event | None = None
+) -> dict[str, LimitedEnvironments]:
+    """Load all code that a worker runs, and return the environments by name. Starts no servers of tools.
+
+    files, limit, stop: as in `make_environments`. Raises ConfigError, TimeLimitError.
+    """
+    environments = make_environments(run, files, limit, stop)
+    check_agent(run, files)
+    return environments
+
+
+def open_code(
+    root: Root, limit: TimeLimit, run: RunConfig | None = None, *, stop: threading.Event | None = None
+) -> tuple[dict[str, LimitedEnvironments], Files, list[CodeRecord]]:
+    """Return the run's environments by name, the users' files of its settings, and a record of all code.
+
+    limit, stop: as in `make_environments`. run: settings to use instead of the root's; the user named the code that the
+    root's do not name. Raises ConsentError, ConfigError, TimeLimitError.
+    """
+    run = run or root.run
+    uses = sampling_uses(run, root.run)
+    files = trusted_files(root, uses)
+    environments = check_sampling_code(run, files, limit, stop)
+    # Comes last: a file that can't be run is not kept, so that its fixed version is read.
+    return environments, files, keep_code(root, uses, files)
 
 
 def _num_turns(envs: Sequence[str], name: str, end: int) -> int:

@@ -22,6 +22,7 @@ from typing import Any
 
 from ludic.agents import event_loop
 from ludic.agents.agent import Agent
+from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.engines.registry import MakeEngine
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ConfigError, EngineError, ModelError, NoServerError, SchemaError, StoreError
@@ -32,12 +33,10 @@ from ludic.records import GroupEvent, GroupEventKind, RolloutBatch, RolloutMetad
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.metrics import stream_metrics
 from ludic.rollouts.pump import BegunGroup, EngineCalls, Finished, Pump, RunEpisode
-from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.rollouts.sampling_code import open_code
+from ludic.rollouts.sampler import GroupSampler, episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.rollouts.swap_times import SwapTimes
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
-from ludic.store.code_files import to_dicts, warn_of_other_code
 from ludic.store.slots import check_holds_slot, code_before, held_slot
 from ludic.store.troubles import find_sampling_troubles, warn_of_rows
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile

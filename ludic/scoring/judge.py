@@ -7,6 +7,7 @@ import json
 from hashlib import sha256
 from typing import Any
 
+from ludic.code.run import describe
 from ludic.environments import judge as of_environments
 from ludic.environments.judge import Reply, check_url, compile_pattern, read_key
 from ludic.errors import JudgeError
@@ -14,7 +15,6 @@ from ludic.records import Rollout
 from ludic.scoring.options import ScoreOptions
 from ludic.scoring.outcome import CostedScore, Outcome, failed, to_outcome
 from ludic.scoring.prompts import fill, read_template
-from ludic.user_code import describe
 from ludic.waits import SideLoop
 
 

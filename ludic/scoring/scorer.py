@@ -11,12 +11,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from ludic.consent import CodeUse
-from ludic.errors import ConfigError
+from ludic.code.consent import CodeUse
+from ludic.code.kinds import ROLLOUT_SCORER, find_own
+from ludic.code.run import describe_failure, only_exceptions
 from ludic.records import Rollout
 from ludic.scoring.outcome import Outcome, failed, to_outcome
-from ludic.user_code import describe_failure, load_named, only_exceptions
-from ludic.user_files import python_file_of
 from ludic.waits import SideLoop
 
 
@@ -47,17 +46,11 @@ class UsersScorer:
 
     def __init__(self, source: str) -> None:
         """Run the file. Raises ConfigError."""
-        path, where = python_file_of(source), f"scorer {source!r}"
-        if path is None:
-            raise ConfigError(f"{where} is not of the form path/to/file.py:function")
-        file, module = load_named(path, where, ConfigError)
-        self.name = source[len(path) + 1 :]
-        function = getattr(module, self.name, None)
-        if not callable(function):
-            raise ConfigError(f"{where}: {path} has no function {self.name!r}; wanted {self.name}(rollout) -> number")
-        self._path: Path = file.path
-        self._function: Callable[[Rollout], Any] = function
-        self.version = CodeUse(role="scorer", setting=source).key({path: file})
+        own = find_own(ROLLOUT_SCORER, source)
+        path, _, self.name = source.rpartition(":")
+        self._path: Path = own.file.path
+        self._function: Callable[[Rollout], Any] = own.value
+        self.version = CodeUse(role="scorer", setting=source).key({path: own.file})
         # All calls share an event loop, so that the function may keep a client open between calls.
         self._loop = SideLoop()
 

@@ -15,21 +15,20 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from importlib import resources
-from pathlib import Path
+from pathlib import PurePath
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ludic.errors import ConfigError, QueryError
-from ludic.paths import local_path
+from ludic.code.files import NO_FILES, Files, file_of, python_file_of
+from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION, Kind, find
+from ludic.errors import ConfigError, QueryError, unknown_name
 from ludic.schema import SCALAR_COLUMNS
 from ludic.sql.python_advantages import FUNCTION_WANTED, load_function
-from ludic.user_files import NO_FILES, Files, file_of, python_file_of, read_user_file
 
 _COMMENT = re.compile(r"--[^\n]*")
 _DEFAULT = re.compile(r"^--\s*default:\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
@@ -119,17 +118,17 @@ def load_advantage(name_or_path: str, files: Files = NO_FILES) -> SqlText:
             defaults=function.defaults,
             function=function,
         )
-    return load_text("advantages", name_or_path, "{}", _ADVANTAGE_WANTED, files)
+    return load_text(ADVANTAGE, name_or_path, "{}", _ADVANTAGE_WANTED, files)
 
 
 def load_filter(name_or_path: str, files: Files = NO_FILES) -> SqlText:
     """Load a filter: a name in ludic/sql/filters/, or the path of a .sql file."""
-    return load_text("filters", name_or_path, "select\n{}", _FILTER_WANTED, files)
+    return load_text(FILTER, name_or_path, "select\n{}", _FILTER_WANTED, files)
 
 
 def load_selection(name_or_path: str, files: Files = NO_FILES) -> SqlText:
     """Load a selection: a name in ludic/sql/selections/, or the path of a .sql file."""
-    return load_text("selections", name_or_path, "{}", _SELECTION_WANTED, files)
+    return load_text(SELECTION, name_or_path, "{}", _SELECTION_WANTED, files)
 
 
 def where_filter(predicate: str) -> SqlText:
@@ -147,10 +146,9 @@ def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, know
     for name in given:
         if name in taken:
             continue
-        close = get_close_matches(name, taken.keys() - set(known))
-        hint = f"did you mean {' or '.join(close)}? " if close else ""
         takes = ", ".join(f"{text.source} takes {_dollars(text.parameters)}" for text in texts if text.parameters)
-        raise ConfigError(f"sql_params has {name!r}, which no SQL takes; {hint}{takes or 'none takes any'}")
+        unknown = unknown_name("the parameter of sql_params", name, sorted(taken.keys() - set(known)))
+        raise ConfigError(f"{unknown} ({takes or 'no SQL takes any'})")
 
 
 def load_checks() -> dict[str, str]:
@@ -320,10 +318,12 @@ def check_filter(con: duckdb.DuckDBPyConnection, text: SqlText, values: Mapping[
         raise QueryError(f"{text.source}: is {table.schema.field('hit').type}, not true or false; {_FILTER_WANTED}")
 
 
-def load_text(kind: str, name_or_path: str, template: str, wanted: str, files: Files = NO_FILES) -> SqlText:
-    """Load a name in ludic/sql/{kind}/, or the path of a .sql file. template: makes a statement of it; wanted: form."""
-    source, text = _read(kind, name_or_path, files)
-    return _parse(Path(name_or_path).stem, source, text, template, wanted)
+def load_text(kind: Kind, name_or_path: str, template: str, wanted: str, files: Files = NO_FILES) -> SqlText:
+    """Load a name in the kind's folder, or the path of a .sql file. template: makes a statement of it; wanted: form."""
+    text = find(kind, name_or_path, files)
+    is_own = file_of(name_or_path) is not None
+    source = name_or_path if is_own else f"ludic/sql/{kind.folder}/{name_or_path}.sql"
+    return _parse(PurePath(source).stem, source, text, template, wanted)
 
 
 def _parse(name: str, source: str, text: str, template: str, wanted: str) -> SqlText:
@@ -339,28 +339,6 @@ def _parse(name: str, source: str, text: str, template: str, wanted: str) -> Sql
         raise QueryError(f"{source}: holds {kinds}; {wanted}")
     parameters = frozenset(statements[0].named_parameters)
     return SqlText(name=name, source=source, text=text, parameters=parameters, defaults=defaults, history=history)
-
-
-def _read(kind: str, name_or_path: str, files: Files) -> tuple[str, str]:
-    """Return the path of a SQL file, and its text. Raises QueryError if it is not found or not readable."""
-    names = packaged_names(kind)
-    if file_of(name_or_path) == name_or_path:
-        try:
-            file = files.get(name_or_path) or read_user_file(local_path(name_or_path, f"a file of {kind}"))
-            return name_or_path, file.source.decode()
-        except FileNotFoundError as error:
-            path = Path(name_or_path).absolute()
-            raise QueryError(
-                f"there is no file {path}; wanted a .sql file, or one of the {kind} {', '.join(names)}"
-            ) from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise QueryError(f"{name_or_path}: {error}") from error
-    if name_or_path not in names:
-        close = get_close_matches(name_or_path, names) or names
-        raise QueryError(
-            f"{kind} has no {name_or_path!r}; did you mean {' or '.join(close)}? A file of your own must end in .sql"
-        )
-    return f"ludic/sql/{kind}/{name_or_path}.sql", read_packaged(kind, name_or_path)
 
 
 def packaged_names(kind: str) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
+from ludic.code.kinds import MEASURE
 from ludic.errors import QueryError
 from ludic.sql.library import SqlText, check_parameters, load_text, run_query
 
@@ -56,7 +57,7 @@ order by all
 
 def load_measure(name_or_path: str) -> SqlText:
     """Load a measure: a name in ludic/sql/measures/, or the path of a .sql file."""
-    return load_text("measures", name_or_path, "{}", _WANTED)
+    return load_text(MEASURE, name_or_path, "{}", _WANTED)
 
 
 def check_measure_parameters(measures: Iterable[SqlText], given: Mapping[str, Any]) -> None:

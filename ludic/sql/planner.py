@@ -5,7 +5,7 @@ filters also runs on `ludic.connect`. Raises QueryError if SQL fails, before tra
 rules are invalid.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,6 +15,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ludic.code.consent import CodeUse
+from ludic.code.files import Files
+from ludic.code.kinds import ADVANTAGE, FILTER, SELECTION
 from ludic.errors import ConfigError, QueryError
 from ludic.schema import NO_COLUMNS, SCALAR_COLUMNS, conform, rollouts_schema
 from ludic.sql.connect import open_duckdb, seal
@@ -34,7 +37,6 @@ from ludic.sql.library import (
 from ludic.sql.plan_checks import check_advantages, check_pairs
 from ludic.sql.score_gate import names_missing_scorers, open_gate
 from ludic.sql.shortage import COUNT, COUNT_DROPS, Shortage
-from ludic.user_files import Files
 
 ALWAYS_ON = "drop_errors"
 """Filter that is always applied: failed rollouts are never trained on."""
@@ -181,6 +183,12 @@ class BatchRules:
             raise ConfigError(f"max_uses is {self.max_uses}, wanted at least 1")
         if self.baseline_over not in ("group", "kept"):
             raise ConfigError(f"baseline_over is {self.baseline_over!r}, wanted group or kept")
+
+    def uses(self, named_by_root: Collection[str] = ()) -> list[CodeUse]:
+        """Return the uses of advantage, filters and selection. named_by_root: names that come from the root."""
+        names = [(ADVANTAGE, self.advantage), *((FILTER, name) for name in dict.fromkeys(self.filters))]
+        names.append((SELECTION, self.selection))
+        return [CodeUse(role=kind.role, setting=name, named_by_root=name in named_by_root) for kind, name in names]
 
 
 class Planner:

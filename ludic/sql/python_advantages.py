@@ -17,9 +17,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from ludic.code.files import NO_FILES, Files
+from ludic.code.kinds import ADVANTAGE, find_own
+from ludic.code.run import describe_failure, only_exceptions
 from ludic.errors import QueryError
-from ludic.user_code import describe_failure, load_named, only_exceptions
-from ludic.user_files import NO_FILES, Files
 
 FUNCTION_WANTED = (
     "wanted a function of an Arrow table of rollouts that returns one of rollout_id with advantage (double) or "
@@ -59,18 +60,13 @@ def load_function(source: str, files: Files = NO_FILES) -> ArrowFunction:
 
     files: contents that replace those on disk, by path.
     """
-    path, _, name = source.rpartition(":")
-    file, module = load_named(path, source, QueryError, files)
-    function = getattr(module, name, None)
-    if not inspect.isfunction(function):
-        names = [key for key, value in vars(module).items() if inspect.isfunction(value)]
-        raise QueryError(f"{source}: {path} has no function {name!r}; it has {', '.join(names) or 'none at all'}")
-    keywords = _keywords(source, function)
+    own = find_own(ADVANTAGE, source, files)
+    keywords = _keywords(source, own.value)
     return ArrowFunction(
         source=source,
-        path=file.path,
-        function=function,
-        text=importlib.util.decode_source(file.source),
+        path=own.file.path,
+        function=own.value,
+        text=importlib.util.decode_source(own.file.source),
         defaults={key: value for key, value in keywords.items() if value is not inspect.Parameter.empty},
         parameters=frozenset(keywords),
     )

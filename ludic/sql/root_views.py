@@ -18,6 +18,7 @@ import duckdb
 import pyarrow as pa
 from duckdb.func import FunctionNullHandling, PythonUDFType
 
+from ludic.code.kept import read_kept_text
 from ludic.errors import QueryError
 from ludic.schema import arrow_schema, rollouts_schema
 from ludic.sql.filesystem import RangedFileSystem
@@ -29,14 +30,13 @@ from ludic.sql.snapshot import Snapshot
 from ludic.sql.types import columns_sql, duckdb_type
 from ludic.store import Root
 from ludic.store.catalogue import ROWS, Records, Row, Table
-from ludic.store.code_files import read_kept_text
 from ludic.store.files import Folder
 from ludic.store.records import AttemptId, Count, Time
 
 _CODE_RECORDS = (
     "struct(role varchar, name varchar, sha256 varchar, path varchar, package varchar, imports map(varchar, varchar))[]"
 )
-"""DuckDB type of the code records of attempts and workers' lives: ludic.store.code_files.CodeRecord."""
+"""DuckDB type of the code records of attempts and workers' lives: ludic.code.kept.CodeRecord."""
 _FIELDS = "map(varchar, struct(name varchar, type varchar, default_value varchar))"
 """DuckDB type of the fields by name that read_parquet takes as `schema`."""
 _WITH_SQL = (

@@ -33,6 +33,30 @@ CHECKPOINT_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeRecord:
+    """Code that determined rewards or advantages, as recorded for attempts and for workers' lives."""
+
+    role: str
+    """Role of a kind of ludic.code.kinds."""
+    name: str
+    """Name of the code in the settings."""
+    sha256: str | None
+    """SHA-256 of its text, stored as code/{sha256}.py or .sql if it is a user's file; None if it has no source file."""
+    path: str | None = None
+    """Path that a user's file was read from."""
+    package: str | None = None
+    """Name and version of the installed package that contains it, such as ludic-rl 0.1.0."""
+    imports: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the modules that were read with a user's file, by module name; heldout is that of the held-out
+    questions of qa/SOURCE."""
+
+    @property
+    def digests(self) -> dict[str, str | None]:
+        """SHA-256 by module name; "" is the text itself."""
+        return {"": self.sha256, **self.imports}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One start of a trainer."""
 
@@ -49,7 +73,7 @@ class Attempt:
     numerics: Mapping[str, Any] | None = None
     """Threads, versions and hardware that affect the last bits of the weights; None if not recorded."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """The code of its advantage, filters and selection, each as a ludic.store.code_files.CodeRecord."""
+    """The code of its advantage, filters and selection, each as a CodeRecord."""
     claim_id: str | None = None
     """Lease.claim_id of its lease; None in files of older versions, and in a cut, which nobody claimed."""
 
@@ -99,7 +123,7 @@ class SlotClaim:
     ended_at: Time | None = None
     """Time at which the worker ended on its own; None while it lives, or if it was killed."""
     code: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """Source files of its environments, each as a ludic.store.code_files.CodeRecord."""
+    """Source files of its environments, each as a CodeRecord."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,7 +239,7 @@ class Evaluation:
     settings: Mapping[str, Any]
     """Settings that decide the samples: the environment and its options, sampling, seed, and those of the agent."""
     code: Sequence[Mapping[str, Any]]
-    """Code that sampled and scored, each as a ludic.store.code_files.CodeRecord."""
+    """Code that sampled and scored, each as a CodeRecord."""
     created_at: Time
 
 

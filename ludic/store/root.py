@@ -6,14 +6,11 @@ from pathlib import Path, PurePosixPath
 
 import fsspec
 
-from ludic.bounds import check_urls
 from ludic.errors import ConfigError, MissingRootError, ReplacedRootError
 from ludic.records import new_id
 from ludic.store.catalogue import RUN
-from ludic.store.code_files import consented_files, copy_code, keep_files
 from ludic.store.filesystem import Storage
 from ludic.store.run_json import RunConfig, from_json, run_id_of, to_json
-from ludic.user_files import NO_FILES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +46,25 @@ class Root(Storage):
 
     @classmethod
     def create(
-        cls, url: str, run: RunConfig, *, like: "Root | None" = None, fs: fsspec.AbstractFileSystem | None = None
+        cls,
+        url: str,
+        run: RunConfig,
+        *,
+        run_id: str | None = None,
+        fs: fsspec.AbstractFileSystem | None = None,
     ) -> "Root":
-        """Start a run, or open an existing run that has the same settings.
+        """Put run.json, or open an existing run that has the same settings.
 
-        A new root gets copies of the users' files that `run` names; creating it is consent to run them.
-        like: the run that the settings come from. The files are copied from it, and consent is still needed.
-        Raises ConfigError naming each setting that differs from the existing run, a URL with a secret or a missing
-        file.
+        ludic.code.kept.create_root checks the settings' URLs and stores users' files as well.
+        run_id: of the run if it is new; None draws one. Raises ConfigError that names each setting that differs from
+        the existing run.
         """
         storage = Storage.connect(url, fs)
-        run_id = new_id()
+        run_id = run_id or new_id()
         data = to_json(run, run_id)
-        root = cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
-        # Consent is stored before run.json: if the process is killed in between, the same command can resume.
-        is_new = like is None and not storage.exists(RUN.template)
-        if is_new:
-            check_urls(run)
-        files = consented_files(root) if is_new else NO_FILES
         if storage.put_if_absent(RUN.template, data):
             storage.prove_put_if_absent(RUN.template, data)
-            keep_files(root, files) if like is None else copy_code(like, root)
-            return root
+            return cls(storage.url, storage.fs, storage.path, run_id=run_id, run=run)
         root = cls.open(url, writable=True, fs=fs)
         differing = run.differences(root.run)
         if differing:

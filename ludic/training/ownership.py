@@ -17,6 +17,7 @@ from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
 from ludic.batches.replan_source import ReplanSource
 from ludic.batches.source import Source
+from ludic.code.kept import CodeRecord, to_dicts, warn_of_other_code
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError
 from ludic.models.first_model import first_tokenizer
@@ -30,7 +31,6 @@ from ludic.store.checkpoints import (
     folder_of,
     last_checkpoint,
 )
-from ludic.store.code_files import CodeRecord, to_dicts, warn_of_other_code
 from ludic.store.lease import await_free, claim, held, newest_claim
 from ludic.store.metrics import POPULATIONS
 from ludic.store.records import CheckpointInfo, Lease

@@ -5,11 +5,10 @@ if a name is unknown.
 """
 
 import tomllib
-from difflib import get_close_matches
 from importlib import resources
 from typing import Any
 
-from ludic.errors import ConfigError
+from ludic.errors import ConfigError, unknown_name
 from ludic.training.config import TrainConfig
 
 DIALS = (
@@ -58,9 +57,7 @@ def load_algorithm(name: str) -> dict[str, Any]:
     """Return the values of all DIALS: `TrainConfig.of(**load_algorithm("grpo"))`."""
     names = algorithm_names()
     if name not in names:
-        close = get_close_matches(name, names)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(names)}"
-        raise ConfigError(f"there is no algorithm {name!r}; {hint}")
+        raise ConfigError(unknown_name("algorithm", name, names))
     text = resources.files("ludic.training").joinpath("algorithms", f"{name}.toml").read_text(encoding="utf-8")
     defaults = {name: value for name, value in TrainConfig().flat().items() if name in DIALS}
     return defaults | tomllib.loads(text)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ludic.batches.config import OFFLINE_SETTINGS
+from ludic.code.kept import copy_code
 from ludic.errors import ConfigError, LudicError
 from ludic.masking import SECRET_NAME
 from ludic.models.first_model import first_model, is_hub_id
@@ -23,7 +24,6 @@ from ludic.store import Attempt, LatestPolicy, Root, point_latest, read_attempt
 from ludic.store.attempts import newest_attempt_id
 from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, RUN, WEIGHTS
 from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, parse_marker
-from ludic.store.code_files import copy_code
 from ludic.store.json_files import decode_json, encode_json, encode_record
 from ludic.store.kept_model import copy_kept, keep_model, read_identity
 from ludic.store.names import SCRATCH

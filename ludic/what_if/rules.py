@@ -9,12 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from ludic.batches.rules import batch_rules
+from ludic.code.kept import find_files, trusted_files
 from ludic.errors import ConfigError
 from ludic.sql.library import load_advantage, load_filter, load_selection
 from ludic.sql.planner import BatchRules
-from ludic.sql.rule_code import rule_uses
 from ludic.store import Root, read_attempt
-from ludic.store.code_files import find_files, trusted_files
 from ludic.training.config import TrainConfig
 from ludic.training.inherited_settings import to_config
 from ludic.training.objectives import without_ignored
@@ -49,9 +48,9 @@ def rules_of_step(root: Root, config: TrainConfig, given: Mapping[str, Any]) -> 
     """Return the rules of a plan. Files that are given now are read from this machine, others from the root's code/."""
     rules = batch_rules(config.batch, root.run.groups_per_batch, root.run.seed, loss_unit=config.loss.loss_unit)
     named = {given.get("advantage"), *(given.get("filters") or ())}
-    uses = rule_uses(rules)
+    uses = rules.uses()
     files = find_files(root, [use for use in uses if use.setting in named], update=True).files
-    others = rule_uses(rules, {use.setting for use in uses if use.setting not in named})
+    others = rules.uses({use.setting for use in uses if use.setting not in named})
     kept = trusted_files(root, [use for use in others if use.setting not in named])
     rules = replace(rules, files={**kept, **files})
     # The run's parameters of an advantage or filter that is replaced have no meaning here.

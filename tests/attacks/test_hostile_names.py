@@ -9,6 +9,7 @@ import pytest
 from strategies import make_group
 
 import ludic as package
+from ludic.code.kept import create_root
 from ludic.errors import ConfigError, SchemaError
 from ludic.maintenance.verify import check_root
 from ludic.records import Message, RolloutBatch, RolloutMetadata
@@ -107,7 +108,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> tuple[Root, str, str]:
     """A run in which every text that a model, an environment or a stranger chose would command a terminal."""
     evil = f"evil{ESCAPE}{TURNED}{TAG}"
     url = str(tmp_path_factory.mktemp("hostile") / "run")
-    root = Root.create(url, RunConfig(model=evil, env=(evil,)))
+    root = create_root(url, RunConfig(model=evil, env=(evil,)))
     group = make_group(rewards=[1.0, None])
     messages = (Message(role=evil, name=evil, content=evil),)
     rollouts = tuple(
@@ -165,7 +166,7 @@ def test_markers_of_folders_in_a_bucket_are_no_files(
 ) -> None:
     """Consoles of object stores make empty objects whose keys end in a slash."""
     fs = S3(use_listings_cache=False) if filesystem == "s3fs" else None
-    root = Root.create(f"{s3_bucket}/markers-{filesystem}", run_config, fs=fs)
+    root = create_root(f"{s3_bucket}/markers-{filesystem}", run_config, fs=fs)
     assert isinstance(root.fs, ObstoreS3) == (filesystem == "obstore")
     client = boto3.client("s3", endpoint_url=s3_server)
     bucket, _, prefix = root.path.partition("/")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from ludic.code.kept import create_root
 from ludic.store import Root, RunConfig
 
 
@@ -53,7 +54,7 @@ def test_options_of_an_environment_that_is_not_in_the_run_are_refused(
 
 
 def test_a_run_that_is_there_with_such_options_still_opens(ludic, tmp_path: Path, model_folder: str) -> None:
-    Root.create(str(tmp_path / "run"), RunConfig(model=model_folder, env=("moar_cats",), env_options={"zzz": {"n": 1}}))
+    create_root(str(tmp_path / "run"), RunConfig(model=model_folder, env=("moar_cats",), env_options={"zzz": {"n": 1}}))
     env = ["--env", "moar_cats", "--env-options", '{"zzz": {"n": 1}}']
     assert ludic("create", tmp_path / "run", "--model", model_folder, *env).code == 0
     assert ludic("stats", tmp_path / "run").code == 0

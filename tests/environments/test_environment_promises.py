@@ -8,13 +8,14 @@ from math import isfinite
 
 import pytest
 
+from ludic.code.kinds import ENVIRONMENT
 from ludic.environments.environment import Environment, Example, Split
-from ludic.environments.registry import BUILT_IN, make_environment
+from ludic.environments.registry import make_environment
 
 GYM = ("leg_counting", "chain_sum", "coin_flip", "acre", "spiral_matrix", "prime_factorization")
 SEVERAL_STEPS = {"errands", "guess_number", "tic_tac_toe", "tic_tac_toe_self_play"}
 """Games, whose examples share a prompt and have no answer to a question."""
-NAMES = (*sorted(BUILT_IN.keys() - SEVERAL_STEPS), *(f"reasoning_gym/{name}" for name in GYM))
+NAMES = (*sorted({*ENVIRONMENT.names()} - SEVERAL_STEPS), *(f"reasoning_gym/{name}" for name in GYM))
 INDEXES = range(2000)
 
 ODD_TEXTS = {

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from ludic.environments.environment import Environment
-from ludic.environments.registry import environment_names, make_environment
-from ludic.environments.sources import installed_source
+from ludic.environments.registry import environment_names, make_environment, source_of
 from ludic.errors import ConfigError
 
 gymnasium = pytest.importorskip("gymnasium", reason="gymnasium is in the extra gymnasium")
@@ -175,6 +174,6 @@ def test_registered_environments_are_listed_and_their_source_is_recorded(tmp_pat
     assert not [name for name in environment_names() if name.startswith("gymnasium/")]
     start()
     assert "gymnasium/Rooms-v0" in environment_names()
-    digest, package = installed_source("gymnasium/rooms_for_tests:Rooms-v0")
+    digest, package, _ = source_of("gymnasium/rooms_for_tests:Rooms-v0", {})
     assert len(digest) == 64
     assert package is None

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ludic.environments.registry import BUILT_IN
+from ludic.code.kinds import ENVIRONMENT
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -16,7 +16,7 @@ def test_the_guide_says_how_each_built_in_environment_is_learned(monkeypatch: py
     guide = (REPOSITORY / "docs/environments.md").read_text(encoding="utf-8")
     section = guide.partition("## Which built-in tasks")[2].partition("\n## ")[0]
     rows = [row for row in section.splitlines() if row.startswith("| `")]
-    for name in BUILT_IN:
+    for name in ENVIRONMENT.names():
         (row,) = [row for row in rows if f"`{name}`" in row.split("|")[1]]
         assert FLAGS.get(name, "warm start" if "warm start" in row else "pipelines/") in row
     assert COMMON in " ".join(section.replace("\\\n", " ").split())

@@ -17,8 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ludic.environments.environment import Environment
-from ludic.environments.registry import make_environment
-from ludic.environments.sources import heldout_questions, installed_source
+from ludic.environments.registry import make_environment, source_of
 from ludic.environments.splits import is_heldout
 from ludic.errors import ConfigError
 
@@ -402,22 +401,22 @@ def test_a_regular_expression_is_looked_for_in_the_answer(jsonl, pattern, given,
 def test_the_file_of_heldout_questions_is_recorded_by_its_digest(tmp_path):
     train = write_jsonl(tmp_path / "train.jsonl", SUMS[:3])
     test = write_jsonl(tmp_path / "test.jsonl", SUMS[3:5])
-    before = heldout_questions(f"qa/{train}", {"heldout": test})
-    assert before == {"heldout": installed_source(f"qa/{test}")[0]}
+    before = source_of(f"qa/{train}", {"heldout": test})[2]
+    assert before == {"heldout": source_of(f"qa/{test}", {})[0]}
     write_jsonl(tmp_path / "test.jsonl", SUMS[3:6])
-    assert heldout_questions(f"qa/{train}", {"heldout": test}) != before
-    assert heldout_questions(f"qa/{train}", {}) == heldout_questions("addition", {}) == {}
+    assert source_of(f"qa/{train}", {"heldout": test})[2] != before
+    assert source_of(f"qa/{train}", {})[2] == source_of("addition", {})[2] == {}
 
 
 def test_the_data_are_recorded_by_their_digest(write):
     name = write(SUMS[:5])
-    before = installed_source(name)
-    assert before == installed_source(name)
+    before = source_of(name, {})
+    assert before == source_of(name, {})
     make(name, sha256=before[0])
     path = Path(name.removeprefix("qa/"))
     file = path if path.is_file() else next(path.glob("*.arrow"))
     file.write_bytes(file.read_bytes() + b"\n")
-    assert installed_source(name)[0] != before[0]
+    assert source_of(name, {})[0] != before[0]
     with pytest.raises(ConfigError, match=f"wanted {before[0]}: it is another file, or was changed"):
         make(name, sha256=before[0])
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from chat_models import scripted_agent
 
+from ludic.code.files import Files, read_user_file
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.registry import make_environment
 from ludic.environments.scorer_processes import ScorerProcesses
@@ -17,7 +18,6 @@ from ludic.errors import ConfigError
 from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
 from ludic.store import RunConfig
-from ludic.user_files import Files, read_user_file
 
 OWN = """\
 import asyncio

@@ -7,8 +7,7 @@ from chat_models import scripted_agent
 from episodes import run_episode
 
 from ludic.environments.environment import Environment
-from ludic.environments.registry import environment_names, make_environment
-from ludic.environments.sources import installed_source
+from ludic.environments.registry import environment_names, make_environment, source_of
 from ludic.errors import ConfigError
 
 pytest.importorskip("textarena", reason="textarena is in the extra textarena")
@@ -161,6 +160,6 @@ def test_games_are_listed_and_their_source_is_recorded():
     assert "textarena/TicTacToe-v0" in names
     assert "textarena/Sudoku-v0-train" not in names
     assert make_environment("textarena/Sudoku-v0-train")().max_steps
-    digest, package = installed_source("textarena/Sudoku-v0")
+    digest, package, _ = source_of("textarena/Sudoku-v0", {})
     assert len(digest) == 64
     assert package.startswith("textarena 0.")

@@ -12,8 +12,7 @@ from episodes import run_episode
 from ludic.environments import nested_loop
 from ludic.environments.environment import Environment
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
-from ludic.environments.registry import make_environment
-from ludic.environments.sources import installed_source
+from ludic.environments.registry import make_environment, source_of
 from ludic.errors import ConfigError, TimeLimitError
 
 pytest.importorskip("verifiers.v1", reason="verifiers is in the extra verifiers")
@@ -379,6 +378,6 @@ def test_an_unknown_name_is_refused():
 
 
 def test_the_source_is_recorded(write):
-    digest, package = installed_source(write(SUMS))
+    digest, package, _ = source_of(write(SUMS), {})
     assert len(digest) == 64
     assert package is None

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 import ludic
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
+from ludic.code.kept import create_root
 from ludic.engines.config import EngineConfig
 from ludic.engines.registry import EngineSetup, engine_maker
 from ludic.engines.transformers_engine import TransformersEngine
@@ -39,7 +40,7 @@ def publish(root: Root, folder: str) -> int:
 @pytest.fixture
 def run(tmp_path: Path, folder: str, other_folder: str) -> ludic.Run:
     """A run with two versions."""
-    root = Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",), group_size=2, max_tokens=8))
+    root = create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",), group_size=2, max_tokens=8))
     for each in (folder, other_folder):
         publish(root, each)
     return ludic.Run(root)
@@ -77,7 +78,7 @@ def test_more_examples_and_samples_add_to_what_is_there(run: ludic.Run, tmp_path
     before = set(run.sql("select rollout_id from evals")["rollout_id"])
     run.evaluate(0, **SMALL | {"num_examples": 9, "n": 3})
     assert before <= set(run.sql("select rollout_id from evals")["rollout_id"])
-    other = Root.create(str(tmp_path / "other"), RunConfig(model=folder, env=("addition",), group_size=4, max_tokens=8))
+    other = create_root(str(tmp_path / "other"), RunConfig(model=folder, env=("addition",), group_size=4, max_tokens=8))
     at_once = ludic.Run(other)
     at_once.evaluate(0, **SMALL | {"num_examples": 9, "n": 3, "examples_per_call": 32})
     assert run.sql(SAMPLES).equals(at_once.sql(SAMPLES))
@@ -89,7 +90,7 @@ def test_an_interrupted_evaluation_ends_as_an_unbroken_one(run: ludic.Run, tmp_p
     assert 0 < run.sql("select count(*) as n from evals")["n"].item() < 48
     assert run.root.list("evaluators") == []
     again = run.evaluate(0, **many)
-    other = ludic.Run(Root.create(str(tmp_path / "other"), RunConfig(model=folder, env=("addition",), max_tokens=8)))
+    other = ludic.Run(create_root(str(tmp_path / "other"), RunConfig(model=folder, env=("addition",), max_tokens=8)))
     unbroken = other.evaluate(0, **many)
     assert again.to_dict() | {"root": ""} == unbroken.to_dict() | {"root": ""}
 
@@ -254,7 +255,7 @@ def test_the_samples_of_an_example_are_scored_together_and_more_samples_are_anot
     file = tmp_path / "grouped.py"
     file.write_text(GROUPED)
     run = RunConfig(model=folder, env=(f"{file}:Grouped",), group_size=4, max_tokens=8, accept_incomplete=True)
-    root = Root.create(str(tmp_path / "run"), run)
+    root = create_root(str(tmp_path / "run"), run)
     publish(root, folder)
     run_ = ludic.Run(root)
     ids = []

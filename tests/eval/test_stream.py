@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 import ludic
+from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.eval import sampling
 from ludic.records import RolloutBatch, WeightSpan
-from ludic.store import Root, RunConfig
+from ludic.store import RunConfig
 from ludic.store.evaluators import BlockClaims
 from ludic.store.json_files import encode_record
 from ludic.store.records import Evaluator
@@ -92,7 +93,7 @@ class TickingEngine:
 def run(tmp_path: Path, folder: str) -> ludic.Run:
     (tmp_path / "same.py").write_text(ENVIRONMENT)
     config = RunConfig(model=folder, env=(f"{tmp_path}/same.py:Same",), group_size=1, max_tokens=LONG)
-    return ludic.Run(Root.create(str(tmp_path / "run"), config))
+    return ludic.Run(create_root(str(tmp_path / "run"), config))
 
 
 def evaluate(run: ludic.Run, engine: TickingEngine, **settings: Any) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from tiny_models import make_model
 
 import ludic
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.eval.config import EvalConfig
 from ludic.launch.evaluation import open_to_evaluate
 from ludic.store import Root

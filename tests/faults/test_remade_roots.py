@@ -17,6 +17,7 @@ import pytest
 from strategies import make_batch
 
 import ludic
+from ludic.code.kept import create_root
 from ludic.errors import ReplacedRootError, SchemaError
 from ludic.launch.local import predecessor, worker_child
 from ludic.rollouts.worker import _PolicyFollower
@@ -55,7 +56,7 @@ CHECKS = {"check_same_run", "check_claim", "check_not_replaced", "check_not_fenc
 def remake(old: Root) -> Root:
     """Delete a root and start another run in its place, which has a trainer, a worker and a published version."""
     old.fs.rm(old.path, recursive=True)
-    new = Root.create(old.url, old.run)
+    new = create_root(old.url, old.run)
     start_attempt(new)
     claim_slot(new, 0, "w0-new")
     point_latest(new, LatestPolicy(version=0, budget=1))
@@ -220,7 +221,7 @@ def test_a_process_of_the_old_run_leaves_the_new_one_as_it_is(root, name):
 
 @pytest.mark.parametrize("name", sorted(ACTS.keys() - READS))
 def test_a_process_does_not_bring_a_deleted_root_back(tmp_path, run_config, name):
-    root = Root.create(str(tmp_path / "run"), run_config)
+    root = create_root(str(tmp_path / "run"), run_config)
     act = ACTS[name](root)
     root.fs.rm(root.path, recursive=True)
     with pytest.raises(ReplacedRootError, match="was deleted"):

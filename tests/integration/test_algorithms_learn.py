@@ -16,6 +16,7 @@ import pytest
 
 import ludic
 from ludic.agents.agent import Agent
+from ludic.code.kept import create_root
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.environments.moar_cats import WORDS
 from ludic.models.chat import load_tokenizer
@@ -59,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def new_root(url: str, model: str) -> Root:
     sizes = {"group_size": 8, "groups_per_batch": 8, "max_tokens": MAX_TOKENS, "steps_per_version": STEPS_PER_VERSION}
     # A model of random weights never ends its answers by itself.
-    return Root.create(url, RunConfig(model=model, env=("moar_cats",), accept_incomplete=True, **sizes))
+    return create_root(url, RunConfig(model=model, env=("moar_cats",), accept_incomplete=True, **sizes))
 
 
 class Worker:

@@ -14,6 +14,7 @@ import pytest
 from guide_examples import example, judge_of_safes
 
 from ludic.agents.tools.functions import environment_tools
+from ludic.code.kept import create_root
 from ludic.engines.config import EngineConfig
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
@@ -82,7 +83,7 @@ def make_run(folder: Path, judge: str) -> tuple[Root, Sequence[Any], Sequence[tu
         groups_per_batch=16,
         max_tokens=32,
     )
-    return Root.create(str(folder / "run"), run), schemas, demonstrations
+    return create_root(str(folder / "run"), run), schemas, demonstrations
 
 
 def warm_start(root: Root, schemas: Sequence[Any], demonstrations: Sequence[tuple[Conversation, float]]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from strategies import make_batch
 
+from ludic.code.kept import create_root
 from ludic.maintenance.compact import compact
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
 
@@ -25,7 +26,7 @@ def write(root: Root, worker_id: str, version: int, env_name: str = "moar_cats",
 
 
 def start(path: str, env: tuple[str, ...] = ("moar_cats",)) -> Root:
-    return Root.create(path, RunConfig(model="tiny", env=env, group_size=3))
+    return create_root(path, RunConfig(model="tiny", env=env, group_size=3))
 
 
 def as_written(path: str) -> Root:

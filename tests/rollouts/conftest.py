@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tiny_models import make_model
 
+from ludic.code.kept import create_root
 from ludic.engines.transformers_engine import TransformersEngine
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, RunConfig
@@ -41,7 +42,7 @@ def run_config(folder: str) -> Callable[..., RunConfig]:
 
 @pytest.fixture
 def root(tmp_path: Path, run_config: Callable[..., RunConfig]) -> Root:
-    return Root.create(str(tmp_path / "run"), run_config())
+    return create_root(str(tmp_path / "run"), run_config())
 
 
 def make_engine(folder: str, version: int) -> TransformersEngine:

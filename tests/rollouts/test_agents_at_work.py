@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 from tiny_models import committed_rows, publish
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.errors import ConfigError
 from ludic.launch.roots import create_run
 from ludic.launch.work import work as launch_work

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 from tiny_models import committed_rows, publish
 
+from ludic.code.kept import create_root
 from ludic.sql import connect
-from ludic.store import Root
 
 BASE = """
 import asyncio, math, os, signal, sys, threading, time
@@ -147,7 +147,7 @@ def test_bad_environments_fail_their_own_episodes_only(tmp_path, run_config, fol
     path.write_text("\n".join([BASE, *classes]))
     # Between the bad ones are good ones, of which some need the event loop that bad ones block.
     names = [name for bad in BAD for name in (bad, "Good", "GoodAndWaits")]
-    root = Root.create(
+    root = create_root(
         str(tmp_path / "run"),
         run_config(env=tuple(f"{path}:{name}" for name in names), accept_incomplete=True),
     )

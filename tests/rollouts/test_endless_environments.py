@@ -5,9 +5,9 @@ import re
 import pytest
 from tiny_models import committed_rows, publish
 
+from ludic.code.kept import create_root
 from ludic.errors import ConfigError, TimeLimitError
 from ludic.sql import connect
-from ludic.store import Root
 
 ENDLESS = """
 from ludic.environments.environment import Example, Score
@@ -31,7 +31,7 @@ def start(tmp_path, run_config, folder):
     def start(text):
         path = tmp_path / "sums.py"
         path.write_text(text)
-        root = Root.create(str(tmp_path / "run"), run_config(env=(f"{path}:Sums",), accept_incomplete=True))
+        root = create_root(str(tmp_path / "run"), run_config(env=(f"{path}:Sums",), accept_incomplete=True))
         publish(root, folder, budget=3)
         return root
 

@@ -12,13 +12,14 @@ from tiny_models import committed_rows, publish
 
 from ludic.agents.agent import Agent
 from ludic.agents.delegation import helper
+from ludic.code.kept import create_root
 from ludic.environments.environment import Example, GroupAnswer, Score, SpanReward, Transition
 from ludic.environments.limits import LimitedEnvironments, TimeLimit
 from ludic.environments.single_turn_adapter import SingleTurn
 from ludic.records import Message, Rollout
 from ludic.rollouts.pump import Pump
 from ludic.rollouts.sampler import GroupSampler, episodes_of_run
-from ludic.store import Root, RunConfig
+from ludic.store import RunConfig
 
 EXAMPLE = Example(example_id="e", messages=(Message(role="user", content="?"),))
 
@@ -342,7 +343,7 @@ def test_a_worker_stores_the_final_rewards(
 ) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN)
-    root = Root.create(str(tmp_path / "run"), run_config(env=(f"{file}:Own",), accept_incomplete=True))
+    root = create_root(str(tmp_path / "run"), run_config(env=(f"{file}:Own",), accept_incomplete=True))
     publish(root, folder, budget=10**6)
     work(root, num_groups=3)
     rows = committed_rows(root, "group_index", "episode_reward", "reward_components", "token_rewards", "error")
@@ -356,7 +357,7 @@ def test_a_worker_finishes_the_groups_that_are_being_scored(
 ) -> None:
     file = tmp_path / "own.py"
     file.write_text(OWN.replace("sleep(0.001)", "sleep(0.5)"))
-    root = Root.create(str(tmp_path / "run"), run_config(env=(f"{file}:Own",), accept_incomplete=True))
+    root = create_root(str(tmp_path / "run"), run_config(env=(f"{file}:Own",), accept_incomplete=True))
     publish(root, folder, budget=2)
     with working(root, on_stop="finish") as wait_until:
         wait_until(lambda: threading.active_count() > 1)

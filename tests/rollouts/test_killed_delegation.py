@@ -15,7 +15,7 @@ from forks import Forked
 from tiny_models import committed_rows, publish
 from transformers import AutoModelForCausalLM
 
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.launch.roots import create_run
 from ludic.store import Root, RunConfig
 from ludic.training.config import TrainConfig

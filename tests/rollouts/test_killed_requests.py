@@ -13,7 +13,7 @@ from forks import Forked
 from tiny_models import committed_rows, publish
 
 import ludic
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.launch.roots import create_run
 from ludic.store import Root, RunConfig, list_files
 from ludic.training.config import TrainConfig

@@ -18,6 +18,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from strategies import make_batch
 
+from ludic.code.kept import create_root
 from ludic.errors import SlotTakenError
 from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch, RolloutMetadata
@@ -147,7 +148,7 @@ def run_schedule(seed: int, rules: Rules = Rules()) -> Run:
     storage = Shuffled(global_store=False, skip_instance_cache=True)
     storage.store, storage.pseudo_dirs, storage.rng = {}, [""], rng
     config = RunConfig(model="m", env=("moar_cats",), group_size=GROUP_SIZE, num_workers=1)
-    run = Run(Root.create(f"memory://{seed}", config, fs=storage), rng, rules)
+    run = Run(create_root(f"memory://{seed}", config, fs=storage), rng, rules)
     lives: list[Iterator[None]] = []
     trainer = Trainer(run)
     for _ in range(NUM_BURSTS):

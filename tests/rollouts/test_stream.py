@@ -16,6 +16,7 @@ import pytest
 from tiny_models import committed_rows, publish
 
 import ludic
+from ludic.code.kept import create_root
 from ludic.engines.engine import Completion, GenerationRequest
 from ludic.errors import EngineError, HalfLoadedError, ModelError
 from ludic.records import GROUP_CLOSED, WeightSpan
@@ -94,7 +95,7 @@ def create(tmp_path: Path, folder: str, **settings: Any) -> Root:
     (tmp_path / "twice.py").write_text(ENVIRONMENT)
     env = (f"{tmp_path}/twice.py:Twice",)
     run = RunConfig(model=folder, env=env, max_tokens=TOKENS, accept_incomplete=True, **settings)
-    root = Root.create(str(tmp_path / "run"), run)
+    root = create_root(str(tmp_path / "run"), run)
     publish(root, folder, budget=10**6)
     return root
 

@@ -18,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tiny_models import committed_rows, forward_logprobs, publish
 
 import ludic.environments.addition
+from ludic.code.kept import create_root
 from ludic.errors import ConfigError, SlotTakenError, StoreError
 from ludic.rollouts import worker
 from ludic.rollouts.worker import WorkerConfig, _back_off
@@ -309,7 +310,7 @@ def test_a_file_that_the_trainer_passed_over_is_not_open_for_ever(root: Root, wo
 def test_workers_in_the_runs_slots_share_its_schedule_and_others_have_numbers_of_their_own(
     tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str
 ) -> None:
-    root = Root.create(str(tmp_path), run_config(num_workers=2))
+    root = create_root(str(tmp_path), run_config(num_workers=2))
     publish(root, folder, budget=LARGE)
     work(root, slot=0, num_groups=3)
     work(root, slot=1, num_groups=3)
@@ -360,7 +361,7 @@ def test_an_environment_that_fails_is_stored_with_its_error_and_stops_nobody(
 ) -> None:
     file = tmp_path / "every_other.py"
     file.write_text(FAILING_ENVIRONMENT)
-    root = Root.create(str(tmp_path / "run"), run_config(env=(f"{file}:EveryOther",), accept_incomplete=True))
+    root = create_root(str(tmp_path / "run"), run_config(env=(f"{file}:EveryOther",), accept_incomplete=True))
     publish(root, folder, budget=LARGE)
     work(root, num_groups=4)
     rows = committed_rows(root, "env_example_id", "episode_reward", "error")
@@ -385,7 +386,7 @@ class Unsteady(MemoryFileSystem):
 
 
 def memory_root(run: RunConfig) -> Root:
-    return Root.create(f"memory://{uuid4().hex}", run)
+    return create_root(f"memory://{uuid4().hex}", run)
 
 
 def unsteady(root: Root, fails: Sequence[bool]) -> Root:
@@ -427,7 +428,7 @@ def test_a_filesystem_that_fails_for_good_is_an_error_once_the_worker_is_stopped
 def test_what_is_appended_at_once_is_logged_as_a_row_an_environment(
     tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str
 ) -> None:
-    root = Root.create(str(tmp_path), run_config(env=("addition", "opposites")))
+    root = create_root(str(tmp_path), run_config(env=("addition", "opposites")))
     publish(root, folder, budget=LARGE)
     work(root, num_groups=6, in_flight=6)
     metrics, num_groups = MetricsTail(root).poll(), Counter()
@@ -453,7 +454,7 @@ def test_what_is_appended_at_once_is_logged_as_a_row_an_environment(
 def test_a_worker_whose_rollouts_all_fail_says_so_at_once(
     tmp_path: Path, run_config: Callable[..., RunConfig], work: Work, folder: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    root = Root.create(str(tmp_path), run_config(max_tokens=10**6))
+    root = create_root(str(tmp_path), run_config(max_tokens=10**6))
     publish(root, folder, budget=LARGE)
     work(root, num_groups=2, in_flight=2)
     warnings = [record.getMessage() for record in caplog.records if "failed" in record.getMessage()]

@@ -17,6 +17,7 @@ import pytest
 from forks import Forked
 from tiny_models import committed_rows, forward_logprobs, publish
 
+from ludic.code.kept import create_root
 from ludic.launch.process import REPLACED, SUPERVISED
 from ludic.store import MetricsTail, RolloutReader, Root, RunConfig, list_files
 
@@ -57,7 +58,7 @@ def stop(process: Forked) -> int:
 @pytest.fixture
 def root(tmp_path: Path, run_config: Callable[..., RunConfig], folder: str) -> Root:
     """Two environments, so that each call of the engine makes two files."""
-    root = Root.create(str(tmp_path / "run"), run_config(env=("addition", "opposites")))
+    root = create_root(str(tmp_path / "run"), run_config(env=("addition", "opposites")))
     publish(root, folder, budget=10**6)
     return root
 

@@ -6,11 +6,11 @@ from hashlib import sha256
 import pytest
 from tiny_runs import create_root, fill, ledger, train_here
 
-from ludic.consent import CodeUse
+from ludic.code.consent import CodeUse
+from ludic.code.kept import consent_to, find_files, keep_files
 from ludic.errors import QueryError
 from ludic.sql.library import read_packaged
 from ludic.store import Root, read_attempt
-from ludic.store.code_files import consent_to, find_files, keep_files
 
 ADVANTAGE = """
 def scaled(rollouts, *, by=1.0):

@@ -12,6 +12,7 @@ import pytest
 from tiny_models import committed_rows, forward_logprobs, make_model, publish
 
 import ludic
+from ludic.code.kept import create_root
 from ludic.engines.config import EngineConfig
 from ludic.environments.moar_cats import WORDS
 from ludic.launch.config import LaunchConfig
@@ -44,7 +45,7 @@ def new_moar_cats(url: str) -> Root:
         max_tokens=32,
         accept_incomplete=True,
     )
-    root = Root.create(url, run)
+    root = create_root(url, run)
     keep_new_model(root, partial(make_tiny_model, words=[*WORDS, OTHER_WORDS]))
     return root
 
@@ -81,7 +82,7 @@ def test_moar_cats_reaches_the_reward_of_the_transformers_engine_with_a_swap_at_
 def rows_through(engine: str, folder: str, tmp_path: Path, **settings: Any) -> list[dict[str, Any]]:
     """The rows that a worker with this engine stores of four groups of two."""
     run = RunConfig(model=folder, env=("addition",), group_size=2, max_tokens=24, accept_incomplete=True, **settings)
-    root = Root.create(str(tmp_path / engine), run)
+    root = create_root(str(tmp_path / engine), run)
     publish(root, folder, budget=4)
     work(root, WorkerConfig(slot=0, num_groups=4), threading.Event(), engine=engine, device="cpu")
     return committed_rows(

@@ -19,6 +19,7 @@ from tiny_models import make_model, publish
 from vllm_servers import RECOMMENDED, VllmServer, free_port, running_servers
 
 import ludic
+from ludic.code.kept import create_root
 from ludic.engines.engine import generate_all
 from ludic.engines.server_engine import ServerEngine
 from ludic.errors import ModelError
@@ -149,7 +150,7 @@ def ludic_serve(root: Root, log: Path) -> Iterator[VllmServer]:
 @pytest.mark.timeout(300)
 def test_ludic_serve_follows_the_run_restarts_vllm_and_ends_with_it(tmp_path: Path) -> None:
     folder, other = make_model(tmp_path / "model", seed=1), make_model(tmp_path / "other", seed=2)
-    root = Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
+    root = create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
     publish(root, folder, budget=1)
     log = tmp_path / "serve.log"
     with ludic_serve(root, log) as server:
@@ -177,7 +178,7 @@ def test_ludic_serve_follows_the_run_restarts_vllm_and_ends_with_it(tmp_path: Pa
 @pytest.mark.timeout(200)
 def test_ludic_serve_stops_cleanly_on_sigterm(tmp_path: Path) -> None:
     folder = make_model(tmp_path / "model", seed=1)
-    root = Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
+    root = create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
     publish(root, folder, budget=1)
     log = tmp_path / "serve.log"
     with ludic_serve(root, log) as server:
@@ -193,7 +194,7 @@ def test_ludic_serve_refuses_a_port_in_use(tmp_path: Path) -> None:
     import socket
 
     folder = make_model(tmp_path / "model", seed=1)
-    Root.create(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
+    create_root(str(tmp_path / "run"), RunConfig(model=folder, env=("addition",)))
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", port := free_port()))
         holder.listen()

@@ -16,7 +16,7 @@ from tiny_runs import (
 )
 
 from ludic.batches.rules import batch_rules
-from ludic.consent import CONFIG_VARIABLE, CodeSettings
+from ludic.code.consent import CONFIG_VARIABLE, CodeSettings
 from ludic.errors import ConfigError, ConsentError, QueryError
 from ludic.launch.train import prepare_trainer_code
 from ludic.sql.planner import Planner

@@ -7,16 +7,15 @@ that the model reads.
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import Any
 
 from ludic.agents.tools.arguments import check_arguments, make_validator, read_arguments
 from ludic.agents.tools.tool import Tool
-from ludic.errors import ConfigError, ToolError
+from ludic.code.run import describe, only_exceptions
+from ludic.errors import ConfigError, ToolError, unknown_name
 from ludic.printable import shortened, storable
 from ludic.records import ToolCall
-from ludic.user_code import describe, only_exceptions
 from ludic.waits import finished
 
 
@@ -77,7 +76,7 @@ class Toolbox:
     def _prepare(self, call: ToolCall, also: Sequence[str]) -> tuple[Tool, Mapping[str, Any]]:
         tool = self._tools.get(call.name)
         if tool is None:
-            raise ToolError(_unknown(call.name, [*self._tools, *also]))
+            raise ToolError(unknown_name("tool", call.name, [*self._tools, *also]))
         arguments = read_arguments(call.arguments)
         check_arguments(self._validators[call.name], arguments)
         return tool, arguments
@@ -91,12 +90,6 @@ class Toolbox:
     def _cut(self, text: str) -> str:
         """Return text that can be stored as UTF-8 and is not too long."""
         return shortened(storable(text), self.output_limit)[0]
-
-
-def _unknown(name: str, known: Sequence[str]) -> str:
-    close = get_close_matches(name, known, n=1)
-    suggestion = f"did you mean {close[0]}? " if close else ""
-    return f"there is no tool {name!r}; {suggestion}the tools are: {', '.join(known) or 'none'}"
 
 
 async def _call(tool: Tool, arguments: Mapping[str, Any]) -> str:

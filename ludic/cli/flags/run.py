@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import tyro
 
 from ludic.cli.settings import Algorithm, RootUrl
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.engines.config import EngineConfig
 from ludic.launch.config import LaunchConfig
 from ludic.run_config import RunConfig

@@ -6,7 +6,7 @@ import tyro
 
 from ludic.bounds import check_numbers
 from ludic.cli.settings import Algorithm, RootUrl
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.training.config import TrainConfig
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 import tyro
 
 from ludic.cli.settings import RootUrl
-from ludic.consent import CodeSettings
+from ludic.code.consent import CodeSettings
 from ludic.engines.config import EngineConfig
 from ludic.rollouts.config import WorkerConfig
 

@@ -1,12 +1,10 @@
-"""Formats of other programs: one function each, from a record to an episode, registered in FORMATS.
+"""Formats of other programs: one function each, from a record to an episode, named in ludic.code.kinds.
 
 A function takes a Record, which is a line of JSON or a row of Parquet, and returns an Episode, or several. A user's own
 function, in a file, is named as path/to/file.py:function. Pure, except for loading that file. Raises ConfigError if
 there is no such format, RefusedRecordError if a record can't be used.
 """
 
-import difflib
-import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ludic.code.files import UserFile, digest, python_file_of
+from ludic.code.kinds import FORMAT, find, find_own
+from ludic.code.run import describe, describe_failure
 from ludic.errors import ConfigError
 from ludic.interop.imports.episodes import Conversation, Episode, Row, Texts
 from ludic.interop.imports.evaluations import inspect as inspect_ai
@@ -24,8 +25,6 @@ from ludic.interop.imports.reading import Records, read_records
 from ludic.interop.imports.record import Record, RefusedRecordError, finite_numbers, is_number, refusal
 from ludic.interop.imports.verifiers import FINISH_REASONS, prime_rl
 from ludic.records import Purpose, WeightSpan
-from ludic.user_code import describe, describe_failure, load_named
-from ludic.user_files import UserFile, digest, python_file_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,21 +200,19 @@ def _step(record: Record) -> int:
     return step
 
 
-FORMATS: Mapping[str, Format] = {
-    "art": Format(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$"),
-    "inspect": Format(function=inspect_ai, read=read_inspect, env_field="log.task"),
-    "jsonl": Format(function=jsonl),
-    "lighteval": Format(function=lighteval, env_field="doc.task_name"),
-    "lm-eval": Format(
-        function=lm_eval,
-        path=r"samples_(?P<task>[^/]+)_\d{4}-\d\d-\d\dT[^/_]*\.jsonl$",
-        read=read_lm_eval,
-        env_field="task",
-    ),
-    "prime-rl": Format(function=prime_rl, path=r"step_(?P<file_step>\d+)/(?P<file_kind>train|eval)/"),
-    "trl": Format(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$"),
-    "verl": Format(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$"),
-}
+ART = Format(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$")
+INSPECT = Format(function=inspect_ai, read=read_inspect, env_field="log.task")
+JSONL = Format(function=jsonl)
+LIGHTEVAL = Format(function=lighteval, env_field="doc.task_name")
+LM_EVAL = Format(
+    function=lm_eval,
+    path=r"samples_(?P<task>[^/]+)_\d{4}-\d\d-\d\dT[^/_]*\.jsonl$",
+    read=read_lm_eval,
+    env_field="task",
+)
+PRIME_RL = Format(function=prime_rl, path=r"step_(?P<file_step>\d+)/(?P<file_kind>train|eval)/")
+TRL = Format(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$")
+VERL = Format(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$")
 
 
 # --- Loading ---------------------------------------------------------------------------------------------
@@ -226,27 +223,12 @@ def load_format(name: str) -> Format:
 
     Runs the user's file. Raises ConfigError.
     """
-    if python_file_of(name) is not None:
-        return _load_users(name)
-    if name not in FORMATS:
-        close = difflib.get_close_matches(name, FORMATS) or sorted(FORMATS)
-        raise ConfigError(
-            f"there is no format {name!r}; did you mean {' or '.join(close)}? "
-            "A function of your own is path/to/file.py:function"
-        )
-    return replace(FORMATS[name], name=name)
-
-
-def _load_users(source: str) -> Format:
-    path, _, name = source.rpartition(":")
-    file, module = load_named(path, source, ConfigError)
-    found = getattr(module, name, None)
-    found = Format(function=found) if inspect.isfunction(found) else found
-    if not isinstance(found, Format):
-        names = [key for key, value in vars(module).items() if inspect.isfunction(value) or isinstance(value, Format)]
-        raise ConfigError(f"{source}: {path} has no function {name!r}; it has {', '.join(names) or 'none at all'}")
+    if python_file_of(name) is None:
+        return replace(find(FORMAT, name), name=name)
+    own = find_own(FORMAT, name)
+    found = own.value if isinstance(own.value, Format) else Format(function=own.value)
     try:
         re.compile(found.path)
     except re.error as error:
-        raise ConfigError(f"{source}: path {found.path!r} is no regular expression: {error}") from error
-    return replace(found, name=name, user_file=file)
+        raise ConfigError(f"{name}: path {found.path!r} is no regular expression: {error}") from error
+    return replace(found, name=name.rpartition(":")[2], user_file=own.file)

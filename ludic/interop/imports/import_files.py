@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ludic.code.kept import create_root
 from ludic.errors import ConfigError
 from ludic.interop.imports.formats import load_format
 from ludic.interop.imports.importing import import_file
@@ -66,7 +67,7 @@ def start_for_import(
     """Start a run for imported rollouts. Weights of a Hugging Face id are not downloaded: an import needs none."""
     names = (env or load_format(format).name,)
     run = RunConfig(model=model, env=names, group_size=group_size, groups_per_batch=groups_per_batch)
-    root = Root.create(url, run)
+    root = create_root(url, run)
     if not is_hub_id(model):
         remember_model(root)
     return root

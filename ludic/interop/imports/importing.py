@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ludic.code.run import only_exceptions
 from ludic.errors import ConfigError, LudicError
 from ludic.interop.imports.episodes import Episode, GetTokenizer, Row, Texts, rows_of
 from ludic.interop.imports.formats import Format
@@ -37,7 +38,6 @@ from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
 from ludic.store.json_files import encode_record
 from ludic.store.records import ImportBegun, ImportReport, Refusal
-from ludic.user_code import only_exceptions
 
 LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
 """Metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""

@@ -9,12 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 from ludic.errors import ModelError, SchemaError
-from ludic.maintenance.verify.code import check_code
 from ludic.maintenance.verify.compactions import check_compactions, unfinished_compactions
 from ludic.maintenance.verify.data import check_data, note_data
 from ludic.maintenance.verify.findings import Finding, Report, meaning_of
 from ludic.maintenance.verify.model import check_model
-from ludic.maintenance.verify.records import check_records
+from ludic.maintenance.verify.records import check_code, check_records
 from ludic.maintenance.verify.repairs import delete_leftovers, quarantine_broken
 from ludic.maintenance.verify.rows import RowChecks
 from ludic.maintenance.verify.tables import (

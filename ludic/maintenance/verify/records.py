@@ -5,10 +5,13 @@ ignored. Raises StoreError if the filesystem fails.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any
 
-from ludic.errors import SchemaError
+from ludic.code.files import digest
+from ludic.code.kept import check_list, parse_name
+from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.tables import FOREIGN_NAME, TABLES
 from ludic.store import Root
@@ -46,6 +49,27 @@ def check_records(root: Root) -> Iterator[Finding]:
                 yield Finding(check="misnamed", where=name, problem=FOREIGN_NAME)
         elif isinstance(row, Records) and row not in _WITH_THEIR_FILES:
             yield from _check_record(root, row, name)
+
+
+def check_code(root: Root) -> Iterator[Finding]:
+    """Check code/: each copy of a user's file matches its name, and each list can be read. Runs no code."""
+    for name in root.list(CODE.folder):
+        with suppress(FileNotFoundError):
+            yield from _check_code_file(root, name)
+
+
+def _check_code_file(root: Root, name: str) -> Iterator[Finding]:
+    parsed = parse_name(name)
+    if parsed is None:
+        return  # check_records names it
+    if isinstance(parsed, int):
+        try:
+            check_list(root, parsed)
+        except (SchemaError, StoreError) as error:
+            yield Finding(check="code", where=name, problem=reason_of(error))
+    elif digest(root.read(name)) != parsed:
+        problem = "is not the text that its name says; --update-code puts the file as it is now"
+        yield Finding(check="code", where=name, problem=problem)
 
 
 def _check_record(root: Root, row: Records[Any, Any], name: str) -> Iterator[Finding]:

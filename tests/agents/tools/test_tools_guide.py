@@ -8,8 +8,8 @@ import pytest
 
 from ludic.agents.tools.formats import make_tool_format
 from ludic.agents.tools.interpreter import PythonInterpreter
-from ludic.agents.tools.registry import BUILT_IN
 from ludic.agents.tools.toolbox import Toolbox
+from ludic.code.kinds import MCP, TOOL
 from ludic.records import ToolCall
 
 GUIDE = (Path(__file__).parents[3] / "docs/agents.md").read_text(encoding="utf-8")
@@ -27,7 +27,7 @@ def test_the_examples_run_together(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_every_built_in_tool_and_default_is_in_the_guide() -> None:
-    assert all(f"| `{name}` |" in TOOLS for name in BUILT_IN)
+    assert all(f"| `{name}` |" in TOOLS for name in TOOL.names() if not name.startswith(MCP))
     toolbox, interpreter = Toolbox([]), PythonInterpreter()
     assert f"`time_limit_s` seconds ({toolbox.time_limit_s:g})" in TOOLS
     assert f"`output_limit` characters ({toolbox.output_limit:,})" in TOOLS

@@ -12,6 +12,7 @@ import pytest
 
 import ludic
 from ludic.agents.prompts import PromptBuilder
+from ludic.code.kept import create_root
 from ludic.errors import ConfigError
 from ludic.interop.imports.episodes import to_message
 from ludic.interop.imports.formats import load_format
@@ -31,7 +32,7 @@ Import = Callable[..., ImportReport]
 @pytest.fixture
 def root(tmp_path: Path, model_folder: str) -> Root:
     run = RunConfig(model=model_folder, env=("cats",), temperature=0.9, max_tokens=32)
-    return Root.create(str(tmp_path / "run"), run)
+    return create_root(str(tmp_path / "run"), run)
 
 
 @pytest.fixture
@@ -203,7 +204,7 @@ def test_conversations_with_tools_are_what_the_model_would_have_seen_and_said(tm
     whole = tokenizer("<|im_start|>assistant\n<think>")["input_ids"]
     assert whole != [*tokenizer("<|im_start|>assistant\n")["input_ids"], *tokenizer("<think>")["input_ids"]]
 
-    root = Root.create(str(tmp_path / "run"), RunConfig(model=str(model), env=("word_problems",)))
+    root = create_root(str(tmp_path / "run"), RunConfig(model=str(model), env=("word_problems",)))
     (tmp_path / "demonstrations.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     ludic.open(root.url).import_(tmp_path / "demonstrations.jsonl", "jsonl")
     rollouts = rollouts_of(root)
@@ -518,12 +519,12 @@ def prime_rl_row(tokens: Sequence[int], logprobs: Sequence[float]) -> dict[str, 
 
 
 OWN_FORMAT = """
-from ludic.interop.imports.formats import FORMATS
+from ludic.interop.imports.formats import JSONL
 from ludic.interop.imports.record import Record
 
 
 def own(record):
-    return FORMATS["jsonl"].function(Record(record["all"]))
+    return JSONL.function(Record(record["all"]))
 """
 
 

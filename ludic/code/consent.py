@@ -1,4 +1,4 @@
-"""The user's consent, on this machine, to run code that a root names and that is not part of ludic.
+"""The code that settings name, and the user's consent, on this machine, to run what is not part of ludic.
 
 Consent to a file covers its text: the digests of the file and of the modules that it imports from beside it, the class
 or function in it, and the options that it is built with. Consent to an installed module covers its name and options,
@@ -11,28 +11,20 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import platformdirs
 
+from ludic.code.files import Files, file_of, own_code_of, parser_stages, python_file_of
+from ludic.code.kinds import KINDS, QUESTIONS, SCORER_OPTIONS
 from ludic.errors import ConfigError
-from ludic.user_files import Files, file_of
+from ludic.run_config import RunConfig
 
 CONFIG_VARIABLE = "LUDIC_CONFIG_DIR"
-
-QUESTIONS = "qa/"
-"""Prefix of environments that read questions from a file or a dataset; SCORER_OPTIONS may name users' functions."""
-SCORER_OPTIONS = ("scorer", "group_scorer")
-_INSTALLED = "verifiers/"
-"""Prefix of environments that import any installed package."""
-
-Role = Literal[
-    "environment", "scorer", "parser", "context", "tool", "protocol", "sub-agent", "advantage", "filter", "selection"
-]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +47,10 @@ class CodeSettings:
 class CodeUse:
     """A setting that names code."""
 
-    role: Role
+    role: str
+    """Role of a kind of ludic.code.kinds."""
     setting: str
-    """A name built into ludic, path/to/file.py:name, path/to/file.sql, mcp:COMMAND of a tool, or of an environment
-    package.module:Class, PREFIX/NAME of an optional package, or qa/SOURCE."""
+    """A name of that kind."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options that an environment is built with."""
     named_by_root: bool = True
@@ -66,16 +58,8 @@ class CodeUse:
 
     @property
     def is_users(self) -> bool:
-        """True if the code is not part of ludic.
-
-        The tool `python` counts, since it runs what the model writes. So does qa/SOURCE, since it copies a file of this
-        machine into the root, question by question.
-        """
-        if self.role == "tool" and self.setting == "python":
-            return True
-        if self.role == "environment" and self.setting.startswith((QUESTIONS, _INSTALLED)):
-            return True
-        return file_of(self.setting) is not None or (self.role in ("environment", "tool") and ":" in self.setting)
+        """True if the code is not part of ludic."""
+        return KINDS[self.role].is_users(self.setting)
 
     def key(self, files: Files) -> str:
         """Digest, in hexadecimal, of the code that consent covers. files: the files that settings name, by name."""
@@ -83,6 +67,34 @@ class CodeUse:
         entry = self.setting if name is None else self.setting[len(name) :]
         about = [entry, dict(self.options), None if name is None else files[name].digests]
         return sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+
+def sampling_uses(run: RunConfig, of_root: RunConfig | None = None) -> list[CodeUse]:
+    """Return the code that workers sample and score with, each once: environments, tools, and users' other code.
+
+    of_root: settings in the root, None if they are `run`; the user named the code that these do not name.
+    """
+    if of_root is not None:
+        named = sampling_uses(of_root)
+        return [use if use in named else replace(use, named_by_root=False) for use in sampling_uses(run)]
+    environments = [
+        CodeUse(role="environment", setting=name, options=run.env_options.get(name, {}))
+        for name in dict.fromkeys(run.env)
+    ]
+    scorers = [CodeUse(role="scorer", setting=name) for name in _own_scorers(run)]
+    tools = [CodeUse(role="tool", setting=name) for name in dict.fromkeys(run.tools)]
+    parsers = [CodeUse(role="parser", setting=own) for own in map(own_code_of, parser_stages(run.parser)) if own]
+    others: list[tuple[str, str]] = [("context", run.context), ("protocol", run.protocol or "")]
+    others += [("sub-agent", name) for name in run.sub_agents]
+    named = [CodeUse(role=role, setting=setting) for role, setting in dict.fromkeys(others) if file_of(setting)]
+    return [*environments, *scorers, *tools, *parsers, *named]
+
+
+def _own_scorers(run: RunConfig) -> list[str]:
+    """Return the users' functions that options of environments qa/SOURCE name, each once."""
+    options = [run.env_options.get(name) for name in run.env if name.startswith(QUESTIONS)]
+    scorers = [each.get(option) for each in options if isinstance(each, Mapping) for option in SCORER_OPTIONS]
+    return list(dict.fromkeys(name for name in scorers if isinstance(name, str) and python_file_of(name)))
 
 
 def has_consent(use: CodeUse, files: Files) -> bool:

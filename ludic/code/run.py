@@ -1,6 +1,6 @@
 """Run a user's Python file as a module, and describe in one line where the code in it failed.
 
-The text that ludic.user_files has read is what runs, even if the file has changed since.
+The text that ludic.code.files has read is what runs, even if the file has changed since.
 """
 
 import importlib.abc
@@ -17,9 +17,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from ludic.errors import Interruption, LudicError, StopNowInterrupt, one_line
-from ludic.paths import local_path
-from ludic.user_files import NO_FILES, Files, UserFile, read_user_file
+from ludic.code.files import UserFile
+from ludic.errors import Interruption, StopNowInterrupt, one_line
 
 _beside: dict[str, UserFile] = {}
 """Modules imported by users' files that were run, by module name."""
@@ -41,18 +40,6 @@ def load_file(file: UserFile) -> ModuleType:
     with only_exceptions():
         spec.loader.exec_module(module)
     return module
-
-
-def load_named(path: str, where: str, raised: type[LudicError], files: Files = NO_FILES) -> tuple[UserFile, ModuleType]:
-    """Read and run the file that a setting names; `files` may replace it. where: begin of the message of `raised`."""
-    try:
-        file = files[path] if path in files else read_user_file(local_path(path, f"the file of {where}"))
-    except OSError as error:
-        raise raised(f"{where}: {error}") from error
-    try:
-        return file, load_file(file)
-    except Exception as error:
-        raise raised(f"{where}: {describe_failure(file.path, error)}") from error
 
 
 class _TextLoader(importlib.abc.InspectLoader):

@@ -1,63 +1,46 @@
-"""code/: copies of the users' files that a run uses. Each text is stored once, and a list maps file names to texts.
+"""code/: copies of the users' files that a run uses, and the consent that running them needs.
+
+Each text is stored once, and a list maps file names to texts.
 
     code/{sha256}.py, .sql    a text, named by the digest of its bytes
     code/N.json               list N: file names as in the settings, each with its digest and path
 
 A file is copied into the root when a run that names it is created, or when a trainer first names it. From then on the
 copy runs, on any machine and in any working directory, until a user asks for the file as it is now, which puts list
-N + 1. Code that the user did not bring does not run without consent (ludic.consent).
+N + 1. Code that the user did not bring does not run without consent (ludic.code.consent).
 """
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ludic.consent import QUESTIONS, SCORER_OPTIONS, CodeUse, Role, give_consent, has_consent
+import fsspec
+
+from ludic.bounds import check_urls
+from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, sampling_uses
+from ludic.code.files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
+from ludic.code.kinds import KINDS, load_attribute
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
-from ludic.parser_stages import own_code_of, parser_stages
+from ludic.installed import LUDIC, name_and_version
 from ludic.paths import local_path
-from ludic.store.catalogue import CODE, TEXTS, NumberName, TextName
+from ludic.records import new_id
+from ludic.run_config import RunConfig
+from ludic.store.catalogue import CODE, RUN, TEXTS, NumberName, TextName
+from ludic.store.filesystem import Storage
 from ludic.store.json_files import convert, encode_record
 from ludic.store.names import owner_name
-from ludic.store.records import CodeList, FileEntry, TextEntry
-from ludic.user_files import Files, UserFile, digest, file_of, files_of, python_file_of, read_user_file
-
-if TYPE_CHECKING:
-    from ludic.store.root import Root
-    from ludic.store.run_json import RunConfig
+from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry
+from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)
 
 _SUFFIXES = (".py", ".sql")
 _SHOWN_DIGITS = 12
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CodeRecord:
-    """Code that determined rewards or advantages, as recorded for attempts and for workers' lives."""
-
-    role: Role
-    name: str
-    """Name of the code in the settings."""
-    sha256: str | None
-    """SHA-256 of its text, stored as code/{sha256}.py or .sql if it is a user's file; None if it has no source file."""
-    path: str | None = None
-    """Path that a user's file was read from."""
-    package: str | None = None
-    """Name and version of the installed package that contains it, such as ludic-rl 0.1.0."""
-    imports: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the modules that were read with a user's file, by module name; heldout is that of the held-out
-    questions of qa/SOURCE."""
-
-    @property
-    def digests(self) -> dict[str, str | None]:
-        """SHA-256 by module name; "" is the text itself."""
-        return {"": self.sha256, **self.imports}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,29 +52,7 @@ class FoundFiles:
     """Names of the files that are the root's copies; the others were read from this machine's disk."""
 
 
-def sampling_uses(run: "RunConfig") -> list[CodeUse]:
-    """Return the code that workers sample and score with, each once: environments, tools, and users' other code."""
-    environments = [
-        CodeUse(role="environment", setting=name, options=run.env_options.get(name, {}))
-        for name in dict.fromkeys(run.env)
-    ]
-    scorers = [CodeUse(role="scorer", setting=name) for name in _own_scorers(run)]
-    tools = [CodeUse(role="tool", setting=name) for name in dict.fromkeys(run.tools)]
-    parsers = [CodeUse(role="parser", setting=own) for own in map(own_code_of, parser_stages(run.parser)) if own]
-    others: list[tuple[Role, str]] = [("context", run.context), ("protocol", run.protocol or "")]
-    others += [("sub-agent", name) for name in run.sub_agents]
-    named = [CodeUse(role=role, setting=setting) for role, setting in dict.fromkeys(others) if file_of(setting)]
-    return [*environments, *scorers, *tools, *parsers, *named]
-
-
-def _own_scorers(run: "RunConfig") -> list[str]:
-    """Return the users' functions that options of environments qa/SOURCE name, each once."""
-    options = [run.env_options.get(name) for name in run.env if name.startswith(QUESTIONS)]
-    scorers = [each.get(option) for each in options if isinstance(each, Mapping) for option in SCORER_OPTIONS]
-    return list(dict.fromkeys(name for name in scorers if isinstance(name, str) and python_file_of(name)))
-
-
-def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:
+def find_files(root: Root, uses: Iterable[CodeUse], *, update: bool = False) -> FoundFiles:
     """Find the users' files that settings name: the root's copy of each, or the file on disk if the root has no copy.
 
     update: read all of them from the disk. Raises ConfigError if a file is neither on the disk nor in the root.
@@ -106,7 +67,7 @@ def find_files(root: "Root", uses: Iterable[CodeUse], *, update: bool = False) -
     return FoundFiles(files=files, kept=frozenset(kept))
 
 
-def trusted_files(root: "Root", uses: Sequence[CodeUse], *, update: bool = False) -> Files:
+def trusted_files(root: Root, uses: Sequence[CodeUse], *, update: bool = False) -> Files:
     """Find files as `find_files` does, and check consent to all. The caller tries them, then calls `keep_files`.
 
     Warns if a file on disk differs from the root's copy, which is the one that runs. Raises ConsentError, ConfigError.
@@ -118,14 +79,94 @@ def trusted_files(root: "Root", uses: Sequence[CodeUse], *, update: bool = False
     return found.files
 
 
-def consent_to(root: "Root", uses: Iterable[CodeUse], files: Files) -> None:
+def prepare_code(root: Root, uses: Sequence[CodeUse], settings: CodeSettings, check: Callable[[Files], object]) -> None:
+    """Record the consent that the settings give, and store users' files in the root.
+
+    check: loads the files; if it raises, no consent and no file is stored. Raises ConsentError, ConfigError.
+    """
+    found = find_files(root, uses, update=settings.update_code)
+    _check_paths(root, uses, found)
+    new = [use for use in uses if not _is_consented(use, found.files) and _agrees(root, use, found, settings)]
+    others = [use for use in uses if use not in new]
+    # The texts that were checked for consent, should the root have changed since the first look.
+    files = {**found.files, **trusted_files(root, others, update=settings.update_code)}
+    check(files)
+    _give_all(new, files, root.url, root.run_id)
+    for use in new:
+        logger.info("%s may run %s %r from now on", root.url, use.role, use.setting)
+    keep_files(root, files)
+
+
+def gives_consent(root: Root, uses: Sequence[CodeUse]) -> bool:
+    """Return whether the user names a file without consent that the root already holds, with the same text."""
+    found = find_files(root, uses)
+    return any(
+        file_of(use.setting) in found.kept and not _is_consented(use, found.files) and _is_named_here(use, found)
+        for use in uses
+    )
+
+
+def _is_consented(use: CodeUse, files: Files) -> bool:
+    return not use.is_users or has_consent(use, files)
+
+
+def _agrees(root: Root, use: CodeUse, found: FoundFiles, settings: CodeSettings) -> bool:
+    """Return whether the user agrees to code that had no consent before."""
+    if settings.trust_code or _is_named_here(use, found):
+        return True
+    name = file_of(use.setting)
+    if name is None or not settings.update_code:
+        return False
+    return _has_consented_copy(root, use) or not _is_inside(root, found.files[name])
+
+
+def _is_named_here(use: CodeUse, found: FoundFiles) -> bool:
+    """Return whether the user names the code, and its text is that of the file on this machine's disk."""
+    name = file_of(use.setting)
+    if use.named_by_root or name is None or name not in found.kept:
+        return not use.named_by_root
+    try:
+        return read_user_file(Path(name)).is_same_text(found.files[name])
+    except OSError:
+        return False
+
+
+def _check_paths(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None:
+    """Raises ConsentError for a file found at a path that the root gives, unless the user agreed to the root's copy."""
+    for use in uses:
+        name = file_of(use.setting)
+        if name is None or name in found.kept or found.files[name].path == Path(name).absolute():
+            continue
+        if not _has_consented_copy(root, use):
+            raise ConsentError(
+                f"there is no file {Path(name).absolute()}; {root.url} says that {name!r} is {found.files[name].path}, "
+                "and this user has not agreed to run the copy that the root holds; "
+                f"start where {name!r} is found, or leave out --update-code"
+            )
+
+
+def _has_consented_copy(root: Root, use: CodeUse) -> bool:
+    """Return whether the user has agreed to the text that the root holds now."""
+    try:
+        found = find_files(root, [use])
+    except (SchemaError, StoreError):  # the copy is damaged or gone
+        return False
+    return file_of(use.setting) in found.kept and has_consent(use, found.files)
+
+
+def _is_inside(root: Root, file: UserFile) -> bool:
+    """Return whether the file came with the root."""
+    return root.is_local and file.path.resolve().is_relative_to(Path(root.path).resolve())
+
+
+def _give_all(uses: Iterable[CodeUse], files: Files, url: str, run_id: str) -> None:
     """Record the user's consent to all code that is not ludic's own. Raises ConfigError."""
     for use in uses:
         if use.is_users:
-            give_consent(use, files, root=root.url, run_id=root.run_id)
+            give_consent(use, files, root=url, run_id=run_id)
 
 
-def keep_files(root: "Root", files: Files) -> None:
+def keep_files(root: Root, files: Files) -> None:
     """Copy texts into the root, and put a new list if they differ from the newest list. Raises StoreError."""
     while True:
         number, entries = _newest_list(root)
@@ -140,28 +181,64 @@ def keep_files(root: "Root", files: Files) -> None:
             return
 
 
-def consented_files(root: "Root") -> Files:
+def keep_code(root: Root, uses: Iterable[CodeUse], files: Files) -> list[CodeRecord]:
+    """Copy the users' files that settings name into the root, as `keep_files` does; return the record of each use."""
+    keep_files(root, files)
+    return [record_of(use, files) for use in uses]
+
+
+def create_root(
+    url: str, run: RunConfig, *, like: Root | None = None, fs: fsspec.AbstractFileSystem | None = None
+) -> Root:
+    """Start a run, or open an existing run that has the same settings.
+
+    A new root gets copies of the users' files that `run` names; creating it is consent to run them.
+    like: the run that the settings come from. The files are copied from it, and consent is still needed.
+    Raises ConfigError for a missing file or a URL with a secret, and as Root.create does.
+    """
+    run_id = new_id()
+    storage = Storage.connect(url, fs)
+    # Consent is stored before run.json: if the process is killed in between, the same command can resume.
+    is_new = like is None and not storage.exists(RUN.template)
+    if is_new:
+        check_urls(run)
+    files = _consented_files(run, storage.url, run_id) if is_new else NO_FILES
+    root = Root.create(url, run, run_id=run_id, fs=fs)
+    if root.run_id == run_id:  # this process has started it
+        keep_files(root, files) if like is None else copy_code(like, root)
+    return root
+
+
+def _consented_files(run: RunConfig, url: str, run_id: str) -> Files:
     """The files that a new run's settings name, as they are on the disk; who starts the run consents to run them.
 
     Raises ConfigError for a file that is not there.
     """
-    uses = sampling_uses(root.run)
+    uses = sampling_uses(run)
     files = {name: _read_disk(name, None) for name in files_of(use.setting for use in uses)}
-    consent_to(root, uses, files)
+    _give_all(uses, files, url, run_id)
     return files
 
 
-def copy_code(source: "Root", root: "Root") -> None:
+def copy_code(source: Root, root: Root) -> None:
     """Copy the users' files of the run `source` into a new root; this does not give consent to them."""
     entries = _newest_list(source)[1]
     keep_files(root, {name: _read_copy(source, name, entry) for name, entry in entries.items()})
 
 
-def describe_file(use: CodeUse, files: Files, name: str) -> CodeRecord:
-    """Return the record of the user's file `name`."""
-    file = files[name]
-    imports = {module: text.sha256 for module, text in file.imports.items()}
-    return CodeRecord(role=use.role, name=use.setting, sha256=file.sha256, path=str(file.path), imports=imports)
+def record_of(use: CodeUse, files: Files) -> CodeRecord:
+    """Return the record of the code that a setting names; `files` holds the users' files."""
+    path, kind = file_of(use.setting), KINDS[use.role]
+    if path is not None:
+        file = files[path]
+        imports = {module: text.sha256 for module, text in file.imports.items()}
+        return CodeRecord(role=use.role, name=use.setting, sha256=file.sha256, path=str(file.path), imports=imports)
+    sha256, package, others = None, name_and_version(LUDIC), {}
+    if kind.folder is not None:
+        sha256 = digest(kind.text(use.setting).encode())
+    elif kind.source is not None:
+        sha256, package, others = load_attribute(kind.source)(use.setting, use.options)
+    return CodeRecord(role=use.role, name=use.setting, sha256=sha256, package=package, imports=others)
 
 
 def to_dicts(records: Iterable[CodeRecord]) -> list[dict[str, Any]]:
@@ -184,7 +261,7 @@ def parse_name(name: str) -> str | int | None:
     return text.sha256 if text else of_list.number if of_list else None
 
 
-def check_list(root: "Root", number: int) -> None:
+def check_list(root: Root, number: int) -> None:
     """Check a list and its texts.
 
     Raises SchemaError if the list can't be read or a text is damaged, StoreError if a text is lost.
@@ -193,7 +270,7 @@ def check_list(root: "Root", number: int) -> None:
         _read_copy(root, file, entry)
 
 
-def read_kept_text(root: "Root", sha256: str | None, path: str | None) -> str | None:
+def read_kept_text(root: Root, sha256: str | None, path: str | None) -> str | None:
     """Return the text of a user's file that a record names, for people; None if it is missing or damaged."""
     name = text_name(sha256 or "", Path(path or "").suffix)
     if TEXTS.parse(name) is None:
@@ -233,7 +310,7 @@ def _describe_change(earlier: CodeRecord, record: CodeRecord, where: str) -> str
     return f"{what} is not what {where} ran: sha256 {shown}{packages}"
 
 
-def _check_consent(root: "Root", uses: Sequence[CodeUse], found: FoundFiles) -> None:
+def _check_consent(root: Root, uses: Sequence[CodeUse], found: FoundFiles) -> None:
     refused = []
     for use in uses:
         if not use.is_users or has_consent(use, found.files):
@@ -250,7 +327,7 @@ def _check_consent(root: "Root", uses: Sequence[CodeUse], found: FoundFiles) -> 
         )
 
 
-def _describe_refused(root: "Root", use: CodeUse, found: FoundFiles, names: Sequence[str]) -> str:
+def _describe_refused(root: Root, use: CodeUse, found: FoundFiles, names: Sequence[str]) -> str:
     what = f"{use.role} {use.setting!r}" + (f" with options {json.dumps(dict(use.options))}" if use.options else "")
     for name in names:
         file = found.files[name]
@@ -259,7 +336,7 @@ def _describe_refused(root: "Root", use: CodeUse, found: FoundFiles, names: Sequ
     return f"{what}, which is installed here"
 
 
-def _warn_of_change(root: "Root", name: str, copy: UserFile) -> None:
+def _warn_of_change(root: Root, name: str, copy: UserFile) -> None:
     """Warn if the file on disk, in the working directory or else where it was read, has another text than the copy."""
     for path in (Path(name).absolute(), copy.path):
         try:
@@ -271,7 +348,7 @@ def _warn_of_change(root: "Root", name: str, copy: UserFile) -> None:
         return
 
 
-def _log_change(root: "Root", now: UserFile, copy: UserFile) -> None:
+def _log_change(root: Root, now: UserFile, copy: UserFile) -> None:
     """Log a warning that names the file itself, or the first of its modules that differs."""
     here, there = now.digests, copy.digests
     module = next(name for name in sorted(here.keys() | there.keys()) if here.get(name) != there.get(name))
@@ -295,14 +372,14 @@ def _read_disk(name: str, entry: FileEntry | None) -> UserFile:
     raise ConfigError(f"there is no file {' and none at '.join(str(path.absolute()) for path in paths)}")
 
 
-def _read_copy(root: "Root", name: str, entry: FileEntry) -> UserFile:
+def _read_copy(root: Root, name: str, entry: FileEntry) -> UserFile:
     imports = {module: _read_text(root, each, ".py") for module, each in entry.imports.items()}
     suffix = ".sql" if name.endswith(".sql") else ".py"
     text = _read_text(root, entry, suffix)
     return UserFile(path=text.path, source=text.source, imports=imports)
 
 
-def _read_text(root: "Root", entry: TextEntry, suffix: str) -> UserFile:
+def _read_text(root: Root, entry: TextEntry, suffix: str) -> UserFile:
     name = text_name(entry.sha256, suffix)
     try:
         file = UserFile(path=Path(entry.path), source=root.read(name))
@@ -313,7 +390,7 @@ def _read_text(root: "Root", entry: TextEntry, suffix: str) -> UserFile:
     return file
 
 
-def _put_text(root: "Root", file: UserFile) -> None:
+def _put_text(root: Root, file: UserFile) -> None:
     name = text_name(file.sha256, file.suffix)
     if not root.put_if_absent(name, file.source):
         raise StoreError(f"{root.url}/{name} holds another text than its name says; delete that file")
@@ -324,7 +401,7 @@ def _entry(file: UserFile) -> FileEntry:
     return FileEntry(sha256=file.sha256, path=str(file.path), imports=imports)
 
 
-def _newest_list(root: "Root") -> tuple[int, dict[str, FileEntry]]:
+def _newest_list(root: Root) -> tuple[int, dict[str, FileEntry]]:
     """Return number and files of the newest list, or 0 and {}. Raises SchemaError as `_read_list`."""
     number = 0
     while root.exists(CODE.name(NumberName(number + 1))):  # by name, since a listing may lag
@@ -332,7 +409,7 @@ def _newest_list(root: "Root") -> tuple[int, dict[str, FileEntry]]:
     return number, _read_list(root, number) if number else {}
 
 
-def _read_list(root: "Root", number: int) -> dict[str, FileEntry]:
+def _read_list(root: Root, number: int) -> dict[str, FileEntry]:
     """Read a list. Raises SchemaError for values that `keep_files` does not write, since they become file names."""
     found = CODE.read(root, number)
     entries = dict(found.files) if found else {}

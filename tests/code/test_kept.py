@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from ludic.consent import CodeUse
-from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
-from ludic.store import Root, RunConfig
-from ludic.store.code_files import (
+from ludic.code.consent import CodeUse
+from ludic.code.files import UserFile, read_user_file
+from ludic.code.kept import (
     CodeRecord,
+    create_root,
     find_files,
     keep_files,
     sampling_uses,
     trusted_files,
     warn_of_other_code,
 )
-from ludic.user_files import UserFile, read_user_file
+from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
+from ludic.store import Root, RunConfig
 
 CATS = "import words\nclass Cats: ...\n"
 ENVIRONMENT = CodeUse(role="environment", setting="cats.py:Cats")
@@ -44,7 +45,7 @@ def folder(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture
 def owned(folder, root_url, run_config) -> Root:
-    return Root.create(root_url, replace(run_config, env=("cats.py:Cats", "moar_cats")))
+    return create_root(root_url, replace(run_config, env=("cats.py:Cats", "moar_cats")))
 
 
 def be_another_user(monkeypatch, folder: Path) -> None:
@@ -77,8 +78,8 @@ def test_whoever_creates_a_root_may_run_its_files_from_anywhere(owned, folder, m
 
 def test_a_file_that_is_not_there_ends_the_creation_before_it_begins(folder, root_url, run_config):
     with pytest.raises(ConfigError, match=r"there is no file .*dogs\.py"):
-        Root.create(root_url, replace(run_config, env=("dogs.py:Dogs",)))
-    Root.create(root_url, run_config)
+        create_root(root_url, replace(run_config, env=("dogs.py:Dogs",)))
+    create_root(root_url, run_config)
 
 
 def test_another_user_must_agree_first_and_is_told_to_what(owned, folder, monkeypatch):
@@ -142,7 +143,7 @@ def test_files_that_are_kept_at_the_same_time_are_all_kept(folder, root):
 
 def test_a_run_made_after_another_gets_its_files_but_no_consent(owned, folder, monkeypatch, tmp_path):
     be_another_user(monkeypatch, folder)
-    after = Root.create(str(tmp_path / "after"), owned.run, like=owned)
+    after = create_root(str(tmp_path / "after"), owned.run, like=owned)
     assert names(after) == names(owned)
     with pytest.raises(ConsentError):
         trusted_files(after, sampling_uses(after.run))

@@ -1,4 +1,6 @@
-"""Read the users' .py and .sql files that settings name, once, so that the text that runs is the text that is stored.
+"""The users' .py and .sql files that settings name: which they are, and their texts.
+
+A file is read once, so that the text that runs is the text that is stored.
 
 A Python file is read with the modules in its folder that it imports by name, directly or through each other: cats.py
 with `import words` is read with words.py. Packages in its folder, and modules imported by a computed name, must be
@@ -76,6 +78,26 @@ def python_file_of(setting: str) -> str | None:
 def files_of(settings: Iterable[str]) -> list[str]:
     """Return the files that settings name, each once, in the order of the settings."""
     return list(dict.fromkeys(file for file in map(file_of, settings) if file is not None))
+
+
+def parser_stages(spec: str) -> list[str]:
+    """Split a setting such as think|tag:answer into its stages; a regex takes the rest, so that it may contain |."""
+    stages: list[str] = []
+    rest: str | None = spec
+    while rest is not None:
+        rest = rest.lstrip()
+        if rest.startswith("regex:"):
+            return [*stages, rest]
+        stage, bar, after = rest.partition("|")
+        stages.append(stage.strip())
+        rest = after if bar else None
+    return stages
+
+
+def own_code_of(stage: str) -> str | None:
+    """Return the path/to/file.py:Name in a stage, also that of json:path/to/file.py:Name; None if there is none."""
+    name = stage.removeprefix("json:")
+    return name if python_file_of(name) is not None and not stage.startswith("regex:") else None
 
 
 def read_user_file(path: Path) -> UserFile:

@@ -1,0 +1,351 @@
+"""What a setting may name: the kinds of parts, those that ludic has, and how to bring your own.
+
+    NAME                    a part of ludic: calculator
+    NAME:ARGUMENT           a part of ludic that is made with an argument: tag:answer, window:8
+    path/to/file.py:name    what has that name in a file of yours
+    path/to/file.sql        SQL of yours
+
+Each kind is one value below. To add a part to ludic, write it, and name it in its kind. Parts are imported when they
+are used: their libraries take seconds, and those who produce episodes know nothing of those who train. SQL needs no
+line here: a file in ludic/sql/{folder}/ is a part.
+
+Your own code runs only with consent if a root names it (ludic.code.consent); the text that was read is what runs, and
+a copy of it is kept in the root (ludic.code.kept).
+"""
+
+import ast
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module, resources
+from inspect import isfunction
+from types import MappingProxyType
+from typing import Any
+
+from ludic.code.files import NO_FILES, Files, UserFile, file_of, python_file_of, read_user_file
+from ludic.code.run import describe, describe_failure, load_file, only_exceptions
+from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
+from ludic.paths import local_path
+
+QUESTIONS = "qa/"
+"""Prefix of environments that read questions from a file or a dataset; SCORER_OPTIONS may name users' functions."""
+SCORER_OPTIONS = ("scorer", "group_scorer")
+MCP = "mcp:"
+"""Prefix of tools that a server has."""
+
+_CLASS = "path/to/file.py:ClassName"
+_FUNCTION = "path/to/file.py:function"
+_SQL = "path/to/file.sql"
+_INSTALLED_CLASS = "package.module:ClassName"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Kind:
+    """A kind of parts that settings name."""
+
+    role: str
+    """What such a part is called, in messages and in records of code."""
+    built_in: Mapping[str, str] = field(default_factory=dict)
+    """Parts of ludic by name: text module:attribute. NAME:ARGUMENT stands for all such names; its attribute is a
+    function of the argument."""
+    folder: str | None = None
+    """Folder of ludic/sql/ with one file for each part."""
+    own: tuple[str, ...] = ()
+    """Forms of users' own parts."""
+    noun: str = "class or function"
+    """What a user's file must have under the name in the setting."""
+    fits: Callable[[Any], bool] = callable
+    """Whether what a user's file has under the name may be such a part; who uses the part looks closer."""
+    foreign: tuple[str, ...] = ()
+    """Names, or beginnings of names, that stand for code which is not part of ludic."""
+    source: str | None = None
+    """Text module:function: returns (sha256, package and version, digests of other texts by name) of the code of a part
+    that is no user's file, from its name and options. None: it is a part of ludic that depends on nothing else."""
+    error: type[LudicError] = ConfigError
+
+    def names(self) -> list[str]:
+        """Return the parts of ludic, sorted; those with an argument as NAME:ARGUMENT."""
+        if self.folder is None:
+            return list(self.built_in)
+        files = resources.files("ludic.sql").joinpath(self.folder).iterdir()
+        return sorted(file.name.removesuffix(".sql") for file in files if file.name.endswith(".sql"))
+
+    def text(self, name: str) -> str:
+        """Return the SQL of a part of ludic."""
+        assert self.folder is not None
+        return resources.files("ludic.sql").joinpath(self.folder, f"{name}.sql").read_text(encoding="utf-8")
+
+    def is_users(self, setting: str) -> bool:
+        """Return whether a setting names code that is not part of ludic: a root may name it only with consent.
+
+        The tool `python` counts, since it runs what the model writes; so does qa/SOURCE, since it copies a file of
+        this machine into the root, question by question; and an environment module:Class of an installed package.
+        """
+        if file_of(setting) is not None or setting.startswith(self.foreign):
+            return True
+        return _INSTALLED_CLASS in self.own and ":" in setting
+
+
+ENVIRONMENT = Kind(
+    role="environment",
+    built_in={
+        "addition": "ludic.environments.addition:Addition",
+        "errands": "ludic.environments.errands:Errands",
+        "guess_number": "ludic.environments.guess_number:GuessNumber",
+        "moar_cats": "ludic.environments.moar_cats:MoarCats",
+        "number_comparison": "ludic.environments.number_comparison:NumberComparison",
+        "opposites": "ludic.environments.opposites:Opposites",
+        "sequential_digits": "ludic.environments.sequential_digits:SequentialDigits",
+        "tic_tac_toe": "ludic.environments.tic_tac_toe:TicTacToe",
+        "tic_tac_toe_self_play": "ludic.environments.tic_tac_toe:TicTacToeSelfPlay",
+        "word_problems": "ludic.environments.word_problems:WordProblems",
+    },
+    own=(_CLASS, _INSTALLED_CLASS),
+    noun="class",
+    foreign=(QUESTIONS, "verifiers/"),
+    source="ludic.environments.registry:source_of",
+)
+SCORER = Kind(
+    role="scorer",
+    built_in={
+        "exact": "ludic.environments.qa_scorers:score_exact",
+        "numeric": "ludic.environments.qa_scorers:score_numeric",
+        "math": "ludic.environments.qa_scorers:score_math",
+        "regex": "ludic.environments.qa_scorers:score_regex",
+    },
+    own=(_FUNCTION,),
+    noun="function",
+)
+"""Scorers of questions, of which each scores an answer."""
+GROUP_SCORER = Kind(role="group_scorer", own=(_FUNCTION,), noun="function")
+ROLLOUT_SCORER = Kind(role="scorer", own=(_FUNCTION,), noun="function")
+"""Scorers of `ludic score`, of which each scores a stored rollout."""
+PARSER = Kind(
+    role="parser",
+    built_in={
+        "whole": "ludic.agents.parsers:Whole",
+        "tag:NAME": "ludic.agents.parsers:tag",
+        "boxed": "ludic.agents.parsers:Boxed",
+        "json": "ludic.agents.parsers:Json",
+        "json:path/to/file.py:TypeName": "ludic.agents.parsers:typed_json",
+        "regex:PATTERN": "ludic.agents.parsers:regex",
+        "think": "ludic.agents.parsers:Think",
+    },
+    own=(_CLASS,),
+)
+CONTEXT = Kind(
+    role="context",
+    built_in={
+        "full": "ludic.agents.contexts:Full",
+        "no_thinking": "ludic.agents.contexts:NoThinking",
+        "window:N": "ludic.agents.contexts:window",
+        "summary:N": "ludic.agents.contexts:summary",
+    },
+    own=(_CLASS,),
+)
+TOOL = Kind(
+    role="tool",
+    built_in={
+        "calculator": "ludic.agents.tools.calculator:calculator",
+        "python": "ludic.agents.tools.interpreter:PythonInterpreter",
+        f"{MCP}COMMAND": "ludic.agents.tools.mcp:McpServer",
+        f"{MCP}https://ADDRESS": "ludic.agents.tools.mcp:McpServer",
+    },
+    own=(_FUNCTION,),
+    noun="function or Tool",
+    foreign=("python", MCP),
+)
+PROTOCOL = Kind(
+    role="protocol",
+    built_in={
+        "single_agent": "ludic.agents.single_agent:single_agent",
+        "several_agents": "ludic.agents.several_agents:several_agents",
+    },
+    own=(_FUNCTION,),
+)
+SUB_AGENT = Kind(role="sub-agent", built_in={"helper": "ludic.agents.delegation:helper"}, own=(_FUNCTION,))
+ENGINE = Kind(
+    role="engine",
+    built_in={
+        "transformers": "ludic.engines.transformers_engine:make_engine",
+        "vllm": "ludic.engines.vllm_engine:make_engine",
+        "server": "ludic.engines.server_engine:make_engine",
+    },
+    own=(_CLASS,),
+)
+"""Never named by a root: the person who starts a worker names its engine."""
+ADVANTAGE = Kind(
+    role="advantage",
+    folder="advantages",
+    own=(_SQL, _FUNCTION),
+    noun="function",
+    fits=isfunction,
+    error=QueryError,
+)
+FILTER = Kind(role="filter", folder="filters", own=(_SQL,), error=QueryError)
+SELECTION = Kind(role="selection", folder="selections", own=(_SQL,), error=QueryError)
+MEASURE = Kind(role="measure", folder="measures", own=(_SQL,), error=QueryError)
+CONTAMINATION = Kind(role="query", folder="contamination", own=(_SQL,), error=QueryError)
+FORMAT = Kind(
+    role="format",
+    built_in={
+        name: f"ludic.interop.imports.formats:{name.upper().replace('-', '_')}"
+        for name in ("art", "inspect", "jsonl", "lighteval", "lm-eval", "prime-rl", "trl", "verl")
+    },
+    own=(_FUNCTION,),
+    noun="function or Format",
+    fits=lambda found: callable(getattr(found, "function", found)),
+)
+"""Formats of rollouts that other programs wrote."""
+
+KINDS: Mapping[str, Kind] = MappingProxyType(
+    {
+        kind.role: kind
+        for kind in (
+            *(ENVIRONMENT, SCORER, GROUP_SCORER, PARSER, CONTEXT, TOOL, PROTOCOL, SUB_AGENT, ENGINE),
+            *(ADVANTAGE, FILTER, SELECTION, MEASURE, CONTAMINATION, FORMAT),
+        )
+    }
+)
+"""All kinds by role."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What a user's file has under the name in a setting."""
+
+    value: Any
+    """For a .sql file, its text."""
+    file: UserFile
+
+
+def find(kind: Kind, name: str, files: Files = NO_FILES) -> Any:
+    """Return the part that a setting names; imports ludic's, and runs a user's file.
+
+    For a part with an argument it is a function that takes no more positional arguments; for a part in SQL, its text.
+    files: users' files to use instead of those on disk, by path as in the name. Raises the kind's error if there is no
+    such part, or if a user's file can't be read, fails, or has nothing of that name that can be such a part.
+    """
+    if _is_own(kind, name):
+        return find_own(kind, name, files).value
+    if kind.folder is not None and name in kind.names():
+        return kind.text(name)
+    if name in kind.built_in and name == _head(name):
+        return load_attribute(kind.built_in[name])
+    head, colon, argument = name.partition(":")
+    for form, attribute in kind.built_in.items():
+        if colon and form != head and _head(form) == head:
+            return partial(load_attribute(attribute), argument)
+    raise unknown(kind, name)
+
+
+def check(kind: Kind, name: str, files: Files = NO_FILES) -> None:
+    """Check that there is such a part, as far as that can be seen without running or importing anything.
+
+    Raises the kind's error for an unknown name, and for a user's file that can't be read or defines no such name.
+    """
+    if not _is_own(kind, name):
+        heads = {_head(known) for known in kind.names()}
+        if _head(name) not in heads:
+            raise unknown(kind, name)
+        return
+    file = _read(kind, name, files)
+    attribute = name.rpartition(":")[2]
+    try:
+        defined = _defined_names(ast.parse(file.source, str(file.path)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise kind.error(f"{kind.role} {name}: {error}") from error
+    if attribute not in defined and "*" not in defined:  # of `from module import *`, nothing is known
+        raise _missing(kind, name, [each for each in defined if not each.startswith("_")])
+
+
+def find_own(kind: Kind, name: str, files: Files = NO_FILES) -> Own:
+    """Return what a setting names in a user's file, and the file, which runs. Raises as `find` does."""
+    if not _is_own(kind, name):
+        raise unknown(kind, name)
+    file = _read(kind, name, files)
+    if python_file_of(name) is None:
+        try:
+            return Own(value=file.source.decode(), file=file)
+        except UnicodeDecodeError as error:
+            raise kind.error(f"{kind.role} {name}: {error}") from error
+    try:
+        module = load_file(file)
+    except Exception as error:
+        raise kind.error(f"{kind.role} {name}: {describe_failure(file.path, error)}") from error
+    found = getattr(module, name.rpartition(":")[2], None)
+    if not kind.fits(found):
+        raise _missing(kind, name, [key for key, value in vars(module).items() if _is_its_own(value, module.__name__)])
+    return Own(value=found, file=file)
+
+
+def build_own(kind: Kind, name: str, make: Callable[[], Any], method: str) -> Any:
+    """Call a user's class without arguments; its instance must have `method`. Raises the kind's error."""
+    try:
+        with only_exceptions():
+            built = make()
+    except Exception as error:
+        raise kind.error(f"{kind.role} {name} could not be built without arguments: {describe(error)}") from error
+    if not callable(getattr(built, method, None)):
+        raise kind.error(
+            f"{kind.role} {name}: {type(built).__name__} has no method {method!r}, which a {kind.role} needs"
+        )
+    return built
+
+
+def unknown(kind: Kind, name: str, others: Iterable[str] = ()) -> LudicError:
+    """Return the error about a name that no part has. others: more names that may be meant, which are not listed."""
+    names = kind.names()
+    return kind.error(unknown_name(kind.role, name, [*names, *others], listed=names, own=kind.own))
+
+
+def load_attribute(text: str) -> Any:
+    """Return what text module:attribute names; imports the module."""
+    module, _, attribute = text.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _is_own(kind: Kind, name: str) -> bool:
+    if python_file_of(name) is not None:
+        return any(".py:" in form for form in kind.own)
+    return name.endswith(".sql") and _SQL in kind.own
+
+
+def _head(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _read(kind: Kind, name: str, files: Files) -> UserFile:
+    path = file_of(name)
+    assert path is not None
+    try:
+        return files[path] if path in files else read_user_file(local_path(path, f"the file of {kind.role} {name}"))
+    except OSError as error:
+        raise kind.error(f"{kind.role} {name}: {error}") from error
+
+
+def _missing(kind: Kind, name: str, defined: list[str]) -> LudicError:
+    path, _, attribute = name.rpartition(":")
+    return kind.error(
+        f"{kind.role} {name}: {path} has no {kind.noun} {attribute!r}; it has {', '.join(defined) or 'none at all'}"
+    )
+
+
+def _is_its_own(value: Any, module: str) -> bool:
+    return callable(value) and getattr(value, "__module__", module) == module
+
+
+def _defined_names(block: ast.AST) -> list[str]:
+    """Return the names that a module defines or imports, also under `if` and `try`."""
+    names: list[str] = []
+    for node in ast.iter_child_nodes(block):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                names.append(node.name)
+            case ast.Import() | ast.ImportFrom():
+                names += [(alias.asname or alias.name).split(".")[0] for alias in node.names]
+            case ast.Name(ctx=ast.Store()):
+                names.append(node.id)
+            case _:
+                names += _defined_names(node)
+    return names
