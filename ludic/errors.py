@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from ludic.masking import mask
 
 _MOST_LISTED = 20
-"""Names that a message lists; of more, it names the similar ones only."""
+"""Names that a message lists beside similar ones."""
 
 
 class LudicError(Exception):
@@ -135,23 +135,25 @@ def one_line(error: BaseException) -> str:
 def unknown_name(
     what: str, name: str, known: Iterable[str], *, listed: Sequence[str] | None = None, own: Sequence[str] = ()
 ) -> str:
-    """Return the message about a name that nothing has: parser 'boxd' is unknown; did you mean 'boxed'?
+    """Return the message about a name that nothing has, such as: parser 'boxd' is unknown; did you mean 'boxed'?
 
-    known: the names that may be meant. listed: what to list if none is similar, where `known` is longer. own: forms in
-    which users name their own. Names such as tag:NAME and prefix/NAME are compared without argument and prefix.
+    known: the names that may be meant. listed: what to say that there is, if not these. own: forms in which users name
+    their own. Names such as tag:NAME and prefix/NAME are compared without argument and prefix.
     """
     cores = {_core(each): each for each in reversed([*known])}
     close = [repr(cores[match]) for match in get_close_matches(_core(name), cores)]
-    listed = [*cores.values()][::-1] if listed is None else listed
-    parts = [f"{what} {name!r} is unknown"]
+    if listed is None:
+        listed = [*cores.values()][::-1]
+    is_short = len(listed) <= _MOST_LISTED or not close
+    message = f"{what} {name!r} is unknown; "
     if close:
-        parts.append(f"did you mean {' or '.join(close)}?")
-    elif len(listed) <= _MOST_LISTED:
-        parts.append(f"there are {', '.join(listed)}" if listed else "there are none")
-    message = "; ".join(parts)
-    if own:
-        message += f"{' Your' if close else '; your'} own is {' or '.join(own)}"
-    return message
+        message += f"did you mean {' or '.join(close)}? "
+    parts = []
+    if is_short and (listed or not own):
+        parts.append(f"there are {', '.join(listed)}" if listed else "there is none")
+    parts += [f"your own is {' or '.join(own)}"] if own else []
+    text = "; ".join(parts)
+    return (message + (text[:1].upper() + text[1:] if close else text)).strip()
 
 
 def _core(name: str) -> str:

@@ -108,7 +108,7 @@ def test_create_opens_the_same_run_again_and_refuses_another(run: ludic.Run, tin
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"env": "moar_cat"}, ConfigError, "environment 'moar_cat' is unknown; did you mean moar_cats"),
+        ({"env": "moar_cat"}, ConfigError, "environment 'moar_cat' is unknown; did you mean 'moar_cats'"),
         ({"group_sise": 2}, ConfigError, "no setting of a run is called 'group_sise'; did you mean 'group_size'"),
         ({"model": "./none"}, ModelError, "./none: there is no such folder"),
         ({"model": None}, ConfigError, "model and env are missing"),

@@ -14,7 +14,7 @@ a copy of it is kept in the root (ludic.code.kept).
 """
 
 import ast
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module, resources
@@ -275,7 +275,8 @@ def find_own(kind: Kind, name: str, files: Files = NO_FILES) -> Own:
         raise kind.error(f"{kind.role} {name}: {describe_failure(file.path, error)}") from error
     found = getattr(module, name.rpartition(":")[2], None)
     if not kind.fits(found):
-        raise _missing(kind, name, [key for key, value in vars(module).items() if _is_its_own(value, module.__name__)])
+        others = vars(module).items()
+        raise _missing(kind, name, [key for key, each in others if kind.fits(each) and _is_of(module.__name__, each)])
     return Own(value=found, file=file)
 
 
@@ -293,10 +294,16 @@ def build_own(kind: Kind, name: str, make: Callable[[], Any], method: str) -> An
     return built
 
 
-def unknown(kind: Kind, name: str, others: Iterable[str] = ()) -> LudicError:
-    """Return the error about a name that no part has. others: more names that may be meant, which are not listed."""
+def unknown(
+    kind: Kind, name: str, *, known: Iterable[str] | None = None, listed: Sequence[str] | None = None
+) -> LudicError:
+    """Return the error about a name that no part has. known, listed: as in errors.unknown_name, if not kind.names()."""
     names = kind.names()
-    return kind.error(unknown_name(kind.role, name, [*names, *others], listed=names, own=kind.own))
+    return kind.error(
+        unknown_name(
+            kind.role, name, names if known is None else known, listed=names if listed is None else listed, own=kind.own
+        )
+    )
 
 
 def load_attribute(text: str) -> Any:
@@ -331,8 +338,9 @@ def _missing(kind: Kind, name: str, defined: list[str]) -> LudicError:
     )
 
 
-def _is_its_own(value: Any, module: str) -> bool:
-    return callable(value) and getattr(value, "__module__", module) == module
+def _is_of(module: str, value: Any) -> bool:
+    """Return whether a module defines a value, rather than imports it."""
+    return not (isinstance(value, type) or isfunction(value)) or value.__module__ == module
 
 
 def _defined_names(block: ast.AST) -> list[str]:

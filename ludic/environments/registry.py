@@ -139,7 +139,14 @@ def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
 
 
 def _unknown(name: str) -> LudicError:
-    return unknown(ENVIRONMENT, name, environment_names())
+    prefix = prefix_of(name)
+    forms = [*ENVIRONMENT.names(), f"{QUESTIONS}FILE", *(f"{each}NAME" for each in FAMILIES)]
+    return unknown(
+        ENVIRONMENT,
+        name,
+        known=environment_names(),
+        listed=[f"{prefix}{each}" for each in FAMILIES[prefix].names()] if prefix else forms,
+    )
 
 
 def _find_installed(name: str) -> Callable[..., Any]:

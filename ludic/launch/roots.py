@@ -59,7 +59,7 @@ def _check_option_names(config: RunConfig) -> None:
     """Raise ConfigError for options of an environment that the run does not name; they would have no effect."""
     for name in config.env_options:
         if name not in config.env:
-            raise ConfigError(unknown_name("the environment of env_options", name, config.env))
+            raise ConfigError(f"env_options: {unknown_name('environment', name, config.env)}")
 
 
 def _check_code(config: RunConfig, train: TrainConfig, files: Files) -> None:

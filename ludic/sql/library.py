@@ -147,8 +147,8 @@ def check_parameters(texts: Iterable[SqlText], given: Mapping[str, Any], *, know
         if name in taken:
             continue
         takes = ", ".join(f"{text.source} takes {_dollars(text.parameters)}" for text in texts if text.parameters)
-        unknown = unknown_name("the parameter of sql_params", name, sorted(taken.keys() - set(known)))
-        raise ConfigError(f"{unknown} ({takes or 'no SQL takes any'})")
+        unknown = unknown_name("parameter", name, sorted(taken.keys() - set(known)))
+        raise ConfigError(f"sql_params: {unknown} ({takes or 'no SQL takes any'})")
 
 
 def load_checks() -> dict[str, str]:

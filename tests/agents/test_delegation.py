@@ -245,7 +245,7 @@ def test_an_error_of_the_engine_is_no_answer() -> None:
 def test_an_unknown_tool_is_answered_with_delegate_too() -> None:
     rules = {"begin": hermes_call("delegat", task="work"), "Error": "end"}
     rows = run_episode(agent_of(Answers(rules)), Script([end()]))
-    assert failing_calls(rows) == ["there is no tool 'delegat'; did you mean delegate? the tools are: delegate"]
+    assert failing_calls(rows) == ["tool 'delegat' is unknown; did you mean 'delegate'? There are delegate"]
 
 
 def test_the_rows_of_a_failed_episode_have_no_reward() -> None:

@@ -244,7 +244,7 @@ def test_a_result_is_an_action_or_feedback(values: dict) -> None:
         ("zzz", "parser 'zzz' is unknown; there are whole, "),
         ("think|", "parser '' is unknown"),
         ("whole:1", "parser 'whole:1' is unknown; did you mean 'whole'?"),
-        ("tag", "parser 'tag' names the tag ''; wanted letters and digits, as in tag:answer"),
+        ("tag", "parser 'tag' is unknown; did you mean 'tag:NAME'?"),
         ("tag:<answer>", "names the tag '<answer>'"),
         ("regex:(", "parser regex:( is not a regular expression of Python: missing )"),
         ("think|none.py:Own", "parser none.py:Own: there is no file "),

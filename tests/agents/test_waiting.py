@@ -515,7 +515,7 @@ def test_a_mistake_in_a_call_of_an_environments_tool_is_told_to_the_model() -> N
     wrong, unknown = (call.error for step in row.agent_steps for call in step.tool_calls)
     assert "steps" in str(wrong)
     assert "integer" in str(wrong)
-    assert "there is no tool 'run'" in str(unknown)
+    assert "tool 'run' is unknown" in str(unknown)
     assert "look, walk" in str(unknown)
 
 

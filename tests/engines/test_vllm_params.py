@@ -115,7 +115,7 @@ def test_the_cache_on_the_cpu_holds_a_full_batch_but_not_more_than_4_gib(monkeyp
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("max_model_length", "vLLM has no option max_model_length; did you mean max_model_len"),
+        ("max_model_length", "option of vLLM 'max_model_length' is unknown; did you mean 'max_model_len'"),
         ("max_num_seqs", "max_num_seqs is set by --max-batch"),
         ("logprobs_mode", "logprobs_mode is set by ludic"),
         ("zzz", "see `vllm serve --help=all`"),

@@ -160,7 +160,7 @@ def test_an_environment_is_closed_with_its_owner():
         ),
         ("CartPole-v1", {}, r"observation_space of gymnasium/CartPole-v1 is Box"),
         ("rooms_for_tests:Room-v0", {}, "does not register 'Room-v0'; registered are Doors-v0, Pixels-v0, Rooms-v0"),
-        ("Rooms-v1", {}, "'gymnasium/Rooms-v1' is unknown; gymnasium/NAME takes no name here"),
+        ("Rooms-v1", {}, "'gymnasium/Rooms-v1' is unknown; your own is"),
         ("no_such_module:Rooms-v0", {}, "module 'no_such_module' can't be imported: ModuleNotFoundError"),
         ("rooms_for_tests:Rooms-v0", {"width": 3}, "unexpected keyword argument 'width'"),
     ],

@@ -141,10 +141,10 @@ def test_the_limit_of_steps_leaves_room_for_moves_that_are_refused():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("textarena/Chss", {}, "did you mean textarena/Chess-v0"),
-        ("textarena/Qqqqqq", {}, "textarena/NAME takes 2048-v0, .* Sudoku-v0"),
-        ("textarena/GuesTheNumber-v0", {}, "did you mean textarena/GuessTheNumber-v0"),
-        ("GuessTheNumber", {}, "did you mean textarena/GuessTheNumber-v0"),
+        ("textarena/Chss", {}, "did you mean 'textarena/Chess-v0"),
+        ("textarena/Qqqqqq", {}, "there are textarena/2048-v0, .* textarena/Sudoku-v0"),
+        ("textarena/GuesTheNumber-v0", {}, "did you mean 'textarena/GuessTheNumber-v0"),
+        ("GuessTheNumber", {}, "did you mean 'textarena/GuessTheNumber-v0"),
         ("textarena/GuessTheNumber-v0", {"highest": 9}, "unexpected keyword argument 'highest'"),
         ("textarena/Klondike-v0", {}, "could not be built: SyntaxError"),
     ],

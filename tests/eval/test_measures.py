@@ -251,13 +251,13 @@ def test_what_cannot_be_estimated_is_said_wherever_an_interval_is_printed(
 
 def test_a_misspelt_parameter_is_refused(root: Root, store_samples: StoreSamples) -> None:
     store_samples(REWARDS)
-    with pytest.raises(ConfigError, match="has 'treshold', which no SQL takes; did you mean threshold"):
+    with pytest.raises(ConfigError, match="parameter 'treshold' is unknown; did you mean 'threshold'"):
         measured(root, "success_rate", treshold=1)
 
 
 def test_a_misspelt_measure_is_refused(root: Root, store_samples: StoreSamples) -> None:
     store_samples(REWARDS)
-    with pytest.raises(QueryError, match="measures has no 'pass_a_k'; did you mean pass_at_k"):
+    with pytest.raises(QueryError, match="measure 'pass_a_k' is unknown; did you mean 'pass_at_k'"):
         measured(root, "pass_a_k")
 
 

@@ -168,7 +168,7 @@ def test_versions_without_weights_are_refused_before_any_is_sampled(
         ("5-9", {}, "holds no weights of versions 5 to 9; it has 2 from 0 to 1"),
         ("newest", {}, "versions has 'newest', wanted a number, latest, or a range such as 10-20"),
         ("3-1", {}, "versions has '3-1', whose end is before its begin"),
-        (0, {"env": "additon"}, "environment 'additon' is unknown; did you mean addition"),
+        (0, {"env": "additon"}, "environment 'additon' is unknown; did you mean 'addition'"),
         (0, {"env_options": {"other": {}}}, r"env_options has options of 'other', which is not in env \(addition\)"),
         (0, {"n": 0}, "n is 0, wanted at least 1"),
         (0, {"temprature": 1}, "no setting of an evaluation is called 'temprature'; did you mean 'temperature'"),

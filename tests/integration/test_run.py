@@ -122,5 +122,5 @@ def test_an_unknown_name_is_found_before_anything_starts(root: Root) -> None:
     refused = start(root, *SETTINGS, "--num-steps", "2", "--advantage", "rlo")
     _, errors = refused.communicate(timeout=60)
     assert refused.returncode == 1
-    assert errors.startswith("ludic: advantages has no 'rlo'; did you mean rloo?")
+    assert errors.startswith("ludic: advantage 'rlo' is unknown; did you mean 'rloo'?")
     assert newest_attempt_id(root) == 0

@@ -66,7 +66,7 @@ def test_a_setting_that_names_nothing_makes_no_root(tmp_path: Path, run_config: 
     for options, message in (
         ({"parser": "tags:answer"}, "did you mean 'tag:NAME'"),
         ({"context": "windows:3"}, "did you mean 'window:N'"),
-        ({"tools": ("calculater",)}, "did you mean calculator"),
+        ({"tools": ("calculater",)}, "did you mean 'calculator'"),
         ({"tool_format": "hermess"}, "tool format 'hermess' is unknown"),
         ({"tools": ("nowhere.py:find",)}, "nowhere.py"),
         ({"tools": (f"{untyped}:find",)}, "no schema could be made"),

@@ -265,5 +265,5 @@ def test_episodes_of_several_rows_and_agents_are_grouped_by_their_requests(make_
 
 
 def test_an_unknown_environment_is_an_error_before_anything_is_sampled(make_sampler: MakeSampler) -> None:
-    with pytest.raises(ConfigError, match="did you mean addition"):
+    with pytest.raises(ConfigError, match="did you mean 'addition'"):
         make_sampler(env=("adition",))

@@ -108,7 +108,7 @@ def test_a_function_plans_a_batch_with_the_parameters_of_the_run(file, arrive):
     planner = planner_of(f"{file}:doubled", arrive([[1.0, 0.0]]), params={"factor": 4.0})
     ledger = planner.plan(step=1, attempt_id=1, trainer_version=0).to_pylist()
     assert [row["advantage"] for row in ledger] == [4.0, 0.0]
-    with pytest.raises(ConfigError, match=r"'facto', which no SQL takes; did you mean factor\?"):
+    with pytest.raises(ConfigError, match=r"'facto' is unknown; did you mean 'factor'\?"):
         planner_of(f"{file}:doubled", arrive([[1.0]]), params={"facto": 4.0})
 
 

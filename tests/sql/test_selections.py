@@ -138,7 +138,7 @@ def test_uses_before_a_restart_count_and_a_lower_limit_drops_by_name(arrive):
 
 def test_a_parameter_that_no_sql_takes_is_an_error_that_lists_what_there_is():
     rules = BatchRules(groups_per_batch=1, advantage="turn_returns", params={"discont": 0.9})
-    with pytest.raises(ConfigError, match=r"'discont', which no SQL takes; did you mean discount\? .*takes \$discount"):
+    with pytest.raises(ConfigError, match=r"'discont' is unknown; did you mean 'discount'\? .*takes \$discount"):
         Planner(rules)
 
 

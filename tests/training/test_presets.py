@@ -28,5 +28,5 @@ def test_dapo_is_what_its_paper_says():
 
 
 def test_an_unknown_algorithm_is_an_error_that_names_a_close_one():
-    with pytest.raises(ConfigError, match=r"no algorithm 'grop'; did you mean .*grpo"):
+    with pytest.raises(ConfigError, match=r"algorithm 'grop' is unknown; did you mean .*grpo"):
         load_algorithm("grop")

@@ -188,7 +188,7 @@ def test_a_user_s_advantage_may_flip_every_sign(trained, tmp_path):
 def test_an_algorithm_brings_its_advantage_and_filters(trained):
     other = rerun(trained, given(algorithm="grpo"))
     assert other.rows.filter(pl.col("new_used"))["new_advantage"].abs().max() > 1
-    with pytest.raises(ConfigError, match="there is no algorithm 'grpoo'; did you mean"):
+    with pytest.raises(ConfigError, match="algorithm 'grpoo' is unknown; did you mean"):
         rerun(trained, given(algorithm="grpoo"))
 
 

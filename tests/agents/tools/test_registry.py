@@ -90,15 +90,15 @@ def test_checking_needs_no_slow_imports() -> None:
     [
         (
             "calculater",
-            r"tool 'calculater' is unknown; did you mean calculator\? there are calculator, python, path/to/",
+            r"tool 'calculater' is unknown; did you mean 'calculator'\? There are calculator, python, mcp:COMMAND",
         ),
-        ("xyz", "tool 'xyz' is unknown; there are calculator, python, path/to/file.py:function, mcp:COMMAND"),
+        ("xyz", "tool 'xyz' is unknown; there are calculator, python, mcp:COMMAND, .*; your own is path/to/"),
         ("there/is/none.py:greet", "there is no file"),
         (
             "{file}:great",
-            "defines no 'great'; it defines Path, PythonInterpreter, words, patient, number, greet, undoc",
+            "has no function or Tool 'great'; it has Path, PythonInterpreter, words, patient, number, greet, undoc",
         ),
-        ("{file}:", "defines no ''"),
+        ("{file}:", "has no function or Tool ''"),
         ("{broken}:greet", r"tool .*broken.py:greet: invalid syntax \(broken.py, line 1\)"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_name_is_given_once() -> None:
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("number", "'number' is int; wanted a function or a Tool"), ("undocumented", "tool undocumented: no schema")],
+    [("number", "has no function or Tool 'number'"), ("undocumented", "tool undocumented: no schema")],
 )
 def test_what_is_no_tool_is_refused_when_it_is_made(name: str, error: str, file: str) -> None:
     check_tools([f"{file}:{name}"])

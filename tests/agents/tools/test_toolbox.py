@@ -134,8 +134,8 @@ def test_the_schemas_are_those_of_transformers(toolbox: Toolbox) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "error"),
     [
-        ("multipli", "{}", "there is no tool 'multipli'; did you mean multiply? the tools are: multiply, lengths"),
-        ("xyz", "{}", "there is no tool 'xyz'; the tools are: multiply, lengths"),
+        ("multipli", "{}", "tool 'multipli' is unknown; did you mean 'multiply'? There are multiply, lengths"),
+        ("xyz", "{}", "tool 'xyz' is unknown; there are multiply, lengths"),
         ("multiply", "{a: 3}", "not valid JSON"),
         ("multiply", "", "not valid JSON"),
         ("multiply", '{"a": NaN}', "NaN is not a JSON number"),

@@ -457,7 +457,7 @@ def test_a_users_format_may_read_the_path_of_the_file(root: Root, bring_in: Impo
     [
         ("leaves", r"mine.py, line 21, failed: RuntimeError: sys.exit\(3\) was called"),
         ("unknown", "mine.py failed: TypeError: .* unexpected keyword argument 'reward'"),
-        ("absent", "mine.py has no function 'absent'; it has texts, tokens, leaves, unknown, stepped, broken"),
+        ("absent", "has no function or Format 'absent'; it has texts, tokens, leaves, unknown, stepped, broken"),
         ("broken", r"path '\(' is no regular expression: missing \)"),
     ],
 )
@@ -490,7 +490,7 @@ def test_a_file_that_does_not_load_is_refused(tmp_path: Path, text: str, message
 
 
 def test_an_unknown_format_is_refused_with_the_nearest_name():
-    with pytest.raises(ConfigError, match="there is no format 'prime_rl'; did you mean prime-rl"):
+    with pytest.raises(ConfigError, match="format 'prime_rl' is unknown; did you mean 'prime-rl'"):
         load_format("prime_rl")
 
 
