@@ -8,10 +8,10 @@ requested engine and the known ones.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from types import MappingProxyType
 from typing import Protocol
 
+from ludic.by_name import find_by_name
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Engine
 from ludic.own_classes import check_own, find_own, unknown
@@ -66,8 +66,7 @@ def find_engine(name: str) -> EngineFactory:
     """Return the factory of a built-in engine, or of path/to/file.py:ClassName, which runs that file."""
     check_engine(name)
     if name in BUILT_IN:
-        module, _, function = BUILT_IN[name].partition(":")
-        return getattr(import_module(module), function)
+        return find_by_name(BUILT_IN[name])
     return find_own(name, "engine")
 
 

@@ -1,22 +1,22 @@
 """Environments by name: built-in, those of other packages and of your data as PREFIX/NAME, or your own class.
 
-To add a built-in environment, write its file and its line in BUILT_IN; to add those of a package, a line in FAMILIES.
+To add a built-in environment, write its file and its line in BUILT_IN; to add those of a package, an adapter
+in ludic/adapters/environments/ and its line in FAMILIES.
 Every failure raises ConfigError, which says what was requested, what was found and what to change.
 """
 
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from types import MappingProxyType, ModuleType
 from typing import Any
 
+from ludic.by_name import find_by_name
 from ludic.consent import QUESTIONS
-from ludic.environments import gymnasium, reasoning_gym, textarena, verifiers
 from ludic.environments.addition import Addition
-from ludic.environments.environment import RUN_IN, Environment, MultiAgentEnvironment, SingleTurnEnvironment
+from ludic.environments.environment import RUN_IN, Environment, Family, MultiAgentEnvironment, SingleTurnEnvironment
 from ludic.environments.errands import Errands
 from ludic.environments.guess_number import GuessNumber
 from ludic.environments.moar_cats import MoarCats
@@ -52,39 +52,26 @@ BUILT_IN: Mapping[str, Callable[..., SingleTurnEnvironment | Environment | Multi
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Environments of another package, named PREFIX/NAME."""
-
-    make: Callable[..., Any]
-    """Makes an environment from its NAME and options."""
-    names: Callable[[], tuple[str, ...]]
-    """Returns the NAMEs that a user may pick from; none if the package is missing."""
-    is_known: Callable[[str], bool]
-    """Returns whether there is such a NAME. Raises ConfigError if the package is missing."""
-    source: Callable[[str], tuple[str | None, str | None]]
-    """Returns the source file of a NAME, and the package with version that it belongs to; None for what has none."""
-
-
-def _family(module: ModuleType, make: Callable[..., Any]) -> Family:
-    """Return the family that a module with functions of the same names describes."""
-    return Family(make=make, names=module.names, is_known=module.is_known, source=module.source)
-
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+FAMILIES: Mapping[str, str] = MappingProxyType(
     {
-        "reasoning_gym/": _family(reasoning_gym, reasoning_gym.ReasoningGym),
-        "textarena/": _family(textarena, textarena.make_game),
-        "gymnasium/": _family(gymnasium, gymnasium.Gymnasium),
-        "verifiers/": _family(verifiers, verifiers.Verifiers),
+        "reasoning_gym/": "ludic.adapters.environments.reasoning_gym:FAMILY",
+        "textarena/": "ludic.adapters.environments.textarena:FAMILY",
+        "gymnasium/": "ludic.adapters.environments.gymnasium:FAMILY",
+        "verifiers/": "ludic.adapters.environments.verifiers:FAMILY",
     }
 )
-"""By prefix; qa/SOURCE is apart, since it may run a user's scorer."""
+"""By prefix, the Family of a package; qa/SOURCE is apart, since it may run a user's scorer."""
+
+
+def find_family(prefix: str) -> Family:
+    """Return the family of a prefix of FAMILIES; imports its adapter."""
+    family: Family = find_by_name(FAMILIES[prefix])
+    return family
 
 
 def environment_names() -> tuple[str, ...]:
     """Return every name that needs no file: built-in environments, then those of the packages that are installed."""
-    return (*sorted(BUILT_IN), *(prefix + name for prefix, family in FAMILIES.items() for name in family.names()))
+    return (*sorted(BUILT_IN), *(prefix + name for prefix in FAMILIES for name in find_family(prefix).names()))
 
 
 def make_environment(
@@ -153,7 +140,7 @@ def prefix_of(name: str) -> str:
 
 
 def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
-    family, within = FAMILIES[prefix], name.removeprefix(prefix)
+    family, within = find_family(prefix), name.removeprefix(prefix)
     if not family.is_known(within):
         raise _unknown(name)
     return partial(family.make, within)
@@ -170,7 +157,7 @@ def _unknown(name: str) -> ConfigError:
             "A class of your own is path/to/file.py:ClassName or package.module:ClassName"
         )
     if prefix:
-        names = FAMILIES[prefix].names()
+        names = find_family(prefix).names()
         return ConfigError(f"environment {name!r} is unknown; {prefix}NAME takes {', '.join(names) or 'no name here'}")
     return ConfigError(
         f"environment {name!r} is unknown; there are path/to/file.py:ClassName, package.module:ClassName, "

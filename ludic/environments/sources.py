@@ -9,7 +9,7 @@ from typing import Any
 from ludic.consent import QUESTIONS
 from ludic.environments.qa import heldout_sha256
 from ludic.environments.qa_rows import Source
-from ludic.environments.registry import BUILT_IN, FAMILIES, prefix_of
+from ludic.environments.registry import BUILT_IN, find_family, prefix_of
 from ludic.installed import LUDIC, module_file, name_and_version, package_of
 
 
@@ -24,7 +24,7 @@ def installed_source(name: str) -> tuple[str | None, str | None]:
         return Source(name=name.removeprefix(QUESTIONS)).sha256(), name_and_version(LUDIC)
     prefix = prefix_of(name)
     if prefix:
-        path, package = FAMILIES[prefix].source(name.removeprefix(prefix))
+        path, package = find_family(prefix).source(name.removeprefix(prefix))
         return _digest(path), package
     module = name.rpartition(":")[0]
     return _digest(module_file(module)), package_of(module)
