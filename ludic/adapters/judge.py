@@ -1,4 +1,4 @@
-"""A judge: a model behind an OpenAI-compatible server, which environments and `ludic score` ask for scores.
+"""A judge: a model behind an OpenAI-compatible server, which environments (Judge) and `ludic score` (JudgeScorer) ask.
 
 Requests are tried again while the server can't be reached, is overloaded, fails, or breaks its answer off. At most
 `max_in_flight` are on their way at a time, in one process; the others wait for their turn. Raises JudgeError for what
@@ -315,7 +315,10 @@ def _parse(text: str, pattern: re.Pattern[str] | None) -> float | None:
 
 
 class JudgeScorer:
-    """A model behind an OpenAI-compatible server, as a Scorer."""
+    """A model behind an OpenAI-compatible server, as a Scorer: one request for each rollout, a number in its answer.
+
+    Everything that is wrong with an answer is a failure of that rollout.
+    """
 
     name = "judge"
 
