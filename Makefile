@@ -66,10 +66,10 @@ vllm-servers: .venv-vllm/installed
 	OMP_NUM_THREADS=1 $(VLLM)/python -m pytest $(TWICE) tests/vllm_runs/test_server_runs.py
 
 inspect: .venv/inspect/installed  ## write and read logs of inspect_ai, with its own readers
-	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/interop/exports/test_inspect_logs.py tests/interop/imports/test_inspect.py
+	.venv/inspect/bin/python -m pytest --junitxml=build/tests/$@.xml tests/adapters/exports/test_inspect_logs.py tests/adapters/imports/test_inspect.py
 
 clusters: .venv/clusters .venv/skypilot/installed  ## a run on a Ray cluster that loses nodes; files for other clusters
-	$(BIN)/python -m pytest $(TWICE) tests/clusters tests/launch/test_clusters.py
+	$(BIN)/python -m pytest $(TWICE) tests/clusters tests/adapters/clusters
 
 durations:  ## list the files whose tests took longest in the last run of each target
 	$(BIN)/python .ci/durations.py

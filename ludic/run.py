@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from ludic.bounds import check_names
 from ludic.code.consent import CodeSettings
-from ludic.defaults import TARGET_BYTES
+from ludic.defaults import ENGINE, TARGET_BYTES
 from ludic.errors import ConfigError
 from ludic.launch import eval_methods, what_if_methods
 from ludic.launch import run_methods as methods
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-    from ludic.interop.exports.export_options import Format
-    from ludic.interop.exports.exporting import TextReport
-    from ludic.interop.exports.inspect_logs import LogsReport
-    from ludic.interop.exports.tables import TableReport
-    from ludic.interop.exports.weights import WeightsReport
+    from ludic.adapters.clusters.config import ClusterConfig, System
+    from ludic.adapters.exports.exporting import Format
+    from ludic.adapters.exports.inspect_logs import LogsReport
+    from ludic.adapters.exports.tables import TableReport
+    from ludic.adapters.exports.text import TextReport
+    from ludic.adapters.exports.weights import WeightsReport
+    from ludic.engines.config import EngineConfig
     from ludic.maintenance.compact import CompactionReport
     from ludic.maintenance.expire import ExpiryReport
     from ludic.maintenance.verify import Report
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from ludic.scoring.score import ScoreReport
     from ludic.sql.roots import RootLike
     from ludic.store.records import ImportReport
+    from ludic.training.config import TrainConfig
     from ludic.viewer.status import RunStatus, Watcher
 
 
@@ -65,8 +68,6 @@ class Run:
     serve = methods.serve
     train = methods.train
     launch = methods.launch
-    scale = methods.scale
-    cluster_files = methods.cluster_files
     evaluate = eval_methods.evaluate
 
     # --- Read --------------------------------------------------------------------------------------------
@@ -276,6 +277,40 @@ class Run:
 
         return check_root(self._writable(repair), track, repair=repair)
 
+    # --- Other clusters ------------------------------------------------------------------------------------
+
+    def scale(self, num_workers: int, *, ray_address: str | None = None) -> None:
+        """Change the number of workers of a run that `ludic run --launcher ray` has started, from any process.
+
+        ray_address: as for `launch`. Raises ConfigError if no such run is found on the cluster.
+        """
+        from ludic.adapters.ray.launcher import scale
+
+        scale(self.root, num_workers, ray_address)
+
+    def cluster_files(
+        self,
+        system: "System",
+        config: "TrainConfig | None" = None,
+        *,
+        cluster: "ClusterConfig | None" = None,
+        engine: "str | EngineConfig" = ENGINE,
+        algorithm: str | None = None,
+        **settings: Any,
+    ) -> dict[str, str]:
+        """Return the files that start this run on a cluster, by name; nothing is started (docs/launch.md).
+
+        system: "slurm", "kubernetes" or "skypilot". cluster: machines and jobs. engine: of the workers, by name or by
+        its settings. config, algorithm, settings: of the trainer, as in `train`. Raises ConfigError.
+        """
+        from ludic.adapters.clusters.config import ClusterConfig
+        from ludic.adapters.clusters.systems import cluster_files
+        from ludic.engines.config import EngineConfig
+
+        config = methods.train_config(self.root, config, algorithm, settings, online=True)
+        engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
+        return cluster_files(self.root, system, config, engine, cluster or ClusterConfig())
+
     # --- Export and import ---------------------------------------------------------------------------------
 
     def export(
@@ -298,8 +333,7 @@ class Run:
         version, model: the weights of hf, by default the newest version; version also of inspect, by default all.
         Raises ConfigError if options do not fit the format or the target exists, QueryError if the SQL fails.
         """
-        from ludic.interop.exports.export_options import ExportOptions
-        from ludic.interop.exports.exporting import export
+        from ludic.adapters.exports.exporting import ExportOptions, export
 
         options = ExportOptions(
             format=format, table=table, where=where, sql=sql, step=step, version=version, model=model
@@ -322,7 +356,7 @@ class Run:
         Face id or URL of the tokenizer for texts, by default the run's. model: another location of the run's model. A
         second import of a file changes nothing. Raises ConfigError for an unknown format or a foreign file.
         """
-        from ludic.interop.imports.import_files import import_files
+        from ludic.adapters.imports.importing import import_files
 
         paths = [files] if isinstance(files, str | PathLike) else files
         options = {"env": env, "tokenizer": tokenizer, "model": model}

@@ -1,4 +1,4 @@
-"""Small files exactly as other programs write them; ludic/interop/imports/formats.py names the sources."""
+"""Small files exactly as other programs write them; ludic/adapters/imports/formats.py names the sources."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -8,12 +8,12 @@ from typing import get_args
 
 import pytest
 
+from ludic.adapters.exports.exporting import ExportOptions
 from ludic.batches.config import BatchConfig
 from ludic.bounds import BOUNDS, check_numbers
 from ludic.cli.main import COMMANDS, module_of
 from ludic.engines.engine import SamplingParams
 from ludic.errors import ConfigError
-from ludic.interop.exports.export_options import ExportOptions
 from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.rollouts.worker import WorkerConfig
 from ludic.store import RunConfig

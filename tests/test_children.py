@@ -36,7 +36,7 @@ BY_LIBRARIES = {
     # Starts the command that `shell_command` returns; tests/viewer/terminal/test_start.py opens a page.
     ("ludic/viewer/terminal/web.py", "textual_serve.server.Server"),
     # With a job that keeps the working directory from Ray's processes; tests/clusters runs one.
-    ("ludic/launch/ray.py", "ray.init"),
+    ("ludic/adapters/ray/launcher.py", "ray.init"),
 }
 """Starts that a library makes, and why each is safe."""
 

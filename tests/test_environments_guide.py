@@ -11,7 +11,7 @@ import pytest
 
 from ludic.code.kinds import ENVIRONMENT, SCORER
 from ludic.environments.qa import Questions
-from ludic.environments.registry import FAMILIES, make_environment
+from ludic.environments.registry import make_environment
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDE = (DOCS / "environments.md").read_text(encoding="utf-8")
@@ -73,7 +73,7 @@ def test_the_tables_list_every_option_scorer_and_prefix() -> None:
     assert set(first_cells("## Questions and answers")) == options
     assert set(first_cells("### Scorers")) == set(SCORER.names())
     named = first_cells("# Environments")
-    assert {"qa/", *FAMILIES} == {f"{name.partition('/')[0]}/" for name in named if "/" in name} - {"path/"}
+    assert {"qa/", *ENVIRONMENT.packages} == {f"{name.partition('/')[0]}/" for name in named if "/" in name} - {"path/"}
     assert {name for name in named if "/" not in name} - {"--env", "..."} <= set(ENVIRONMENT.names())
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from ludic.adapters.imports.formats import load_format
 from ludic.environments.registry import make_environment
 from ludic.errors import ConfigError
-from ludic.interop.imports.formats import load_format
 from ludic.paths import is_url, local_path
 from ludic.sql.library import load_advantage, load_filter
 from ludic.sql.python_advantages import load_function

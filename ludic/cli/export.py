@@ -5,14 +5,14 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import ludic
+from ludic.adapters.exports.inspect_logs import LogsReport
+from ludic.adapters.exports.tables import TableReport
+from ludic.adapters.exports.text import TextReport
 from ludic.cli.flags.export import Settings
-from ludic.interop.exports.exporting import TextReport
-from ludic.interop.exports.inspect_logs import LogsReport
-from ludic.interop.exports.tables import TableReport
 from ludic.viewer.output import plural, print_json, printable, progress_bar, size, stdout_console
 
 if TYPE_CHECKING:
-    from ludic.interop.exports.weights import WeightsReport
+    from ludic.adapters.exports.weights import WeightsReport
 
 
 def main(settings: Settings) -> None:

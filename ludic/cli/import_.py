@@ -9,10 +9,10 @@ from dataclasses import asdict
 from rich.console import Console
 
 import ludic
+from ludic.adapters.imports.formats import load_format
+from ludic.adapters.imports.importing import start_for_import
 from ludic.cli.flags.import_ import Settings
 from ludic.errors import ConfigError, MissingRootError
-from ludic.interop.imports.formats import load_format
-from ludic.interop.imports.import_files import start_for_import
 from ludic.store.records import ImportReport
 from ludic.viewer.output import plural, print_json, printable, progress_bar, stdout_console
 

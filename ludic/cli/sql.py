@@ -13,8 +13,8 @@ from rich.console import Console
 import ludic
 from ludic.cli.flags.sql import Settings
 from ludic.errors import ConfigError
-from ludic.interop.exports.row_files import open_sink, write_result
 from ludic.printable import printable
+from ludic.sql.row_files import open_sink, write_result
 from ludic.viewer.output import stdout_console
 from ludic.viewer.tables import print_table
 

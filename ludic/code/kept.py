@@ -22,9 +22,10 @@ from typing import Any
 import fsspec
 
 from ludic.bounds import check_urls
+from ludic.by_name import find_by_name
 from ludic.code.consent import CodeSettings, CodeUse, give_consent, has_consent, sampling_uses
 from ludic.code.files import NO_FILES, Files, UserFile, digest, file_of, files_of, read_user_file
-from ludic.code.kinds import KINDS, load_attribute
+from ludic.code.kinds import KINDS
 from ludic.errors import ConfigError, ConsentError, SchemaError, StoreError
 from ludic.installed import LUDIC, name_and_version
 from ludic.paths import local_path
@@ -237,7 +238,7 @@ def record_of(use: CodeUse, files: Files) -> CodeRecord:
     if kind.folder is not None:
         sha256 = digest(kind.text(use.setting).encode())
     elif kind.source is not None:
-        sha256, package, others = load_attribute(kind.source)(use.setting, use.options)
+        sha256, package, others = find_by_name(kind.source)(use.setting, use.options)
     return CodeRecord(role=use.role, name=use.setting, sha256=sha256, package=package, imports=others)
 
 

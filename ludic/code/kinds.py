@@ -2,6 +2,7 @@
 
     NAME                    a part of ludic: calculator
     NAME:ARGUMENT           a part of ludic that is made with an argument: tag:answer, window:8
+    PREFIX/NAME             an environment of another package: reasoning_gym/leg_counting
     path/to/file.py:name    what has that name in a file of yours
     path/to/file.sql        SQL of yours
 
@@ -17,11 +18,12 @@ import ast
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module, resources
+from importlib import resources
 from inspect import isfunction
 from types import MappingProxyType
 from typing import Any
 
+from ludic.by_name import find_by_name
 from ludic.code.files import NO_FILES, Files, UserFile, file_of, python_file_of, read_user_file
 from ludic.code.run import describe, describe_failure, load_file, only_exceptions
 from ludic.errors import ConfigError, LudicError, QueryError, unknown_name
@@ -48,6 +50,8 @@ class Kind:
     built_in: Mapping[str, str] = field(default_factory=dict)
     """Parts of ludic by name: text module:attribute. NAME:ARGUMENT stands for all such names; its attribute is a
     function of the argument."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+    """Prefixes of parts of other packages, each with text module:attribute of what makes them."""
     folder: str | None = None
     """Folder of ludic/sql/ with one file for each part."""
     own: tuple[str, ...] = ()
@@ -99,6 +103,12 @@ ENVIRONMENT = Kind(
         "tic_tac_toe": "ludic.environments.tic_tac_toe:TicTacToe",
         "tic_tac_toe_self_play": "ludic.environments.tic_tac_toe:TicTacToeSelfPlay",
         "word_problems": "ludic.environments.word_problems:WordProblems",
+    },
+    packages={
+        "reasoning_gym/": "ludic.adapters.environments.reasoning_gym:FAMILY",
+        "textarena/": "ludic.adapters.environments.textarena:FAMILY",
+        "gymnasium/": "ludic.adapters.environments.gymnasium:FAMILY",
+        "verifiers/": "ludic.adapters.environments.verifiers:FAMILY",
     },
     own=(_CLASS, _INSTALLED_CLASS),
     noun="class",
@@ -189,7 +199,7 @@ CONTAMINATION = Kind(role="query", folder="contamination", own=(_SQL,), error=Qu
 FORMAT = Kind(
     role="format",
     built_in={
-        name: f"ludic.interop.imports.formats:{name.upper().replace('-', '_')}"
+        name: f"ludic.adapters.imports.formats:{name.upper().replace('-', '_')}"
         for name in ("art", "inspect", "jsonl", "lighteval", "lm-eval", "prime-rl", "trl", "verl")
     },
     own=(_FUNCTION,),
@@ -231,11 +241,11 @@ def find(kind: Kind, name: str, files: Files = NO_FILES) -> Any:
     if kind.folder is not None and name in kind.names():
         return kind.text(name)
     if name in kind.built_in and name == _head(name):
-        return load_attribute(kind.built_in[name])
+        return find_by_name(kind.built_in[name])
     head, colon, argument = name.partition(":")
     for form, attribute in kind.built_in.items():
         if colon and form != head and _head(form) == head:
-            return partial(load_attribute(attribute), argument)
+            return partial(find_by_name(attribute), argument)
     raise unknown(kind, name)
 
 
@@ -304,12 +314,6 @@ def unknown(
             kind.role, name, names if known is None else known, listed=names if listed is None else listed, own=kind.own
         )
     )
-
-
-def load_attribute(text: str) -> Any:
-    """Return what text module:attribute names; imports the module."""
-    module, _, attribute = text.partition(":")
-    return getattr(import_module(module), attribute)
 
 
 def _is_own(kind: Kind, name: str) -> bool:

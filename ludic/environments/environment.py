@@ -205,3 +205,17 @@ class GroupScorer(Protocol):
         of the same name.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Environments of another package, named PREFIX/NAME."""
+
+    make: Callable[..., Any]
+    """Makes an environment from its NAME and options."""
+    names: Callable[[], tuple[str, ...]]
+    """Returns the NAMEs that a user may pick from; none if the package is missing."""
+    is_known: Callable[[str], bool]
+    """Returns whether there is such a NAME. Raises ConfigError if the package is missing."""
+    source: Callable[[str], tuple[str | None, str | None]]
+    """Returns the source file of a NAME, and the package with version that it belongs to; None for what has none."""

@@ -1,24 +1,23 @@
 """Environments by name: built-in, those of other packages and of your data as PREFIX/NAME, or your own class.
 
-To add a built-in environment, write its file and its line in BUILT_IN; to add those of a package, a line in FAMILIES.
-Every failure raises ConfigError, which says what was requested, what was found and what to change.
+To add a built-in environment, write its file and its line in ludic.code.kinds; for those of a package, write an adapter
+in ludic/adapters/environments/ and its line there. Every failure raises ConfigError, which says what was requested, what was found and what to change.
 """
 
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
+from ludic.by_name import find_by_name
 from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kinds import ENVIRONMENT, QUESTIONS, find, unknown
 from ludic.code.run import describe, only_exceptions
-from ludic.environments import gymnasium, reasoning_gym, textarena, verifiers
-from ludic.environments.environment import RUN_IN, Environment, MultiAgentEnvironment, SingleTurnEnvironment
+from ludic.environments.environment import RUN_IN, Environment, Family, MultiAgentEnvironment, SingleTurnEnvironment
 from ludic.environments.qa import Questions, heldout_sha256
 from ludic.environments.qa_rows import Source
 from ludic.environments.qa_scorers import QuestionScorers
@@ -31,39 +30,18 @@ EnvironmentFactory = Callable[[], Environment | MultiAgentEnvironment]
 """Function that returns a new Environment for each episode."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
-    """Environments of another package, named PREFIX/NAME."""
-
-    make: Callable[..., Any]
-    """Makes an environment from its NAME and options."""
-    names: Callable[[], tuple[str, ...]]
-    """Returns the NAMEs that a user may pick from; none if the package is missing."""
-    is_known: Callable[[str], bool]
-    """Returns whether there is such a NAME. Raises ConfigError if the package is missing."""
-    source: Callable[[str], tuple[str | None, str | None]]
-    """Returns the source file of a NAME, and the package with version that it belongs to; None for what has none."""
-
-
-def _family(module: ModuleType, make: Callable[..., Any]) -> Family:
-    """Return the family that a module with functions of the same names describes."""
-    return Family(make=make, names=module.names, is_known=module.is_known, source=module.source)
-
-
-FAMILIES: Mapping[str, Family] = MappingProxyType(
-    {
-        "reasoning_gym/": _family(reasoning_gym, reasoning_gym.ReasoningGym),
-        "textarena/": _family(textarena, textarena.make_game),
-        "gymnasium/": _family(gymnasium, gymnasium.Gymnasium),
-        "verifiers/": _family(verifiers, verifiers.Verifiers),
-    }
-)
-"""By prefix; qa/SOURCE is apart, since it may run a user's scorer."""
+def find_family(prefix: str) -> Family:
+    """Return the family of a prefix of ENVIRONMENT.packages; imports its adapter."""
+    family: Family = find_by_name(ENVIRONMENT.packages[prefix])
+    return family
 
 
 def environment_names() -> tuple[str, ...]:
     """Return every name that needs no file: built-in environments, then those of the packages that are installed."""
-    return (*ENVIRONMENT.names(), *(prefix + name for prefix, family in FAMILIES.items() for name in family.names()))
+    return (
+        *ENVIRONMENT.names(),
+        *(prefix + name for prefix in ENVIRONMENT.packages for name in find_family(prefix).names()),
+    )
 
 
 def make_environment(
@@ -71,7 +49,7 @@ def make_environment(
 ) -> EnvironmentFactory:
     """Load an environment and return a factory of new instances, one per episode.
 
-    name: a built-in name, PREFIX/NAME of FAMILIES, qa/SOURCE, path/to/file.py:ClassName or
+    name: a built-in name, PREFIX/NAME of ENVIRONMENT.packages, qa/SOURCE, path/to/file.py:ClassName or
     package.module:ClassName; a class may implement either protocol. options: keyword arguments. seed: passed to
     constructors that take a `seed`, unless options hold one. files: files to run instead of those on disk, by path as
     in the name.
@@ -128,11 +106,11 @@ def _find(name: str, files: Files) -> Callable[..., Any]:
 
 def prefix_of(name: str) -> str:
     """Return the prefix of a family that a name begins with, or an empty text."""
-    return next((prefix for prefix in FAMILIES if name.startswith(prefix)), "")
+    return next((prefix for prefix in ENVIRONMENT.packages if name.startswith(prefix)), "")
 
 
 def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
-    family, within = FAMILIES[prefix], name.removeprefix(prefix)
+    family, within = find_family(prefix), name.removeprefix(prefix)
     if not family.is_known(within):
         raise _unknown(name)
     return partial(family.make, within)
@@ -140,12 +118,12 @@ def _find_in_family(name: str, prefix: str) -> Callable[..., Any]:
 
 def _unknown(name: str) -> LudicError:
     prefix = prefix_of(name)
-    forms = [*ENVIRONMENT.names(), f"{QUESTIONS}FILE", *(f"{each}NAME" for each in FAMILIES)]
+    forms = [*ENVIRONMENT.names(), f"{QUESTIONS}FILE", *(f"{each}NAME" for each in ENVIRONMENT.packages)]
     return unknown(
         ENVIRONMENT,
         name,
         known=environment_names(),
-        listed=[f"{prefix}{each}" for each in FAMILIES[prefix].names()] if prefix else forms,
+        listed=[f"{prefix}{each}" for each in find_family(prefix).names()] if prefix else forms,
     )
 
 
@@ -212,7 +190,7 @@ def source_of(name: str, options: Mapping[str, Any]) -> tuple[str | None, str | 
         return Source(name=source).sha256(), name_and_version(LUDIC), others
     prefix = prefix_of(name)
     if prefix:
-        path, package = FAMILIES[prefix].source(name.removeprefix(prefix))
+        path, package = find_family(prefix).source(name.removeprefix(prefix))
         return _digest(path), package, {}
     module = name.rpartition(":")[0]
     return _digest(module_file(module)), package_of(module), {}

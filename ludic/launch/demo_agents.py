@@ -7,11 +7,10 @@ problems are answered before RL, while it goes on, and after it. Each function c
 
 import json
 
+from ludic.by_name import find_by_name
 from ludic.code.kept import create_root
 from ludic.engines.config import EngineConfig
 from ludic.eval.config import EvalConfig
-from ludic.interop.imports.episodes import to_message
-from ludic.interop.imports.import_files import import_files
 from ludic.launch.config import LaunchConfig
 from ludic.launch.demo import keep_new_model
 from ludic.launch.demonstrations import PARSER, TOOLS, make_demonstrations
@@ -28,6 +27,8 @@ from ludic.training.config import TrainConfig
 ENVIRONMENT = "word_problems"
 DEMONSTRATIONS = "demonstrations.jsonl"
 """File of the root that is imported."""
+IMPORT_FILES = "ludic.adapters.imports.importing:import_files"
+TO_MESSAGE = "ludic.adapters.imports.episodes:to_message"
 NUM_PROBLEMS, PER_PROBLEM, NUM_EPOCHS = 1500, 2, 4
 """Problems with demonstrations, demonstrations of each, and passes over all of them."""
 NUM_HELDOUT = 256
@@ -57,6 +58,7 @@ def open_demo(url: str) -> Root:
 
 def _make_model(folder: str) -> None:
     records = list(make_demonstrations(num_problems=500, per_problem=PER_PROBLEM))
+    to_message = find_by_name(TO_MESSAGE)
     conversations = (list(map(to_message, record["messages"])) for record in records)
     make_tiny_chat_model(folder, conversations, tools=records[0]["tools"])
 
@@ -72,7 +74,7 @@ def warm_start(root: Root, *, num_problems: int = NUM_PROBLEMS, num_heldout: int
         return
     lines = (json.dumps(record) + "\n" for record in make_demonstrations(num_problems, PER_PROBLEM))
     root.put_if_absent(DEMONSTRATIONS, "".join(lines).encode())
-    import_files(root, [f"{root.url}/{DEMONSTRATIONS}"], "jsonl", env=ENVIRONMENT)
+    find_by_name(IMPORT_FILES)(root, [f"{root.url}/{DEMONSTRATIONS}"], "jsonl", env=ENVIRONMENT)
     with interruptible() as stop:
         train_here(root, warm_start_config(), stop)
     evaluate(root, "latest", num_heldout)

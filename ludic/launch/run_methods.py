@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ludic.engines.config import EngineConfig
     from ludic.engines.engine import Engine
     from ludic.engines.registry import MakeEngine
-    from ludic.launch.clusters.config import ClusterConfig, System
     from ludic.records import RolloutBatch
     from ludic.sql.roots import HasRoot
     from ludic.training.config import TrainConfig
@@ -117,7 +116,7 @@ def train(
     from ludic.launch.process import interruptible_unless
     from ludic.launch.train import open_to_train, train_here
 
-    config = _train_config(self.root, config, algorithm, settings)
+    config = train_config(self.root, config, algorithm, settings)
     root = open_to_train(self.root.url, config, resume=resume)
     code = CodeSettings(trust_code=trust_code, update_code=update_code)
     with interruptible_unless(stop) as stopped:
@@ -172,7 +171,7 @@ def launch(
     from ludic.rollouts.config import StreamConfig
 
     of_workers = {each.name: settings.pop(each.name) for each in fields(StreamConfig) if each.name in settings}
-    config = _train_config(self.root, config, algorithm, settings, online=True)
+    config = train_config(self.root, config, algorithm, settings, online=True)
     processes = LaunchConfig(
         local_workers=local_workers,
         ranks=ranks,
@@ -195,41 +194,7 @@ def launch(
     return launch(self.root, config, processes, engine, model=model, code=code)
 
 
-def cluster_files(
-    self: "HasRoot",
-    system: "System",
-    config: "TrainConfig | None" = None,
-    *,
-    cluster: "ClusterConfig | None" = None,
-    engine: "str | EngineConfig" = ENGINE,
-    algorithm: str | None = None,
-    **settings: Any,
-) -> dict[str, str]:
-    """Return the files that start this run on a cluster, by name; nothing is started (docs/launch.md).
-
-    system: "slurm", "kubernetes" or "skypilot". cluster: machines and jobs. engine: of the workers, by name or by its
-    settings. config, algorithm, settings: of the trainer, as in `train`. Raises ConfigError.
-    """
-    from ludic.engines.config import EngineConfig
-    from ludic.launch.clusters.config import ClusterConfig
-    from ludic.launch.clusters.files import cluster_files
-
-    config = _train_config(self.root, config, algorithm, settings, online=True)
-    engine = EngineConfig(engine=engine) if isinstance(engine, str) else engine
-    return cluster_files(self.root, system, config, engine, cluster or ClusterConfig())
-
-
-def scale(self: "HasRoot", num_workers: int, *, ray_address: str | None = None) -> None:
-    """Change the number of workers of a run that `ludic run --launcher ray` has started, from any process.
-
-    ray_address: as for `launch`. Raises ConfigError if no such run is found on the cluster.
-    """
-    from ludic.launch.ray import scale
-
-    scale(self.root, num_workers, ray_address)
-
-
-def _train_config(
+def train_config(
     root: Root,
     config: "TrainConfig | None",
     algorithm: str | None,

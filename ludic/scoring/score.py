@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ludic.interop.exports.whole_rows import whole_rows
+from ludic.by_name import find_by_name
 from ludic.records import Rollout
 from ludic.schema import from_table
 from ludic.scoring.calls import Scored, score_all
@@ -25,6 +25,7 @@ from ludic.sql.query import open_result
 from ludic.store import Root
 from ludic.store.scores import Row, ScoreLog, check_scorer_name
 from ludic.store.track import Track, untracked
+from ludic.store.whole_rows import whole_rows
 
 # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
 _CHOSEN = """
@@ -47,6 +48,8 @@ from chosen
 left join done using (rollout_id)
 """
 _MOST_REASONS = 5
+JUDGE = "ludic.adapters.judge:JudgeScorer"
+"""The Scorer of options with a judge_url."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +107,8 @@ def score_rollouts(root: Root, options: ScoreOptions, track: Track = untracked) 
 def _make_scorer(options: ScoreOptions) -> Scorer:
     if options.scorer is not None:
         return UsersScorer(options.scorer)
-    from ludic.scoring.judge import Judge  # imports an HTTP client
-
-    return Judge(options)
+    scorer: Scorer = find_by_name(JUDGE)(options)
+    return scorer
 
 
 def _choose(root: Root, options: ScoreOptions, scorer: str, version: str) -> tuple[set[str], int]:

@@ -8,16 +8,18 @@ one that takes over fences it.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from ludic.batches.offline import OfflineSource
 from ludic.batches.online import OnlineSource
 from ludic.batches.replan_source import ReplanSource
 from ludic.batches.source import Source
-from ludic.code.kept import CodeRecord, to_dicts, warn_of_other_code
+from ludic.by_name import find_by_name
+from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.distributed import run_on_main
 from ludic.errors import ConfigError
 from ludic.models.first_model import first_tokenizer
@@ -33,7 +35,7 @@ from ludic.store.checkpoints import (
 )
 from ludic.store.lease import await_free, claim, held, newest_claim
 from ludic.store.metrics import POPULATIONS
-from ludic.store.records import CheckpointInfo, Lease
+from ludic.store.records import CheckpointInfo, CodeRecord, Lease
 from ludic.store.troubles import (
     Trouble,
     find_mismatch,
@@ -44,12 +46,42 @@ from ludic.store.troubles import (
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 from ludic.training.replay_settings import open_replay
-from ludic.training.telemetry import open_log
 
 logger = logging.getLogger(__name__)
 
 Report = Callable[[int, Mapping[str, Any]], None]
 """Function called on rank 0 after each step, with the step and its row of the metrics table."""
+Log = Callable[[int, Mapping[str, float]], None]
+"""Function that logs the metrics of a step with another program."""
+
+
+class Tracker(Protocol):
+    """Another program that shows metrics, in addition to the metrics table; opened on rank 0 only."""
+
+    def __call__(self, *, folder: str, run_id: str, settings: Mapping[str, Any]) -> AbstractContextManager[Log]:
+        """Return a log that is flushed and closed at the end of its block.
+
+        folder: local folder for the program's files. run_id: a resumed trainer has the same. settings: logged with the
+        curves. Raises ConfigError if the program is missing.
+        """
+        ...
+
+
+TRACKERS: Mapping[str, str] = MappingProxyType(
+    {
+        "tensorboard": "ludic.adapters.trackers:tensorboard",
+        "wandb": "ludic.adapters.trackers:wandb",
+    }
+)
+"""The Tracker of each value of log_to; `none` has none."""
+
+
+def open_log(log_to: str, *, folder: str, run_id: str, settings: Mapping[str, Any]) -> AbstractContextManager[Log]:
+    """Open the log of a value of log_to; the arguments are those of a Tracker."""
+    if log_to not in TRACKERS:
+        return nullcontext(lambda step, metrics: None)
+    tracker: Tracker = find_by_name(TRACKERS[log_to])
+    return tracker(folder=folder, run_id=run_id, settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ludic.interop.exports.row_files import json_text, to_plain
 from ludic.printable import printable as printable
+from ludic.sql.row_files import json_text, to_plain
 from ludic.store.track import Track
 
 SHOWN_ITEMS = 6

@@ -12,7 +12,7 @@ import pytest
 from tiny_runs import create_root, fill, make_model, train_here
 
 import ludic as ludic_package
-from ludic.environments.judge import _parse, compile_pattern
+from ludic.adapters.judge import _parse, compile_pattern
 from ludic.errors import QueryError
 from ludic.store import MetricsLog, Root
 

@@ -21,18 +21,18 @@ from tiny_runs import create_root, make_model
 
 import ludic
 from ludic import masking
+from ludic.adapters.clusters.config import ClusterConfig
+from ludic.adapters.clusters.systems import cluster_files
+from ludic.adapters.imports.records import open_file
+from ludic.adapters.judge import JudgeScorer
 from ludic.bounds import check_urls
 from ludic.cli.main import COMMANDS, main, module_of
 from ludic.engines.config import EngineConfig
 from ludic.engines.server_engine import ServerEngine
 from ludic.engines.server_http import Server
 from ludic.errors import ConfigError, LudicError
-from ludic.interop.imports.reading import open_file
-from ludic.launch.clusters.config import ClusterConfig
-from ludic.launch.clusters.files import cluster_files
 from ludic.masking import SERVER_LOGIN, keep_secret
 from ludic.run_config import RunConfig
-from ludic.scoring.judge import Judge
 from ludic.scoring.options import ScoreOptions
 from ludic.store import Root
 from ludic.store.failures import explain
@@ -252,7 +252,7 @@ def test_no_stored_failure_of_a_judge_shows_the_key(tmp_path: Path) -> None:
             judge_tries=1,
             judge_key_env="THE_KEY",
         )
-        for judge in (Judge(options), Judge(replace(options, judge_pattern=r"Score: (\d)"))):
+        for judge in (JudgeScorer(options), JudgeScorer(replace(options, judge_pattern=r"Score: (\d)"))):
             for form in FORMS:
                 for echo.status, echo.body in bodies(forms_of(THE_KEY)[form]):
                     outcome = judge.score(rollout, 5.0)

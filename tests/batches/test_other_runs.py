@@ -6,8 +6,8 @@ import pytest
 from strategies import make_batch
 from tiny_runs import create_root, fill, make_model, query, train_here
 
+from ludic.adapters.imports.importing import import_files
 from ludic.errors import ConfigError
-from ludic.interop.imports.import_files import import_files
 from ludic.maintenance.verify import check_root
 from ludic.rollouts.schedule import read_earlier_lives
 from ludic.schema import to_table

@@ -40,7 +40,7 @@ def test_a_function_named_on_the_command_line_runs_without_more_consent(
 ):
     function = tmp_path / "mine.py"
     function.write_text(
-        "from ludic.interop.imports.formats import verl\n"
+        "from ludic.adapters.imports.formats import verl\n"
         "def cats(record):\n    record.used.add('trace')\n    return verl(record)\n"
     )
     result = ludic("import", tmp_path / "run", "--from", f"{function}:cats", verl_file, "--model", model_folder)

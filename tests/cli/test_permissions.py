@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import create_root, fill, make_model, make_whole_root, train_here
 
-from ludic.interop.exports.weights import export_weights
+from ludic.adapters.exports.weights import export_weights
 from ludic.launch.demo import open_demo
 from ludic.store import Root
 

@@ -181,7 +181,7 @@ def test_a_trainer_that_another_one_replaced_is_not_started_again(tmp_path: Path
 
 def test_failures_without_a_new_checkpoint_end_the_run() -> None:
     pytest.importorskip("ray.train", reason="ray is in the extra ray")
-    from ludic.launch.ray_trainer import Deaths
+    from ludic.adapters.ray.processes import Deaths
 
     checkpoint = 0
     deaths = Deaths(progress=lambda: checkpoint)

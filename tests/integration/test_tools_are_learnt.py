@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from guide_examples import example, judge_of_safes
 
+from ludic.adapters.imports.episodes import to_message
+from ludic.adapters.imports.importing import import_files
 from ludic.agents.tools.functions import environment_tools
 from ludic.code.kept import create_root
 from ludic.engines.config import EngineConfig
 from ludic.environments.environment import Example
 from ludic.environments.limits import LimitedEnvironments
 from ludic.environments.registry import make_environment
-from ludic.interop.imports.episodes import to_message
-from ludic.interop.imports.import_files import import_files
 from ludic.launch.config import LaunchConfig
 from ludic.launch.local import launch
 from ludic.launch.process import interruptible

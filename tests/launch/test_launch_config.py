@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from ludic.adapters.ray.launcher import connected
 from ludic.cli.flags.worker import Settings
 from ludic.cli.settings import parse
 from ludic.errors import ConfigError
 from ludic.launch.config import LaunchConfig
 from ludic.launch.flags import to_flags
 from ludic.launch.local import worker_flags
-from ludic.launch.ray import connected
 from ludic.rollouts.config import WorkerConfig
 
 

@@ -8,8 +8,8 @@ import pytest
 from notebook_cells import names_of
 from tiny_runs import create_root, fill, make_model, train_here
 
-from ludic.interop.imports.formats import load_format
-from ludic.interop.imports.importing import import_file
+from ludic.adapters.imports.formats import load_format
+from ludic.adapters.imports.importing import import_file
 from ludic.models.chat import load_tokenizer
 from ludic.store import Root
 from ludic.training.presets import load_algorithm

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from tiny_runs import create_root, fill, make_model, query, train_here
 
+from ludic.adapters.exports.weights import export_weights
 from ludic.errors import ConfigError
-from ludic.interop.exports.weights import export_weights
 from ludic.maintenance.verify import check_root
 from ludic.rollouts.config import Question
 from ludic.rollouts.sample import sample_run

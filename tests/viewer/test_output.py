@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.interop.exports.row_files import to_plain
+from ludic.sql.row_files import to_plain
 from ludic.viewer.output import cell, plural, printable, size
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import tyro
 
+from ludic.adapters.exports.exporting import ExportOptions
 from ludic.cli.settings import RootUrl
 from ludic.errors import ConfigError
-from ludic.interop.exports.export_options import ExportOptions
 
 
 @dataclass(frozen=True, kw_only=True)

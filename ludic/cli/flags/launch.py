@@ -5,9 +5,9 @@ from typing import Annotated
 
 import tyro
 
+from ludic.adapters.clusters.config import ClusterConfig, System
 from ludic.cli.settings import Algorithm, RootUrl
 from ludic.engines.config import EngineConfig
-from ludic.launch.clusters.config import ClusterConfig, System
 from ludic.training.config import TrainConfig
 
 

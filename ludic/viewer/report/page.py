@@ -17,10 +17,10 @@ import jinja2
 from ludic.errors import ConfigError
 from ludic.eval.config import MeasureConfig
 from ludic.installed import LUDIC, installed_version
-from ludic.interop.exports.row_files import open_sink
 from ludic.paths import local_path
 from ludic.sql.connect import Connections
 from ludic.sql.reports import read_reports
+from ludic.sql.row_files import open_sink
 from ludic.store import Root
 from ludic.viewer.evaluation import interval_text
 from ludic.viewer.output import number, printable

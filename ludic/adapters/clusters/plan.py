@@ -1,0 +1,125 @@
+"""What a run starts on a cluster: the commands of its workers and its trainer, and what each needs.
+
+The commands are those of any machine, `ludic worker` and `ludic train`. Only settings that differ from what these
+commands take by themselves become flags, so that the files stay short.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ludic.adapters.clusters.config import ClusterConfig, System
+from ludic.children import SAFE_ENVIRONMENT, python_words
+from ludic.engines.config import EngineConfig
+from ludic.errors import ConfigError
+from ludic.launch.flags import to_flags
+from ludic.launch.process import ENVIRONMENT, KILL_AFTER_S, stop_variables
+from ludic.launch.roots import url_anywhere
+from ludic.launch.train import args_of_ranks
+from ludic.masking import secrets_of
+from ludic.store import Root
+from ludic.training.config import TrainConfig
+from ludic.training.inherited_settings import next_config
+
+MAX_RESTARTS = 1000
+"""Restarts of a process that dies; each goes on from the root."""
+PORT = 29500
+"""Port on which the trainer's machines find each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """A run on a cluster, as far as all systems describe it alike."""
+
+    name: str
+    """Name of the jobs: ludic- and the end of the run's id."""
+    url: str
+    workers: int
+    cluster: ClusterConfig
+    tensor_parallel: int
+    """Number of GPUs of a worker."""
+    num_steps: int
+    worker_flags: Sequence[str]
+    train_flags: Sequence[str]
+
+    def worker_command(self, slot: str) -> str:
+        """Return the shell command of a worker. slot: shell expression, such as "$SLURM_ARRAY_TASK_ID"."""
+        return f"{shlex.join(['ludic', 'worker', self.url])} --slot {slot} {shlex.join(self.worker_flags)}".rstrip()
+
+    def train_command(self, host: str, port: str = str(PORT)) -> str:
+        """Return the shell command of one machine of the trainer. host, port: shell expressions of the first one."""
+        train = ["ludic", "train", self.url, *self.train_flags]
+        if self.cluster.nodes == self.cluster.ranks == 1:
+            return shlex.join(train)
+        numbers = {"nnodes": self.cluster.nodes, "nproc-per-node": self.cluster.ranks, "max-restarts": MAX_RESTARTS}
+        flags = [f"--{name}={value}" for name, value in numbers.items()]
+        meeting = f"--rdzv-backend=c10d --rdzv-id={self.name} --rdzv-endpoint={host}:{port}"
+        torchrun = python_words(["-m", "torch.distributed.run", *flags], python="python")
+        return f"{shlex.join(torchrun)} {meeting} -m {shlex.join(args_of_ranks(train))}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of all processes. Logs should be readable while a process runs."""
+        stops = stop_variables(self.cluster.stop_within_s)
+        return {**ENVIRONMENT, **SAFE_ENVIRONMENT, **stops, "PYTHONUNBUFFERED": "1"}
+
+    @property
+    def kill_after_s(self) -> int:
+        """Seconds from SIGTERM until the cluster may kill; torchrun and the ranks themselves come before."""
+        return self.cluster.stop_within_s + 2 * math.ceil(KILL_AFTER_S)
+
+    @property
+    def quoted_url(self) -> str:
+        """The URL, quoted for a shell."""
+        return shlex.quote(self.url)
+
+    @property
+    def worker_gpus(self) -> int:
+        return self.tensor_parallel if self.cluster.gpus else 0
+
+    @property
+    def trainer_gpus(self) -> int:
+        """GPUs of each machine of the trainer."""
+        return self.cluster.ranks if self.cluster.gpus else 0
+
+
+def make_plan(
+    root: Root, system: System, config: TrainConfig, engine: EngineConfig, cluster: ClusterConfig
+) -> ClusterPlan:
+    """Plan a run's processes. Raises ConfigError if the settings do not fit the system or the run."""
+    cluster.check_for(system)
+    if config.batch.is_stored:
+        raise ConfigError("`ludic launch` starts workers, which offline training and replays do not use")
+    if root.is_local and system != "slurm":
+        raise ConfigError(f"{root.url} is a folder, which machines of {system} do not see; create the run in a bucket")
+    secrets = list(secrets_of({**asdict(engine), **config.flat(), "setup": _words(cluster.setup or "")}))
+    if secrets:
+        raise ConfigError(
+            f"{secrets[0]} is or holds a secret, and `ludic launch` writes none into a file; leave it out, and set an "
+            "environment variable where the processes run"
+        )
+    trust = {"trust_code": True} if cluster.trust_code else {}
+    by_itself = next_config(root.url, {}, online=True).flat()
+    return ClusterPlan(
+        name=f"ludic-{root.run_id.replace('-', '')[-8:]}",
+        url=url_anywhere(root),
+        workers=root.run.num_workers if cluster.workers is None else cluster.workers,
+        cluster=cluster,
+        tensor_parallel=engine.tensor_parallel,
+        num_steps=config.num_steps,
+        worker_flags=to_flags({**_differing(asdict(engine), asdict(EngineConfig())), **trust}),
+        train_flags=to_flags({**_differing(config.flat(), by_itself), **trust}),
+    )
+
+
+def _words(script: str) -> list[dict[str, str]]:
+    """Return the words of a shell script as settings: NAME=VALUE by its name unless the shell finds the value."""
+    words = (re.sub("[\"']", "", word).rpartition("=") for word in re.split(r"[\s;&|()]+", script))
+    return [{name or "setup": "" if value.startswith(("$", "`")) else value} for name, _, value in words]
+
+
+def _differing(settings: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value != others[name]}

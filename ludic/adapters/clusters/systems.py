@@ -1,0 +1,265 @@
+"""The files of a run for Slurm, Kubernetes and SkyPilot, as each system wants them.
+
+Slurm: two batch files, workers as an array job that is requeued, and the trainer under torchrun. Kubernetes: a JobSet
+with one indexed Job of workers and one of the trainer's machines. SkyPilot: a job group with the trainer and a task for
+each worker, so that each recovers alone.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from ludic.adapters.clusters.config import ClusterConfig, System
+from ludic.adapters.clusters.plan import MAX_RESTARTS, PORT, ClusterPlan, make_plan
+from ludic.engines.config import EngineConfig
+from ludic.store import Root
+from ludic.training.config import TrainConfig
+
+# --- Slurm -----------------------------------------------------------------------------------------------
+
+
+_HEAD = "#!/bin/bash"
+_SRUN = "srun --kill-on-bad-exit=1"
+"""When one machine's process fails, Slurm ends the others, which would wait for it until their time limit."""
+_NEWEST_STEP = "select coalesce(max(step), 0) as step from policies"
+
+
+def slurm_files(plan: ClusterPlan) -> dict[str, str]:
+    """Return the batch files by name; `sbatch` starts each, in any order."""
+    return {f"{plan.name}-workers.sbatch": _slurm_workers(plan), f"{plan.name}-trainer.sbatch": _slurm_trainer(plan)}
+
+
+def _slurm_workers(plan: ClusterPlan) -> str:
+    options = {
+        "job-name": f"{plan.name}-workers",
+        "array": f"0-{plan.workers - 1}",
+        "output": "%x-%a.log",
+        **_slurm_options(plan, num_processes=1, num_gpus=plan.worker_gpus),
+    }
+    command = plan.worker_command('"$SLURM_ARRAY_TASK_ID"')
+    return _slurm_file(plan, options, ["# Each array task is one slot of the run's schedule.", f"{_SRUN} {command}"])
+
+
+def _slurm_trainer(plan: ClusterPlan) -> str:
+    options = {
+        "job-name": f"{plan.name}-trainer",
+        "output": "%x.log",
+        "nodes": str(plan.cluster.nodes),
+        "ntasks-per-node": "1",
+        **_slurm_options(plan, num_processes=plan.cluster.ranks, num_gpus=plan.trainer_gpus),
+    }
+    train = plan.train_command('"$host"', '"$((20000 + SLURM_JOB_ID % 20000))"')  # two jobs may share a machine
+    lines = [
+        "# Without `| head`, which may kill scontrol, and then this job.",
+        'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        "host=${hosts%%$'\\n'*}",
+        f"{_SRUN} {train}",
+        "# The workers end with the run, but not if this job was only stopped.",
+        f"step=$(ludic sql {plan.quoted_url} {shlex.quote(_NEWEST_STEP)} --format csv | tail -n 1)",
+        f'[ "$step" -lt {plan.num_steps} ] || scancel --me --name={plan.name}-workers',
+    ]
+    return _slurm_file(plan, options, lines)
+
+
+def _slurm_options(plan: ClusterPlan, *, num_processes: int, num_gpus: int) -> dict[str, str]:
+    """Return the options of both jobs. num_processes: ludic's processes on a machine."""
+    cluster = plan.cluster
+    gpus = f"{cluster.gpu_type}:{num_gpus}" if cluster.gpu_type else str(num_gpus)
+    options = {
+        "cpus-per-task": str(cluster.cpus * num_processes),
+        "mem": f"{cluster.memory_gb * num_processes}G",
+        "gpus-per-node": gpus if num_gpus else None,
+        "partition": cluster.partition,
+        "account": cluster.account,
+        "time": None if cluster.max_hours is None else f"{cluster.max_hours}:00:00",
+        # To the processes, not to the batch shell. Slurm's clock ticks once a minute.
+        "signal": f"TERM@{plan.kill_after_s + 60}",
+        "requeue": "",
+        "open-mode": "append",
+    }
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _slurm_file(plan: ClusterPlan, options: Mapping[str, str], lines: list[str]) -> str:
+    directives = [f"#SBATCH --{name}{f'={value}' if value else ''}" for name, value in options.items()]
+    exports = [f"export {name}={value}" for name, value in plan.environment.items()]
+    exports.append("export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK  # srun does not take it from sbatch")
+    setup = [plan.cluster.setup] if plan.cluster.setup else []
+    return "\n".join([_HEAD, *directives, "set -euo pipefail", *setup, *exports, *lines, ""])
+
+
+# --- Kubernetes ------------------------------------------------------------------------------------------
+
+
+# The JobSet is done when the trainer is, and then its controller stops the workers. A pod that is lost is replaced by
+# one of the same index, which is a worker's slot or a machine's number.
+
+# A stopped process ends with 0, but an evicted pod must not count as completed. Process 1 must pass SIGTERM on.
+_SCRIPT = """\
+stopped= process=
+trap 'stopped=1; [ -z "$process" ] || kill -TERM $process' TERM
+{command} &
+process=$!
+if [ "$stopped" ]; then kill -TERM $process || true; fi
+code=0
+wait $process || code=$?
+if [ "$stopped" ]; then wait $process || true; code=1; fi
+exit $code
+"""
+_EXPANDED = re.compile(r"\$(?=\()|\$\$+")
+"""Matches the dollar signs that Kubernetes takes for itself: it puts a variable's value for $(NAME), and $ for $$."""
+
+
+def kubernetes_files(plan: ClusterPlan) -> dict[str, str]:
+    """Return the JobSet by the name of its file; `kubectl apply -f` starts it."""
+    cluster = plan.cluster
+    worker = plan.worker_command('"$JOB_COMPLETION_INDEX"')
+    # The name that the JobSet's headless service gives to the trainer's first pod.
+    train = plan.train_command(f"{plan.name}-trainer-0-0.{plan.name}")
+    worker_pod = _pod(plan, "worker", worker, num_processes=1, num_gpus=plan.worker_gpus)
+    trainer_pod = _pod(plan, "trainer", train, num_processes=cluster.ranks, num_gpus=plan.trainer_gpus)
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {"name": plan.name, **({"namespace": cluster.namespace} if cluster.namespace else {})},
+        "spec": {
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": ["trainer"]},
+            "replicatedJobs": [
+                _job("workers", plan.workers, worker_pod, cluster.max_hours),
+                _job("trainer", cluster.nodes, trainer_pod, cluster.max_hours),
+            ],
+        },
+    }
+    return {f"{plan.name}.yaml": to_yaml([jobset])}
+
+
+def _job(name: str, num_pods: int, pod: dict[str, Any], max_hours: int | None) -> dict[str, Any]:
+    spec = {
+        "completionMode": "Indexed",
+        "completions": num_pods,
+        "parallelism": num_pods,
+        "backoffLimit": MAX_RESTARTS,
+        **({} if max_hours is None else {"activeDeadlineSeconds": max_hours * 3600}),
+        "template": {"spec": pod},
+    }
+    return {"name": name, "replicas": 1, "template": {"spec": spec}}
+
+
+def _literal(text: str) -> str:
+    """Return what Kubernetes turns into the text."""
+    return _EXPANDED.sub(lambda dollars: 2 * dollars[0], text)
+
+
+def _pod(plan: ClusterPlan, name: str, command: str, *, num_processes: int, num_gpus: int) -> dict[str, Any]:
+    cluster = plan.cluster
+    amounts: dict[str, Any] = {"cpu": cluster.cpus * num_processes, "memory": f"{cluster.memory_gb * num_processes}Gi"}
+    if num_gpus:
+        amounts["nvidia.com/gpu"] = num_gpus
+    container: dict[str, Any] = {
+        "name": name,
+        "image": cluster.image,
+        "command": ["bash", "-euc", _literal(_SCRIPT.format(command=command))],
+        "env": [{"name": key, "value": value} for key, value in plan.environment.items()],
+        "resources": {"requests": amounts, "limits": amounts},
+        "volumeMounts": [{"name": "shared-memory", "mountPath": "/dev/shm"}],
+    }
+    if cluster.secret:
+        container["envFrom"] = [{"secretRef": {"name": cluster.secret}}]
+    if name == "trainer":
+        container["ports"] = [{"containerPort": PORT}]
+    pod: dict[str, Any] = {
+        "restartPolicy": "OnFailure",
+        "terminationGracePeriodSeconds": plan.kill_after_s,
+        "containers": [container],
+        # NCCL and vLLM pass data between processes through it; a container's own has 64 MB.
+        "volumes": [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}],
+    }
+    if cluster.gpu_type and num_gpus:
+        pod["nodeSelector"] = {"nvidia.com/gpu.product": cluster.gpu_type}
+    return pod
+
+
+# --- SkyPilot --------------------------------------------------------------------------------------------
+
+
+_HOST = '"$(echo "$SKYPILOT_NODE_IPS" | head -n 1)"'
+"""Shell expression for the address of a task's first machine."""
+
+
+def skypilot_files(plan: ClusterPlan) -> dict[str, str]:
+    """Return the job group by the name of its file; `sky jobs launch` starts it."""
+    # Workers end with the trainer, the only primary task.
+    header = {"name": plan.name, "execution": "parallel", "primary_tasks": ["trainer"], "termination_delay": "1m"}
+    trainer = {
+        "name": "trainer",
+        "num_nodes": plan.cluster.nodes,
+        **_task(plan, plan.train_command(_HOST), num_processes=plan.cluster.ranks, num_gpus=plan.trainer_gpus),
+    }
+    workers = [
+        {
+            "name": f"worker-{slot}",
+            **_task(plan, plan.worker_command(str(slot)), num_processes=1, num_gpus=plan.worker_gpus, use_spot=True),
+        }
+        for slot in range(plan.workers)
+    ]
+    return {f"{plan.name}.yaml": to_yaml([header, trainer, *workers])}
+
+
+def _task(
+    plan: ClusterPlan, command: str, *, num_processes: int, num_gpus: int, use_spot: bool = False
+) -> dict[str, Any]:
+    cluster = plan.cluster
+    resources: dict[str, Any] = {
+        "infra": cluster.infra,
+        "cpus": f"{cluster.cpus * num_processes}+",
+        "memory": f"{cluster.memory_gb * num_processes}+",
+        "accelerators": f"{cluster.gpu_type}:{num_gpus}" if num_gpus else None,
+        "image_id": None if cluster.image is None else f"docker:{cluster.image}",
+        "use_spot": use_spot or None,
+        "job_recovery": {"max_restarts_on_errors": MAX_RESTARTS},
+    }
+    return {
+        "resources": {name: value for name, value in resources.items() if value is not None},
+        "envs": plan.environment,
+        **({"setup": cluster.setup} if cluster.setup else {}),
+        "run": f"{command}\n",
+    }
+
+
+# --- YAML with scripts as blocks of lines ----------------------------------------------------------------
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def to_yaml(documents: Sequence[Any]) -> str:
+    """Return the documents as YAML text; keys stay in order."""
+    return yaml.dump_all(documents, Dumper=_Dumper, sort_keys=False, width=10**6, explicit_start=len(documents) > 1)
+
+
+# --- The choice of a system ------------------------------------------------------------------------------
+
+_FILES: Mapping[System, Callable[[ClusterPlan], dict[str, str]]] = {
+    "slurm": slurm_files,
+    "kubernetes": kubernetes_files,
+    "skypilot": skypilot_files,
+}
+
+
+def cluster_files(
+    root: Root, system: System, config: TrainConfig, engine: EngineConfig, cluster: ClusterConfig
+) -> dict[str, str]:
+    """Return the text of each file by its name. Raises ConfigError if the settings do not fit the system or the run."""
+    return _FILES[system](make_plan(root, system, config, engine, cluster))

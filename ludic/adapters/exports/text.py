@@ -1,0 +1,85 @@
+"""Export rows as JSON Lines or CSV, in a stream with one row group in memory; a query takes as much as DuckDB needs.
+
+Raises ConfigError if the target exists, QueryError if the SQL fails.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from ludic.adapters.exports.exporting import ExportOptions
+from ludic.errors import ConfigError
+from ludic.paths import local_path
+from ludic.schema import resolve_row
+from ludic.sql.query import open_result
+from ludic.sql.row_files import ROW_WRITERS, open_sink, plain_rows
+from ludic.store import Root
+from ludic.store.whole_rows import whole_rows
+
+_ROWS_A_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextReport:
+    """Result of an export of rows as text."""
+
+    location: str | None
+    """The written file; None for a file that the caller opened."""
+    num_rows: int
+
+
+def export_text(root: Root, options: ExportOptions, target: str | BinaryIO | None) -> TextReport:
+    """Write the rows that the options choose. target: a file that does not exist, or an open binary file."""
+    sink = _new_sink(target, options.format)
+    if options.sql is not None:
+        with open_result([root], options.sql, rows_a_batch=_ROWS_A_BATCH) as result:
+            return _write(result.schema.names, plain_rows(result), options.format, sink)
+    result = whole_rows(root, options.table, _matching(root, options))
+    return _write(result.schema.names, _resolved_rows(result), options.format, sink)
+
+
+def _new_sink(target: str | BinaryIO | None, format: str) -> Path | BinaryIO:
+    """Return the open file to write to, or the path of a file that does not exist."""
+    if target is None:
+        raise ConfigError(f"format {format} needs a target: a file that does not exist")
+    if not isinstance(target, str):
+        return target
+    path = local_path(target, "the target")
+    if path.exists():
+        raise ConfigError(f"{path} exists; choose another target, or delete it")
+    return path
+
+
+def _matching(root: Root, options: ExportOptions) -> set[str] | None:
+    """Return the ids of the rows that match `where`; None means all rows."""
+    if options.where is None:
+        return None
+    # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
+    query = f"select rollout_id from {options.table} where (\n{options.where}\n)"  # noqa: S608
+    with open_result([root], query) as result:
+        return {rollout_id for batch in result for rollout_id in batch.column("rollout_id").to_pylist()}
+
+
+def _resolved_rows(result: pa.RecordBatchReader) -> Iterator[list[Any]]:
+    """Yield plain rows. Steps refer to messages for their texts; readers of text get the texts themselves."""
+    names = result.schema.names
+    for values in plain_rows(result):
+        row = resolve_row(dict(zip(names, values, strict=True)))
+        yield [row[name] for name in names]
+
+
+def _write(names: list[str], rows: Iterable[list[Any]], format: str, sink: Path | BinaryIO) -> TextReport:
+    num_rows = 0
+
+    def counted() -> Iterator[list[Any]]:
+        nonlocal num_rows
+        for row in rows:
+            num_rows += 1
+            yield row
+
+    with open_sink(sink) as file:
+        ROW_WRITERS[format](names, counted(), file)
+    return TextReport(location=str(sink) if isinstance(sink, Path) else None, num_rows=num_rows)

@@ -1,0 +1,270 @@
+"""Define the episodes that an import format returns, and turn their texts into tokens.
+
+Pure except for the tokenizer. Raises RefusedRecordError if an episode can't be used, ModelError if the tokenizer has no
+usable chat template.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ludic.adapters.imports.records import RefusedRecordError, refusal
+from ludic.agents.transcript import Transcript, TranscriptBuilder
+from ludic.models.chat import render_text
+from ludic.records import AgentStep, FinishReason, Message, ToolCall
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+GetTokenizer = Callable[[], "PreTrainedTokenizerBase"]
+"""Loads the tokenizer; called when the first text must be encoded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """A prompt and its completion, to be tokenized."""
+
+    prompt: Any
+    """Text, encoded unchanged, or a list of messages, rendered with the chat template."""
+    completion: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """A conversation, to be tokenized with the chat template. It has several rows if the template rewrites history."""
+
+    messages: Any
+    """List of messages of OpenAI's chat format."""
+    sampled: Sequence[int] | None = None
+    """Indexes of the model's messages; None takes those marked trainable, or without marks all of role assistant."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    """Schemas of the tools that the model was shown, as in OpenAI's chat format."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Tokens that the model saw and sampled."""
+
+    prompt_tokens: np.ndarray
+    """(prompt_length,) int32."""
+    response_tokens: np.ndarray
+    """(response_length,) int32; every list below is as long."""
+    response_logprobs: np.ndarray | None = None
+    """(response_length,) float32, nats; None if they are not known."""
+    action_mask: np.ndarray | None = None
+    """(response_length,) bool; None if all tokens were sampled."""
+    kept_tokens: Sequence[np.ndarray] | None = None
+    """Token ids, (kept,) int32, that the sampler kept at each token; None if they are not known."""
+    token_rewards: np.ndarray | None = None
+    """(response_length,) float32; None puts the reward of the episode at the end of its last row."""
+    messages: Sequence[Any] = ()
+    agent_steps: Sequence[AgentStep] | None = None
+    """None makes the whole response one step, or makes no steps if there is an action_mask."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """One episode of one agent."""
+
+    rows: Sequence[Row | Conversation | Texts]
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    """Columns of all its rollouts, such as episode_reward and policy_version; None takes the run's setting."""
+    group: Any = None
+    """Key shared by the episodes of one group; None groups by policy_version, env_name, agent_id and prompt."""
+    prompt: Any = None
+    """Identifies the example if there is no group or env_example_id; None takes the prompt of the first row."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    unused: Mapping[str, Any] = field(default_factory=dict)
+    """Values that are kept as metadata if they are small, and else counted as not kept."""
+
+
+def rows_of(episode: Episode, get_tokenizer: GetTokenizer) -> Iterator[Row]:
+    """Yield the rows of an episode, with tokens, messages and agent steps."""
+    for part in episode.rows:
+        if isinstance(part, Conversation):
+            yield from _conversation_rows(part, get_tokenizer())
+            continue
+        failed = episode.columns.get("error") is not None
+        row = _texts_row(part, get_tokenizer(), failed) if isinstance(part, Texts) else part
+        messages, steps = _to_messages("messages", row.messages), row.agent_steps
+        if steps is None and row.action_mask is None:
+            action = messages[-1].content if messages and messages[-1].role == "assistant" else None
+            end, reason = len(row.response_tokens), episode.columns.get("finish_reason")
+            steps = [AgentStep(turn=0, action_target="env", start=0, end=end, finish_reason=reason, action=action)]
+        yield replace(row, messages=messages, agent_steps=steps or ())
+
+
+def row_of(transcript: Transcript, messages: Sequence[Message], steps: Sequence[AgentStep]) -> Row:
+    """Return the row of a transcript."""
+    return Row(
+        prompt_tokens=transcript.prompt_tokens,
+        response_tokens=transcript.response_tokens,
+        response_logprobs=transcript.response_logprobs if transcript.has_logprobs else None,
+        action_mask=transcript.action_mask,
+        messages=messages,
+        agent_steps=steps,
+    )
+
+
+def _texts_row(texts: Texts, tokenizer: "PreTrainedTokenizerBase", failed: bool) -> Row:
+    """Return the row of two texts. An empty completion is the end token alone; of a failed episode it is no token."""
+    if isinstance(texts.prompt, str):
+        messages: tuple[Message, ...] = (Message(role="user", content=texts.prompt),)
+        prompt_tokens = _encode(tokenizer, texts.prompt)
+    else:
+        messages = _to_messages("the prompt", texts.prompt)
+        prompt_tokens = _encode(tokenizer, _render(tokenizer, messages))
+    completion = _encode(tokenizer, texts.completion)
+    if not len(completion) and not failed and tokenizer.eos_token_id is not None:
+        completion = np.array([tokenizer.eos_token_id], np.int32)
+    said = (Message(role="assistant", content=texts.completion),) if len(completion) else ()
+    return Row(
+        prompt_tokens=prompt_tokens,
+        response_tokens=completion,
+        messages=(*messages, *said),
+        agent_steps=None if said else (),
+    )
+
+
+def _conversation_rows(conversation: Conversation, tokenizer: "PreTrainedTokenizerBase") -> Iterator[Row]:
+    """Yield the rows of a conversation; each of the model's messages is a call with the messages before it."""
+    messages = _to_messages("messages", conversation.messages)
+    builder, renderer = TranscriptBuilder(), _Renderer(tokenizer, conversation.tools)
+    steps: defaultdict[int, list[AgentStep]] = defaultdict(list)
+    ends: dict[int, int] = {}
+    for turn, index in enumerate(_sampled(conversation, messages)):
+        span = builder.add_call(*renderer.call(messages[: index + 1]))
+        steps[span.segment_index].append(agent_step(turn, messages[index], span.start, span.end))
+        ends[span.segment_index] = index + 1
+    if not steps:
+        raise RefusedRecordError("messages has none of the model")
+    for segment, transcript in enumerate(builder.transcripts()):
+        yield row_of(transcript, messages[: ends[segment]], steps[segment])
+
+
+def agent_step(turn: int, said: Message, start: int, end: int, finish_reason: FinishReason | None = None) -> AgentStep:
+    """Return the step of a message that the model sampled as response tokens start to end."""
+    return AgentStep(
+        turn=turn,
+        action_target="internal" if said.tool_calls else "env",
+        start=start,
+        end=end,
+        finish_reason=finish_reason,
+        action=said.content,
+        tool_calls=said.tool_calls,
+    )
+
+
+def _sampled(conversation: Conversation, messages: Sequence[Message]) -> Sequence[int]:
+    if conversation.sampled is not None:
+        return conversation.sampled
+    marks = [message.get("trainable") for message in conversation.messages]
+    if any(mark is not None for mark in marks):
+        return [index for index, mark in enumerate(marks) if mark]
+    return [index for index, message in enumerate(messages) if message.role == "assistant"]
+
+
+class _Renderer:
+    """Renders the calls of one conversation to tokens.
+
+    Rendered as one text, tokens may merge across the border of a message. Where they would, the texts on both sides are
+    encoded alone, as they are when a model is sampled.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", tools: Sequence[Mapping[str, Any]]) -> None:
+        self._tokenizer, self._tools = tokenizer, tools
+        self._text = ""
+        """Text of the last call's prompt and completion."""
+        self._tokens = np.zeros(0, np.int32)
+        """(length,) int32: its tokens."""
+
+    def call(self, messages: Sequence[Message]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the prompt of the call that said the last message, and its completion, each (length,) int32."""
+        before = _render(self._tokenizer, messages[:-1], self._tools)
+        prompt = _encode(self._tokenizer, before)
+        if before.startswith(self._text) and not np.array_equal(prompt[: len(self._tokens)], self._tokens):
+            prompt = np.concatenate([self._tokens, _encode(self._tokenizer, before[len(self._text) :])])
+        completion, text = self._completion(messages, prompt, before)
+        self._text, self._tokens = before + text, np.concatenate([prompt, completion])
+        return prompt, completion
+
+    def _completion(self, messages: Sequence[Message], prompt: np.ndarray, before: str) -> tuple[np.ndarray, str]:
+        """Return the tokens and the text that the last message adds to its prompt, up to the end token."""
+        after = _render(self._tokenizer, messages, self._tools, add_generation_prompt=False)
+        if not after.startswith(before):
+            # The template renders a past answer differently from a new one, so encode the answer's text alone.
+            return _encode(self._tokenizer, messages[-1].content), messages[-1].content
+        whole = _encode(self._tokenizer, after)
+        is_extended = np.array_equal(whole[: len(prompt)], prompt)
+        tokens = whole[len(prompt) :] if is_extended else _encode(self._tokenizer, after[len(before) :])
+        ends = np.flatnonzero(tokens == self._tokenizer.eos_token_id)
+        text, end, _ = after[len(before) :].partition(self._tokenizer.eos_token or "\0")
+        return (tokens[: ends[0] + 1] if len(ends) else tokens), text + end
+
+
+def _render(
+    tokenizer: "PreTrainedTokenizerBase",
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Return the text of a conversation; a recorded answer may hold special tokens, as marks of tool calls are."""
+    keep = ("assistant",)
+    return render_text(
+        tokenizer, messages, tools=tools, add_generation_prompt=add_generation_prompt, keep_special_of=keep
+    )
+
+
+def _encode(tokenizer: "PreTrainedTokenizerBase", text: str) -> np.ndarray:
+    return np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+
+
+# --- Messages --------------------------------------------------------------------------------------------
+
+
+def _to_messages(name: str, values: Any) -> tuple[Message, ...]:
+    if not isinstance(values, list | tuple):
+        raise refusal(name, values, "text or a list of messages" if name == "the prompt" else "a list of messages")
+    return tuple(value if isinstance(value, Message) else to_message(value) for value in values)
+
+
+def to_message(value: Any) -> Message:
+    """Convert a message of OpenAI's chat format or of verifiers; tool calls may be JSON text."""
+    if not isinstance(value, Mapping) or not isinstance(value.get("role"), str):
+        raise RefusedRecordError(f"a message is {str(value)[:60]!r}, wanted an object with role and content")
+    calls, name = value.get("tool_calls") or [], value.get("name")
+    try:
+        tool_calls = tuple(map(_to_tool_call, json.loads(calls) if isinstance(calls, str) else calls))
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise RefusedRecordError(f"tool_calls of a message is {str(calls)[:60]!r}: {error}") from error
+    return Message(
+        role=value["role"],
+        content=_content_text(value.get("content")),
+        name=name if isinstance(name, str) else None,
+        tool_calls=tool_calls,
+    )
+
+
+def _to_tool_call(call: Mapping[str, Any]) -> ToolCall:
+    function = call.get("function", call)
+    arguments = function["arguments"]
+    return ToolCall(
+        id=str(call.get("id", "")),
+        name=function["name"],
+        arguments=arguments if isinstance(arguments, str) else json.dumps(arguments),
+        result=call.get("result"),
+        error=call.get("error"),
+    )
+
+
+def _content_text(content: Any) -> str:
+    """Return the text of a message, or of its parts joined by newlines; images are left out."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, list) else []
+    return "\n".join(str(part["text"]) for part in parts if isinstance(part, Mapping) and part.get("text") is not None)

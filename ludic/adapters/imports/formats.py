@@ -1,0 +1,405 @@
+"""Formats of other programs: one function each, from a record to an episode, named in ludic.code.kinds.
+
+A function takes a Record, which is a line of JSON or a row of Parquet, and returns an Episode, or several. A user's own
+function, in a file, is named as path/to/file.py:function. Pure, except for loading that file. Raises ConfigError if
+there is no such format, RefusedRecordError if a record can't be used.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ludic.adapters.imports.episodes import (
+    Conversation,
+    Episode,
+    Row,
+    Texts,
+    agent_step,
+    row_of,
+    to_message,
+)
+from ludic.adapters.imports.evaluations import inspect as inspect_ai
+from ludic.adapters.imports.evaluations import lighteval, lm_eval, read_inspect, read_lm_eval
+from ludic.adapters.imports.records import (
+    Record,
+    Records,
+    RefusedRecordError,
+    finite_numbers,
+    is_number,
+    read_records,
+    refusal,
+    to_array,
+)
+from ludic.agents.transcript import RowBuilder, Span
+from ludic.code.files import UserFile, digest, python_file_of
+from ludic.code.kinds import FORMAT, find, find_own
+from ludic.code.run import describe, describe_failure
+from ludic.errors import ConfigError
+from ludic.records import AgentStep, FinishReason, Purpose, WeightSpan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """How to read the files of another program."""
+
+    function: Callable[[Record], Episode | Iterable[Episode]]
+    path: str = ""
+    """Regular expression searched in a file's path; its named groups become fields of records that lack them."""
+    read: Callable[[str], Records] = read_records
+    """Yields the records of a file, each with its line or number."""
+    env_field: str = ""
+    """Field of a record that names its environment, unless the user names it."""
+    name: str = ""
+    user_file: UserFile | None = None
+    """The user's file that holds the function."""
+
+    @property
+    def code_sha256(self) -> str | None:
+        """Digest of the user's file and of the modules beside it that it imports; None for a format of ludic."""
+        return None if self.user_file is None else digest(json.dumps(self.user_file.digests).encode())
+
+    def describe(self, error: Exception) -> str:
+        """Return the reason for which a record could not be used, in one line."""
+        if self.user_file is not None:
+            return describe_failure(self.user_file.path, error)
+        return f"does not fit format {self.name}: {describe(error)}"
+
+
+# --- The formats -----------------------------------------------------------------------------------------
+
+
+def jsonl(record: Record) -> Episode:
+    """JSON Lines under ludic's own names, one rollout a line: what `ludic export --format jsonl` writes.
+
+    The simplest record to write by hand: {"prompt": "2 + 2 =", "completion": "4", "episode_reward": 1.0}. Takes tokens
+    (prompt_tokens, response_tokens) if the record has them, else a conversation (messages, and tools with the schemas
+    that the model was shown, as in OpenAI's chat format), else two texts.
+    """
+    record.used.update(_REDUNDANT)
+    texts = ("env_name", "env_example_id", "agent_id", "model", "engine", "truncation_reason", "error")
+    integers = ("policy_version", "policy_version_last", "top_k", "max_tokens", "seed")
+    components, reward = finite_numbers(record.object("reward_components")), record.number("episode_reward")
+    if "episode_reward" not in record.values and components:
+        reward = sum(components.values())
+    finish_reason = record.text("finish_reason")
+    if finish_reason is not None and finish_reason not in FINISH_REASONS:
+        raise refusal("finish_reason", finish_reason, ", ".join(FINISH_REASONS))
+    return Episode(
+        rows=[_jsonl_row(record)],
+        columns={name: record.text(name) for name in texts}
+        | {name: record.integer(name) for name in integers}
+        | {name: record.number(name) for name in ("temperature", "top_p")}
+        | {
+            "purpose": _purpose(record.text("purpose")),
+            "finish_reason": FINISH_REASONS.get(finish_reason or ""),
+            "episode_reward": reward,
+            "reward_components": components,
+            "weight_versions": _weight_versions(record),
+        },
+        prompt=record.get("prompt"),
+        group=record.get("group_id"),
+        metadata=record.object("metadata"),
+    )
+
+
+_REDUNDANT = (
+    *("prompt_length", "response_length", "action_length", "num_turns", "group_index", "group_size", "depth"),
+    *("request_index", "run_id", "worker_id", "sequence", "created_at", "version", "env", "parse_error"),
+    *("incomplete_completion", "terminated", "truncated", "agent_steps", "environment_steps"),
+    *("segment_index", "parent_segment_index", "trajectory_id"),
+)
+"""Columns of an exported row that an import computes itself or drops."""
+
+
+def _weight_versions(record: Record) -> tuple[WeightSpan, ...] | None:
+    spans = record.get("weight_versions")
+    try:
+        return msgspec.convert(spans, tuple[WeightSpan, ...] | None)
+    except msgspec.ValidationError:
+        raise refusal("weight_versions", spans, "a list of objects with version, start and end") from None
+
+
+def _jsonl_row(record: Record) -> Row | Conversation | Texts:
+    tokens: dict[str, Any] = {name: record.array(name, np.int32) for name in ("prompt_tokens", "response_tokens")}
+    tokens |= {name: record.array(name, np.float32) for name in ("response_logprobs", "token_rewards")}
+    tokens["action_mask"] = record.array("action_mask", np.bool_)
+    tokens["kept_tokens"] = record.arrays("kept_tokens", np.int32)
+    completion, messages = record.text("completion"), record.get("messages") or ()
+    if tokens["prompt_tokens"] is not None and tokens["response_tokens"] is not None:
+        return Row(**tokens, messages=messages)
+    if completion is None and messages:
+        return Conversation(messages=messages, tools=_tools(record))
+    return Texts(prompt=record.need("prompt", "completion")[0], completion=str(completion))
+
+
+def verl(record: Record) -> Episode:
+    """verl: one line per rollout, of trainer.rollout_data_dir/{global_step}.jsonl, as text without special tokens.
+
+    Source: verl/trainer/ppo/ray_trainer.py, _dump_generations and _log_rollout_data (commit b178a3cd, January 2026).
+    score is the sum of token_level_scores. Some forks dump uid, the id of a group. Other fields are gts, the ground
+    truth, and the lists of reward_extra_infos_dict. A step's rollouts count as those of the version of that number.
+    """
+    prompt, _ = record.need("input", "output")
+    return Episode(
+        rows=[Texts(prompt=prompt, completion=str(record.text("output")))],
+        columns={"policy_version": _step(record), "episode_reward": record.number("score")},
+        group=record.get("uid"),
+    )
+
+
+def trl(record: Record) -> Episode:
+    """TRL: one row a completion of {output_dir}/completions/completions_{step:05d}.parquet, without special tokens.
+
+    Source: trl/trainer/grpo_trainer.py, log and _generate_and_score_completions (commit f2cd5771, July 2026), with
+    log_completions=True. Columns: step, prompt, completion, advantage, one for each reward function (NaN where it
+    returned None), and those of log_extra. The reward is the sum of all number columns besides step and advantage:
+    where reward_weights were used, or a column of log_extra is a number, call this function from your own and replace
+    the reward. TRL logs the last batch that was generated, so the same completions may stand under several steps.
+    """
+    prompt, _ = record.need("prompt", "completion")
+    completion, version, advantage = str(record.text("completion")), _step(record), record.get("advantage")
+    numbers = {name: value for name, value in record.rest().items() if is_number(value)}
+    record.used.update(numbers)
+    components = finite_numbers(numbers)
+    reward = sum(components.values()) if components else None
+    return Episode(
+        rows=[Texts(prompt=prompt, completion=completion)],
+        columns={"policy_version": version, "episode_reward": reward, "reward_components": components},
+        metadata={"advantage": advantage},
+    )
+
+
+def art(record: Record) -> Episode:
+    """OpenPipe ART: one row a trajectory of .../models/{model}/trajectories/{split}/{step:04d}.parquet.
+
+    Source: src/art/utils/trajectory_logging.py, write_trajectory_groups_parquet; src/art/local/backend.py, _log.
+    Version 1 and version 2 (with format_version, trajectory_index, group_json and trajectory_json) share group_index,
+    reward, messages, group_logs, logs, and as JSON text metrics, metadata, tools, group_metadata and group_metrics. A
+    message is trainable if the model sampled it. messages is null in a trajectory that holds raw exchanges.
+    """
+    record.used.update(("format_version", "trajectory_index", "group_json", "trajectory_json"))
+    return Episode(
+        rows=[Conversation(messages=record["messages"], tools=_tools(record))],
+        columns={
+            "purpose": _purpose(record.text("split")),
+            "policy_version": record.integer("step"),
+            "episode_reward": record.number("reward"),
+            "reward_components": finite_numbers(record.object("metrics")),
+        },
+        group=record.get("group_index"),
+        metadata=record.object("metadata"),
+    )
+
+
+def _tools(record: Record) -> list[Mapping[str, Any]]:
+    """Return the schemas of a record's tools, a list or JSON text; empty if it has none."""
+    value = record.get("tools") or []
+    try:
+        return msgspec.convert(json.loads(value) if isinstance(value, str) else value, list[dict[str, Any]])
+    except (ValueError, msgspec.ValidationError):
+        raise refusal("tools", value, "a list of the tools' JSON schemas") from None
+
+
+def _purpose(text: str | None) -> Purpose:
+    return "train" if text in (None, "", "train") else "eval"
+
+
+def _step(record: Record) -> int:
+    step = record.integer("step", "file_step")
+    if step is None:
+        raise RefusedRecordError("has no step, and its file's name holds none")
+    return step
+
+
+# --- prime-rl, which logs episodes of verifiers: message graphs whose paths are token transcripts --------
+
+
+Json = Mapping[str, Any]
+
+FINISH_REASONS: Mapping[str, FinishReason] = {"stop": "stop", "tool_calls": "stop", "length": "length"}
+"""finish_reason of the rollouts table, by OpenAI's name."""
+
+_TRUNCATION_REASONS = {
+    "max_turns": "max_steps",
+    "context_length": "context_length",
+    "max_input_tokens": "max_seq_len",
+    "max_output_tokens": "max_seq_len",
+    "max_total_tokens": "max_seq_len",
+}
+"""truncation_reason of the rollouts table, by stop condition of verifiers that is a limit (Trace.is_truncated)."""
+
+_KNOWN_OF_TRACE = frozenset({"agent", "nodes", "calls", "rewards", "ok", "errors", "task", "version", "is_completed"})
+"""Fields of a trace that are read or redundant."""
+
+
+def prime_rl(record: Record) -> Iterator[Episode]:
+    """prime-rl: one episode of verifiers a line; also traces.jsonl of a verifiers evaluation.
+
+    Files: {run_dir}/rollouts/step_{N}/{train,eval}/{all,effective}/traces.jsonl; import either `all` or `effective`,
+    since the second repeats a part of the first. Sources: src/prime_rl/monitors/file.py (commit 559b4477) and
+    verifiers/v1/{episode,trace,graph}.py (commit a60a606e, both August 2026). Null values are left out of a record.
+    The nodes of a trace are a graph; a path from root to leaf is a branch, whose joined token_ids the model saw.
+    A trace of a trainable agent becomes an episode of ludic, and each of its branches a row; a node that several
+    branches share is sampled in the first of them and context in the others, as prime-rl trains it
+    (iter_trainable_branches). Logprobs are of the distribution sampled from (vLLM's processed_logprobs, the default).
+    """
+    traces = record.get("traces") or []
+    record.used.update(("ok", "errors"))
+    trained = [trace for trace in traces if trace.get("agent", {}).get("trainable", True)]
+    if not trained:
+        raise RefusedRecordError(f"has no trace of an agent that is trained{_reason(record.values)}")
+    shared = {
+        "env_name": record.text("env.name", "env.id"),
+        "env_example_id": record.text("task.key", "task.hash"),
+        "purpose": "train" if record.text("run.work.type", "file_kind") in (None, "train") else "eval",
+        "policy_version": record.integer("run.work.policy.start", "run.work.step", "file_step"),
+        "policy_version_last": record.integer("run.work.policy.end"),
+    }
+    group, episode_id = record.get("group.id"), record.get("id")
+    for trace in trained:
+        agent_id = trace.get("agent", {}).get("name", "agent")
+        unused = {
+            f"trace.{key}": value
+            for key, value in trace.items()
+            if key not in _KNOWN_OF_TRACE and value not in ([], {})
+        }
+        yield Episode(
+            rows=_rows_of_trace(trace),
+            columns={**shared, **_outcome(trace), "agent_id": agent_id},
+            group=None if group is None else [group, agent_id],
+            unused={"episode.id": episode_id, **unused},
+        )
+
+
+def _outcome(trace: Json) -> dict[str, Any]:
+    """Return the columns for sampling settings, rewards and how a trace ended."""
+    calls = trace.get("calls") or []
+    ends = [end for call in calls if (end := call.get("finish_reason"))]
+    rewards = {name: part for name, part in (trace.get("rewards") or {}).items() if part}
+    components = {name: part["score"] * part.get("weight", 1.0) for name, part in rewards.items()}
+    first: Json = next((call["sampling"] for call in calls if call.get("sampling")), {})
+    sampling = {"temperature": float, "top_p": float, "max_tokens": int}
+    return {
+        **{name: kind(first[name]) for name, kind in sampling.items() if first.get(name) is not None},
+        "episode_reward": sum(components.values()) if components else None,
+        "reward_components": components,
+        "finish_reason": FINISH_REASONS.get(ends[-1]) if ends else None,
+        "truncation_reason": _TRUNCATION_REASONS.get(trace.get("stop_condition") or ""),
+        "error": None if trace.get("ok", True) else f"the trace is not ok{_reason(trace)}",
+    }
+
+
+def _reason(values: Json) -> str:
+    """Return the last error of an episode or a trace, after a colon; empty if there is none."""
+    errors = values.get("errors") or []
+    return f": {errors[-1].get('type')}: {errors[-1].get('message')}" if errors else ""
+
+
+def _rows_of_trace(trace: Json) -> list[Row | Conversation]:
+    """Return a row for each path from a root to a leaf that has a new sampled node."""
+    nodes, calls = trace.get("nodes") or [], trace.get("calls") or []
+    parents = {node["parent"] for node in nodes if node.get("parent") is not None}
+    ends = {call["node"]: call.get("finish_reason") for call in calls if call.get("node") is not None}
+    said: set[int] = set()
+    rows: list[Row | Conversation] = []
+    for leaf in (index for index in range(len(nodes)) if index not in parents):
+        path = _path_to(nodes, leaf)
+        new = [index for index in path if nodes[index].get("sampled") and index not in said]
+        said.update(new)
+        if new and all(nodes[index].get("token_ids") for index in new):
+            rows.append(_branch(nodes, path, new, ends))
+        elif new:
+            # A client without a renderer stores only texts.
+            messages = [nodes[index]["message"] for index in path]
+            rows.append(Conversation(messages=messages, sampled=[path.index(index) for index in new]))
+    if not rows:
+        raise RefusedRecordError(f"a trace has no token of the model{_reason(trace)}")
+    return rows
+
+
+def _path_to(nodes: Sequence[Json], leaf: int) -> list[int]:
+    path: list[int] = []
+    index: int | None = leaf
+    while index is not None:
+        if index in path or not 0 <= index < len(nodes):
+            raise RefusedRecordError(f"the parents of node {leaf} lead nowhere")
+        path.append(index)
+        index = nodes[index].get("parent")
+    return path[::-1]
+
+
+def _branch(nodes: Sequence[Json], path: Sequence[int], new: Sequence[int], ends: Mapping[int, str | None]) -> Row:
+    """Return the row of a path; the response begins with the first sampled token of the nodes `new`."""
+    builder = RowBuilder()
+    steps: list[AgentStep] = []
+    messages = [to_message(nodes[index]["message"]) for index in path]
+    for index, message in zip(path, messages, strict=True):
+        if index not in new:
+            builder.add_context(to_array(nodes[index].get("token_ids") or [], np.int32))
+        elif spans := _add_sampled(builder, index, nodes[index]):
+            finish_reason = FINISH_REASONS.get(ends.get(index) or "")
+            start, end = spans[0].start, spans[-1].end
+            steps.append(agent_step(len(steps), message, start, end, finish_reason))
+    if not steps:
+        raise RefusedRecordError("no token of a branch was sampled")
+    return row_of(builder.transcript(), messages, steps)
+
+
+def _add_sampled(builder: RowBuilder, index: int, node: Json) -> list[Span]:
+    """Add the tokens of a node by its mask; return the spans of the sampled ones."""
+    tokens, mask = to_array(node["token_ids"], np.int32), to_array(node.get("mask") or [], np.bool_)
+    if len(mask) != len(tokens):
+        raise RefusedRecordError(f"node {index} has {len(tokens)} token_ids and a mask of {len(mask)}")
+    found = to_array(node.get("logprobs") or [], np.float32)
+    logprobs = np.full(len(tokens), np.nan, np.float32)
+    if len(found) == np.count_nonzero(mask):
+        logprobs[mask] = found
+    spans = []
+    for part in np.split(np.arange(len(tokens)), np.flatnonzero(np.diff(mask)) + 1):
+        if mask[part[0]]:
+            known = not np.isnan(logprobs[part]).any()
+            spans.append(builder.add_completion(tokens[part], logprobs[part] if known else None))
+        else:
+            builder.add_context(tokens[part])
+    return spans
+
+
+# --- The formats -----------------------------------------------------------------------------------------
+
+ART = Format(function=art, path=r"trajectories/(?P<split>[^/]+)/(?P<step>\d+)\.parquet$")
+INSPECT = Format(function=inspect_ai, read=read_inspect, env_field="log.task")
+JSONL = Format(function=jsonl)
+LIGHTEVAL = Format(function=lighteval, env_field="doc.task_name")
+LM_EVAL = Format(
+    function=lm_eval,
+    path=r"samples_(?P<task>[^/]+)_\d{4}-\d\d-\d\dT[^/_]*\.jsonl$",
+    read=read_lm_eval,
+    env_field="task",
+)
+PRIME_RL = Format(function=prime_rl, path=r"step_(?P<file_step>\d+)/(?P<file_kind>train|eval)/")
+TRL = Format(function=trl, path=r"completions_(?P<file_step>\d+)\.parquet$")
+VERL = Format(function=verl, path=r"(?:^|/)(?P<file_step>\d+)\.jsonl$")
+
+
+# --- Loading ---------------------------------------------------------------------------------------------
+
+
+def load_format(name: str) -> Format:
+    """Return a format of ludic by its name, or a user's: path/to/file.py:function, or the name of a Format in a file.
+
+    Runs the user's file. Raises ConfigError.
+    """
+    if python_file_of(name) is None:
+        return replace(find(FORMAT, name), name=name)
+    own = find_own(FORMAT, name)
+    found = own.value if isinstance(own.value, Format) else Format(function=own.value)
+    try:
+        re.compile(found.path)
+    except re.error as error:
+        raise ConfigError(f"{name}: path {found.path!r} is no regular expression: {error}") from error
+    return replace(found, name=name.rpartition(":")[2], user_file=own.file)

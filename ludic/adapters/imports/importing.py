@@ -1,0 +1,417 @@
+"""Import rollouts that other programs wrote into a root, with the same writer and checks as a worker's rollouts.
+
+Reads a peer's file, and writes:
+  imports/{worker_id}.json        put first: the file, how it is read, and the time
+  rollouts/ and evals/            whole groups only
+  imports/{worker_id}.done.json   put last: the report
+The worker_id is `import-` and the beginning of a SHA-256 of the file's content and the fields in its path. All output
+follows from the file's content and imports/{worker_id}.json, so a second call finishes an interrupted import, and does
+nothing after a finished import. A record that can't be used is refused alone, with its line and reason. Raises
+ConfigError if a file holds no usable record, or was imported in another way.
+"""
+
+import functools
+import hashlib
+import json
+import re
+import uuid
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ludic.adapters.imports.episodes import Episode, GetTokenizer, Row, Texts, rows_of
+from ludic.adapters.imports.formats import Format, load_format
+from ludic.adapters.imports.records import Record, RefusedRecordError, as_texts, open_file
+from ludic.code.kept import create_root
+from ludic.code.run import only_exceptions
+from ludic.errors import ConfigError, LudicError
+from ludic.models.chat import load_tokenizer
+from ludic.models.first_model import (
+    first_tokenizer,
+    is_hub_id,
+    local_folder,
+    remember_model,
+    vocabulary_of,
+    write_files,
+)
+from ludic.paths import is_url
+from ludic.records import LARGEST_REWARD, Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
+from ludic.schema.validation import find_problems
+from ludic.store import RolloutWriter, Root, RunConfig
+from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
+from ludic.store.files import Folder
+from ludic.store.json_files import encode_record
+from ludic.store.records import ImportBegun, ImportReport, Refusal
+from ludic.store.track import Track, untracked
+from ludic.temporary import temporary_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+LOGPROBS_ABSENT: Mapping[str, str] = {"logprobs": "absent"}
+"""Metadata of rollouts whose response_logprobs are zeros because the peer wrote none."""
+
+UNSCORED = "the peer's record has no reward"
+"""The error of a rollout without a reward, which is stored and counted but never trained on."""
+
+SMALL = 200
+"""Maximum characters of a field without a column that is kept as metadata."""
+
+_NAMESPACE = uuid.UUID("6d0f4a2e-9c1b-5e57-8a43-0f6c1f2b7d90")
+
+# Larger than a worker's files, since the delay of an import does not matter.
+_GROUPS_A_FILE = 64
+_TOKENS_A_FILE = 1 << 22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Import:
+    """The import of one file into a root, and its usable and refused records."""
+
+    root: Root
+    url: str
+    format: Format
+    env_name: str
+    """Environment of records that name none."""
+    get_tokenizer: GetTokenizer
+    path: Mapping[str, str]
+    """Fields that the format reads from the file's path."""
+    vocab_size: int | None
+    """Tokens that the run's model knows; None if the root keeps no model."""
+    sha256: str
+    """Digest of the file's content and its `path`: a step given only in the name distinguishes two equal files."""
+    episodes: dict[tuple[str, ...], list[list[Rollout]]] = field(default_factory=dict)
+    """The rollouts of each usable episode, by group."""
+    kept: Counter[str] = field(default_factory=Counter)
+    not_kept: Counter[str] = field(default_factory=Counter)
+    refused: list[Refusal] = field(default_factory=list)
+
+    @property
+    def worker_id(self) -> str:
+        return f"import-{self.sha256[:16]}"
+
+    def id(self, kind: str, *numbers: int) -> str:
+        """Return a uuid5, which is the same for the same content. numbers: of the episode in the file, and of a row."""
+        return str(uuid.uuid5(_NAMESPACE, "/".join([self.sha256, kind, *map(str, numbers)])))
+
+
+def import_file(
+    root: Root, url: str, fmt: Format, *, env_name: str, tokenizer: str, get_tokenizer: GetTokenizer
+) -> ImportReport:
+    """Import one file; a second call changes nothing. All rollouts of the file are in memory at once.
+
+    env_name: environment of records that name none. tokenizer: name of the tokenizer that get_tokenizer loads, which
+    is recorded in imports/.
+    """
+    path, sha256 = _identity(url, fmt)
+    job = _Import(
+        root=root,
+        url=url,
+        format=fmt,
+        env_name=env_name,
+        get_tokenizer=get_tokenizer,
+        path=path,
+        vocab_size=vocabulary_of(root),
+        sha256=sha256,
+    )
+    how: dict[str, Any] = {
+        "format": fmt.name,
+        "code_sha256": fmt.code_sha256,
+        "env_name": env_name,
+        "tokenizer": tokenizer,
+    }
+    name = ImportName(sha256[:16])
+    _check_same(job, how, IMPORTS.read(root, *name))
+    earlier = IMPORTED.read(root, *name)
+    if earlier is not None:
+        return replace(earlier, file=url, was_there=True)
+    num_records = _read(job)
+    groups = list(_groups(job))
+    begun = ImportBegun(**how, file=url, created_at=datetime.now(UTC).isoformat())
+    if not root.put_if_absent(IMPORTS.name(name), encode_record(begun)):
+        begun = _check_same(job, how, IMPORTS.read(root, *name)) or begun
+    _write(job, groups, datetime.fromisoformat(begun.created_at))
+    report = _report(job, num_records, groups)
+    root.put_if_absent(IMPORTED.name(name), encode_record(report))
+    return report
+
+
+def _identity(url: str, fmt: Format) -> tuple[dict[str, str], str]:
+    """Return the fields in a file's full path, and the digest of its content and these fields."""
+    match = re.search(fmt.path, url if is_url(url) else Path(url).absolute().as_posix())
+    path = {name: value for name, value in match.groupdict().items() if value is not None} if match else {}
+    with open_file(url) as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()
+    return path, hashlib.sha256(json.dumps([content, path], sort_keys=True).encode()).hexdigest()
+
+
+def _check_same(job: _Import, how: Mapping[str, Any], stored: ImportBegun | None) -> ImportBegun | None:
+    """Raises ConfigError if the file was imported in another way, since its rollouts would then be stored twice."""
+    for name, value in how.items():
+        if stored is not None and (before := getattr(stored, name)) not in ("", value):
+            raise ConfigError(
+                f"{job.url} was imported into {job.root.url} before, with {name} {before!r}, not {value!r}; "
+                f"its rollouts have worker_id {job.worker_id}: expire them, or import into another root"
+            )
+    return stored
+
+
+# --- Reading ---------------------------------------------------------------------------------------------
+
+
+def _read(job: _Import) -> int:
+    """Use or refuse every record; return their number. Raises ConfigError if no record can be used."""
+    num_records = number = 0
+    for line, values in job.format.read(job.url):
+        num_records += 1
+        try:
+            if isinstance(values, str):
+                raise RefusedRecordError(values)
+            record = Record({**job.path, **values}, {*job.path, *job.root.run.extra_columns})
+            for episode in _episodes(job, record):
+                _add(job, record, episode, number)
+                number += 1
+        except RefusedRecordError as error:
+            job.refused.append(Refusal(line=line, reason=str(error)))
+        except LudicError:
+            raise
+        except Exception as error:
+            job.refused.append(Refusal(line=line, reason=job.format.describe(error)))
+    if not job.episodes:
+        first = f"; the first, at {job.refused[0].line}: {job.refused[0].reason}" if job.refused else ""
+        raise ConfigError(f"{job.url}: none of {num_records} records can be used as format {job.format.name}{first}")
+    return num_records
+
+
+def _episodes(job: _Import, record: Record) -> list[Episode]:
+    with only_exceptions():
+        found = job.format.function(record)
+        episodes = [found] if isinstance(found, Episode) else list(found)
+    if not episodes:
+        raise RefusedRecordError("gives no episode")
+    return episodes
+
+
+# --- Rollouts --------------------------------------------------------------------------------------------
+
+
+def _add(job: _Import, record: Record, episode: Episode, number: int) -> None:
+    """Add an episode's rollouts to their group. Raises RefusedRecordError if the store would refuse them."""
+    rows = list(rows_of(episode, job.get_tokenizer))
+    if not rows:
+        raise RefusedRecordError("has no token or text of the model")
+    texts = as_texts({**record.rest(), **episode.unused})
+    metadata = {**as_texts(episode.metadata), **{name: text for name, text in texts.items() if len(text) <= SMALL}}
+    columns = {**_columns(job, record, episode, rows[0]), "request_index": -1 - number}
+    columns |= {"group_id": job.id("group", number), "episode_id": job.id("episode", number)}
+    rollouts = [
+        Rollout(
+            **columns,
+            **_row_columns(row, columns["episode_reward"] if row is rows[-1] else None),
+            rollout_id=job.id("rollout", number, segment),
+            segment_index=segment,
+            trajectory_id=job.id("rollout", number, 0),
+            metadata=metadata if row.response_logprobs is not None else {**metadata, **LOGPROBS_ABSENT},
+        )
+        for segment, row in enumerate(rows)
+    ]
+    batch = RolloutBatch(
+        groups=(RolloutGroup(key="", rollouts=tuple(rollouts)),), metadata=RolloutMetadata(worker_id=job.worker_id)
+    )
+    if problems := find_problems(batch, job.root.run.extra_columns, vocab_size=job.vocab_size):
+        raise RefusedRecordError("; ".join(f"{problem.column} {problem.reason}" for problem in problems[:3]))
+    key = (_group_key(episode, columns, rows[0]), columns["env_name"], columns["purpose"])
+    job.episodes.setdefault(key, []).append(rollouts)
+    job.kept.update(metadata.keys())
+    job.not_kept.update(name for name, text in texts.items() if len(text) > SMALL)
+
+
+def _columns(job: _Import, record: Record, episode: Episode, row: Row) -> dict[str, Any]:
+    """Return the columns that the rows of an episode share, as if it were a group of one."""
+    run = job.root.run
+    given = {name: value for name, value in episode.columns.items() if value is not None}
+    own = {name: record.values.get(name) for name in run.extra_columns}
+    named = record.text(job.format.env_field) if job.format.env_field else None
+    columns = {
+        **{name: getattr(run, name) for name in ("model", "temperature", "top_p", "top_k", "max_tokens")},
+        **dict.fromkeys(("episode_reward", "finish_reason")),
+        **dict.fromkeys(("policy_version", "seed", "group_index"), 0),
+        "group_size": 1,
+        "purpose": "train",
+        "agent_id": "agent",
+        "env_name": named or job.env_name,
+        "env_example_id": hashlib.sha256(_prompt(episode, row).encode()).hexdigest()[:12],
+        **given,
+        "extra": {name: value for name, value in own.items() if value is not None} | given.get("extra", {}),
+    }
+    if columns["episode_reward"] is None:
+        columns.setdefault("error", UNSCORED)
+    truncated = columns.get("truncation_reason") is not None
+    return {
+        "policy_version_last": columns["policy_version"],
+        "truncated": truncated,
+        "terminated": not truncated and columns.get("error") is None,
+        "incomplete_completion": columns["finish_reason"] == "length",
+        **columns,
+    }
+
+
+def _row_columns(row: Row, reward: float | None) -> dict[str, Any]:
+    """Return the columns of one row. reward: the episode's, in its last row."""
+    length, steps, mask = len(row.response_tokens), tuple(row.agent_steps or ()), row.action_mask
+    logprobs = np.zeros(length, np.float32) if row.response_logprobs is None else row.response_logprobs
+    rewards = np.zeros(length, np.float32) if row.token_rewards is None else row.token_rewards
+    if row.token_rewards is None and reward is not None:
+        if not abs(reward) <= LARGEST_REWARD:
+            raise RefusedRecordError(f"the reward is {reward}, wanted a finite float32")
+        rewards[-1:] = reward
+    return {
+        "prompt_tokens": row.prompt_tokens,
+        "response_tokens": row.response_tokens,
+        "response_logprobs": logprobs if mask is None or len(mask) != len(logprobs) else np.where(mask, logprobs, 0),
+        "token_rewards": rewards,
+        "action_mask": None if mask is None or mask.all() else mask,
+        "kept_tokens": row.kept_tokens,
+        "num_turns": max(1, len(steps)),
+        "agent_steps": steps,
+        "messages": tuple(row.messages),
+    }
+
+
+def _group_key(episode: Episode, columns: Mapping[str, Any], row: Row) -> str:
+    if episode.group is not None:
+        return json.dumps(["given", episode.group], default=str)
+    return json.dumps([columns["policy_version"], columns["agent_id"], _prompt(episode, row)])
+
+
+def _prompt(episode: Episode, row: Row) -> str:
+    """Return as JSON what identifies the example of an episode. row: its first."""
+    first, given = episode.rows[0], episode.prompt
+    if given is None:
+        given = first.prompt if isinstance(first, Texts) else row.prompt_tokens.tolist()
+    return json.dumps(given, default=str)
+
+
+# --- Writing ---------------------------------------------------------------------------------------------
+
+
+def _groups(job: _Import) -> Iterator[RolloutGroup]:
+    """Yield groups in the order of their first episodes; group_size is the real number of episodes."""
+    for episodes in job.episodes.values():
+        first = episodes[0][0]
+        rollouts = tuple(
+            replace(row, group_id=first.group_id, group_index=index, group_size=len(episodes))
+            for index, rows in enumerate(episodes)
+            for row in rows
+        )
+        yield RolloutGroup(key=f"{first.env_name}/{first.env_example_id}", rollouts=rollouts)
+
+
+def _write(job: _Import, groups: Sequence[RolloutGroup], created_at: datetime) -> None:
+    """Write whole groups, in files that follow from the content alone; files that exist already are unchanged."""
+    metadata = RolloutMetadata(worker_id=job.worker_id, timestamp=created_at)
+    folders: dict[str, Folder] = {"train": "rollouts", "eval": "evals"}
+    for purpose, folder in folders.items():
+        chosen = [group for group in groups if group.rollouts[0].purpose == purpose]
+        with RolloutWriter(job.root, job.worker_id, folder=folder) as writer:
+            for part in _parts(chosen):
+                # One flush for each batch, so that the content of a file does not depend on the clock.
+                writer.append(RolloutBatch(groups=part, metadata=metadata))
+                writer.flush()
+
+
+def _parts(groups: Sequence[RolloutGroup]) -> Iterator[tuple[RolloutGroup, ...]]:
+    part: list[RolloutGroup] = []
+    num_tokens = 0
+    for group in groups:
+        part.append(group)
+        num_tokens += sum(rollout.prompt_length + rollout.response_length for rollout in group.rollouts)
+        if len(part) == _GROUPS_A_FILE or num_tokens >= _TOKENS_A_FILE:
+            yield tuple(part)
+            part, num_tokens = [], 0
+    if part:
+        yield tuple(part)
+
+
+def _report(job: _Import, num_records: int, groups: Sequence[RolloutGroup]) -> ImportReport:
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    return ImportReport(
+        file=job.url,
+        worker_id=job.worker_id,
+        num_records=num_records,
+        num_groups=len(groups),
+        num_rollouts=len(rollouts),
+        num_without_logprobs=sum(LOGPROBS_ABSENT.items() <= rollout.metadata.items() for rollout in rollouts),
+        num_unscored=sum(rollout.episode_reward is None for rollout in rollouts),
+        kept_as_metadata=dict(sorted(job.kept.items())),
+        not_kept=dict(sorted(job.not_kept.items())),
+        refused=job.refused,
+    )
+
+
+# --- Files into a run ------------------------------------------------------------------------------------
+
+
+def import_files(
+    root: Root,
+    files: Sequence[str],
+    format: str,
+    *,
+    env: str | None = None,
+    tokenizer: str | None = None,
+    model: str | None = None,
+    track: Track = untracked,
+) -> list[ImportReport]:
+    """Import files, paths or URLs, of one format; return a report for each.
+
+    format: the name of a built-in format, or the path of a user's. env: environment of records that name none, and of
+    samples of other evaluation programs whatever their task; None uses the format's name. tokenizer: folder, Hugging
+    Face id or URL of the tokenizer for texts; None uses the run's. model: another location of the run's model, which is
+    stored in the run.
+    """
+    mapping = load_format(format)
+    if env is not None:
+        mapping = replace(mapping, env_field="")
+    if not files:
+        raise ConfigError("no file to import was named")
+    if model not in (None, root.run.model):
+        remember_model(root, model)
+    get_tokenizer = functools.cache(lambda: _load_tokenizer(root, tokenizer))
+    return [
+        import_file(
+            root,
+            url,
+            mapping,
+            env_name=env or mapping.name,
+            tokenizer=tokenizer or root.run.model,
+            get_tokenizer=get_tokenizer,
+        )
+        for url in track(files, len(files), "files")
+    ]
+
+
+def start_for_import(
+    url: str, model: str, format: str, *, env: str | None = None, group_size: int = 8, groups_per_batch: int = 8
+) -> Root:
+    """Start a run for imported rollouts. Weights of a Hugging Face id are not downloaded: an import needs none."""
+    names = (env or load_format(format).name,)
+    run = RunConfig(model=model, env=names, group_size=group_size, groups_per_batch=groups_per_batch)
+    root = create_root(url, run)
+    if not is_hub_id(model):
+        remember_model(root)
+    return root
+
+
+def _load_tokenizer(root: Root, source: str | None) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer. source: folder, Hugging Face id or URL; None means the run's own, stored in its root."""
+    if source is not None:
+        with local_folder(source, with_weights=False) as folder:
+            return load_tokenizer(str(folder))
+    with temporary_folder("tokenizer") as folder:
+        write_files(first_tokenizer(root), folder)
+        return load_tokenizer(str(folder))

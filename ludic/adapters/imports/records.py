@@ -1,0 +1,214 @@
+"""Read the records of a file of another program, lines of JSON or rows of Parquet, and their fields with types.
+
+Reads a local path or any fsspec URL. Raises ConfigError if the file can't be read, RefusedRecordError if a field can't
+be used: its text gives the field, the value that was found, and the type that was wanted.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ludic.bounds import check_url
+from ludic.errors import ConfigError, SchemaError, one_line
+
+_ROWS_A_BATCH = 256
+
+Records = Iterator[tuple[int, dict[str, Any] | str]]
+"""Records with their lines or numbers, from 1; a text is the reason for which one can't be read."""
+
+
+def read_records(url: str) -> Records:
+    """Yield each JSON line or Parquet row, counted from 1; for a line that is no JSON object, the reason."""
+    with open_file(url) as file:
+        magic = file.read(4)
+        file.seek(0)
+        if magic == b"PAR1":
+            yield from enumerate(_parquet_rows(file, url), start=1)
+            return
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError) as error:  # also a number of too many digits
+                yield number, f"is no JSON: {error}"
+                continue
+            yield number, value if isinstance(value, dict) else f"is {type(value).__name__}, wanted a JSON object"
+
+
+def _parquet_rows(file: Any, url: str) -> Iterator[dict[str, Any]]:
+    try:
+        for batch in pq.ParquetFile(file).iter_batches(_ROWS_A_BATCH):
+            yield from batch.to_pylist(maps_as_pydicts="lossy")
+    except (pa.ArrowException, OSError) as error:
+        raise ConfigError(f"{url} is no Parquet file that can be read: {one_line(error)}") from error
+
+
+def open_file(url: str) -> Any:
+    """Open a file for reading. Raises ConfigError if that fails, or if its URL, which is stored, holds a secret."""
+    check_url(url, "the file's URL")
+    try:
+        return fsspec.open(url, "rb").open()
+    except (OSError, ValueError, ImportError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ConfigError(f"{url} can't be read: {reason}") from error
+
+
+class RefusedRecordError(SchemaError):
+    """A record can't become a rollout. It is counted, and reported with its line and this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A record's fields; a null counts as absent. Fields that a format does not ask for become metadata.
+
+    A dot in a name leads into a nested object. Several names are tried in order; if none is present, the value is None.
+    """
+
+    values: Mapping[str, Any]
+    """Values as in the file, and the fields of its path."""
+    used: set[str] = field(default_factory=set)
+    """Names of fields that do not become metadata; add redundant ones."""
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a value. Raises RefusedRecordError if it is absent."""
+        return self.need(name)[0]
+
+    def need(self, *names: str) -> list[Any]:
+        """Return the values of all names. Raises RefusedRecordError if one is absent."""
+        found = {name: self.get(name) for name in names}
+        absent = [name for name, value in found.items() if value is None]
+        if absent:
+            raise RefusedRecordError(f"has no {' and no '.join(absent)}")
+        return list(found.values())
+
+    def get(self, *names: str) -> Any:
+        self.used.update(names, (name.partition(".")[0] for name in names))
+        return next((value for name in names if (value := _look_up(self.values, name)) is not None), None)
+
+    def text(self, *names: str) -> str | None:
+        return self._get(names, _to_text, "text")
+
+    def number(self, *names: str) -> float | None:
+        return self._get(names, _to_number, "a finite number")
+
+    def integer(self, *names: str) -> int | None:
+        """Return an integer; text of digits is converted, since fields of a path are text."""
+        return self._get(names, _to_integer, "a whole number")
+
+    def array(self, name: str, dtype: type) -> np.ndarray | None:
+        """Return an array of shape (length,). dtype: np.int32, np.float32 or np.bool_."""
+        return self._get([name], lambda value: to_array(value, dtype), f"a list of {np.dtype(dtype)}")
+
+    def arrays(self, name: str, dtype: type) -> tuple[np.ndarray, ...] | None:
+        """Return an array for each list of a list. dtype: as in `array`."""
+        return self._get([name], lambda value: _to_arrays(value, dtype), f"a list of lists of {np.dtype(dtype)}")
+
+    def object(self, name: str) -> dict[str, Any]:
+        """Return an object, which may be JSON text; empty if it is absent."""
+        return self._get([name], _to_object, "an object") or {}
+
+    def rest(self) -> dict[str, Any]:
+        """Return the fields that were not asked for, without nulls."""
+        return {name: value for name, value in self.values.items() if name not in self.used and value is not None}
+
+    def _get(self, names: Iterable[str], convert: Callable[[Any], Any], wanted: str) -> Any:
+        value = self.get(*names)
+        try:
+            return None if value is None else convert(value)
+        except ValueError:
+            raise refusal(" or ".join(names), value, wanted) from None
+
+
+def refusal(name: str, value: Any, wanted: str) -> RefusedRecordError:
+    """Return the error for a field with an unusable value."""
+    shown = repr(value)
+    return RefusedRecordError(f"{name} is {shown if len(shown) <= 60 else shown[:57] + '...'}, wanted {wanted}")
+
+
+def to_array(values: Any, dtype: type) -> np.ndarray:
+    """Convert a list to an array of shape (length,). Raises ValueError if its values do not fit the dtype.
+
+    dtype: int32, float32 or bool.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in _KINDS[dtype]):
+        raise ValueError("no list of numbers")
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and the row is refused for it
+        converted: np.ndarray = array.astype(dtype)
+    if dtype is np.int32 and not np.array_equal(converted, array):
+        raise ValueError("beyond int32")
+    return converted
+
+
+_KINDS = {np.int32: "iu", np.float32: "iuf", np.bool_: "biu"}
+"""Kinds of NumPy types that may be converted to each dtype."""
+
+
+def _to_arrays(values: Any, dtype: type) -> tuple[np.ndarray, ...]:
+    if not isinstance(values, list):
+        raise ValueError("no list of lists")
+    return tuple(to_array(each, dtype) for each in values)
+
+
+def finite_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the values that are finite numbers."""
+    return {name: float(value) for name, value in values.items() if is_number(value) and math.isfinite(value)}
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, which a bool is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def as_texts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as text: text unchanged, other values as JSON, nulls left out."""
+    return {
+        name: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _look_up(values: Mapping[str, Any], name: str) -> Any:
+    """Return the value of a field or of a dotted path; None if there is no such field."""
+    if name in values:
+        return values[name]
+    value: Any = values
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
+def _to_text(value: Any) -> str:
+    if not isinstance(value, str | bool | int | float):
+        raise ValueError
+    return str(value)
+
+
+def _to_number(value: Any) -> float:
+    if not isinstance(value, bool | int | float) or not math.isfinite(value):
+        raise ValueError
+    return float(value)
+
+
+def _to_integer(value: Any) -> int:
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
+    if not is_number(value) or not float(value).is_integer():
+        raise ValueError
+    return int(value)
+
+
+def _to_object(value: Any) -> dict[str, Any]:
+    parsed = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(parsed, Mapping | None):
+        raise ValueError
+    return dict(parsed or {})

@@ -1,1 +1,0 @@
-"""Exchange with other programs: tables over a root's files, exports of rows and weights, and imports of rollouts."""

@@ -1,0 +1,389 @@
+"""What `ludic launch` writes: Bash and the tools' own schemas accept it, and its commands are ones that ludic has.
+
+The scripts run here with stand-ins for Slurm's commands, which note how they were called.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hostile_folders import hostile_folder, imported_from
+from tiny_runs import create_root, fill, make_model, query
+from torch.distributed.elastic.utils.api import macros
+
+import ludic
+from ludic.adapters.clusters.config import ClusterConfig
+from ludic.adapters.clusters.plan import ClusterPlan, make_plan
+from ludic.adapters.clusters.systems import cluster_files, kubernetes_files, skypilot_files, slurm_files
+from ludic.children import SAFE_ENVIRONMENT
+from ludic.cli.flags.launch import Settings as LaunchSettings
+from ludic.cli.flags.train import Settings as TrainSettings
+from ludic.cli.flags.worker import Settings as WorkerSettings
+from ludic.cli.settings import parse
+from ludic.engines.config import EngineConfig
+from ludic.errors import ConfigError
+from ludic.launch.process import stop_variables
+from ludic.store import Root
+from ludic.store.attempts import newest_attempt
+from ludic.training.config import TrainConfig
+from ludic.training.inherited_settings import next_config
+
+ODD = "a 'b' $(touch hacked) \"c\" $$ $$(AWS_SECRET_ACCESS_KEY) $(AWS_SECRET_ACCESS_KEY) $"
+"""A name that is code in a careless shell."""
+ENGINE = EngineConfig(engine="vllm", tensor_parallel=2, engine_options={"note": ODD})
+TRAIN = TrainConfig.of(num_steps=3, learning_rate=1e-6)
+SLURM = ClusterConfig(nodes=2, ranks=4, gpu_type="h100", partition="gpu", account="lab", max_hours=24, setup="true")
+KUBERNETES = ClusterConfig(image="registry/me/ludic:1", secret="bucket", namespace="rl", max_hours=2, gpu_type="H100")
+SKYPILOT = ClusterConfig(gpu_type="H100", infra="aws", image="me/ludic:1", setup="pip install 'ludic-rl[s3]'", nodes=2)
+SBATCH_OPTIONS = (
+    *("account", "array", "cpus-per-task", "gpus-per-node", "job-name", "mem", "nodes", "ntasks-per-node"),
+    *("open-mode", "output", "partition", "requeue", "signal", "time"),
+)
+"""Options of sbatch(1) in Slurm 24.11 that ludic writes."""
+STAND_IN = """\
+#!/bin/sh
+{python} -c 'import json, os, sys
+print(json.dumps([os.path.basename(sys.argv[1]), *sys.argv[2:]]))' "$0" "$@" >> {calls}
+{answer}
+"""
+SKY_PYTHON = Path(__file__).parents[3] / ".venv/skypilot/bin/python"
+LOAD_JOB_GROUP = """
+import json, sys
+from sky.utils import dag_utils
+dag = dag_utils.load_job_group_from_yaml(sys.argv[1])
+tasks = [[task.name, task.num_nodes, sorted(map(str, task.resources))] for task in dag.tasks]
+print(json.dumps([dag.name, dag.primary_tasks, tasks]))
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    (tmp_path / ODD).mkdir()
+    return create_root(str(tmp_path / ODD / "run"), make_model(tmp_path / "model"), num_workers=3)
+
+
+def in_bucket(root: Root, cluster: ClusterConfig) -> ClusterPlan:
+    """The plan of a run as if a bucket held it."""
+    plan = make_plan(root, "slurm", TRAIN, ENGINE, ClusterConfig())
+    return replace(plan, url=f"s3://bucket/{ODD}", cluster=cluster)
+
+
+def commands(script: str) -> list[list[str]]:
+    """The arguments of each `ludic` command in a script, whose slot becomes 1."""
+    lines = [shlex.split(line) for line in script.splitlines() if re.search(r"\bludic (worker|train)\b", line)]
+    found = [of_rank(line)[line.index("ludic") + 1 :] for line in lines]
+    return [["1" if word.startswith("$") else word for word in words if word != "&"] for words in found]
+
+
+def of_rank(words: list[str]) -> list[str]:
+    """The words that a rank sees, if torchrun starts it, by torchrun's own code."""
+    return macros.substitute(words, "0") if "torch.distributed.run" in words else words
+
+
+def check_command(words: list[str], url: str) -> None:
+    """ludic parses a command to the settings that it was written from."""
+    name, root, *flags = words
+    assert root == url
+    if name == "worker":
+        worker = parse(WorkerSettings, [root, *flags], program="ludic worker", description="")
+        assert (worker.engine, worker.worker.slot in (0, 1, 2)) == (ENGINE, True)
+    else:
+        assert parse(TrainSettings, [root, *flags], program="ludic train", description="").train == TRAIN
+
+
+def run_with_stand_ins(script: str, folder: Path, **answers: str) -> list[list[str]]:
+    """Run a script in an empty folder; the calls of commands, which print an answer or nothing."""
+    calls = folder / "calls"
+    for name in ("srun", "scontrol", "scancel", "ludic", "python"):
+        stand_in = STAND_IN.format(python=sys.executable, calls=shlex.quote(str(calls)), answer=answers.get(name, ""))
+        (folder / name).write_text(stand_in)
+        (folder / name).chmod(0o755)
+    environment = {
+        "PATH": f"{folder}:/usr/bin:/bin",
+        "SLURM_ARRAY_TASK_ID": "1",
+        "SLURM_JOB_ID": "40001",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_CPUS_PER_TASK": "16",
+    }
+    subprocess.run(["bash", "-c", script], cwd=folder, env=environment, check=True, timeout=60)
+    return [json.loads(line) for line in calls.read_text().splitlines()]
+
+
+def test_slurms_files_run_the_commands_and_quote_names(root: Root, tmp_path: Path) -> None:
+    workers, trainer = cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values()
+    (tmp_path / "w").mkdir()
+    ((program, *words),) = run_with_stand_ins(workers, tmp_path / "w")
+    assert (program, *words[:2]) == ("srun", "--kill-on-bad-exit=1", "ludic")
+    check_command(words[2:], root.url)
+    (tmp_path / "t").mkdir()
+    names = "seq --format=node%.0f 50000"  # more than a pipe holds
+    calls = run_with_stand_ins(trainer, tmp_path / "t", scontrol=names, ludic="echo step; echo 2")
+    assert [call[0] for call in calls] == ["scontrol", "srun", "ludic"]
+    assert {"--nnodes=2", "--nproc-per-node=4", "--rdzv-endpoint=node1:20001"} <= set(calls[1])
+    check_command(of_rank(calls[1])[calls[1].index("ludic") + 1 :], root.url)
+    assert not list(tmp_path.rglob("hacked"))
+
+
+def test_slurms_processes_get_the_cpus_of_the_job_and_its_signal_before_its_end(root: Root, tmp_path: Path) -> None:
+    for number, text in enumerate(
+        cluster_files(root, "slurm", TRAIN, ENGINE, replace(SLURM, stop_within_s=300)).values()
+    ):
+        (tmp_path / str(number)).mkdir()
+        seen = 'echo "$SRUN_CPUS_PER_TASK $LUDIC_STOP_WITHIN_S $PYTHONSAFEPATH" >> seen'
+        run_with_stand_ins(text, tmp_path / str(number), srun=seen, scontrol="echo node1", ludic="echo step; echo 2")
+        assert (tmp_path / str(number) / "seen").read_text() == "16 300 1\n"
+        (signal_s,) = re.findall(r"^#SBATCH --signal=TERM@(\d+)$", text, re.MULTILINE)
+        assert 300 + 60 < int(signal_s) <= 400
+
+
+def test_slurms_workers_end_with_the_run_but_not_with_a_stopped_trainer(root: Root, tmp_path: Path) -> None:
+    *_, trainer = cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values()
+    answers = {"scontrol": "echo node1", "ludic": "echo step; echo 3"}  # num_steps is 3
+    *_, query, cancel = run_with_stand_ins(trainer, tmp_path, **answers)
+    plan = make_plan(root, "slurm", TRAIN, ENGINE, SLURM)
+    assert cancel == ["scancel", "--me", f"--name={plan.name}-workers"]
+    assert query[:3] == ["ludic", "sql", root.url]
+    assert ludic.open(root.url).sql(query[3])["step"].to_list() == [0]  # nothing is trained yet
+
+
+def test_slurms_options_are_options_of_sbatch(root: Root) -> None:
+    for text in cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values():
+        assert subprocess.run(["bash", "-n"], input=text, text=True, check=True).returncode == 0
+        options = re.findall(r"^#SBATCH --([a-z-]+)(?:=(\S+))?$", text, re.MULTILINE)
+        assert len(options) == text.count("#SBATCH")
+        assert {name for name, _ in options} <= set(SBATCH_OPTIONS)
+    workers, trainer = cluster_files(root, "slurm", TRAIN, ENGINE, SLURM).values()
+    assert "#SBATCH --array=0-2\n" in workers
+    assert "#SBATCH --gpus-per-node=h100:2\n" in workers
+    assert "#SBATCH --gpus-per-node=h100:4\n#SBATCH --partition=gpu\n#SBATCH --account=lab\n" in trainer
+
+
+def jobset_of(root: Root) -> dict[str, Any]:
+    (text,) = kubernetes_files(in_bucket(root, KUBERNETES)).values()
+    return yaml.safe_load(text)
+
+
+def expand(text: str, variables: dict[str, str]) -> str:
+    """What the kubelet makes of a word of a command: expansion.Expand in Kubernetes 1.33, k8s.io/kubernetes."""
+    out, at = "", 0
+    while at < len(text):
+        if text[at] != "$" or at + 1 == len(text):
+            out, at = out + text[at], at + 1
+        elif text[at + 1] == "$":
+            out, at = out + "$", at + 2
+        elif text[at + 1] == "(" and ")" in text[at + 2 :]:
+            end = text.index(")", at + 2)
+            out, at = out + variables.get(text[at + 2 : end], text[at : end + 1]), end + 1
+        else:
+            out, at = out + text[at : at + 2], at + 2
+    return out
+
+
+def test_the_jobset_fits_the_schema_of_jobset(root: Root) -> None:
+    schema = json.loads(Path(__file__).with_name("jobset.v1alpha2.json").read_text())
+    jobset = jobset_of(root)
+    jsonschema.validate(jobset, schema)
+    # A name of Kubernetes' services, which begins with a letter.
+    assert re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", jobset["metadata"]["name"])
+
+
+def test_the_jobs_of_the_jobset_fit_the_schema_of_kubernetes(root: Root) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="`make clusters` installs it")
+    for job in jobset_of(root)["spec"]["replicatedJobs"]:
+        whole = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
+        kubernetes_validate.validate(whole, "1.33", strict=True)
+
+
+def test_the_jobset_runs_the_commands_and_reads_secrets_by_name(root: Root) -> None:
+    jobset = jobset_of(root)
+    pods = {job["name"]: job["template"]["spec"] for job in jobset["spec"]["replicatedJobs"]}
+    containers = {name: spec["template"]["spec"]["containers"][0] for name, spec in pods.items()}
+    for name, command in (("workers", "worker"), ("trainer", "train")):
+        ((found, *words),) = commands(expand(containers[name]["command"][-1], {"AWS_SECRET_ACCESS_KEY": "secret"}))
+        assert found == command
+        check_command([found, *words], f"s3://bucket/{ODD}")
+        assert containers[name]["envFrom"] == [{"secretRef": {"name": "bucket"}}]
+    assert (pods["workers"]["completions"], pods["trainer"]["completions"]) == (3, 1)
+    assert containers["workers"]["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert jobset["spec"]["successPolicy"]["targetReplicatedJobs"] == ["trainer"]
+
+
+def scripts_of(root: Root) -> list[list[str]]:
+    """The commands of the workers' pods and of the trainer's, as they start."""
+    jobs = jobset_of(root)["spec"]["replicatedJobs"]
+    found = [job["template"]["spec"]["template"]["spec"]["containers"][0]["command"] for job in jobs]
+    return [[expand(word, {"touch hacked": "expanded"}) for word in command] for command in found]
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["worker", "trainer"])
+def test_a_pod_passes_sigterm_on_and_then_does_not_count_as_completed(root: Root, tmp_path: Path, index: int) -> None:
+    environment = pretend(tmp_path, "trap 'touch stored; exit 0' TERM; touch began; sleep 60 & wait")
+    command = scripts_of(root)[index]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True) as process:
+        try:
+            while not (tmp_path / "began").exists():
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.terminate()
+            assert process.wait(30) == 1
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert (tmp_path / "stored").exists()
+
+
+@pytest.mark.parametrize("code", [0, 93])
+def test_a_pod_ends_as_its_process_does(root: Root, tmp_path: Path, code: int) -> None:
+    environment = pretend(tmp_path, f"exit {code}")
+    for command in scripts_of(root):
+        assert subprocess.run(command, cwd=tmp_path, env=environment, timeout=30).returncode == code
+
+
+def pretend(folder: Path, script: str) -> dict[str, str]:
+    """The environment of a pod in which `ludic` runs a script."""
+    (folder / "ludic").write_text(f"#!/bin/bash\n{script}\n")
+    (folder / "ludic").chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "1"}
+
+
+def test_skypilots_job_group_runs_the_commands(root: Root) -> None:
+    plan = in_bucket(root, SKYPILOT)
+    (text,) = skypilot_files(plan).values()
+    header, trainer, *workers = yaml.safe_load_all(text)
+    assert header["primary_tasks"] == ["trainer"]
+    assert [worker["name"] for worker in workers] == ["worker-0", "worker-1", "worker-2"]
+    for task in (trainer, *workers):
+        (words,) = commands(task["run"])
+        check_command(words, plan.url)
+    assert workers[0]["resources"] == {
+        "infra": "aws",
+        "cpus": "4+",
+        "memory": "32+",
+        "accelerators": "H100:2",
+        "image_id": "docker:me/ludic:1",
+        "use_spot": True,
+        "job_recovery": {"max_restarts_on_errors": 1000},
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SKY_PYTHON.exists(), reason="`make clusters` makes an environment with SkyPilot")
+def test_skypilots_own_parser_takes_the_job_group(root: Root, tmp_path: Path) -> None:
+    (text,) = skypilot_files(in_bucket(root, SKYPILOT)).values()
+    (tmp_path / "group.yaml").write_text(text)
+    command = [str(SKY_PYTHON), "-c", LOAD_JOB_GROUP, str(tmp_path / "group.yaml")]
+    environment = {**os.environ, "HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
+    said = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert said.returncode == 0, said.stderr
+    name, primary, tasks = json.loads(said.stdout.splitlines()[-1])
+    assert (name, primary) == (text.split()[2], ["trainer"])
+    assert [(task[0], task[1]) for task in tasks] == [("trainer", 2), *((f"worker-{slot}", 1) for slot in range(3))]
+    assert all("H100" in task[2][0] for task in tasks)
+
+
+@pytest.mark.slow
+def test_the_trainers_command_trains_one_model_on_two_machines(tmp_path: Path, root: Root) -> None:
+    fill(root, num_files=2)
+    config = TRAIN.replace(num_steps=2, device="cpu", max_off_policy_steps=None, rollout_timeout_s=60.0)
+    plan = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig(nodes=2))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = plan.train_command("127.0.0.1", str(port)).replace("python ", f"exec {sys.executable} ", 1)
+    log, hostile = tmp_path / "log", hostile_folder(tmp_path / "hostile")
+    options = {"cwd": hostile, "env": os.environ | plan.environment}
+    with log.open("ab") as out:
+        machines = [subprocess.Popen(["bash", "-c", command], stdout=out, stderr=out, **options) for _ in range(2)]
+    try:
+        assert [machine.wait(280) for machine in machines] == [0, 0], log.read_text()[-3000:]
+    finally:
+        for machine in machines:
+            machine.kill()
+    attempt = newest_attempt(root)
+    assert attempt is not None
+    assert attempt.numerics["num_ranks"] == 2
+    assert query(root, "select count(distinct step) from batches where used") == [(2,)]
+    assert imported_from(hostile) == []
+
+
+def test_settings_of_another_system_and_missing_ones_are_refused(root: Root) -> None:
+    for system, cluster, message in [
+        ("slurm", KUBERNETES, "namespace does not apply to slurm"),
+        ("kubernetes", ClusterConfig(), "image is missing"),
+        ("skypilot", ClusterConfig(), "gpu_type is missing"),
+        ("kubernetes", KUBERNETES, "is a folder, which machines of kubernetes do not see"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            cluster_files(root, system, TRAIN, ENGINE, cluster)
+    with pytest.raises(ConfigError, match="partition is 'a b', wanted a name"):
+        ClusterConfig(partition="a b")
+    with pytest.raises(ConfigError, match="image is 'x\\\\ny', wanted a name"):
+        ClusterConfig(image="x\ny")
+
+
+def python_commands(text: str) -> list[list[str]]:
+    """The words of each `python` in a file, up to the end of its line."""
+    return [
+        shlex.split(line[line.index("python ") :]) for line in text.splitlines() if re.search(r"(^|\s)python ", line)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("system", "cluster"),
+    [("slurm", SLURM), ("kubernetes", KUBERNETES), ("skypilot", SKYPILOT)],
+    ids=lambda x: str(x)[:7],
+)
+def test_processes_of_a_cluster_are_safe_and_have_the_time_to_stop_that_the_user_gives(
+    root: Root, system: str, cluster: ClusterConfig
+) -> None:
+    plan = in_bucket(root, replace(cluster, nodes=2, ranks=4, stop_within_s=900))
+    write = {"slurm": slurm_files, "kubernetes": kubernetes_files, "skypilot": skypilot_files}[system]
+    text = "\n".join(write(plan).values())
+    found = [words for words in python_commands(text) if "torch.distributed.run" in words]
+    assert [words[1] for words in found] == ["-P"]
+    for name, value in {**SAFE_ENVIRONMENT, **stop_variables(900)}.items():
+        assert len(re.findall(rf"{name}(?:=|: |\n +value: )'?{value}\b", text)) >= 2, (name, text)
+    if system == "kubernetes":
+        grace = re.findall(r"terminationGracePeriodSeconds: (\d+)", text)
+        assert len(grace) == 2
+        assert all(900 < int(seconds) <= 960 for seconds in grace)
+
+
+def test_only_settings_that_differ_from_the_commands_own_become_flags(root: Root) -> None:
+    config = TrainConfig.of(num_steps=5, learning_rate=2e-3)
+    plan = make_plan(root, "slurm", config, EngineConfig(), ClusterConfig())
+    assert plan.train_flags == ["--num-steps", "5", "--learning-rate", "0.002"]
+    assert plan.worker_flags == []
+    assert make_plan(root, "slurm", TrainConfig(), EngineConfig(), ClusterConfig(trust_code=True)).train_flags == [
+        "--trust-code"
+    ]
+
+
+def test_the_command_writes_files_once_and_says_what_starts_them(root: Root, tmp_path: Path) -> None:
+    args = [sys.executable, "-m", "ludic", "launch", "slurm", root.url, "--out", "jobs", "--workers", "2"]
+    said = subprocess.run([*args, "--num-steps", "7"], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert said.returncode == 0, said.stderr
+    names = sorted(path.name for path in (tmp_path / "jobs").iterdir())
+    assert said.stdout.splitlines() == [f"sbatch jobs/{name}" for name in names[::-1]]
+    plan = make_plan(root, "slurm", TrainConfig.of(num_steps=7), EngineConfig(), ClusterConfig(workers=2))
+    assert (tmp_path / "jobs" / names[1]).read_text() == slurm_files(plan)[names[1]]
+    again = subprocess.run(args, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (again.returncode, "is there already" in again.stderr) == (1, True)
+
+
+def test_the_flags_of_the_command_are_the_settings(root: Root) -> None:
+    flags = ["--image", "me/ludic:1", "--num-steps", "9", "--tensor-parallel", "2", "--algorithm", "dapo"]
+    settings = parse(LaunchSettings, ["kubernetes", root.url, *flags], program="ludic launch", description="")
+    assert (settings.system, settings.root, settings.cluster.image) == ("kubernetes", root.url, "me/ludic:1")
+    assert (settings.train.num_steps, settings.engine.tensor_parallel) == (9, 2)
+    assert settings.train == next_config(root.url, {"num_steps": 9}, "dapo", online=True)
