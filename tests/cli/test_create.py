@@ -40,7 +40,6 @@ def test_what_no_worker_could_use_is_refused(ludic, tmp_path: Path, model_folder
 @pytest.mark.parametrize(
     ("name", "hint"),
     [("moar_cat", "did you mean 'moar_cats'? There are moar_cats, addition"), ("zzz", "there are moar_cats, addition")],
-,
 )
 def test_options_of_an_environment_that_is_not_in_the_run_are_refused(
     ludic, tmp_path: Path, model_folder: str, name: str, hint: str
