@@ -16,9 +16,9 @@ from ludic.maintenance.verify.weights import check_weights
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
 from ludic.store.catalogue import WORKERS
 from ludic.store.checkpoints import complete_checkpoints, folder_of
+from ludic.store.claims import read_lease
 from ludic.store.compaction_plans import read_plans
 from ludic.store.kept_model import read_identity, read_kept
-from ludic.store.lease import read_lease
 from ludic.store.manifest import check_folder
 from ludic.store.parquet import decode
 from ludic.store.policies import read_policy

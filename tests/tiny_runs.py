@@ -22,9 +22,9 @@ from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root, RunConfig
 from ludic.store.checkpoints import complete_checkpoints, folder_of
+from ludic.store.claims import claim_slot
 from ludic.store.quarantine import quarantine
 from ludic.store.records import CheckpointInfo
-from ludic.store.slots import claim_slot
 from ludic.store.tombstones import expire, stored_files
 from ludic.training.checkpoint import take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig

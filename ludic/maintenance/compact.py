@@ -30,9 +30,8 @@ from ludic.store.files import (
 )
 from ludic.store.parquet import open_parquet
 from ludic.store.policies import latest_policy
-from ludic.store.root import Root
+from ludic.store.root import Root, Track, untracked
 from ludic.store.sources import read_sources
-from ludic.store.track import Track, untracked
 
 _CONCURRENT_REQUESTS = 8
 _LISTED_AHEAD = 64

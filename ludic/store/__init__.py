@@ -1,5 +1,6 @@
 """Files on any fsspec filesystem: the root of a run and everything in it. The only layer that touches files."""
 
+from ludic.run_config import RunConfig
 from ludic.store.attempts import check_not_fenced, newest_attempt_id, read_attempt, start_attempt
 from ludic.store.cursor import Cursor
 from ludic.store.files import RolloutFile, list_files
@@ -11,7 +12,6 @@ from ludic.store.policy_files import fetch_policy
 from ludic.store.reader import RolloutReader
 from ludic.store.records import Attempt, LatestPolicy
 from ludic.store.root import Root
-from ludic.store.run_json import RunConfig
 from ludic.store.writer import RolloutWriter
 
 __all__ = [

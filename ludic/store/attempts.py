@@ -20,9 +20,8 @@ from typing import Any
 from ludic.errors import FencedError, OwnedError
 from ludic.renamed_settings import with_current_names
 from ludic.store.catalogue import ATTEMPTS, AttemptName
-from ludic.store.json_files import encode_record
-from ludic.store.lease import check_claim, claim, newest_claim, read_lease
-from ludic.store.records import Attempt, CheckpointId, Lease
+from ludic.store.claims import check_claim, claim, newest_claim, read_lease
+from ludic.store.records import Attempt, CheckpointId, Lease, encode_record
 from ludic.store.root import Root
 
 

@@ -16,9 +16,8 @@ from ludic.store.attempts import (
     read_parent,
 )
 from ludic.store.catalogue import CHECKPOINTS, STATE_FILES, StepName
-from ludic.store.json_files import decode_json, decode_record
 from ludic.store.manifest import MANIFEST, check_folder
-from ludic.store.records import CHECKPOINT_FORMAT, Attempt, CheckpointId, CheckpointInfo
+from ludic.store.records import CHECKPOINT_FORMAT, Attempt, CheckpointId, CheckpointInfo, decode_json, decode_record
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)

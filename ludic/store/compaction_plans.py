@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 from ludic.store.catalogue import COMPACTIONS, PlanName
 from ludic.store.files import AppendedFile, RolloutFile, Source, output_of, parse_file, parse_source
-from ludic.store.json_files import encode_record
-from ludic.store.records import CompactionPlan, PlannedOutput
+from ludic.store.records import CompactionPlan, PlannedOutput, encode_record
 from ludic.store.root import Root
 
 

@@ -10,8 +10,7 @@ from ludic.errors import SchemaError
 from ludic.store.attempts import newest_attempt_id
 from ludic.store.catalogue import ATTEMPTS, CUT, AttemptName
 from ludic.store.checkpoints import MARKER, checkpoint_folder, parse_marker
-from ludic.store.json_files import encode_record
-from ludic.store.records import CUT_ATTEMPT, CutRecord
+from ludic.store.records import CUT_ATTEMPT, CutRecord, encode_record
 from ludic.store.root import Root
 
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from xxhash import xxh3_64_intdigest
 
 from ludic.errors import SchemaError
-from ludic.store.remote import MemoryFile
+from ludic.store.filesystem import MemoryFile
 
 DIGESTS_KEY = b"ludic.digests"
 """Key of the footer entry that marks a file with digests."""

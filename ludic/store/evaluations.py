@@ -13,11 +13,9 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
-from ludic.store.catalogue import EVALUATIONS
+from ludic.store.catalogue import EVALUATIONS, NUMBER
 from ludic.store.files import list_files
-from ludic.store.json_files import encode_record
-from ludic.store.names import NUMBER
-from ludic.store.records import CodeRecord, Evaluation
+from ludic.store.records import CodeRecord, Evaluation, encode_record
 from ludic.store.root import Root
 from ludic.store.sources import read_sources
 

@@ -21,10 +21,8 @@ from ludic.defaults import LEASE_S
 from ludic.errors import LudicError, ReplacedRootError, SchemaError
 from ludic.records import new_id
 from ludic.store.catalogue import EVALUATORS, UuidName
-from ludic.store.json_files import encode_record
-from ludic.store.lease import describe_process, is_dead
-from ludic.store.names import owner_name
-from ludic.store.records import Evaluator
+from ludic.store.claims import describe_process, is_dead, owner_name
+from ludic.store.records import Evaluator, encode_record
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)

@@ -12,8 +12,17 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from ludic.errors import ConfigError
-from ludic.store.catalogue import COMPACTED, EVALS, REQUESTS, ROLLOUTS, WORKER_ID, RolloutsName, SequenceName, Table
-from ludic.store.names import NUMBER
+from ludic.store.catalogue import (
+    COMPACTED,
+    EVALS,
+    NUMBER,
+    REQUESTS,
+    ROLLOUTS,
+    WORKER_ID,
+    RolloutsName,
+    SequenceName,
+    Table,
+)
 from ludic.store.records import Folder
 from ludic.store.root import Root
 

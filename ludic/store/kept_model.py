@@ -16,8 +16,7 @@ from pathlib import Path
 
 from ludic.errors import ModelError
 from ludic.store.catalogue import IDENTITY, MODEL, FileName
-from ludic.store.json_files import encode_record
-from ludic.store.records import ModelIdentity
+from ludic.store.records import ModelIdentity, encode_record
 from ludic.store.root import Root
 
 CONFIG_FILES = ("config.json", "generation_config.json")

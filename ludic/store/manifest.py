@@ -2,7 +2,7 @@
 
 Written into policies/version=V/ and checkpoints/attempt=A/step=S/. A folder without digests.json, from an older ludic,
 is read unchecked. policy.json and checkpoint.json are put separately and hold their own digests
-(ludic.store.json_files).
+(ludic.store.records).
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 from xxhash import xxh3_64
 
 from ludic.errors import SchemaError
-from ludic.store.json_files import decode_json, encode_json, read_record
+from ludic.store.records import decode_json, encode_json, read_record
 from ludic.store.root import Root
 
 MANIFEST = "digests.json"

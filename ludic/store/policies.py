@@ -15,11 +15,10 @@ from pathlib import Path
 
 from ludic.errors import SchemaError
 from ludic.store.catalogue import DELTAS, LATEST, POLICIES, WEIGHT_FILES, WEIGHTS
-from ludic.store.json_files import encode_record
+from ludic.store.claims import Register
 from ludic.store.manifest import MANIFEST, write_manifest
 from ludic.store.policy_files import is_marker, policy_folder, with_chains
-from ludic.store.records import LatestPolicy, Policy
-from ludic.store.registers import Register
+from ludic.store.records import LatestPolicy, Policy, encode_record
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)

@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ludic.store.catalogue import DELTAS, WEIGHTS
-from ludic.store.json_files import encode_record
 from ludic.store.manifest import write_manifest
 from ludic.store.policies import upload_policy, write_policy
 from ludic.store.policy_files import DELTA_SUFFIX
-from ludic.store.records import Delta
+from ludic.store.records import Delta, encode_record
 from ludic.store.root import Root
 from ludic.store.weight_deltas import write_delta
 from ludic.temporary import temporary_folder

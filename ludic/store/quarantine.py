@@ -22,9 +22,8 @@ from ludic.store.catalogue import (
     Records,
     row_of,
 )
-from ludic.store.json_files import encode_record
-from ludic.store.names import SCRATCH
-from ludic.store.records import QuarantinedFile
+from ludic.store.local import SCRATCH
+from ludic.store.records import QuarantinedFile, encode_record
 from ludic.store.root import Root
 
 _ROWS = ((QUARANTINED, QUARANTINE), (OLD_QUARANTINED, OLD_QUARANTINE))

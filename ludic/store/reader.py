@@ -6,7 +6,7 @@ file as a worker committed it): compaction may move rows to another file at any 
 while. Every poll looks again at gaps in a worker's sequence, and at files that vanished while they were read. A
 broken file is quarantined with the reason.
 
-Two workers of one slot sample the same request (ludic.store.slots). The group that is delivered first gets the
+Two workers of one slot sample the same request (ludic.store.claims). The group that is delivered first gets the
 request; later groups are delivered as duplicates, for the planner to drop. Of groups in the same poll, the group
 sampled first gets it, whatever the order of the listing.
 

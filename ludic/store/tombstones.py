@@ -22,12 +22,10 @@ from ludic.errors import SchemaError
 from ludic.store.catalogue import EXPIRED, NumberName
 from ludic.store.cursor import Cursor, Intervals
 from ludic.store.files import Folder, RolloutFile, Source, slot_of
-from ludic.store.json_files import encode_record
 from ludic.store.parquet import read_columns
-from ludic.store.records import ExpiredPartition, Spans, Tombstone
-from ludic.store.root import Root
+from ludic.store.records import ExpiredPartition, Spans, Tombstone, encode_record
+from ludic.store.root import Root, Track, untracked
 from ludic.store.sources import find_sources
-from ludic.store.track import Track, untracked
 
 _CONCURRENT_REQUESTS = 8
 

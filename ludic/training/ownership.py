@@ -33,7 +33,7 @@ from ludic.store.checkpoints import (
     folder_of,
     last_checkpoint,
 )
-from ludic.store.lease import await_free, claim, held, newest_claim
+from ludic.store.claims import await_free, claim, held, newest_claim
 from ludic.store.metrics import POPULATIONS
 from ludic.store.records import CheckpointInfo, CodeRecord, Lease
 from ludic.store.troubles import (

@@ -19,7 +19,7 @@ from ludic.store import Root
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
 from ludic.store.quarantine import list_quarantined
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 from ludic.viewer.output import Shown, cell, number, pairs, plain_table, plural, printable, size, sparkline
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from rich.console import Console
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
 from ludic.store.balance import Balance, find_balance
 from ludic.store.checkpoints import checkpoint_ids
-from ludic.store.lease import LeaseState, LeaseWatch, newest_claim, read_lease
+from ludic.store.claims import LeaseState, LeaseWatch, newest_claim, read_lease
 from ludic.store.policies import read_policy
 from ludic.store.records import CheckpointId, Policy
 from ludic.store.troubles import (

@@ -18,8 +18,7 @@ from ludic.eval import sampling
 from ludic.records import RolloutBatch, WeightSpan
 from ludic.store import RunConfig
 from ludic.store.evaluators import BlockClaims
-from ludic.store.json_files import encode_record
-from ludic.store.records import Evaluator
+from ludic.store.records import Evaluator, encode_record
 
 pytestmark = pytest.mark.slow
 

@@ -35,16 +35,14 @@ from ludic.store import (
     start_attempt,
     write_ledger,
 )
-from ludic.store import lease as leases
+from ludic.store import claims
 from ludic.store.attempts import check_not_replaced, record_attempt
 from ludic.store.catalogue import WORKERS
 from ludic.store.checkpoints import MARKER, checkpoint_to_resume, folder_of, prune_checkpoints
+from ludic.store.claims import claim, claim_slot, held, held_slot, read_lease
 from ludic.store.evaluators import BlockClaims
-from ludic.store.json_files import encode_json, encode_record
-from ludic.store.lease import claim, held, read_lease
-from ludic.store.records import CheckpointInfo
+from ludic.store.records import CheckpointInfo, encode_json, encode_record
 from ludic.store.scores import ScoreLog
-from ludic.store.slots import claim_slot, held_slot
 from ludic.store.token_stats import TokenStatsLog, to_token_stats
 from ludic.training.publisher import Publisher
 
@@ -76,7 +74,7 @@ def save(folder: Path) -> None:
 
 
 def renewing(root: Root) -> Act:
-    return partial(leases._replace, root, claim(root, 0))
+    return partial(claims._replace, root, claim(root, 0))
 
 
 def recording(root: Root) -> Act:
@@ -139,8 +137,8 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "store.attempts.record_attempt": recording,
     "store.checkpoints.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
     "store.evaluators.BlockClaims._change": lambda root: partial(BlockClaims(root).take, "evaluations/a-block"),
-    "store.lease._replace": renewing,
-    "store.lease.claim": lambda root: partial(claim, root, 0),
+    "store.claims._replace": renewing,
+    "store.claims.claim": lambda root: partial(claim, root, 0),
     "store.ledger.write_ledger": planning,
     "store.metrics.MetricsLog": lambda root: appending(
         root, lambda root: MetricsLog(root, "train", "1"), lambda log: log.write(policy_version=0, step=1)
@@ -152,7 +150,7 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "store.scores.ScoreLog": lambda root: appending(
         root, lambda root: ScoreLog(root, "judge"), lambda log: log.append(A_SCORE)
     ),
-    "store.slots.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
+    "store.claims.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
     "store.token_stats.TokenStatsLog": lambda root: appending(
         root, lambda root: TokenStatsLog(root, 0), lambda log: log.append(one_row_of_token_stats)
     ),
@@ -173,8 +171,8 @@ READS = {"store.policies.latest_policy", "rollouts.worker._PolicyFollower.follow
 """Functions that compare only what they read; where nothing is, they find nothing."""
 ELSEWHERE = {
     "store.background.BackgroundAppender._write": "by every class that has an appender, above",
-    "store.lease.check_claim": "by `renewing`, `recording` and `checking`, above",
-    "store.slots.held_slot": "by test_the_end_of_a_worker..., which raises nothing",
+    "store.claims.check_claim": "by `renewing`, `recording` and `checking`, above",
+    "store.claims.held_slot": "by test_the_end_of_a_worker..., which raises nothing",
     "training.trainer._Trainer._own_attempt": "by tests/integration/test_remade_root.py, with real processes",
     "training.trainer._Trainer._write": "by test_a_checkpoint...",
 }

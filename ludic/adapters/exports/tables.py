@@ -32,7 +32,7 @@ from ludic.store.catalogue import DELTA_LOGS, ICEBERG
 from ludic.store.current import current_files
 from ludic.store.files import Folder
 from ludic.store.parquet import open_parquet
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema

@@ -32,7 +32,7 @@ from ludic.store.catalogue import Records, row_of
 from ludic.store.files import parse_file
 from ludic.store.local import links_out
 from ludic.store.quarantine import list_leftovers, list_quarantined
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 
 __all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", "read_footers"]
 

@@ -24,8 +24,8 @@ from ludic.store.cut_record import find_cut
 from ludic.store.encoding import group_starts
 from ludic.store.files import RequestsFile, Source, parse_file
 from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
+from ludic.store.root import Track, untracked
 from ludic.store.sources import sources_of
-from ludic.store.track import Track, untracked
 
 TABLES: Mapping[str, Table[Any]] = {row.folder: row for row in ROWS if isinstance(row, Table)}
 """The row of each folder of Parquet files."""
