@@ -17,7 +17,7 @@ from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_c
 from ludic.store.catalogue import WORKERS
 from ludic.store.checkpoints import complete_checkpoints, folder_of
 from ludic.store.claims import read_lease
-from ludic.store.compaction_plans import read_plans
+from ludic.store.files import read_plans
 from ludic.store.kept_model import read_identity, read_kept
 from ludic.store.manifest import check_folder
 from ludic.store.parquet import decode

@@ -1,6 +1,6 @@
 """Rewrite the many small files of a partition into few large ones, safe at any crash and beside any reader.
 
-A plan is put into the intent log first (store/compaction_plans.py). Then each output is put beside its sources if
+A plan is put into the intent log first (store/files.py). Then each output is put beside its sources if
 absent, and only sources that a stored output's footer names are deleted. A compactor that finds an unfinished plan
 continues it.
 Each step depends only on stored files, so two compactors at once, or one that died at any point, do no harm.
@@ -17,21 +17,23 @@ from ludic.defaults import TARGET_BYTES
 from ludic.errors import SchemaError
 from ludic.maintenance.merge import LostSourceError, SourceIndex, read_indexes, write_merged
 from ludic.store.attempts import newest_attempt
-from ludic.store.compaction_plans import Plan, put_plan, read_partition_plans
 from ludic.store.files import (
     FOLDERS,
     AppendedFile,
+    Plan,
     RequestsFile,
     Source,
     list_versions,
     output_of,
     parse_file,
+    put_plan,
+    read_partition_plans,
+    read_sources,
     version_folder,
 )
 from ludic.store.parquet import open_parquet
 from ludic.store.policies import latest_policy
 from ludic.store.root import Root, Track, untracked
-from ludic.store.sources import read_sources
 
 _CONCURRENT_REQUESTS = 8
 _LISTED_AHEAD = 64

@@ -23,11 +23,19 @@ import pyarrow.compute as pc
 from ludic.errors import SchemaError
 from ludic.schema import arrow_schema, as_schema, rollouts_schema
 from ludic.schema.tables import VERSION_KEY
-from ludic.store.encoding import ROW_GROUP_BYTES, group_starts, open_writer, release_memory, row_group_bounds
-from ludic.store.files import AppendedFile
-from ludic.store.parquet import check_text, group_ranges, open_parquet
+from ludic.store.files import SOURCES_KEY, AppendedFile
+from ludic.store.files import sources_to_json
+from ludic.store.parquet import (
+    ROW_GROUP_BYTES,
+    check_text,
+    group_ranges,
+    group_starts,
+    open_parquet,
+    open_writer,
+    release_memory,
+    row_group_bounds,
+)
 from ludic.store.root import Root
-from ludic.store.sources import SOURCES_KEY, to_json
 
 ROW_GROUP_ROWS = 1024
 """Maximum rows in a row group of a compacted file; ROW_GROUP_BYTES may end it earlier. More rows make scans little
@@ -165,7 +173,7 @@ def write_merged(root: Root, sources: Sequence[SourceIndex], target: Path) -> No
     schema = common_schema(_own_schema(root, sources[0].file), (source.schema for source in sources))
     is_rollouts = sources[0].file.table == "rollouts"
     max_rows = ROW_GROUP_ROWS if is_rollouts else REQUESTS_ROW_GROUP_ROWS
-    names = to_json(source.file.source for source in sources)
+    names = sources_to_json(source.file.source for source in sources)
     row_groups = sorted(row_group for source in sources for row_group in source.row_groups)
     num_rows = 0
     with (

@@ -14,10 +14,9 @@ from hashlib import sha256
 from typing import Any
 
 from ludic.store.catalogue import EVALUATIONS, NUMBER
-from ludic.store.files import list_files
+from ludic.store.files import list_files, read_sources
 from ludic.store.records import CodeRecord, Evaluation, encode_record
 from ludic.store.root import Root
-from ludic.store.sources import read_sources
 
 MOST_SAMPLES = 100_000
 """Samples of one example; request_index is the example's index times this, plus the sample's index."""

@@ -13,10 +13,8 @@ import pyarrow as pa
 
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import rollouts_schema
-from ludic.store.compaction_plans import find_replacement
-from ludic.store.encoding import release_memory
-from ludic.store.files import RolloutFile
-from ludic.store.parquet import group_ranges, open_parquet, read_row_groups, read_rows, take_rows
+from ludic.store.files import RolloutFile, find_replacement
+from ludic.store.parquet import group_ranges, open_parquet, read_row_groups, read_rows, release_memory, take_rows
 from ludic.store.root import Root
 
 _CONCURRENT_READS = 8

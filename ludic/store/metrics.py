@@ -15,12 +15,12 @@ import pyarrow as pa
 
 from ludic.errors import SchemaError
 from ludic.schema import arrow_schema
-from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.catalogue import METRICS, MetricsName
-from ludic.store.encoding import encode_plain
 from ludic.store.files import check_worker_id
+from ludic.store.parquet import encode_plain
 from ludic.store.root import Root
 from ludic.store.tables import read_table
+from ludic.store.writer import BackgroundAppender, NamedFile
 
 _FLUSH_AGE_S = 1.0
 _CONCURRENT_READS = 16

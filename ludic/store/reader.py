@@ -30,13 +30,10 @@ from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.store.cursor import Cursor
 from ludic.store.cut_record import read_cut
-from ludic.store.encoding import group_starts
-from ludic.store.files import RolloutFile, Source, list_names
-from ludic.store.parquet import open_parquet, read_row_groups, row_counts
-from ludic.store.requests import group_numbers
+from ludic.store.files import RolloutFile, Source, group_numbers, list_names, sources_of
+from ludic.store.parquet import group_starts, open_parquet, read_row_groups, row_counts
 from ludic.store.root import Root
 from ludic.store.small_files import MANY_FILES, SmallFiles, read_small_files
-from ludic.store.sources import sources_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,11 @@ from functools import partial
 import pyarrow as pa
 
 from ludic.errors import SchemaError
-from ludic.store.compaction_plans import find_replacement
 from ludic.store.cursor import Cursor
-from ludic.store.files import RolloutFile, Source, list_files
+from ludic.store.files import RolloutFile, Source, find_replacement, group_numbers, list_files
 from ludic.store.ledger import consumed_groups
 from ludic.store.parquet import read_columns
 from ludic.store.records import CheckpointId
-from ludic.store.requests import group_numbers
 from ludic.store.root import Root
 from ludic.store.tombstones import read_tombstones
 

@@ -17,8 +17,7 @@ import pyarrow as pa
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import arrow_schema, check_schema
 from ludic.store.catalogue import REFERENCE, ReferenceName
-from ludic.store.encoding import encode_plain
-from ludic.store.parquet import UNREADABLE, check_text, open_checked
+from ludic.store.parquet import UNREADABLE, check_text, encode_plain, open_checked
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from ludic.errors import ConfigError, SchemaError
 from ludic.records import new_id
 from ludic.schema import arrow_schema
-from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.catalogue import SCORES, ScoresName
-from ludic.store.encoding import encode_plain
+from ludic.store.parquet import encode_plain
 from ludic.store.root import Root
 from ludic.store.tables import read_table
+from ludic.store.writer import BackgroundAppender, NamedFile
 
 logger = logging.getLogger(__name__)
 

@@ -18,9 +18,8 @@ import pyarrow as pa
 from ludic.errors import LudicError
 from ludic.schema import as_schema, rollouts_schema
 from ludic.schema.tables import TABLE_KEY, VERSION_KEY
-from ludic.store.digests import sound_footer
 from ludic.store.files import RolloutFile
-from ludic.store.parquet import open_parquet
+from ludic.store.parquet import open_parquet, sound_footer
 from ludic.store.root import Root
 
 MANY_FILES = 64

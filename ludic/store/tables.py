@@ -6,8 +6,7 @@ import pyarrow as pa
 
 from ludic.schema import check_schema, conform
 from ludic.store.catalogue import Table
-from ludic.store.encoding import encode_plain
-from ludic.store.parquet import decode
+from ludic.store.parquet import decode, encode_plain
 
 if TYPE_CHECKING:
     from ludic.store.filesystem import Storage

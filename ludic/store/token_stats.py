@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from ludic.schema import arrow_schema
-from ludic.store.background import BackgroundAppender, NamedFile
 from ludic.store.catalogue import TOKEN_STATS, RankName
-from ludic.store.encoding import encode_plain
+from ludic.store.parquet import encode_plain
 from ludic.store.root import Root
+from ludic.store.writer import BackgroundAppender, NamedFile
 
 _LISTS = ("trainer_logprobs", "entropy", "weight")
 _ROUNDED = ("entropy", "weight")

@@ -21,11 +21,10 @@ import pyarrow.compute as pc
 from ludic.errors import SchemaError
 from ludic.store.catalogue import EXPIRED, NumberName
 from ludic.store.cursor import Cursor, Intervals
-from ludic.store.files import Folder, RolloutFile, Source, slot_of
+from ludic.store.files import Folder, RolloutFile, Source, find_sources, slot_of
 from ludic.store.parquet import read_columns
 from ludic.store.records import ExpiredPartition, Spans, Tombstone, encode_record
 from ludic.store.root import Root, Track, untracked
-from ludic.store.sources import find_sources
 
 _CONCURRENT_REQUESTS = 8
 

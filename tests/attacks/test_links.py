@@ -320,7 +320,7 @@ ELSEWHERE = {
     "models/families.py": "the user's cache folder",
     "models/first_model.py": "a temporary folder",
     "rollouts/worker.py": "its temporary folder of weights",
-    "store/digests.py": "a file in scratch, before it gets its name",
+    "store/parquet.py": "a file in scratch, before it gets its name",
     "store/__main__.py": "a page of the docs",
     "store/manifest.py": "a folder in scratch",
     "store/policy_files.py": "copies in a temporary folder",

@@ -15,7 +15,7 @@ from ludic.batches.source import Plan
 from ludic.errors import StoreError
 from ludic.maintenance.compact import compact
 from ludic.store import Root
-from ludic.store.digests import PAGE_BYTES
+from ludic.store.parquet import PAGE_BYTES
 from ludic.store.quarantine import list_quarantined
 
 

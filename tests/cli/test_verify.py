@@ -21,7 +21,7 @@ from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files
 from ludic.store.catalogue import WORKERS
 from ludic.store.claims import claim_slot
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 from ludic.store.records import encode_record
 from ludic.store.token_stats import encode_token_stats
 

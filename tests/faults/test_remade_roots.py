@@ -28,6 +28,7 @@ from ludic.store import (
     RolloutWriter,
     Root,
     check_not_fenced,
+    claims,
     latest_policy,
     point_latest,
     publish_policy,
@@ -35,7 +36,6 @@ from ludic.store import (
     start_attempt,
     write_ledger,
 )
-from ludic.store import claims
 from ludic.store.attempts import check_not_replaced, record_attempt
 from ludic.store.catalogue import WORKERS
 from ludic.store.checkpoints import MARKER, checkpoint_to_resume, folder_of, prune_checkpoints
@@ -170,7 +170,7 @@ ACTS: dict[str, Callable[[Root], Act]] = {
 READS = {"store.policies.latest_policy", "rollouts.worker._PolicyFollower.follow"}
 """Functions that compare only what they read; where nothing is, they find nothing."""
 ELSEWHERE = {
-    "store.background.BackgroundAppender._write": "by every class that has an appender, above",
+    "store.writer.BackgroundAppender._write": "by every class that has an appender, above",
     "store.claims.check_claim": "by `renewing`, `recording` and `checking`, above",
     "store.claims.held_slot": "by test_the_end_of_a_worker..., which raises nothing",
     "training.trainer._Trainer._own_attempt": "by tests/integration/test_remade_root.py, with real processes",

@@ -26,7 +26,7 @@ from ludic.rollouts.schedule import Schedule, read_earlier_lives
 from ludic.schema import to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, Root, RunConfig
 from ludic.store.claims import check_holds_slot, claim_slot
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,8 @@ from strategies import make_batch
 
 from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema, to_table
-from ludic.store.encoding import encode
 from ludic.store.files import RolloutFile
+from ludic.store.parquet import encode
 from ludic.store.root import Root
 
 Rows = Callable[..., pa.Table]

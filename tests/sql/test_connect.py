@@ -17,8 +17,8 @@ from ludic.sql import run_query
 from ludic.sql.filesystem import RangedFileSystem
 from ludic.store.attempts import start_attempt
 from ludic.store.claims import claim_slot, held_slot
-from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
+from ludic.store.parquet import encode, encode_plain
 from ludic.store.reference import write_reference
 from ludic.store.root import Root
 

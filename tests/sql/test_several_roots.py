@@ -13,7 +13,7 @@ from ludic.run_config import RunConfig
 from ludic.schema import rollouts_schema
 from ludic.sql import advantages
 from ludic.store.attempts import start_attempt
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 from ludic.store.root import Root
 
 

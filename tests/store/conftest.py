@@ -15,9 +15,9 @@ from strategies import make_batch
 from ludic.records import RolloutBatch
 from ludic.run_config import RunConfig
 from ludic.schema import to_table
-from ludic.store.encoding import encode
 from ludic.store.failures import RETRY_LIMIT
 from ludic.store.files import RolloutFile
+from ludic.store.parquet import encode
 from ludic.store.root import Root
 from ludic.store.s3 import S3
 

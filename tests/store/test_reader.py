@@ -19,8 +19,7 @@ from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.compact import compact
 from ludic.schema import arrow_schema, to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
-from ludic.store.encoding import encode
-from ludic.store.parquet import read_rows
+from ludic.store.parquet import encode, read_rows
 
 EMPTY = Cursor().to_dict()
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from ludic.maintenance.verify.findings import Finding
 from ludic.maintenance.verify.tables import Checked, first_names
 from ludic.store import Root
-from ludic.store.compaction_plans import Plan, read_plans
-from ludic.store.files import parse_file
+from ludic.store.files import Plan, parse_file, read_plans
 
 _RUN_COMPACT = "`ludic compact` does"
 

@@ -21,11 +21,9 @@ from ludic.schema import arrow_schema, check_schema
 from ludic.store import Root
 from ludic.store.catalogue import FOREIGN, ROWS, Table
 from ludic.store.cut_record import find_cut
-from ludic.store.encoding import group_starts
-from ludic.store.files import RequestsFile, Source, parse_file
-from ludic.store.parquet import UNREADABLE, check_text, is_broken, open_checked
+from ludic.store.files import RequestsFile, Source, parse_file, sources_of
+from ludic.store.parquet import UNREADABLE, check_text, group_starts, is_broken, open_checked
 from ludic.store.root import Track, untracked
-from ludic.store.sources import sources_of
 
 TABLES: Mapping[str, Table[Any]] = {row.folder: row for row in ROWS if isinstance(row, Table)}
 """The row of each folder of Parquet files."""
