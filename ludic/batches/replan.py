@@ -29,7 +29,7 @@ _REFUSALS = pa.array([DUPLICATE_REQUEST, OTHER_RUN])
 _JUST_OVER = timedelta(microseconds=2)
 
 ReadRollouts = Callable[[Root, pa.Table, Sequence[str]], pa.Table]
-"""Reads columns of the rollouts of ledger rows, as ludic.store.ledger_reads.read_rollouts."""
+"""Reads columns of the rollouts of ledger rows, as ludic.store.ledger.read_rollouts."""
 
 
 class Replanner:

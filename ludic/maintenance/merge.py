@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 from ludic.errors import SchemaError
 from ludic.schema import arrow_schema, as_schema, rollouts_schema
 from ludic.schema.tables import VERSION_KEY
-from ludic.store.files import SOURCES_KEY, AppendedFile
-from ludic.store.files import sources_to_json
+from ludic.store.files import SOURCES_KEY, AppendedFile, sources_to_json
 from ludic.store.parquet import (
     ROW_GROUP_BYTES,
     check_text,

@@ -387,7 +387,7 @@ def group_starts(table: pa.Table) -> np.ndarray:
 
 
 # --- Reading --------------------------------------------------------------------------------------------------
-# Open and check Parquet files; read those of rollouts by row groups, rows or columns; encoding.py writes them.
+# Open and check Parquet files; read those of rollouts by row groups, rows or columns.
 
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError)

@@ -16,7 +16,7 @@ from ludic.batches.vetting import Vetting
 from ludic.errors import ConfigError, StalledError
 from ludic.maintenance.verify import check_root
 from ludic.store import Root, latest_policy, read_ledger
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import read_rollouts
 from ludic.store.parquet import decode, encode
 from ludic.training.replay_settings import replay_settings
 

@@ -17,7 +17,7 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.eval import sampling
 from ludic.records import RolloutBatch, WeightSpan
 from ludic.store import RunConfig
-from ludic.store.evaluators import BlockClaims
+from ludic.store.evaluations import BlockClaims
 from ludic.store.records import Evaluator, encode_record
 
 pytestmark = pytest.mark.slow

@@ -36,11 +36,17 @@ from ludic.store import (
     start_attempt,
     write_ledger,
 )
-from ludic.store.attempts import check_not_replaced, record_attempt
+from ludic.store.attempts import (
+    MARKER,
+    check_not_replaced,
+    checkpoint_to_resume,
+    folder_of,
+    prune_checkpoints,
+    record_attempt,
+)
 from ludic.store.catalogue import WORKERS
-from ludic.store.checkpoints import MARKER, checkpoint_to_resume, folder_of, prune_checkpoints
 from ludic.store.claims import claim, claim_slot, held, held_slot, read_lease
-from ludic.store.evaluators import BlockClaims
+from ludic.store.evaluations import BlockClaims
 from ludic.store.records import CheckpointInfo, encode_json, encode_record
 from ludic.store.scores import ScoreLog
 from ludic.store.token_stats import TokenStatsLog, to_token_stats
@@ -135,8 +141,8 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "store.attempts.check_not_fenced": partial(checking, check_not_fenced),
     "store.attempts.check_not_replaced": partial(checking, check_not_replaced),
     "store.attempts.record_attempt": recording,
-    "store.checkpoints.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
-    "store.evaluators.BlockClaims._change": lambda root: partial(BlockClaims(root).take, "evaluations/a-block"),
+    "store.attempts.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
+    "store.evaluations.BlockClaims._change": lambda root: partial(BlockClaims(root).take, "evaluations/a-block"),
     "store.claims._replace": renewing,
     "store.claims.claim": lambda root: partial(claim, root, 0),
     "store.ledger.write_ledger": planning,

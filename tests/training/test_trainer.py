@@ -19,7 +19,7 @@ from ludic.maintenance.verify import check_root
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, latest_policy, newest_attempt_id, start_attempt
-from ludic.store.checkpoints import complete_checkpoints, folder_of
+from ludic.store.attempts import complete_checkpoints, folder_of
 from ludic.store.metrics import POPULATIONS
 from ludic.store.policies import policy_versions
 from ludic.training.flops import model_cost, step_flops

@@ -31,8 +31,8 @@ from ludic.store import Root
 from ludic.store.catalogue import Records, row_of
 from ludic.store.files import parse_file
 from ludic.store.local import links_out
-from ludic.store.quarantine import list_leftovers, list_quarantined
 from ludic.store.root import Track, untracked
+from ludic.store.tombstones import list_leftovers, list_quarantined
 
 __all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", "read_footers"]
 

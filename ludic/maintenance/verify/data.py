@@ -9,7 +9,7 @@ from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.rows import MOST_SHOWN, ROW_CHECKS, row_findings
 from ludic.sql.library import has_rows, load_checks, load_notes, run_query
 from ludic.store import Root
-from ludic.store.cut_record import find_cut
+from ludic.store.attempts import find_cut
 from ludic.store.root import Track, untracked
 
 _NOT_OF_A_CUT = ("step_gaps", "sequence_gaps")

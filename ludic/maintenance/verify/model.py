@@ -11,9 +11,8 @@ from ludic.errors import SchemaError
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.store import Root
 from ludic.store.catalogue import IDENTITY, MODEL, FileName
-from ludic.store.kept_model import kept_files, read_identity
-from ludic.store.manifest import digest_file
 from ludic.store.records import ModelIdentity
+from ludic.store.weights import digest_file, kept_files, read_identity
 
 
 def check_model(root: Root) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from ludic.maintenance.verify.findings import Finding
 from ludic.store import Root, read_attempt
 from ludic.store.attempts import chain, newest_attempt
 from ludic.store.catalogue import BATCHES
-from ludic.store.quarantine import list_leftovers, quarantine
+from ludic.store.tombstones import list_leftovers, quarantine
 
 _OLD_S = 24 * 3600.0
 """Age above which a temporary file is deleted: longer than any write, or difference of clocks on a shared disk."""

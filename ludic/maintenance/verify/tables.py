@@ -19,8 +19,8 @@ from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.maintenance.verify.rows import RowChecks
 from ludic.schema import arrow_schema, check_schema
 from ludic.store import Root
+from ludic.store.attempts import find_cut
 from ludic.store.catalogue import FOREIGN, ROWS, Table
-from ludic.store.cut_record import find_cut
 from ludic.store.files import RequestsFile, Source, parse_file, sources_of
 from ludic.store.parquet import UNREADABLE, check_text, group_starts, is_broken, open_checked
 from ludic.store.root import Track, untracked

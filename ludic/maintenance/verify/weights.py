@@ -10,16 +10,13 @@ from contextlib import suppress
 
 from ludic.maintenance.verify.findings import Finding, reason_of
 from ludic.store import Root, latest_policy
-from ludic.store.attempts import read_parent
+from ludic.store.attempts import MARKER, checkpoint_folder, find_cut, read_parent
 from ludic.store.catalogue import CHECKPOINTS, DELTAS, LATEST, STATE_FILES, WEIGHT_FILES, WEIGHTS
-from ludic.store.checkpoints import MARKER, checkpoint_folder
-from ludic.store.cut_record import find_cut
 from ludic.store.ledger import ledger_name
-from ludic.store.manifest import folder_problems
-from ludic.store.policies import versions_with_weights
-from ludic.store.policy_files import read_delta
-from ludic.store.quarantine import is_quarantined
+from ludic.store.policies import read_delta, versions_with_weights
 from ludic.store.records import decode_json
+from ludic.store.tombstones import is_quarantined
+from ludic.store.weights import folder_problems
 
 _ADAPTER_CONFIG = "adapter_config.json"
 """Config of a LoRA adapter, which is stored instead of whole weights."""
