@@ -26,8 +26,7 @@ import tyro
 
 from benchmarks.measure import print_table, take_turns
 from benchmarks.rollouts import make_batch
-from ludic.maintenance.compact import compact
-from ludic.maintenance.merge import ROW_GROUP_ROWS
+from ludic.maintenance.compact import ROW_GROUP_ROWS, compact
 from ludic.records import new_id
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig, list_files

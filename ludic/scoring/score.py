@@ -25,7 +25,7 @@ from ludic.sql.query import open_result
 from ludic.store import Root
 from ludic.store.files import whole_rows
 from ludic.store.root import Track, untracked
-from ludic.store.scores import Row, ScoreLog, check_scorer_name
+from ludic.store.tables import Row, ScoreLog, check_scorer_name
 
 # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
 _CHOSEN = """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ludic.store.filesystem import Storage
 
 # --- Registers ------------------------------------------------------------------------------------------------
-# Registers: records that are numbered without gaps, so that N + 1 exists exactly if N is no longer the newest.
+# Records that are numbered without gaps, so that N + 1 exists exactly if N is no longer the newest.
 #
 # A record is put if absent under the next free number. So of several processes one gets a number, and one read by name
 # finds what is newer: a listing, which may lag, is only a hint. ludic deletes no record of a register.

@@ -35,8 +35,8 @@ from ludic.store.attempts import (
 )
 from ludic.store.catalogue import TENSORBOARD
 from ludic.store.claims import await_free, claim, held, newest_claim
-from ludic.store.metrics import POPULATIONS
 from ludic.store.records import CheckpointInfo, CodeRecord, Lease
+from ludic.store.tables import POPULATIONS
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 from ludic.training.replay_settings import open_replay

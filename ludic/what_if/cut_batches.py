@@ -17,7 +17,7 @@ from ludic.store.files import RolloutFile
 from ludic.store.ledger import ledger_name
 from ludic.store.parquet import encode_plain, open_writer
 from ludic.store.records import CUT_ATTEMPT
-from ludic.store.reference import read_reference_index
+from ludic.store.tables import read_reference_index
 from ludic.what_if.steps import read_considered, read_step
 
 _Address = tuple[str, int, int]

@@ -23,7 +23,7 @@ from ludic.store.catalogue import WORKERS
 from ludic.store.claims import claim_slot
 from ludic.store.parquet import encode
 from ludic.store.records import encode_record
-from ludic.store.token_stats import encode_token_stats
+from ludic.store.tables import encode_token_stats
 
 pytestmark = pytest.mark.slow
 

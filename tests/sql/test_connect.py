@@ -19,8 +19,8 @@ from ludic.store.attempts import start_attempt
 from ludic.store.claims import claim_slot, held_slot
 from ludic.store.ledger import ledger_name
 from ludic.store.parquet import encode, encode_plain
-from ludic.store.reference import write_reference
 from ludic.store.root import Root
+from ludic.store.tables import write_reference
 
 pytestmark = pytest.mark.slow
 

@@ -19,7 +19,7 @@ from ludic.store import Attempt, RolloutWriter, Root
 from ludic.store.catalogue import ATTEMPTS, TOKEN_STATS, RankName
 from ludic.store.ledger import ledger_name
 from ludic.store.parquet import encode_plain
-from ludic.store.token_stats import encode_token_stats, to_token_stats
+from ludic.store.tables import encode_token_stats, to_token_stats
 
 LOG_RATIOS = np.log([2.0, 1.0, 1.0, 0.5])
 """Of the four tokens of the first rollout; the second token is not sampled."""
