@@ -26,13 +26,11 @@ import tyro
 
 from benchmarks.measure import print_table, take_turns
 from benchmarks.rollouts import make_batch
-from ludic.maintenance.compact import compact
-from ludic.maintenance.merge import ROW_GROUP_ROWS
+from ludic.maintenance.compact import ROW_GROUP_ROWS, compact
 from ludic.records import new_id
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig, list_files
-from ludic.store.encoding import encode, open_writer, row_group_bounds, writer_options
-from ludic.store.parquet import group_ranges
+from ludic.store.parquet import encode, group_ranges, open_writer, row_group_bounds, writer_options
 
 NUM_WORKERS = 64
 ROWS = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -6,7 +6,7 @@ Each token's kept ids are drawn from a distribution over a vocabulary of 150,000
 by top_k and top_p. The tokens at each rank are those of a context: half are the same everywhere, as common words are,
 and the others differ from token to token. Parquet's encodings leave the column's type as it is, list<list<int32>>, and
 any reader decodes them. The others would need a type of their own: a bitmap of the vocabulary, and, as text, the ids
-that were cut (the complement). ludic uses the encoding of ludic.store.encoding.
+that were cut (the complement). ludic uses the encoding of ludic.store.parquet.
 """
 
 import io
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import tyro
 
 from benchmarks.measure import print_table
-from ludic.store.encoding import writer_options
+from ludic.store.parquet import writer_options
 
 VOCABULARY = 150_000
 _COLUMN = "kept_tokens.list.element.list.element"

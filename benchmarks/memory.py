@@ -21,7 +21,7 @@ from benchmarks.rollouts import make_batch, make_like
 from ludic.maintenance.compact import compact
 from ludic.records import new_id
 from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import read_rollouts
 
 Role = Callable[..., None]
 COLUMNS = ["prompt_tokens", "response_tokens", "response_logprobs", "token_rewards"]

@@ -29,7 +29,7 @@ from benchmarks.sql import plain_duckdb
 from benchmarks.stores import compact_copy, make_store
 from ludic.schema import arrow_schema
 from ludic.store import Root, list_files, read_columns
-from ludic.store.lookup import find_rows, read_addresses
+from ludic.store.files import find_rows, read_addresses
 
 Row = Mapping[str, Any]
 Read = Callable[[str, int], Row]

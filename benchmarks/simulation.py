@@ -44,7 +44,7 @@ from ludic.store import (
     start_attempt,
     write_ledger,
 )
-from ludic.store.slots import check_holds_slot, claim_slot
+from ludic.store.claims import check_holds_slot, claim_slot
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 

@@ -28,8 +28,8 @@ from benchmarks.rollouts import Source, make_batch
 from ludic.records import RolloutBatch, new_id
 from ludic.schema import TOKEN_COLUMNS, column_values, to_table, validate
 from ludic.store import RolloutFile, Root, RunConfig, read_rows
-from ludic.store.encoding import encode
 from ludic.store.local import Content
+from ludic.store.parquet import encode
 
 COLUMNS = {"response_tokens": np.int32, "response_logprobs": np.float32, "token_rewards": np.float32}
 """Columns that are read, with their dtypes."""

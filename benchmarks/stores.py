@@ -16,8 +16,8 @@ from benchmarks.rollouts import make_batch
 from ludic.maintenance.compact import compact
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig
-from ludic.store.encoding import encode
 from ludic.store.local import Content
+from ludic.store.parquet import encode
 
 GROUP_SIZE = 8
 GROUPS_A_FILE = 8

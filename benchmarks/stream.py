@@ -37,7 +37,7 @@ from ludic.records import Rollout, RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
 from ludic.store import RolloutFile, RolloutReader, Root, RunConfig
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 from ludic.training.config import TrainConfig
 
 CONFIG = TrainConfig.of(max_tokens_per_micro_batch=16384)

@@ -31,7 +31,7 @@ from ludic.records import RolloutBatch
 from ludic.schema import to_table
 from ludic.sql import BatchRules, Planner
 from ludic.store import RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 
 COLUMNS = Planner(BatchRules(groups_per_batch=8)).columns
 GROUP_SIZE = 8

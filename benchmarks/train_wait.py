@@ -29,7 +29,7 @@ from ludic.distributed import init_distributed, shut_down
 from ludic.records import RolloutBatch, RolloutGroup, new_id
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig, start_attempt
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 

@@ -46,9 +46,8 @@ from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root, RunConfig, fetch_policy, prune_policies
-from ludic.store.policies import claim_policy
-from ludic.store.policy_writer import PolicyWriter
-from ludic.store.weight_deltas import write_delta
+from ludic.store.policies import PolicyWriter, claim_policy
+from ludic.store.weights import write_delta
 from ludic.training.config import TrainConfig
 from ludic.training.model import full_state_dict, publish_dtype, save_weights
 from ludic.training.optimizer import build_optimizer

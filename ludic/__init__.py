@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     )
     from ludic.run import Run, create
     from ludic.run import open_run as open
+    from ludic.run_config import RunConfig
     from ludic.sql.connect import connect, refresh
     from ludic.sql.scan import scan
     from ludic.store.root import Root
-    from ludic.store.run_json import RunConfig
 
 _HOMES = {
     "Run": "ludic.run",
@@ -40,7 +40,7 @@ _HOMES = {
     "refresh": "ludic.sql.connect",
     "scan": "ludic.sql.scan",
     "Root": "ludic.store.root",
-    "RunConfig": "ludic.store.run_json",
+    "RunConfig": "ludic.run_config",
 }
 
 _OWN_NAMES = {"open": "open_run"}

@@ -1,7 +1,7 @@
 """Run: every operation of ludic on one root. The command line, notebooks and pipelines all use it.
 
 Each method imports what it needs when it is called, so that `import ludic` stays light. A method that may take long has
-an argument `track` that shows progress (ludic.store.track); by default it is silent. Any method raises StoreError if
+an argument `track` that shows progress (ludic.store.root); by default it is silent. Any method raises StoreError if
 the root's filesystem fails.
 """
 
@@ -18,7 +18,7 @@ from ludic.errors import ConfigError
 from ludic.launch import eval_methods, what_if_methods
 from ludic.launch import run_methods as methods
 from ludic.store import Root, RunConfig
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 from ludic.viewer import methods as view_methods
 
 if TYPE_CHECKING:

@@ -8,24 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from ludic.errors import LudicError
-from ludic.maintenance.verify.compactions import check_compactions
-from ludic.maintenance.verify.model import check_model
-from ludic.maintenance.verify.records import check_code, check_records
-from ludic.maintenance.verify.tables import TABLES, check_file
-from ludic.maintenance.verify.weights import check_weights
+from ludic.maintenance.verify.records import check_code, check_model, check_records, check_weights
+from ludic.maintenance.verify.tables import TABLES, check_compactions, check_file
 from ludic.store import RolloutReader, Root, latest_policy, read_attempt, read_columns, read_ledger
+from ludic.store.attempts import complete_checkpoints, folder_of
 from ludic.store.catalogue import WORKERS
-from ludic.store.checkpoints import complete_checkpoints, folder_of
-from ludic.store.compaction_plans import read_plans
-from ludic.store.kept_model import read_identity, read_kept
-from ludic.store.lease import read_lease
-from ludic.store.manifest import check_folder
+from ludic.store.claims import read_lease
+from ludic.store.files import read_plans
 from ludic.store.parquet import decode
-from ludic.store.policies import read_policy
-from ludic.store.policy_files import read_delta
-from ludic.store.quarantine import list_quarantined
-from ludic.store.reference import read_reference, read_reference_index
-from ludic.store.tombstones import read_tombstones
+from ludic.store.policies import read_delta, read_policy
+from ludic.store.tables import read_reference, read_reference_index
+from ludic.store.tombstones import list_quarantined, read_tombstones
+from ludic.store.weights import check_folder, read_identity, read_kept
 
 TOKENS = ["rollout_id", "prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature"]
 UNCOVERED = re.compile(r"quarantine/(?!.*\.json$)|logs/|\.tmp/|tensorboard/")

@@ -15,8 +15,8 @@ import hypothesis
 import pytest
 from moto.server import ThreadedMotoServer
 
+from ludic.run_config import RunConfig
 from ludic.store.root import Root
-from ludic.store.run_json import RunConfig
 
 # A busy machine is no failure.
 hypothesis.settings.register_profile("ludic", deadline=None)

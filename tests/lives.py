@@ -22,7 +22,7 @@ from strategies import make_batch
 from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch
 from ludic.store import Cursor, RolloutReader, RolloutWriter, Root
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import read_rollouts
 from ludic.store.tombstones import expire, stored_files
 
 GROUP_SIZE = 3

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from ludic.schema import arrow_schema
 from ludic.store import Root, list_files, read_columns
-from ludic.store.sources import read_sources
+from ludic.store.files import read_sources
 
 
 def stored_rows(root: Root) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from ludic.errors import ConfigError, ConsentError, MissingRootError, ModelError
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutBatch
 from ludic.store import newest_attempt_id, read_attempt
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.attempts import complete_checkpoints
 from ludic.training import TrainConfig
 
 SIZES: dict[str, Any] = {"group_size": 2, "groups_per_batch": 2, "max_tokens": 4, "accept_incomplete": True}

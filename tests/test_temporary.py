@@ -26,7 +26,7 @@ import sys
 from pathlib import Path
 from ludic.store import Root
 from ludic.store.policies import claim_policy
-from ludic.store.policy_writer import PolicyWriter
+from ludic.store.policies import PolicyWriter
 
 def save(folder: Path) -> None:
     (folder / "config.json").write_text("{}")
@@ -180,7 +180,7 @@ def test_a_folder_that_another_user_may_have_made_is_refused(machine: Path, tmp_
 WITHIN = {
     "code/consent.py": "a file that is renamed, in the user's configuration folder",
     "models/families.py": "a file that is renamed, in the user's cache folder",
-    "store/policy_files.py": "within a folder of copies that temporary_folder made",
+    "store/policies.py": "within a folder of copies that temporary_folder made",
     "temporary.py": "makes all others",
 }
 

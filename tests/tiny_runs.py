@@ -21,11 +21,10 @@ from ludic.maintenance.compact import compact
 from ludic.models.tiny import make_tiny_model
 from ludic.records import RolloutGroup
 from ludic.store import Cursor, MetricsLog, RolloutReader, RolloutWriter, Root, RunConfig
-from ludic.store.checkpoints import complete_checkpoints, folder_of
-from ludic.store.quarantine import quarantine
+from ludic.store.attempts import complete_checkpoints, folder_of
+from ludic.store.claims import claim_slot
 from ludic.store.records import CheckpointInfo
-from ludic.store.slots import claim_slot
-from ludic.store.tombstones import expire, stored_files
+from ludic.store.tombstones import expire, quarantine, stored_files
 from ludic.training.checkpoint import take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.trainer import train

@@ -11,8 +11,7 @@ import pyarrow as pa
 from ludic.errors import SchemaError, StoreError
 from ludic.sql.planner import Planner
 from ludic.store import Root
-from ludic.store.ledger import newest_rows
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import newest_rows, read_rollouts
 from ludic.store.records import CheckpointId
 
 logger = logging.getLogger(__name__)

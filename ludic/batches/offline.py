@@ -27,7 +27,7 @@ from ludic.sql.planner import ADDED, BatchRules, LossUnit, Planner
 from ludic.store import Cursor, RolloutReader, Root
 from ludic.store.ledger import effective_steps, recall_groups
 from ludic.store.records import CheckpointInfo, CodeRecord
-from ludic.store.scores import PLAN_COLUMNS, ScoreReader
+from ludic.store.tables import PLAN_COLUMNS, ScoreReader
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class StoredRollouts:
     rows: pa.Table
     """Scalars with the columns ADDED and root, in whole groups. A group in several roots is taken from the first."""
     scores: pa.Table
-    """Scores of the rules' scorers: ludic.store.scores.PLAN_COLUMNS, of all sources."""
+    """Scores of the rules' scorers: ludic.store.tables.PLAN_COLUMNS, of all sources."""
     num_unreadable_files: int
 
     @classmethod

@@ -22,9 +22,9 @@ from ludic.code.kept import keep_code
 from ludic.errors import StalledError, StoreError
 from ludic.sql.planner import LossUnit, Planner, Shortage
 from ludic.store import Cursor, RolloutReader, Root, count_uses
-from ludic.store.recall import recall_requests, recall_sources
+from ludic.store.ledger import recall_requests, recall_sources
 from ludic.store.records import CheckpointInfo, CodeRecord
-from ludic.store.scores import ScoreReader
+from ludic.store.tables import ScoreReader
 
 logger = logging.getLogger(__name__)
 

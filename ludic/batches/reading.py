@@ -23,10 +23,10 @@ from ludic.batches.source import Plan
 from ludic.errors import SchemaError, StoreError
 from ludic.schema import token_arrays
 from ludic.schema.trainable import TRAINED_COLUMNS
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import read_rollouts
 from ludic.store.parquet import take_rows
-from ludic.store.quarantine import quarantine
 from ludic.store.root import Root
+from ludic.store.tombstones import quarantine
 
 _KEYS = ("rollout_id", "prompt_length", "response_length")
 """Ledger columns that `read_trained` adds: the row, and how long the plan took its lists to be."""

@@ -21,7 +21,7 @@ from ludic.schema import arrow_schema
 from ludic.sql.planner import UNTRAINABLE, BatchRules, FindUntrainable, Planner
 from ludic.store import Root
 from ludic.store.reader import DUPLICATE_REQUEST, OTHER_RUN
-from ludic.store.scores import PLAN_COLUMNS, ScoreReader
+from ludic.store.tables import PLAN_COLUMNS, ScoreReader
 
 _EVERY_GROUP = 2**31 - 1
 _PAIRLESS = "no_pair"
@@ -29,7 +29,7 @@ _REFUSALS = pa.array([DUPLICATE_REQUEST, OTHER_RUN])
 _JUST_OVER = timedelta(microseconds=2)
 
 ReadRollouts = Callable[[Root, pa.Table, Sequence[str]], pa.Table]
-"""Reads columns of the rollouts of ledger rows, as ludic.store.ledger_reads.read_rollouts."""
+"""Reads columns of the rollouts of ledger rows, as ludic.store.ledger.read_rollouts."""
 
 
 class Replanner:

@@ -15,8 +15,7 @@ from ludic.code.kept import keep_code
 from ludic.errors import ConfigError
 from ludic.sql.planner import LossUnit
 from ludic.store import Root, read_ledger
-from ludic.store.ledger import attempt_of_steps
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import attempt_of_steps, read_rollouts
 from ludic.store.records import CheckpointInfo, CodeRecord
 
 

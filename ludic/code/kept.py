@@ -32,10 +32,9 @@ from ludic.paths import local_path
 from ludic.records import new_id
 from ludic.run_config import RunConfig
 from ludic.store.catalogue import CODE, RUN, TEXTS, NumberName, TextName
+from ludic.store.claims import owner_name
 from ludic.store.filesystem import Storage
-from ludic.store.json_files import convert, encode_record
-from ludic.store.names import owner_name
-from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry
+from ludic.store.records import CodeList, CodeRecord, FileEntry, TextEntry, convert, encode_record
 from ludic.store.root import Root
 
 logger = logging.getLogger(__name__)

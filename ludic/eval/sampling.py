@@ -47,10 +47,9 @@ from ludic.records import Rollout, RolloutBatch, RolloutGroup, RolloutMetadata
 from ludic.rollouts.pump import EngineCalls, Finished, Pump, RunEpisode
 from ludic.rollouts.sampler import episodes_of_run, open_code
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
-from ludic.store.evaluations import SampleBlock, evaluation_of, put_evaluation, stored_blocks
-from ludic.store.evaluators import BlockClaims
+from ludic.store.evaluations import BlockClaims, SampleBlock, evaluation_of, put_evaluation, stored_blocks
 from ludic.store.files import RolloutFile
-from ludic.store.policy_files import has_weights
+from ludic.store.policies import has_weights
 from ludic.store.records import Evaluation
 from ludic.temporary import make_folder
 from ludic.waits import SideThread

@@ -14,9 +14,8 @@ from ludic.launch.train import train_here
 from ludic.models.adapters import ADAPTER_CONFIG
 from ludic.models.first_model import identify_at
 from ludic.store import Root
-from ludic.store.kept_model import keep_model
-from ludic.store.policies import policy_versions, read_policy
-from ludic.store.policy_files import copy_policy, has_weights, policy_folder
+from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
+from ludic.store.weights import keep_model
 from ludic.training.config import TrainConfig
 from ludic.what_if.rules import config_of, rules_of_step
 from ludic.what_if.steps import planned_steps

@@ -19,7 +19,7 @@ from ludic.records import Rollout
 from ludic.rollouts.sampler import GroupSampler
 from ludic.store import Root, RunConfig
 from ludic.store.catalogue import MODEL
-from ludic.store.kept_model import identify, keep_model
+from ludic.store.weights import identify, keep_model
 from ludic.training.config import TrainConfig
 
 NUM_WORKERS = 2

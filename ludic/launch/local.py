@@ -23,9 +23,7 @@ from ludic.launch.train import last_step, train_args
 from ludic.rollouts.config import StreamConfig
 from ludic.store import Root
 from ludic.store.catalogue import LOGS, WORKERS
-from ludic.store.lease import await_free, newest_claim
-from ludic.store.names import owner_name
-from ludic.store.slots import is_over, newest_slot_claim
+from ludic.store.claims import await_free, is_over, newest_claim, newest_slot_claim, owner_name
 from ludic.temporary import private_folder
 from ludic.training.config import TrainConfig
 from ludic.viewer.live import open_view

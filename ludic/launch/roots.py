@@ -17,7 +17,7 @@ from ludic.models.first_model import identify_at, local_folder, remember_model
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.sql.planner import BatchRules, Planner
 from ludic.store import Root, RunConfig
-from ludic.store.kept_model import copy_kept, keep_model
+from ludic.store.weights import copy_kept, keep_model
 from ludic.training.config import TrainConfig
 
 

@@ -17,9 +17,8 @@ from ludic.launch.process import LAUNCHER, stop_variables, stop_within_s
 from ludic.launch.roots import other_location, rules_of, start_like
 from ludic.sql.planner import Planner
 from ludic.store import Root, newest_attempt_id
-from ludic.store.checkpoints import NOTHING_TO_RESUME, checkpoint_id_to_resume, checkpoint_ids
-from ludic.store.cut_record import begin_from_cut
-from ludic.store.lease import newest_claim
+from ludic.store.attempts import NOTHING_TO_RESUME, begin_from_cut, checkpoint_id_to_resume, checkpoint_ids
+from ludic.store.claims import newest_claim
 from ludic.training.config import TrainConfig
 from ludic.viewer.progress import training_progress
 

@@ -8,7 +8,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal
 
 from ludic.errors import ConfigError
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
     from ludic.sql.roots import HasRoot

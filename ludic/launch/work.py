@@ -21,7 +21,7 @@ from ludic.rollouts.config import WorkerConfig
 from ludic.rollouts.sampler import check_sampling_code
 from ludic.rollouts.worker import run_worker
 from ludic.store import Root, latest_policy, publish_policy
-from ludic.store.slots import is_over, newest_slot_claim
+from ludic.store.claims import is_over, newest_slot_claim
 from ludic.viewer.progress import sampling_progress
 
 

@@ -18,14 +18,13 @@ from ludic.maintenance.expiry_rule import ExpiryRule
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Cursor, Root, latest_policy
-from ludic.store.attempts import newest_attempt
-from ludic.store.checkpoints import checkpoint_to_resume
+from ludic.store.attempts import checkpoint_to_resume, newest_attempt
 from ludic.store.files import FOLDERS, Source, list_versions
 from ludic.store.parquet import open_parquet
 from ludic.store.records import ExpiredPartition, Folder
+from ludic.store.root import Track, untracked
 from ludic.store.tombstones import StoredFile, all_rows_match, delete_files, is_trained_on, is_unconsumed, stored_files
 from ludic.store.tombstones import expire as expire_files
-from ludic.store.track import Track, untracked
 
 _CONCURRENT_READS = 16
 _COUNT_MATCHES = """

@@ -19,7 +19,9 @@ from ludic.paths import is_url
 from ludic.store import Root
 from ludic.store.catalogue import MODEL
 from ludic.store.filesystem import Storage
-from ludic.store.kept_model import (
+from ludic.store.policies import policy_folder, read_policy, stored_versions
+from ludic.store.records import ModelIdentity
+from ludic.store.weights import (
     CONFIG_FILES,
     TOKENIZER_FILES,
     WEIGHT_FILES,
@@ -31,8 +33,6 @@ from ludic.store.kept_model import (
     read_identity,
     read_kept,
 )
-from ludic.store.policies import policy_folder, read_policy, stored_versions
-from ludic.store.records import ModelIdentity
 from ludic.temporary import temporary_folder
 
 logger = logging.getLogger(__name__)

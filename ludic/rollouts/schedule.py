@@ -20,10 +20,8 @@ import pyarrow.compute as pc
 
 from ludic.errors import ConfigError, SchemaError
 from ludic.store import RolloutFile, Root, RunConfig, list_files, read_columns
-from ludic.store.compaction_plans import find_replacement
-from ludic.store.cursor import Intervals
-from ludic.store.files import slot_of, slot_prefix
-from ludic.store.sources import read_sources
+from ludic.store.files import find_replacement, read_sources, slot_of, slot_prefix
+from ludic.store.reader import Intervals
 from ludic.store.tombstones import read_tombstones
 from ludic.store.writer import MadeFile
 

@@ -37,10 +37,10 @@ from ludic.rollouts.sampler import GroupSampler, episodes_of_run, open_code
 from ludic.rollouts.schedule import Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.rollouts.swap_times import SwapTimes
 from ludic.store import LatestPolicy, MetricsLog, RolloutWriter, Root, fetch_policy, latest_policy
-from ludic.store.slots import check_holds_slot, code_before, held_slot
-from ludic.store.troubles import find_sampling_troubles, warn_of_rows
+from ludic.store.claims import check_holds_slot, code_before, held_slot
 from ludic.store.writer import FLUSH_AGE_S, FLUSH_GROUPS, MadeFile
 from ludic.temporary import temporary_folder
+from ludic.troubles import find_sampling_troubles, warn_of_rows
 from ludic.waits import SideThread
 
 logger = logging.getLogger(__name__)

@@ -23,9 +23,9 @@ from ludic.scoring.outcome import SCORE
 from ludic.scoring.scorer import Scorer, UsersScorer
 from ludic.sql.query import open_result
 from ludic.store import Root
-from ludic.store.scores import Row, ScoreLog, check_scorer_name
-from ludic.store.track import Track, untracked
-from ludic.store.whole_rows import whole_rows
+from ludic.store.files import whole_rows
+from ludic.store.root import Track, untracked
+from ludic.store.tables import Row, ScoreLog, check_scorer_name
 
 # The predicate has its own lines, so that a comment at its end does not hide the parenthesis.
 _CHOSEN = """

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from ludic.errors import LudicError, SchemaError
 from ludic.schema import rollouts_schema
 from ludic.store import Root
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import read_rollouts
 from ludic.store.parquet import read_row_groups
 
 ARGUMENTS = ("file", "row_group", "row", "rollout_id", "group_id")

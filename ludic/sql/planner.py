@@ -268,7 +268,7 @@ class Planner:
             self._con.execute("insert into untrainable from found")
 
     def add_scores(self, scores: pa.Table) -> None:
-        """Add rows of the scores table, of any rollouts, with ludic.store.scores.PLAN_COLUMNS."""
+        """Add rows of the scores table, of any rollouts, with ludic.store.tables.PLAN_COLUMNS."""
         assert self._gate is not None, "the rules name no scorers"
         self._gate.add(scores)
 

@@ -26,7 +26,7 @@ from ludic.errors import SchemaError
 from ludic.schema import rollouts_schema
 from ludic.store import RolloutFile, Root
 from ludic.store.parquet import open_parquet, read_row_groups, row_counts
-from ludic.store.small_files import MANY_FILES, SmallFiles, read_small_files
+from ludic.store.reader import MANY_FILES, SmallFiles, read_small_files
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import pyarrow.dataset as ds
 from ludic.schema import rollouts_schema
 from ludic.sql.roots import ROOT_COLUMN, RootLike, open_roots
 from ludic.store import Root
-from ludic.store.current import current_files
+from ludic.store.files import current_files
 
 _PARTITION = pa.schema([("version", pa.int64()), ("env", pa.string())])
 

@@ -133,7 +133,7 @@ class ScoreGate:
         self._note_oldest()
 
     def add(self, scores: pa.Table) -> None:
-        """Add rows of the scores table, with ludic.store.scores.PLAN_COLUMNS; ignores other scorers and versions."""
+        """Add rows of the scores table, with ludic.store.tables.PLAN_COLUMNS; ignores other scorers and versions."""
         self._con.register("arriving", scores)
         try:
             for scorer, version in self._versions.items():

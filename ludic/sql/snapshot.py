@@ -18,8 +18,7 @@ from ludic.errors import StoreError
 from ludic.paths import cache_folder as user_cache
 from ludic.sql.scalars import Scalars, update
 from ludic.store import RolloutFile, Root
-from ludic.store.current import current_files
-from ludic.store.files import Folder, list_names
+from ludic.store.files import Folder, current_files, list_names
 from ludic.temporary import folder_of_object
 
 logger = logging.getLogger(__name__)

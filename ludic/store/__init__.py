@@ -1,17 +1,19 @@
-"""Files on any fsspec filesystem: the root of a run and everything in it. The only layer that touches files."""
+"""Files on any fsspec filesystem: the root of a run and everything in it. The only layer that touches files.
 
+Chapters, each on those before it: filesystem (over local and s3, with failures), records, catalogue, root; parquet,
+files, writer, tables; claims, weights, attempts, policies; reader, tombstones, ledger; evaluations.
+"""
+
+from ludic.run_config import RunConfig
 from ludic.store.attempts import check_not_fenced, newest_attempt_id, read_attempt, start_attempt
-from ludic.store.cursor import Cursor
 from ludic.store.files import RolloutFile, list_files
 from ludic.store.ledger import count_uses, ledger_steps, read_ledger, write_ledger
-from ludic.store.metrics import MetricsLog, MetricsTail
 from ludic.store.parquet import read_columns, read_rows
-from ludic.store.policies import latest_policy, point_latest, prune_policies, publish_policy
-from ludic.store.policy_files import fetch_policy
-from ludic.store.reader import RolloutReader
+from ludic.store.policies import fetch_policy, latest_policy, point_latest, prune_policies, publish_policy
+from ludic.store.reader import Cursor, RolloutReader
 from ludic.store.records import Attempt, LatestPolicy
 from ludic.store.root import Root
-from ludic.store.run_json import RunConfig
+from ludic.store.tables import MetricsLog, MetricsTail
 from ludic.store.writer import RolloutWriter
 
 __all__ = [

@@ -1,29 +1,45 @@
-"""Attempts: attempts/N.json records the Nth start of a trainer on a root.
-
-The trainer with the newest claim owns the root; an older trainer stops at its next write. So does a trainer whose own
-claim is no longer stored: the root was deleted, and perhaps made again, and has nothing to do with it any more.
-
-An attempt names its parent, the attempt and step of the checkpoint that it resumed from. The chain
-of parents from the newest attempt is the effective ledger; steps off the chain are superseded.
-
-A trainer claims the root (attempts/N.lease) before it chooses the parent. After each checkpoint a trainer checks that
-there is no newer claim, and only then deletes older checkpoints: either it sees the claim, or the new trainer
-sees that checkpoint. So a checkpoint that a successor resumes from is never deleted.
-"""
+"""Attempts of a trainer, and the checkpoints that they resume from: attempts/, checkpoints/ and cut.json."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
-from ludic.errors import FencedError, OwnedError
+from ludic.errors import FencedError, OwnedError, SchemaError
 from ludic.renamed_settings import with_current_names
-from ludic.store.catalogue import ATTEMPTS, AttemptName
-from ludic.store.json_files import encode_record
-from ludic.store.lease import check_claim, claim, newest_claim, read_lease
-from ludic.store.records import Attempt, CheckpointId, Lease
+from ludic.store.catalogue import ATTEMPTS, CHECKPOINTS, CUT, STATE_FILES, AttemptName, StepName
+from ludic.store.claims import check_claim, claim, newest_claim, read_lease
+from ludic.store.records import (
+    CHECKPOINT_FORMAT,
+    CUT_ATTEMPT,
+    Attempt,
+    CheckpointId,
+    CheckpointInfo,
+    CutRecord,
+    Lease,
+    decode_json,
+    decode_record,
+    encode_record,
+)
 from ludic.store.root import Root
+from ludic.store.weights import MANIFEST, check_folder
+
+# --- Attempts -------------------------------------------------------------------------------------------------
+# Attempts: attempts/N.json records the Nth start of a trainer on a root.
+#
+# The trainer with the newest claim owns the root; an older trainer stops at its next write. So does a trainer whose own
+# claim is no longer stored: the root was deleted, and perhaps made again, and has nothing to do with it any more.
+#
+# An attempt names its parent, the attempt and step of the checkpoint that it resumed from. The chain
+# of parents from the newest attempt is the effective ledger; steps off the chain are superseded.
+#
+# A trainer claims the root (attempts/N.lease) before it chooses the parent. After each checkpoint a trainer checks that
+# there is no newer claim, and only then deletes older checkpoints: either it sees the claim, or the new trainer
+# sees that checkpoint. So a checkpoint that a successor resumes from is never deleted.
 
 
 def start_attempt(
@@ -181,3 +197,193 @@ def outdated(checkpoints: Iterable[CheckpointId], keep: int) -> list[CheckpointI
     """Return all checkpoints except the newest `keep`, oldest first."""
     assert keep >= 1, "a run must keep a checkpoint"
     return sorted(checkpoints)[:-keep]
+
+
+# --- Checkpoints ----------------------------------------------------------------------------------------------
+# Checkpoints on the root, checkpoints/attempt=A/step=S/: markers, which one to resume from, pruning. Imports no torch.
+#
+# ludic.training.checkpoint writes and reads the content.
+
+
+logger = logging.getLogger(__name__)
+
+MARKER = CHECKPOINTS.file
+"""File put last: a checkpoint without it does not count."""
+
+NOTHING_TO_RESUME = "has no complete checkpoint to resume from; without --resume it starts from the first weights"
+"""End of the error for a root without a checkpoint; the root's URL comes first."""
+
+
+def checkpoint_folder(checkpoint_id: CheckpointId) -> str:
+    attempt_id, step = checkpoint_id
+    return CHECKPOINTS.below(attempt_id=attempt_id, step=step)
+
+
+def folder_of(info: CheckpointInfo) -> str:
+    """Return the folder of a checkpoint below the root."""
+    return checkpoint_folder((info.attempt_id, info.step))
+
+
+def parse_marker(data: bytes, where: str) -> CheckpointInfo:
+    """Parse checkpoint.json. Raises SchemaError, which names `where`, if it is not one of this format version."""
+    try:
+        info = decode_record(data, CheckpointInfo)
+    except ValueError as error:
+        raise SchemaError(f"{where} is not a checkpoint.json that ludic can read: {error}") from error
+    if info.format_version not in range(1, CHECKPOINT_FORMAT + 1):
+        raise SchemaError(
+            f"{where} has format {info.format_version}, this ludic reads 1 to {CHECKPOINT_FORMAT}; upgrade ludic"
+        )
+    return info
+
+
+def checkpoint_ids(root: Root) -> list[CheckpointId]:
+    """Return attempt and step of the complete checkpoints, sorted; takes one listing and reads no file."""
+    return [(found.attempt_id, found.step) for found in CHECKPOINTS.listed(root)]
+
+
+def checkpoint_id_to_resume(root: Root, attempt_id: int, existing: Collection[CheckpointId]) -> CheckpointId | None:
+    """Return the newest of these checkpoints on an attempt's chain of parents; None if none is on it."""
+    return newest_checkpoint(chain(attempt_id, partial(read_parent, root)), existing)
+
+
+def last_checkpoint(
+    root: Root, attempt: Attempt | None, is_sound: Callable[[CheckpointInfo], bool] = lambda info: True
+) -> CheckpointInfo | None:
+    """Return the newest complete checkpoint on the chain of parents of an attempt; None if there is none.
+
+    is_sound: checkpoints for which it is false are skipped. By default only markers are read.
+    """
+    if attempt is None:
+        return None
+    found = {(info.attempt_id, info.step): info for info in complete_checkpoints(root)}
+    while (checkpoint_id := checkpoint_id_to_resume(root, attempt.attempt_id, found)) is not None:
+        if is_sound(found[checkpoint_id]):
+            return found[checkpoint_id]
+        del found[checkpoint_id]
+    return None
+
+
+def checkpoint_to_resume(
+    root: Root, attempt: Attempt | None, verdicts: MutableMapping[str, bool] | None = None
+) -> CheckpointInfo | None:
+    """The last checkpoint whose files match their digests; None to start from the first weights.
+
+    One that does not match is passed over with a warning. verdicts: whether a checkpoint is sound, by name; one that
+    is in there is not read again, others are added.
+    """
+    verdicts = {} if verdicts is None else verdicts
+
+    def is_sound(info: CheckpointInfo) -> bool:
+        name = folder_of(info)
+        if name not in verdicts:
+            verdicts[name] = _is_sound(root, name)
+        return verdicts[name]
+
+    return last_checkpoint(root, attempt, is_sound)
+
+
+def _is_sound(root: Root, name: str) -> bool:
+    try:
+        check_folder(root, name)
+    except FileNotFoundError:  # another trainer has pruned it in between
+        return False
+    except SchemaError as error:
+        logger.warning("%s; the checkpoint is passed over", error)
+        return False
+    return True
+
+
+def complete_checkpoints(root: Root) -> list[CheckpointInfo]:
+    """Return checkpoints of this run that have a marker, ordered by attempt and step.
+
+    Raises SchemaError for a marker that ludic can't read.
+    """
+    found = [_read_marker(root, CHECKPOINTS.name(StepName(*checkpoint_id))) for checkpoint_id in checkpoint_ids(root)]
+    return [info for info in found if info and _is_of_run(root, info)]
+
+
+def _is_of_run(root: Root, info: CheckpointInfo) -> bool:
+    """Return whether a trainer of this run wrote a checkpoint; warns of another's, which outlived a deleted root."""
+    if info.run_id in (None, root.run_id):
+        return True
+    logger.warning(
+        "%s/%s is of run %s, which was deleted here; the checkpoint is passed over, delete it",
+        root.url,
+        folder_of(info),
+        info.run_id,
+    )
+    return False
+
+
+def _read_marker(root: Root, name: str) -> CheckpointInfo | None:
+    """Read a marker; returns None if it was deleted since listing or is half-written, for example by a copying tool."""
+    try:
+        data = root.read(name)
+        decode_json(data)
+    except (FileNotFoundError, ValueError):
+        return None
+    return parse_marker(data, f"{root.url}/{name}")
+
+
+def prune_checkpoints(root: Root, attempt: Attempt, keep: int, *, every: int | None = None) -> list[str]:
+    """Delete old and incomplete checkpoints; returns their names.
+
+    Keeps the newest `keep` complete checkpoints, those whose step is a multiple of `every`, and incomplete ones of
+    this attempt and later ones.
+
+    Call it on rank 0, right after a checkpoint of `attempt`. Raises FencedError if a newer attempt owns the root:
+    claims are read after that checkpoint is complete and before the first deletion, see `Attempts` above.
+    """
+    begun = {(found.attempt_id, found.step) for found in STATE_FILES.listed(root)}
+    complete = {(info.attempt_id, info.step): folder_of(info) for info in complete_checkpoints(root)}
+    # A fenced trainer may still complete such a checkpoint; then it is not on the chain.
+    incomplete = sorted(each for each in begun - complete.keys() if each[0] < attempt.attempt_id)
+    old = [
+        complete[checkpoint_id]
+        for checkpoint_id in outdated(complete, keep)
+        if every is None or checkpoint_id[1] % every
+    ]
+    old += map(checkpoint_folder, incomplete)
+    check_not_fenced(root, attempt)
+    for name in old:
+        # The marker first, so that a deletion cut short leaves nothing that counts; then what lists the other files.
+        for first in (f"{name}/{MARKER}", f"{name}/{MANIFEST}", name):
+            root.delete(first)
+    return old
+
+
+# --- Cuts -----------------------------------------------------------------------------------------------------
+# cut.json: says that a root is a cut, the part of a run that replays some steps, and which weights must come out.
+#
+# A cut has one attempt, 1: the batches of its steps and the checkpoint before them. Written by ludic.what_if.cut.
+
+
+def read_cut(root: Root) -> CutRecord | None:
+    """Return cut.json; None if the root is no cut. Raises SchemaError if it is damaged."""
+    return CUT.read(root)
+
+
+def find_cut(root: Root) -> CutRecord | None:
+    """Return cut.json; None if the root is no cut, or if the file is damaged, which `ludic verify` names."""
+    with suppress(SchemaError):
+        return read_cut(root)
+    return None
+
+
+def begin_from_cut(root: Root, source: Root) -> None:
+    """Copy the checkpoint that a cut begins with into a new root; does nothing for other sources or a begun root.
+
+    An interrupted copy is done again: the attempt that names the checkpoint is put last.
+    """
+    cut = read_cut(source)
+    if cut is None or cut.start is None or newest_attempt_id(root):
+        return
+    folder, attempt = checkpoint_folder(cut.start), ATTEMPTS.name(AttemptName(CUT_ATTEMPT))
+    with root.scratch_folder() as scratch:
+        source.download(folder, scratch, leave_out=[MARKER])
+        root.upload(scratch, folder)
+    marker = f"{folder}/{MARKER}"
+    info = parse_marker(source.read(marker), f"{source.url}/{marker}")
+    root.put_if_absent(marker, encode_record(replace(info, run_id=root.run_id)))
+    root.put_if_absent(attempt, source.read(attempt))

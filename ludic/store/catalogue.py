@@ -1,7 +1,7 @@
 """The catalogue of a root: one row for each kind of file below it. What a root holds is said here and nowhere else.
 
 A row says how names are spelled, what a file holds, how files are numbered, put, kept and shown. From it follow
-names and their parser, listings, claims (ludic.store.registers), the checks of `ludic verify`, the stored rows of each
+names and their parser, listings, claims (ludic.store.claims), the checks of `ludic verify`, the stored rows of each
 SQL view, what `ludic expire` takes, and the list of files in docs/storage.md. The fields of a name are those of a
 NamedTuple. A field that is also a column of the table, or a field of the record, must agree with it.
 """
@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, NamedTuple, 
 from urllib.parse import quote, unquote
 
 from ludic.run_config import RunConfig
-from ludic.store.json_files import read_record
-from ludic.store.names import DIGITS, SCRATCH
+from ludic.store.local import SCRATCH
 from ludic.store.records import (
     Attempt,
     CheckpointInfo,
@@ -35,6 +34,7 @@ from ludic.store.records import (
     QuarantinedFile,
     SlotClaim,
     Tombstone,
+    read_record,
 )
 
 if TYPE_CHECKING:
@@ -53,6 +53,19 @@ class Spelling:
     write: Callable[[Any], str] = str
     is_path: bool = False
     """Whether it may hold further folders."""
+
+
+DIGITS = r"(?:0|[1-9][0-9]{0,17})"
+"""Pattern of a number in a file's name, as ludic writes it; it fits into int64."""
+NUMBER = f"({DIGITS})"
+"""The same as a group."""
+
+_NUMBER = re.compile(DIGITS)
+
+
+def parse_number(text: str) -> int | None:
+    """Parse a number as ludic writes it; None for a sign, leading zeros, digits of other scripts, over 18 digits."""
+    return int(text) if _NUMBER.fullmatch(text) else None
 
 
 def _int32(text: str) -> int:

@@ -8,6 +8,7 @@ listing passes over it with a warning, all others raise SchemaError (`Storage.at
 """
 
 import builtins
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -26,9 +27,7 @@ from ludic.errors import ConfigError, LudicError, StoreError
 from ludic.masking import has_secret, public_url
 from ludic.store import local
 from ludic.store.failures import diagnose, explain, is_filesystem_error, is_refused_overwrite, is_transient, retried
-from ludic.store.local import Content
-from ludic.store.names import SCRATCH, check_inside
-from ludic.store.remote import TAIL_BYTES, MemoryFile, RemoteFile
+from ludic.store.local import SCRATCH, Content, check_inside
 from ludic.temporary import temporary_folder
 
 Result = TypeVar("Result")
@@ -425,3 +424,62 @@ def _refusal_named(target: str) -> Iterator[None]:
         if is_refused_overwrite(error):
             raise FileExistsError(target) from error
         raise
+
+
+# --- Files without a local path -------------------------------------------------------------------------------
+# Random reads of files that no local path names: remote ones by ranged requests, and ones in memory.
+
+
+TAIL_BYTES = 1 << 20
+"""Bytes of the end of a file, read first: they hold a Parquet file's footer, and all of most rollout files."""
+
+
+class MemoryFile(io.BytesIO):
+    """File of bytes in memory, which can also be read without a copy: by slices of `data`."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.data = data
+
+
+class RemoteFile(io.RawIOBase):
+    """Bytes of a file whose end is already in memory; each read before the end is one request."""
+
+    def __init__(self, read_range: Callable[[int, int], bytes], size: int, tail: bytes) -> None:
+        super().__init__()
+        self._read_range, self._size, self._tail = read_range, size, tail
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._read(self._position, min(self._position + len(view), self._size))
+        view[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def readall(self) -> bytes:
+        """Return the remaining bytes, in one request."""
+        data = self._read(self._position, self._size)
+        self._position += len(data)
+        return data
+
+    def _read(self, start: int, end: int) -> bytes:
+        tail_start = self._size - len(self._tail)
+        if start >= end:
+            return b""
+        if start >= tail_start:
+            return self._tail[start - tail_start : end - tail_start]
+        return self._read_range(start, end)

@@ -21,13 +21,13 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from ludic.errors import SchemaError
-from ludic.store.names import SCRATCH
 
 logger = logging.getLogger(__name__)
 
 Content = bytes | memoryview
 """Content of a file; a memoryview of Arrow's output saves a copy."""
-
+SCRATCH = ".tmp"
+"""Folder of files that are not complete yet, below a local root; no reader looks into it."""
 
 _NO_HARD_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _RENAME_NOREPLACE = 1
@@ -117,6 +117,13 @@ def open_to_append(file: Path) -> BinaryIO:
         if linked is None:
             raise
         raise SchemaError(f"{linked} is a symbolic link, and logs are written through none; delete the link") from None
+
+
+def check_inside(name: str, url: str) -> str:
+    """Return the name. Raises SchemaError if it leads out of the root: a damaged or hostile file holds such a name."""
+    if ".." in name.split("/") or "\0" in name:
+        raise SchemaError(f"{url}: a file of the run names {name!r}, which leads out of the run; it is not touched")
+    return name
 
 
 def check_links(root: str, name: str) -> None:

@@ -1,19 +1,394 @@
-"""Open and check Parquet files; read those of rollouts by row groups, rows or columns; encoding.py writes them."""
+"""Parquet files: digests of their bytes, how they are written, and how they are opened and read.
 
+Every file that ludic writes holds digests, and every read checks the bytes that it takes. Rollouts are read by row
+groups, rows or columns; other tables whole.
+"""
+
+import functools
 import io
+import struct
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from xxhash import xxh3_64_intdigest
 
 from ludic.errors import LudicError, SchemaError, StoreError, one_line
 from ludic.schema import arrow_schema, as_schema, check_schema, rollouts_schema
-from ludic.store.digests import CheckedFile, Digests, parse_end, read_end
+from ludic.store.filesystem import MemoryFile
 from ludic.store.root import Root
+
+# --- Digests --------------------------------------------------------------------------------------------------
+# Digests of all bytes of a Parquet file, stored inside the file, so that a read can check the bytes it takes.
+#
+#     PAR1, column chunks | a digest of each page of 64 KiB before | trailer | footer, its length, PAR1
+#
+# Parquet readers locate the footer from the end of the file and all else by offsets from its start, so other readers
+# ignore the block in between. The trailer holds the digest of the footer and that of the block itself. The footer's
+# entry `ludic.digests` says that there is a block. So damage to the footer or the block is detected through the other.
+# A file without both, from an older ludic or another writer, is read unchecked. Digests are 64-bit XXH3: they detect
+# accidents, not forgery. Only `seal_file` opens a file.
+
+
+DIGESTS_KEY = b"ludic.digests"
+"""Key of the footer entry that marks a file with digests."""
+PAGE_BYTES = 1 << 16
+"""Size of a page, in bytes. A read takes whole pages; smaller ones cost more calls. Digests take 0.01% of a file."""
+_MAGIC = b"LUDICxx1"
+_TRAILER = struct.Struct("<QQ8sQ")
+"""Number of bytes that have page digests, digest of footer to end, _MAGIC, digest of the block up to here."""
+_FOOTER_END = 8
+"""Number of bytes after a footer: its length (4), and PAR1."""
+
+
+def seal(data: Any) -> bytes:
+    """Return a Parquet file with its digests added. data: a buffer of the whole file, whose footer has DIGESTS_KEY."""
+    view = memoryview(data).cast("B")
+    start = _footer_start(view)
+    return b"".join([view[:start], _block(view[:start], view[start:]), view[start:]])
+
+
+def sound_footer(data: bytes) -> bytes | None:
+    """Return the footer of a whole file, with its length and PAR1, if all bytes match their digests; else None."""
+    view = memoryview(data)
+    start = _footer_start(view) if len(data) > _FOOTER_END else 0
+    if start < _TRAILER.size:
+        return None
+    num_bytes = _TRAILER.unpack_from(view, start - _TRAILER.size)[0]
+    is_sound = num_bytes < start and _block(view[:num_bytes], view[start:]) == view[num_bytes:start]
+    return bytes(view[start:]) if is_sound else None
+
+
+def seal_file(path: Path) -> None:
+    """Add the digests to a local file, which must be complete and not yet visible to readers."""
+    with pa.memory_map(str(path)) as mapped:
+        view = memoryview(mapped.read_buffer()).cast("B")
+        start = _footer_start(view)
+        end = _block(view[:start], view[start:]) + bytes(view[start:])
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(end)
+
+
+def _footer_start(view: memoryview) -> int:
+    return len(view) - _FOOTER_END - int.from_bytes(view[-_FOOTER_END:-4], "little")
+
+
+def _block(content: memoryview, footer: memoryview) -> bytes:
+    """Return the block of digests. content: all bytes before the block."""
+    pages = _digest_pages(content).tobytes()
+    own = _TRAILER.pack(len(content), xxh3_64_intdigest(footer), _MAGIC, 0)[:-8]
+    return pages + own + xxh3_64_intdigest(pages + own).to_bytes(8, "little")
+
+
+def _digest_pages(view: memoryview) -> np.ndarray:
+    """Return the digest of each page: (num_pages,) uint64."""
+    pages = [view[start : start + PAGE_BYTES] for start in range(0, len(view), PAGE_BYTES)]
+    return np.array([xxh3_64_intdigest(page) for page in pages], "<u8")
+
+
+def read_end(source: BinaryIO) -> bytes:
+    """Read the trailer (if there is one), the footer, its length and PAR1; empty if there is no footer."""
+    size = source.seek(0, io.SEEK_END)
+    source.seek(max(0, size - _FOOTER_END))
+    length = int.from_bytes(source.read(_FOOTER_END)[:4], "little") + _FOOTER_END
+    if not _FOOTER_END < length < size:
+        return b""
+    source.seek(max(0, size - length - _TRAILER.size))
+    return source.read(size)
+
+
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """Page digests of the first `num_bytes` bytes of a file, which come before the digests themselves."""
+
+    num_bytes: int
+    pages: np.ndarray
+    """(num_pages,) uint64."""
+
+
+def parse_end(source: BinaryIO, end: bytes, where: str) -> tuple[pq.FileMetaData, Digests | None]:
+    """Parse the footer and the digests of a file; the digests are None if the file has none.
+
+    end: as returned by `read_end`. Raises SchemaError if footer and digests don't match, and pyarrow's error if the
+    footer can't be read.
+    """
+    footer_start = len(end) - _FOOTER_END - int.from_bytes(end[-_FOOTER_END:-4], "little")
+    trailer, footer = end[:footer_start], end[footer_start:]
+    if len(trailer) < _TRAILER.size or _TRAILER.unpack(trailer)[2] != _MAGIC:
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        return metadata, _lost_digests(source, len(end)) if DIGESTS_KEY in (metadata.metadata or {}) else None
+    num_bytes, of_footer, _, of_block = _TRAILER.unpack(trailer)
+    if xxh3_64_intdigest(footer) != of_footer:
+        raise SchemaError(_damage(where, "its footer does not match its digest"))
+    pages = _read_pages(source, num_bytes, len(end))
+    if xxh3_64_intdigest(pages + trailer[:-8]) != of_block:
+        raise SchemaError(_damage(where, "its digests do not match their own digest"))
+    return pq.read_metadata(pa.BufferReader(footer)), Digests(num_bytes, np.frombuffer(pages, "<u8"))
+
+
+def _lost_digests(source: BinaryIO, end_size: int) -> Digests:
+    """Return digests that no page matches, for a file with DIGESTS_KEY but without digests.
+
+    They were lost, or another program wrote the file with ludic's footer entries. The footer can still be read,
+    since it may show that a newer ludic wrote the file.
+    """
+    num_bytes = source.seek(0, io.SEEK_END) - end_size
+    return Digests(num_bytes, np.zeros(-(-num_bytes // PAGE_BYTES), "<u8"))
+
+
+def _read_pages(source: BinaryIO, num_bytes: int, end_size: int) -> bytes:
+    """Read the page digests, which lie between the pages and the end; empty if their size does not fit there."""
+    stop = source.seek(0, io.SEEK_END) - end_size
+    if stop - num_bytes != 8 * -(-num_bytes // PAGE_BYTES):
+        return b""
+    source.seek(num_bytes)
+    return source.read(stop - num_bytes)
+
+
+def _damage(where: str, what: str) -> str:
+    return (
+        f"{where}: {what}, so a disk, a copy or another program has changed it; put a sound copy in its place, or let "
+        "`ludic verify --repair` quarantine it"
+    )
+
+
+def _read_buffer(source: BinaryIO, num_bytes: int) -> pa.Buffer:
+    """Read without a copy where the source allows: copying 2 MB takes half as long as reading their columns."""
+    if isinstance(source, pa.NativeFile):
+        return source.read_buffer(num_bytes)
+    if isinstance(source, MemoryFile):
+        start = source.tell()
+        return pa.py_buffer(source.data)[start : start + num_bytes]
+    return pa.py_buffer(source.read(num_bytes))
+
+
+class CheckedFile:
+    """The part of a Parquet file before its digests, for random reads; raises SchemaError if a page does not match."""
+
+    closed = False
+
+    def __init__(self, source: BinaryIO, digests: Digests, where: str) -> None:
+        """digests: as returned by `parse_end`. where: names the file in errors."""
+        self._source, self._pages, self.size, self._where = source, digests.pages, digests.num_bytes, where
+        self._position = 0
+        self._start, self._data = 0, pa.py_buffer(b"")
+        """Offset and bytes of the pages that were read last, kept because small columns share a page."""
+        self._unread = np.ones(len(digests.pages), bool)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self.size}[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def read_buffer(self, num_bytes: int) -> pa.Buffer:
+        """Read without a copy; Arrow calls this instead of `read`."""
+        start, stop = self._position, min(self._position + num_bytes, self.size)
+        if not self._start <= start <= stop <= self._start + self._data.size:
+            self._load(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
+        self._position = stop
+        return self._data[start - self._start : stop - self._start]
+
+    def read(self, num_bytes: int) -> bytes:
+        return self.read_buffer(num_bytes).to_pybytes()
+
+    def check_rest(self) -> None:
+        """Check the pages that were not read."""
+        for page in np.flatnonzero(self._unread).tolist():
+            self._load(page, page + 1)
+
+    def close(self) -> None:
+        """Do nothing: the caller that opened the source closes it."""
+
+    def _load(self, first: int, last: int) -> None:
+        """Read and check the pages from `first` up to, not including, `last`."""
+        start, stop = first * PAGE_BYTES, min(last * PAGE_BYTES, self.size)
+        self._source.seek(start)
+        self._data = _read_buffer(self._source, stop - start)
+        self._start = start
+        broken = np.flatnonzero(_digest_pages(memoryview(self._data)) != self._pages[first:last])
+        if len(broken):
+            self._data = pa.py_buffer(b"")
+            start += PAGE_BYTES * int(broken[0])
+            raise SchemaError(
+                _damage(self._where, f"the {PAGE_BYTES:,} bytes from {start:,} on do not match their digest")
+            )
+        self._unread[first:last] = False
+
+
+# --- Writing --------------------------------------------------------------------------------------------------
+# Encode tables as Parquet bytes; for rollouts, choose the encodings, statistics and row groups.
+
+
+# Measured with rollouts of 1,000 tokens, 128 groups of 8 in a file, by rows per row group. Tokens and logprobs compress
+# only from about 250,000 tokens up, since zstd's blocks of 128 kB then hold one byte of each number.
+#     rows    bytes a token    one group's tokens    one row, all columns    all tokens
+#       64             7.52                4.0 ms                  7.2 ms    63 M a second
+#      256             7.16                4.4 ms                  9.6 ms    85 M a second
+#    1,024             7.11               10.8 ms                 19.6 ms    92 M a second
+ROW_GROUP_ROWS = 256
+"""Most rows of a row group that several groups share; a larger group has its own row group."""
+ROW_GROUP_BYTES = 64 << 20
+"""Most bytes in memory of a row group that several groups share, so that long rollouts are read in bounded pieces."""
+LARGEST_GROUP_BYTES = 512 << 20
+"""A larger group is split between rows: pyarrow can't read a row group with 2 GiB of text in messages."""
+
+# Statistics only for columns that prune: each further column costs 50 bytes of footer per row group.
+_STATISTICS = ["group_id", "rollout_id", "policy_version", "env_name", "created_at"]
+# Texts that may be long. Compressing all other columns too, of a few bytes per row each, would save 0.01 bytes a token,
+# and make the encoding of one group take two thirds longer.
+_LONG_TEXTS = {
+    *("rollout_id", "episode_id", "error"),
+    *("content", "action", "observation", "next_observation", "arguments", "result", "value"),
+}
+_PLAIN_OPTIONS = {"compression": "zstd", "compression_level": 1}
+"""Options of a ParquetWriter for tables other than rollouts."""
+_DICTIONARY_ROWS = 64
+"""Fewest rows that are encoded with dictionaries; fewer rows are smaller without."""
+_NUMBER_LISTS = [
+    f"{name}.list.element"
+    for name in ("prompt_tokens", "response_tokens", "response_logprobs", "token_rewards", "kept_tokens.list.element")
+]
+
+
+def encode(table: pa.Table) -> bytes:
+    """Encode a rollouts table whose groups are contiguous as Parquet, with the row groups of `row_group_bounds`."""
+    assert table.num_rows, "a file without rows"
+    sink = pa.BufferOutputStream()  # Arrow writes to a BytesIO through Python, which takes a third longer
+    options = writer_options(table.schema, dictionaries=table.num_rows >= _DICTIONARY_ROWS)
+    with _open(sink, table.schema, {}, options) as writer:
+        for start, stop in row_group_bounds(table):
+            writer.write_table(table.slice(start, stop - start), row_group_size=stop - start)
+    return seal(sink.getvalue())
+
+
+@contextmanager
+def open_writer(
+    path: Path, schema: pa.Schema, metadata: Mapping[bytes, bytes] | None = None, *, is_plain: bool = False
+) -> Iterator[pq.ParquetWriter]:
+    """Open a local rollouts file to write row group by row group; it is complete at the end of the block.
+
+    metadata: footer entries to add to the schema's own, such as the sources of a compacted file.
+    is_plain: the file holds another table, and is encoded as encode_plain does.
+    To write a row group, call write_table with whole groups and row_group_size set to their number of rows.
+    """
+    options = _PLAIN_OPTIONS if is_plain else writer_options(schema, dictionaries=True)
+    with _open(str(path), schema, metadata or {}, options) as writer:
+        yield writer
+    seal_file(path)
+
+
+def _open(
+    sink: str | pa.NativeFile, schema: pa.Schema, metadata: Mapping[bytes, bytes], options: Mapping[str, Any]
+) -> pq.ParquetWriter:
+    writer = pq.ParquetWriter(sink, schema, **options)
+    writer.add_key_value_metadata({**(schema.metadata or {}), **metadata, DIGESTS_KEY: b"1"})
+    return writer
+
+
+def encode_plain(table: pa.Table, **options: Any) -> bytes:
+    """Encode a table other than rollouts as Parquet, such as a step's ledger. options: passed to pq.write_table."""
+    sink = pa.BufferOutputStream()
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), DIGESTS_KEY: b"1"})
+    pq.write_table(table, sink, **_PLAIN_OPTIONS, **options)
+    return seal(sink.getvalue())
+
+
+def release_memory(size_bytes: int) -> None:
+    """Return Arrow's unused memory to the system after work on a large table of `size_bytes`; else it accumulates.
+
+    Does nothing after a small table: new memory pages cost ten times as much as a copy into them.
+    """
+    if size_bytes > ROW_GROUP_BYTES:
+        pa.default_memory_pool().release_unused()
+
+
+@functools.cache
+def writer_options(schema: pa.Schema, *, dictionaries: bool) -> dict:
+    """Return options of a ParquetWriter: byte streams for token ids and logprobs; zstd level 1 for long columns.
+
+    dictionaries: whether columns other than the per-token numbers are dictionary-encoded at first.
+    benchmarks/store_size.py has the figures. The footer leaves out Arrow's own schema, which would be 7 of 16 kB and
+    adds nothing to Parquet's schema.
+    """
+    columns = _leaves(schema)
+    long = [path for path, is_text in columns.items() if _is_long(schema, path, is_text)]
+    coded = [path for path in columns if path not in _NUMBER_LISTS] if dictionaries else False
+    return {
+        "compression": dict.fromkeys(long, "zstd"),
+        "compression_level": dict.fromkeys(long, 1),
+        "use_dictionary": coded,
+        "column_encoding": dict.fromkeys(_NUMBER_LISTS, "BYTE_STREAM_SPLIT"),
+        "write_statistics": _STATISTICS,
+        "store_schema": False,
+    }
+
+
+def _is_long(schema: pa.Schema, path: str, is_text: bool) -> bool:
+    """Return whether a column may be long: a list of plain values, or a text in _LONG_TEXTS or a run's own column."""
+    column, field = path.partition(".")[0], path.rpartition(".")[2]
+    type_ = schema.field(column).type
+    while pa.types.is_list(type_):
+        type_ = type_.value_type
+    is_plain_list = pa.types.is_list(schema.field(column).type) and not pa.types.is_nested(type_)
+    return is_plain_list or (is_text and (field in _LONG_TEXTS or column.startswith("x_")))
+
+
+def _leaves(schema: pa.Schema) -> dict[str, bool]:
+    """Return the Parquet path of each leaf column, and whether it holds text; only a written file shows them."""
+    sink = io.BytesIO()
+    pq.write_table(schema.empty_table(), sink)
+    parquet = pq.ParquetFile(sink).schema
+    return {leaf.path: leaf.physical_type == "BYTE_ARRAY" for leaf in map(parquet.column, range(len(parquet)))}
+
+
+def row_group_bounds(
+    table: pa.Table, *, max_rows: int = ROW_GROUP_ROWS, max_bytes: int = ROW_GROUP_BYTES
+) -> list[tuple[int, int]]:
+    """Return [start, stop) of each row group: as many whole groups as fit; a group too large to share has its own."""
+    if table.num_rows <= max_rows and table.get_total_buffer_size() <= max_bytes:
+        return [(0, table.num_rows)]
+    bounds: list[tuple[int, int]] = []
+    begin, size_bytes = 0, 0
+    for start, stop, piece_bytes in _pieces(table, max_bytes):
+        if start > begin and (stop - begin > max_rows or size_bytes + piece_bytes > max_bytes):
+            bounds.append((begin, start))
+            begin, size_bytes = start, 0
+        size_bytes += piece_bytes
+    return [*bounds, (begin, table.num_rows)]
+
+
+def _pieces(table: pa.Table, max_bytes: int) -> Iterator[tuple[int, int, int]]:
+    """Yield start, stop and bytes in memory of each unsplittable piece: a group, or a row of a too large group."""
+    starts = group_starts(table).tolist()
+    # Measuring takes 0.1 ms a group (48 columns), so it is left out for a small table. The buffers may hold more than
+    # the table.
+    is_small = table.get_total_buffer_size() <= max_bytes
+    for start, stop in zip(starts, [*starts[1:], table.num_rows], strict=True):
+        size_bytes = 0 if is_small else table.slice(start, stop - start).nbytes
+        if size_bytes > LARGEST_GROUP_BYTES:
+            yield from ((row, row + 1, table.slice(row, 1).nbytes) for row in range(start, stop))
+        else:
+            yield start, stop, size_bytes
+
+
+def group_starts(table: pa.Table) -> np.ndarray:
+    """Return the first row of each run of equal group_ids: (num_groups,) int64."""
+    ids = table.column("group_id").to_numpy()
+    return np.flatnonzero(np.append(True, ids[1:] != ids[:-1])) if len(ids) else np.zeros(0, dtype=np.int64)
+
+
+# --- Reading --------------------------------------------------------------------------------------------------
+# Open and check Parquet files; read those of rollouts by row groups, rows or columns.
+
 
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors that pyarrow raises for a broken file; ValueError, for example, for names in a damaged footer."""

@@ -36,11 +36,10 @@ from ludic.distributed import bytes_from_main, from_main, num_ranks, rank
 from ludic.errors import ModelError, NameTakenError
 from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ludic.models.lora import has_adapters, is_adapter_weight, load_adapter
-from ludic.store.checkpoints import MARKER, folder_of
-from ludic.store.json_files import encode_record
-from ludic.store.manifest import check_copy, write_manifest
-from ludic.store.records import CheckpointInfo
+from ludic.store.attempts import MARKER, folder_of
+from ludic.store.records import CheckpointInfo, encode_record
 from ludic.store.root import Root
+from ludic.store.weights import check_copy, write_manifest
 from ludic.training.model import detached, full_state_dict, load_model, save_weights
 
 

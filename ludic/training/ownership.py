@@ -24,28 +24,23 @@ from ludic.distributed import run_on_main
 from ludic.errors import ConfigError
 from ludic.models.first_model import first_tokenizer
 from ludic.store import Attempt, MetricsLog, Root, RunConfig
-from ludic.store.attempts import newest_attempt, record_attempt
-from ludic.store.catalogue import TENSORBOARD
-from ludic.store.checkpoints import (
+from ludic.store.attempts import (
     NOTHING_TO_RESUME,
     checkpoint_folder,
     checkpoint_to_resume,
     folder_of,
     last_checkpoint,
+    newest_attempt,
+    record_attempt,
 )
-from ludic.store.lease import await_free, claim, held, newest_claim
-from ludic.store.metrics import POPULATIONS
+from ludic.store.catalogue import TENSORBOARD
+from ludic.store.claims import await_free, claim, held, newest_claim
 from ludic.store.records import CheckpointInfo, CodeRecord, Lease
-from ludic.store.troubles import (
-    Trouble,
-    find_mismatch,
-    find_training_troubles,
-    find_truncated_support,
-    warn_of_rows,
-)
+from ludic.store.tables import POPULATIONS
 from ludic.training.config import TrainConfig
 from ludic.training.publisher import Publisher
 from ludic.training.replay_settings import open_replay
+from ludic.troubles import Trouble, find_mismatch, find_training_troubles, find_truncated_support, warn_of_rows
 
 logger = logging.getLogger(__name__)
 

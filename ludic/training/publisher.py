@@ -28,10 +28,8 @@ from ludic.store import (
     prune_policies,
 )
 from ludic.store.attempts import check_not_replaced
-from ludic.store.manifest import write_manifest
-from ludic.store.policies import claim_policy, newest_version, read_policy
-from ludic.store.policy_files import published_digests
-from ludic.store.policy_writer import PolicyWriter
+from ludic.store.policies import PolicyWriter, claim_policy, newest_version, published_digests, read_policy
+from ludic.store.weights import write_manifest
 
 
 class Publisher:

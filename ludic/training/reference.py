@@ -1,6 +1,6 @@
 """Logprobs under a reference model, for the KL in the loss. Collective.
 
-With a cache, reads and writes reference/ under the root, see ludic.store.reference; files that can't be read are
+With a cache, reads and writes reference/ under the root, see ludic.store.tables; files that can't be read are
 computed again. Raises StoreError on every rank if the filesystem fails.
 """
 
@@ -30,8 +30,8 @@ from ludic.distributed import broadcast_bytes, bytes_from_main, num_ranks, run_o
 from ludic.errors import SchemaError
 from ludic.models.lora import adapters_off, base_weights
 from ludic.schema import arrow_schema
-from ludic.store.reference import ReferenceRow, read_reference, read_reference_index, write_reference
 from ludic.store.root import Root
+from ludic.store.tables import ReferenceRow, read_reference, read_reference_index, write_reference
 from ludic.training.logprobs import CHUNK_TOKENS, token_logprobs
 from ludic.training.model import full_state_dict
 

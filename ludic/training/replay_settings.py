@@ -14,9 +14,7 @@ from ludic.batches.replay import ReplaySource
 from ludic.errors import ConfigError
 from ludic.models.first_model import same_model
 from ludic.store import Attempt, Root, RunConfig, read_attempt
-from ludic.store.attempts import chain, newest_attempt, read_parent
-from ludic.store.checkpoints import last_checkpoint
-from ludic.store.cut_record import read_cut
+from ludic.store.attempts import chain, last_checkpoint, newest_attempt, read_cut, read_parent
 from ludic.store.records import CheckpointId
 from ludic.training.config import TrainConfig
 from ludic.training.objectives import without_ignored

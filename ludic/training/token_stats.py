@@ -10,7 +10,7 @@ import pyarrow as pa
 from torch import Tensor
 
 from ludic.batches.packing import MicroBatch
-from ludic.store.token_stats import to_token_stats
+from ludic.store.tables import to_token_stats
 
 
 @dataclass(slots=True)

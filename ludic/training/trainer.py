@@ -27,10 +27,9 @@ from ludic.distributed import init_distributed, num_ranks, rank, run_on_all, run
 from ludic.errors import ConfigError, StalledError, StoreError
 from ludic.models.first_model import remember_model, write_files
 from ludic.store import Root, check_not_fenced
-from ludic.store.attempts import check_not_replaced
-from ludic.store.checkpoints import folder_of, prune_checkpoints
+from ludic.store.attempts import check_not_replaced, folder_of, prune_checkpoints
 from ludic.store.records import CheckpointInfo
-from ludic.store.token_stats import TokenStatsLog
+from ludic.store.tables import TokenStatsLog
 from ludic.training.checkpoint import Snapshot, load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.flops import device_peak_flops, model_cost, step_flops

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ludic.store.balance import MOST_WAITING
+from ludic.viewer.balance import MOST_WAITING
 from ludic.viewer.dashboard_tables import by_environment, by_worker, rates
 from ludic.viewer.output import age, plural, printable, size, sparkline
 from ludic.viewer.status import WINDOW, Row, RunStatus, Trainer

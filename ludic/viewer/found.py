@@ -1,6 +1,6 @@
 """Find one rollout or one group by its id, with its uses in training and the code that scored it.
 
-Reads the rollout's file (ludic.store.lookup) and the ledger; for part of an id also all ids of the run. Raises
+Reads the rollout's file (ludic.store.files) and the ledger; for part of an id also all ids of the run. Raises
 UnknownIdError if the id matches nothing or several ids.
 """
 
@@ -19,7 +19,7 @@ from ludic.schema import from_table, resolve_row
 from ludic.sql import connect
 from ludic.sql.query import ask
 from ludic.store import Root
-from ludic.store.lookup import Address, find_rows, read_addresses
+from ludic.store.files import Address, find_rows, read_addresses
 from ludic.viewer.output import Shown
 from ludic.viewer.tokens import load_token_reader, token_rows
 from ludic.viewer.transcript import Look, print_found

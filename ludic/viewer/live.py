@@ -11,7 +11,7 @@ from rich.text import Text
 
 from ludic.errors import SchemaError, StoreError
 from ludic.store.records import CheckpointId
-from ludic.store.troubles import TroubleLog
+from ludic.troubles import TroubleLog
 from ludic.viewer.dashboard import draw
 from ludic.viewer.output import printable
 from ludic.viewer.status import Row, RunStatus, Watcher, describe_step

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any
 
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
     from ludic.sql.roots import HasRoot
@@ -66,7 +66,7 @@ def label(
     this machine's user. Raises UnknownIdError, ConfigError.
     """
     from ludic.store import Root
-    from ludic.store.labels import put_label
+    from ludic.store.tables import put_label
     from ludic.viewer.found import look_up
 
     found = look_up(self.root, rollout_id, "rollout").record.rollout_id

@@ -22,7 +22,7 @@ from rich.text import Text
 
 from ludic.printable import printable as printable
 from ludic.sql.row_files import json_text, to_plain
-from ludic.store.track import Track
+from ludic.store.root import Track
 
 SHOWN_ITEMS = 6
 """Number of items of a list that a cell shows."""

@@ -18,8 +18,8 @@ from ludic.sql.snapshot import count_rows
 from ludic.store import Root
 from ludic.store.catalogue import CHECKPOINTS, POLICIES
 from ludic.store.policies import versions_with_weights
-from ludic.store.quarantine import list_quarantined
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
+from ludic.store.tombstones import list_quarantined
 from ludic.viewer.output import Shown, cell, number, pairs, plain_table, plural, printable, size, sparkline
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from typing import Any
 from rich.console import Console
 
 from ludic.store import Attempt, MetricsTail, Root, latest_policy, read_attempt
-from ludic.store.balance import Balance, find_balance
-from ludic.store.checkpoints import checkpoint_ids
-from ludic.store.lease import LeaseState, LeaseWatch, newest_claim, read_lease
+from ludic.store.attempts import checkpoint_ids
+from ludic.store.claims import LeaseState, LeaseWatch, newest_claim, read_lease
 from ludic.store.policies import read_policy
 from ludic.store.records import CheckpointId, Policy
-from ludic.store.troubles import (
+from ludic.troubles import (
     Trouble,
     find_mismatch,
     find_sampling_troubles,
@@ -26,6 +25,7 @@ from ludic.store.troubles import (
     find_training_troubles,
     find_truncated_support,
 )
+from ludic.viewer.balance import Balance, find_balance
 from ludic.viewer.output import Shown
 
 Row = Mapping[str, Any]

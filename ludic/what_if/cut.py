@@ -21,15 +21,19 @@ from ludic.errors import ConfigError, LudicError
 from ludic.masking import SECRET_NAME
 from ludic.models.first_model import first_model, is_hub_id
 from ludic.store import Attempt, LatestPolicy, Root, point_latest, read_attempt
-from ludic.store.attempts import newest_attempt_id
+from ludic.store.attempts import (
+    MARKER,
+    checkpoint_folder,
+    checkpoint_id_to_resume,
+    checkpoint_ids,
+    newest_attempt_id,
+    parse_marker,
+)
 from ludic.store.catalogue import ATTEMPTS, CUT, POLICIES, README, RUN, WEIGHTS
-from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, parse_marker
-from ludic.store.json_files import decode_json, encode_json, encode_record
-from ludic.store.kept_model import copy_kept, keep_model, read_identity
-from ludic.store.names import SCRATCH
-from ludic.store.policies import read_policy
-from ludic.store.policy_files import copy_policy, has_weights, policy_folder
-from ludic.store.records import CUT_ATTEMPT, CheckpointId, CutRecord
+from ludic.store.local import SCRATCH
+from ludic.store.policies import copy_policy, has_weights, policy_folder, read_policy
+from ludic.store.records import CUT_ATTEMPT, CheckpointId, CutRecord, decode_json, encode_json, encode_record
+from ludic.store.weights import copy_kept, keep_model, read_identity
 from ludic.temporary import temporary_folder
 from ludic.training.config import TrainConfig
 from ludic.what_if.cut_batches import copy_batches, copy_reference

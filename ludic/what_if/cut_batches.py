@@ -13,11 +13,11 @@ from ludic.errors import ConfigError
 from ludic.schema import rollouts_schema
 from ludic.store import Root
 from ludic.store.catalogue import REFERENCE
-from ludic.store.encoding import encode_plain, open_writer
 from ludic.store.files import RolloutFile
 from ludic.store.ledger import ledger_name
+from ludic.store.parquet import encode_plain, open_writer
 from ludic.store.records import CUT_ATTEMPT
-from ludic.store.reference import read_reference_index
+from ludic.store.tables import read_reference_index
 from ludic.what_if.steps import read_considered, read_step
 
 _Address = tuple[str, int, int]

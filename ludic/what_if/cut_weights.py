@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ludic.store import Attempt, Root
-from ludic.store.attempts import chain, newest_attempt_id, read_parent
-from ludic.store.checkpoints import checkpoint_folder, checkpoint_ids
-from ludic.store.policies import policy_versions, read_policy
-from ludic.store.policy_files import copy_policy, has_weights, policy_folder
+from ludic.store.attempts import chain, checkpoint_folder, checkpoint_ids, newest_attempt_id, read_parent
+from ludic.store.policies import copy_policy, has_weights, policy_folder, policy_versions, read_policy
 from ludic.temporary import temporary_folder
 
 _OTHERS = ("optimizer.safetensors", "random.safetensors")

@@ -4,8 +4,8 @@ import shlex
 
 from ludic.printable import printable
 from ludic.store import Attempt
-from ludic.store.checkpoints import checkpoint_folder
-from ludic.store.policy_files import policy_folder
+from ludic.store.attempts import checkpoint_folder
+from ludic.store.policies import policy_folder
 from ludic.store.records import CutRecord
 from ludic.training.config import TrainConfig
 from ludic.what_if.cut_weights import ExpectedWeights

@@ -13,7 +13,7 @@ import polars as pl
 
 from ludic.batches.replan import Replanner
 from ludic.store import Root
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 from ludic.what_if.credit import compare_plans, summarize
 from ludic.what_if.rules import config_of, rules_of_step
 from ludic.what_if.steps import parse_steps, planned_steps, read_considered, read_step

@@ -14,11 +14,10 @@ import pyarrow.compute as pc
 from ludic.errors import ConfigError
 from ludic.schema import arrow_schema, conform, rollouts_schema
 from ludic.store import Root
-from ludic.store.current import current_files
-from ludic.store.files import RolloutFile
-from ludic.store.metrics import metrics_file_names
+from ludic.store.files import RolloutFile, current_files
 from ludic.store.parquet import decode, read_columns
 from ludic.store.policies import read_policy
+from ludic.store.tables import metrics_file_names
 from ludic.what_if.steps import planned_steps, read_considered, read_step
 
 StepTable = Literal["metrics", "rollouts", "evals", "batches"]

@@ -9,8 +9,7 @@ import pyarrow as pa
 
 from ludic.errors import ConfigError, StoreError
 from ludic.store import Root, read_ledger
-from ludic.store.ledger import attempt_of_steps
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import attempt_of_steps, read_rollouts
 
 
 def planned_steps(root: Root) -> dict[int, int]:

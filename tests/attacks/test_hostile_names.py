@@ -14,10 +14,8 @@ from ludic.errors import ConfigError, SchemaError
 from ludic.maintenance.verify import check_root
 from ludic.records import Message, RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, RunConfig, fetch_policy
-from ludic.store.catalogue import ATTEMPTS, AttemptName
-from ludic.store.compaction_plans import read_partition_plans
-from ludic.store.files import list_versions, parse_source
-from ludic.store.names import parse_number
+from ludic.store.catalogue import ATTEMPTS, AttemptName, parse_number
+from ludic.store.files import list_versions, parse_source, read_partition_plans
 from ludic.store.policies import policy_versions, stored_versions
 from ludic.store.s3 import S3, ObstoreS3
 

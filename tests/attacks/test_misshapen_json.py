@@ -7,9 +7,18 @@ import pytest
 
 from ludic.maintenance.compact import compact
 from ludic.store import Root
-from ludic.store.json_files import decode_record, encode_json
 from ludic.store.policies import latest_policy, publish_policy
-from ludic.store.records import Attempt, CheckpointInfo, LatestPolicy, Lease, Policy, SlotClaim, Tombstone
+from ludic.store.records import (
+    Attempt,
+    CheckpointInfo,
+    LatestPolicy,
+    Lease,
+    Policy,
+    SlotClaim,
+    Tombstone,
+    decode_record,
+    encode_json,
+)
 from ludic.store.tombstones import read_tombstones
 
 WHOLE = [b"", b"[]", b"null", b"{}", b"7", b'"text"', b"[" * 100_000, b"\xff\xfe", b"{", b'{"config": ' + b"[" * 5_000]

@@ -9,7 +9,7 @@ from ludic.errors import ConfigError, QueryError
 from ludic.maintenance.compact import compact
 from ludic.sql import connect, run_checks
 from ludic.store import latest_policy
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.attempts import complete_checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -17,7 +17,7 @@ from ludic.errors import ConfigError, StalledError
 from ludic.maintenance.compact import compact
 from ludic.sql.planner import Planner
 from ludic.store import Cursor, latest_policy, read_attempt, start_attempt, write_ledger
-from ludic.store.recall import recall_sources
+from ludic.store.ledger import recall_sources
 from ludic.store.records import CheckpointInfo
 from ludic.training.publisher import Publisher
 

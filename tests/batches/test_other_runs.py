@@ -12,7 +12,7 @@ from ludic.maintenance.verify import check_root
 from ludic.rollouts.schedule import read_earlier_lives
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 from ludic.what_if.cut import cut
 
 pytestmark = pytest.mark.slow

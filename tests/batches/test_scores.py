@@ -13,7 +13,7 @@ from ludic.batches.stream import BatchStream
 from ludic.errors import ConfigError, StalledError
 from ludic.store import read_attempt, start_attempt, write_ledger
 from ludic.store.records import CheckpointInfo
-from ludic.store.scores import ScoreLog
+from ludic.store.tables import ScoreLog
 from ludic.training.publisher import Publisher
 from ludic.training.replay_settings import replay_settings
 

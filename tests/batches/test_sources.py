@@ -9,7 +9,7 @@ from tiny_runs import fill, final_weights, ledger, train_config, train_here, tra
 from ludic.batches.source import Plan
 from ludic.errors import FencedError, StalledError, StoreError
 from ludic.store import Cursor, ledger_steps, read_ledger, start_attempt
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.attempts import complete_checkpoints
 from ludic.training.ownership import open_source
 from ludic.training.replay_settings import replay_settings
 

@@ -15,8 +15,8 @@ from ludic.batches.source import Plan
 from ludic.errors import StoreError
 from ludic.maintenance.compact import compact
 from ludic.store import Root
-from ludic.store.digests import PAGE_BYTES
-from ludic.store.quarantine import list_quarantined
+from ludic.store.parquet import PAGE_BYTES
+from ludic.store.tombstones import list_quarantined
 
 
 @pytest.fixture

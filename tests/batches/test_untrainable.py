@@ -16,9 +16,8 @@ from ludic.batches.vetting import Vetting
 from ludic.errors import ConfigError, StalledError
 from ludic.maintenance.verify import check_root
 from ludic.store import Root, latest_policy, read_ledger
-from ludic.store.encoding import encode
-from ludic.store.ledger_reads import read_rollouts
-from ludic.store.parquet import decode
+from ludic.store.ledger import read_rollouts
+from ludic.store.parquet import decode, encode
 from ludic.training.replay_settings import replay_settings
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from tiny_runs import fill, train_here
 
 from ludic.records import GroupEvent
 from ludic.store import RolloutWriter, Root, list_files
-from ludic.store.scores import ScoreLog
+from ludic.store.tables import ScoreLog
 from ludic.store.tombstones import read_tombstones
 
 pytestmark = pytest.mark.slow

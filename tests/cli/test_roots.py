@@ -10,7 +10,7 @@ from tiny_runs import fill, query
 from ludic.errors import MissingRootError
 from ludic.launch.roots import open_or_start
 from ludic.store import Root, RunConfig
-from ludic.store.kept_model import read_identity
+from ludic.store.weights import read_identity
 
 RUN = ["--env", "moar_cats", "--num-steps", "1"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from ludic.sql import BatchRules, Planner, advantages, connect, run_query
 from ludic.store import Root
-from ludic.store.scores import ScoreLog
+from ludic.store.tables import ScoreLog
 
 GUIDE = (Path(__file__).parents[2] / "docs/scores.md").read_text(encoding="utf-8")
 

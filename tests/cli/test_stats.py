@@ -10,7 +10,7 @@ from strategies import make_batch
 import ludic
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, list_files
-from ludic.store.quarantine import quarantine
+from ludic.store.tombstones import quarantine
 from ludic.viewer.stats import collect_stats
 
 

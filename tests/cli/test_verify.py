@@ -20,10 +20,10 @@ from ludic.schema import conform, to_table
 from ludic.sql.library import load_checks
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files
 from ludic.store.catalogue import WORKERS
-from ludic.store.encoding import encode
-from ludic.store.json_files import encode_record
-from ludic.store.slots import claim_slot
-from ludic.store.token_stats import encode_token_stats
+from ludic.store.claims import claim_slot
+from ludic.store.parquet import encode
+from ludic.store.records import encode_record
+from ludic.store.tables import encode_token_stats
 
 pytestmark = pytest.mark.slow
 

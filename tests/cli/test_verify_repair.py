@@ -21,11 +21,9 @@ from ludic.maintenance.compact import compact
 from ludic.maintenance.verify import Finding, check_root
 from ludic.schema import to_table
 from ludic.store import RolloutFile, RolloutWriter, Root, list_files, start_attempt
-from ludic.store.digests import DIGESTS_KEY
-from ludic.store.encoding import encode, open_writer
-from ludic.store.quarantine import list_quarantined
-from ludic.store.sources import SOURCES_KEY
-from ludic.store.tombstones import expire, stored_files
+from ludic.store.files import SOURCES_KEY
+from ludic.store.parquet import DIGESTS_KEY, encode, open_writer
+from ludic.store.tombstones import expire, list_quarantined, stored_files
 
 pytestmark = pytest.mark.slow
 

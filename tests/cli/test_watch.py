@@ -18,7 +18,7 @@ from rich.console import Console
 from ludic.errors import MissingRootError
 from ludic.schema import arrow_schema
 from ludic.store import MetricsLog, Root
-from ludic.store.lease import LeaseState
+from ludic.store.claims import LeaseState
 from ludic.store.records import Policy
 from ludic.viewer.dashboard import draw
 from ludic.viewer.status import RunStatus, Trainer, Watcher, steps_that_count

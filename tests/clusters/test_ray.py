@@ -25,8 +25,7 @@ from ludic.launch.supervisor import ChildError
 from ludic.models.tiny import make_tiny_model
 from ludic.store import Root, ledger_steps, newest_attempt_id
 from ludic.store.attempts import newest_attempt
-from ludic.store.lease import claim, newest_claim, read_lease
-from ludic.store.slots import is_over, newest_slot_claim
+from ludic.store.claims import claim, is_over, newest_claim, newest_slot_claim, read_lease
 from ludic.training.config import TrainConfig
 
 CHECKS = [

@@ -14,7 +14,7 @@ from ludic.errors import ConfigError, QueryError
 from ludic.records import Message, RolloutBatch, RolloutGroup, RolloutMetadata, new_id
 from ludic.schema import arrow_schema
 from ludic.store import RolloutWriter, Root, RunConfig
-from ludic.store.encoding import encode_plain
+from ludic.store.parquet import encode_plain
 
 FIVE = "one two three four five"
 

@@ -17,9 +17,8 @@ from ludic.engines.engine import Completion, GenerationRequest
 from ludic.eval import sampling
 from ludic.records import RolloutBatch, WeightSpan
 from ludic.store import RunConfig
-from ludic.store.evaluators import BlockClaims
-from ludic.store.json_files import encode_record
-from ludic.store.records import Evaluator
+from ludic.store.evaluations import BlockClaims
+from ludic.store.records import Evaluator, encode_record
 
 pytestmark = pytest.mark.slow
 

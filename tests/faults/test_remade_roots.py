@@ -28,6 +28,7 @@ from ludic.store import (
     RolloutWriter,
     Root,
     check_not_fenced,
+    claims,
     latest_policy,
     point_latest,
     publish_policy,
@@ -35,17 +36,19 @@ from ludic.store import (
     start_attempt,
     write_ledger,
 )
-from ludic.store import lease as leases
-from ludic.store.attempts import check_not_replaced, record_attempt
+from ludic.store.attempts import (
+    MARKER,
+    check_not_replaced,
+    checkpoint_to_resume,
+    folder_of,
+    prune_checkpoints,
+    record_attempt,
+)
 from ludic.store.catalogue import WORKERS
-from ludic.store.checkpoints import MARKER, checkpoint_to_resume, folder_of, prune_checkpoints
-from ludic.store.evaluators import BlockClaims
-from ludic.store.json_files import encode_json, encode_record
-from ludic.store.lease import claim, held, read_lease
-from ludic.store.records import CheckpointInfo
-from ludic.store.scores import ScoreLog
-from ludic.store.slots import claim_slot, held_slot
-from ludic.store.token_stats import TokenStatsLog, to_token_stats
+from ludic.store.claims import claim, claim_slot, held, held_slot, read_lease
+from ludic.store.evaluations import BlockClaims
+from ludic.store.records import CheckpointInfo, encode_json, encode_record
+from ludic.store.tables import ScoreLog, TokenStatsLog, to_token_stats
 from ludic.training.publisher import Publisher
 
 Act = Callable[[], object]
@@ -76,7 +79,7 @@ def save(folder: Path) -> None:
 
 
 def renewing(root: Root) -> Act:
-    return partial(leases._replace, root, claim(root, 0))
+    return partial(claims._replace, root, claim(root, 0))
 
 
 def recording(root: Root) -> Act:
@@ -137,23 +140,23 @@ ACTS: dict[str, Callable[[Root], Act]] = {
     "store.attempts.check_not_fenced": partial(checking, check_not_fenced),
     "store.attempts.check_not_replaced": partial(checking, check_not_replaced),
     "store.attempts.record_attempt": recording,
-    "store.checkpoints.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
-    "store.evaluators.BlockClaims._change": lambda root: partial(BlockClaims(root).take, "evaluations/a-block"),
-    "store.lease._replace": renewing,
-    "store.lease.claim": lambda root: partial(claim, root, 0),
+    "store.attempts.prune_checkpoints": lambda root: partial(prune_checkpoints, root, start_attempt(root), 1),
+    "store.evaluations.BlockClaims._change": lambda root: partial(BlockClaims(root).take, "evaluations/a-block"),
+    "store.claims._replace": renewing,
+    "store.claims.claim": lambda root: partial(claim, root, 0),
     "store.ledger.write_ledger": planning,
-    "store.metrics.MetricsLog": lambda root: appending(
+    "store.tables.MetricsLog": lambda root: appending(
         root, lambda root: MetricsLog(root, "train", "1"), lambda log: log.write(policy_version=0, step=1)
     ),
     "store.policies.latest_policy": lambda root: partial(latest_policy, root),
     "store.policies.publish_policy": lambda root: partial(
         publish_policy, root, save, step=0, attempt_id=0, parent_version=None, budget=0
     ),
-    "store.scores.ScoreLog": lambda root: appending(
+    "store.tables.ScoreLog": lambda root: appending(
         root, lambda root: ScoreLog(root, "judge"), lambda log: log.append(A_SCORE)
     ),
-    "store.slots.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
-    "store.token_stats.TokenStatsLog": lambda root: appending(
+    "store.claims.claim_slot": lambda root: partial(claim_slot, root, 0, "w0-old"),
+    "store.tables.TokenStatsLog": lambda root: appending(
         root, lambda root: TokenStatsLog(root, 0), lambda log: log.append(one_row_of_token_stats)
     ),
     "store.writer.RolloutWriter": lambda root: appending(
@@ -172,23 +175,27 @@ ACTS: dict[str, Callable[[Root], Act]] = {
 READS = {"store.policies.latest_policy", "rollouts.worker._PolicyFollower.follow"}
 """Functions that compare only what they read; where nothing is, they find nothing."""
 ELSEWHERE = {
-    "store.background.BackgroundAppender._write": "by every class that has an appender, above",
-    "store.lease.check_claim": "by `renewing`, `recording` and `checking`, above",
-    "store.slots.held_slot": "by test_the_end_of_a_worker..., which raises nothing",
+    "store.writer.BackgroundAppender._write": "by every class that has an appender, above",
+    "store.tables.TableLog": "by the log of each table, above",
+    "store.claims.check_claim": "by `renewing`, `recording` and `checking`, above",
+    "store.claims.held_slot": "by test_the_end_of_a_worker..., which raises nothing",
     "training.trainer._Trainer._own_attempt": "by tests/integration/test_remade_root.py, with real processes",
     "training.trainer._Trainer._write": "by test_a_checkpoint...",
 }
 """Functions that compare, and that another test tries."""
 
 
+APPENDERS = {"BackgroundAppender", "TableLog"}
+
+
 def comparing_functions() -> Iterator[str]:
-    """Functions of ludic that call one of CHECKS, and classes that append through a BackgroundAppender."""
+    """Functions of ludic that call one of CHECKS, and classes that append through one of APPENDERS."""
     package = Path(inspect.getfile(ludic)).parent
     for file in package.rglob("*.py"):
         module, text = ".".join(file.relative_to(package).with_suffix("").parts), file.read_text()
-        for node in ast.parse(text).body if any(name in text for name in (*CHECKS, "BackgroundAppender")) else ():
+        for node in ast.parse(text).body if any(name in text for name in (*CHECKS, *APPENDERS)) else ():
             if isinstance(node, ast.ClassDef):
-                if "BackgroundAppender" in called(node):
+                if APPENDERS & called(node):
                     yield f"{module}.{node.name}"
                 functions = [
                     (f"{node.name}.{part.name}", part) for part in node.body if isinstance(part, ast.FunctionDef)

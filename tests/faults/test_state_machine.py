@@ -32,9 +32,8 @@ from ludic.maintenance.compact import compact
 from ludic.records import RolloutGroup
 from ludic.schema import arrow_schema, from_table
 from ludic.store import Cursor, RolloutReader, RolloutWriter, Root, RunConfig, list_files
-from ludic.store.ledger_reads import read_rollouts
-from ludic.store.quarantine import quarantine
-from ludic.store.tombstones import expire, stored_files
+from ludic.store.ledger import read_rollouts
+from ludic.store.tombstones import expire, quarantine, stored_files
 
 GROUP_SIZE = 2
 NUM_TRAINERS = 2

@@ -30,12 +30,21 @@ from ludic.store import (
     read_ledger,
     write_ledger,
 )
-from ludic.store.attempts import chain, newest_attempt, read_attempt, read_parent, record_attempt
-from ludic.store.checkpoints import MARKER, checkpoint_to_resume, complete_checkpoints, folder_of, prune_checkpoints
-from ludic.store.json_files import encode_record
+from ludic.store.attempts import (
+    MARKER,
+    chain,
+    checkpoint_to_resume,
+    complete_checkpoints,
+    folder_of,
+    newest_attempt,
+    prune_checkpoints,
+    read_attempt,
+    read_parent,
+    record_attempt,
+)
 from ludic.store.ledger import ledger_steps
-from ludic.store.records import Attempt, CheckpointId, CheckpointInfo
-from ludic.store.run_json import to_json
+from ludic.store.records import Attempt, CheckpointId, CheckpointInfo, encode_record
+from ludic.store.root import to_json
 from ludic.training import publisher
 from ludic.training.publisher import Publisher
 

@@ -12,7 +12,7 @@ import ludic
 from ludic.maintenance.verify import check_root
 from ludic.records import EpisodeEnd, GroupEvent
 from ludic.store import RolloutWriter, Root, RunConfig
-from ludic.store.slots import claim_slot, held_slot
+from ludic.store.claims import claim_slot, held_slot
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 STARTED = {

@@ -19,7 +19,7 @@ from ludic.launch.train import train_args
 from ludic.models.tiny import make_tiny_model
 from ludic.sql import run_checks
 from ludic.store import Cursor, Root, latest_policy, ledger_steps, list_files, newest_attempt_id
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.attempts import complete_checkpoints
 from ludic.training.config import TrainConfig
 
 NUM_WORKERS = 2

@@ -19,7 +19,7 @@ from s3_proxy import Delay, S3Proxy
 from tiny_runs import create_root, fill, make_model
 
 from ludic.store import Root, ledger_steps
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.attempts import complete_checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

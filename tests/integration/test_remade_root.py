@@ -10,7 +10,7 @@ import pytest
 
 from ludic.launch.demo import open_demo
 from ludic.store import LatestPolicy, Root, ledger_steps, point_latest, start_attempt
-from ludic.store.slots import claim_slot
+from ludic.store.claims import claim_slot
 
 SETTINGS = ["--learning-rate", "0.003", "--max-tokens-per-micro-batch", "512", "--lease-s", "3", "--num-steps", "1000"]
 

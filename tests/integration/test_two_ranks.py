@@ -11,7 +11,7 @@ from tiny_runs import create_root, fill, final_weights, ledger, make_model, quer
 
 from ludic.launch.train import train_args
 from ludic.store import Root
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.attempts import complete_checkpoints
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from ludic.launch.roots import open_or_start, start_like
 from ludic.models.first_model import first_model
 from ludic.store import Root, RunConfig
 from ludic.store.catalogue import IDENTITY
-from ludic.store.kept_model import read_identity
+from ludic.store.weights import read_identity
 
 
 @pytest.fixture

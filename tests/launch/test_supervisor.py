@@ -10,7 +10,7 @@ import pytest
 from ludic.launch.local import was_replaced
 from ludic.launch.process import REPLACED, stop_variables
 from ludic.launch.supervisor import Child, ChildError, finish, supervise
-from ludic.store.slots import claim_slot
+from ludic.store.claims import claim_slot
 
 # Each life leaves a line; the worker ends at once, the trainer when the file `over` is there.
 LIFE = """
@@ -198,7 +198,7 @@ def test_the_exit_status_of_a_replaced_worker_is_not_believed_without_a_newer_cl
 
 def test_a_worker_was_replaced_where_a_claim_follows_its_own(started, monkeypatch) -> None:
     def claim(pid: int) -> None:
-        monkeypatch.setattr("ludic.store.slots.owner_name", lambda: f"{socket.gethostname()}-{pid}")
+        monkeypatch.setattr("ludic.store.claims.owner_name", lambda: f"{socket.gethostname()}-{pid}")
         claim_slot(started, 0, f"w0-{pid}")
 
     assert not was_replaced(started, 0, 7)

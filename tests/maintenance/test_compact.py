@@ -36,11 +36,8 @@ from ludic.store import (
     read_columns,
     start_attempt,
 )
-from ludic.store.compaction_plans import find_replacement, read_plans
-from ludic.store.encoding import encode
-from ludic.store.files import Source
-from ludic.store.parquet import group_ranges
-from ludic.store.sources import read_sources
+from ludic.store.files import Source, find_replacement, read_plans, read_sources
+from ludic.store.parquet import encode, group_ranges
 
 COLUMNS = arrow_schema("rollouts").names
 PARTITION = "rollouts/version=0/env=moar_cats"

@@ -20,11 +20,9 @@ from ludic.maintenance import compact as compaction
 from ludic.maintenance import merge
 from ludic.records import EpisodeEnd, GroupEvent
 from ludic.store import RolloutWriter, Root, RunConfig
-from ludic.store.compaction_plans import read_partition_plans
-from ludic.store.digests import DIGESTS_KEY
-from ludic.store.encoding import encode_plain
-from ludic.store.requests import encode_events
-from ludic.store.sources import SOURCES_KEY
+from ludic.store.files import SOURCES_KEY, read_partition_plans
+from ludic.store.parquet import DIGESTS_KEY, encode_plain
+from ludic.store.writer import encode_events
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 WORKERS = ("w0-a", "w1-b")

@@ -27,8 +27,16 @@ from ludic.store.catalogue import (
     UuidName,
 )
 from ludic.store.evaluations import evaluation_of, put_evaluation
-from ludic.store.json_files import decode_json, encode_json, encode_record
-from ludic.store.records import CutRecord, Evaluator, ImportBegun, ImportReport, QuarantinedFile
+from ludic.store.records import (
+    CutRecord,
+    Evaluator,
+    ImportBegun,
+    ImportReport,
+    QuarantinedFile,
+    decode_json,
+    encode_json,
+    encode_record,
+)
 
 RECORDS = [row for row in ROWS if isinstance(row, Records)]
 MANIFEST = "policies/version=0/digests.json"

@@ -16,7 +16,7 @@ from ludic.errors import ModelError
 from ludic.models.first_model import first_model, local_folder, remember_model, same_model
 from ludic.store import Root
 from ludic.store.catalogue import IDENTITY
-from ludic.store.kept_model import identify, read_identity
+from ludic.store.weights import identify, read_identity
 from ludic.training import trainer
 from ludic.training.loading import FirstModel
 

@@ -18,7 +18,7 @@ from ludic.engines.transformers_engine import TransformersEngine
 from ludic.errors import ConfigError, ModelError
 from ludic.maintenance.verify import check_root
 from ludic.models.lora import adapters_off, add_adapters, merged_weights
-from ludic.store.checkpoints import complete_checkpoints, folder_of
+from ludic.store.attempts import complete_checkpoints, folder_of
 from ludic.training import loading
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig

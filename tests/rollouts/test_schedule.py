@@ -14,7 +14,7 @@ from ludic.maintenance.compact import compact
 from ludic.rollouts import schedule
 from ludic.rollouts.schedule import MAX_SLOT, Schedule, new_slot, new_worker_id, read_earlier_lives
 from ludic.store import RolloutWriter, Root, RunConfig, list_files
-from ludic.store.cursor import Intervals
+from ludic.store.reader import Intervals
 from ludic.store.tombstones import expire, stored_files
 
 GROUPS_A_SLOT = 2**32

@@ -25,8 +25,8 @@ from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.rollouts.schedule import Schedule, read_earlier_lives
 from ludic.schema import to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, Root, RunConfig
-from ludic.store.encoding import encode
-from ludic.store.slots import check_holds_slot, claim_slot
+from ludic.store.claims import check_holds_slot, claim_slot
+from ludic.store.parquet import encode
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,8 @@ from ludic.engines.engine import Completion, GenerationRequest, SamplingParams, 
 from ludic.rollouts.swap_times import SwapTimes
 from ludic.store import MetricsTail
 from ludic.store.catalogue import POLICIES
-from ludic.store.json_files import encode_record
 from ludic.store.policies import read_policy
-from ludic.store.records import Policy
+from ludic.store.records import Policy, encode_record
 
 
 class Engine:

@@ -33,8 +33,8 @@ from ludic.store import (
     point_latest,
 )
 from ludic.store.catalogue import WORKERS
-from ludic.store.json_files import encode_record
-from ludic.store.slots import claim_slot
+from ludic.store.claims import claim_slot
+from ludic.store.records import encode_record
 
 WaitUntil = Callable[[Callable[[], bool]], None]
 Working = Callable[..., AbstractContextManager[WaitUntil]]

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 from strategies import make_batch
 
+from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema, to_table
-from ludic.store.encoding import encode
 from ludic.store.files import RolloutFile
+from ludic.store.parquet import encode
 from ludic.store.root import Root
-from ludic.store.run_json import RunConfig
 
 Rows = Callable[..., pa.Table]
 Store = Callable[[pa.Table], str]

@@ -14,12 +14,11 @@ from ludic.schema import arrow_schema
 from ludic.sql import BatchRules, Planner, connect, run_checks
 from ludic.sql.library import has_rows, load_checks, run_query
 from ludic.store.attempts import start_attempt
-from ludic.store.encoding import encode, encode_plain
 from ludic.store.ledger import ledger_name
-from ludic.store.quarantine import quarantine
+from ludic.store.parquet import encode, encode_plain
 from ludic.store.records import Policy
 from ludic.store.root import Root
-from ludic.store.tombstones import expire, stored_files
+from ludic.store.tombstones import expire, quarantine, stored_files
 
 pytestmark = pytest.mark.slow
 

@@ -11,16 +11,16 @@ import pytest
 
 import ludic
 from ludic.errors import MissingRootError, QueryError
+from ludic.run_config import RunConfig
 from ludic.schema import arrow_schema
 from ludic.sql import run_query
 from ludic.sql.filesystem import RangedFileSystem
 from ludic.store.attempts import start_attempt
-from ludic.store.encoding import encode, encode_plain
+from ludic.store.claims import claim_slot, held_slot
 from ludic.store.ledger import ledger_name
-from ludic.store.reference import write_reference
+from ludic.store.parquet import encode, encode_plain
 from ludic.store.root import Root
-from ludic.store.run_json import RunConfig
-from ludic.store.slots import claim_slot, held_slot
+from ludic.store.tables import write_reference
 
 pytestmark = pytest.mark.slow
 

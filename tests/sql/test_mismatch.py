@@ -17,9 +17,9 @@ from ludic.records import Rollout, WeightSpan
 from ludic.schema import arrow_schema
 from ludic.store import Attempt, RolloutWriter, Root
 from ludic.store.catalogue import ATTEMPTS, TOKEN_STATS, RankName
-from ludic.store.encoding import encode_plain
 from ludic.store.ledger import ledger_name
-from ludic.store.token_stats import encode_token_stats, to_token_stats
+from ludic.store.parquet import encode_plain
+from ludic.store.tables import encode_token_stats, to_token_stats
 
 LOG_RATIOS = np.log([2.0, 1.0, 1.0, 0.5])
 """Of the four tokens of the first rollout; the second token is not sampled."""

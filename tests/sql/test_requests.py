@@ -10,7 +10,7 @@ from strategies import make_batch
 import ludic
 from ludic.records import EpisodeEnd, GroupEvent, RolloutBatch, RolloutMetadata
 from ludic.store import RolloutWriter, Root, publish_policy, start_attempt
-from ludic.store.slots import claim_slot, held_slot
+from ludic.store.claims import claim_slot, held_slot
 
 NOON = datetime(2026, 11, 25, 12, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ import pytest
 from ludic.errors import ConfigError, QueryError
 from ludic.schema import arrow_schema
 from ludic.sql import BatchRules, Planner
-from ludic.store.scores import PLAN_COLUMNS
+from ludic.store.tables import PLAN_COLUMNS
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 

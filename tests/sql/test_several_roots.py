@@ -9,12 +9,12 @@ import pytest
 
 import ludic
 from ludic.errors import QueryError
+from ludic.run_config import RunConfig
 from ludic.schema import rollouts_schema
 from ludic.sql import advantages
 from ludic.store.attempts import start_attempt
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 from ludic.store.root import Root
-from ludic.store.run_json import RunConfig
 
 
 def make_root(url: object, rewards=(), *, rows, seed: int = 0, version: int = 0, **extra: tuple[str, object]) -> Root:

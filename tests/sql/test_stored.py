@@ -18,7 +18,7 @@ from ludic.maintenance.compact import compact
 from ludic.schema import rollouts_schema
 from ludic.sql import advantages, run_checks, run_query, scalars, snapshot
 from ludic.store import RolloutFile, Root, RunConfig, list_files
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 
 pytestmark = pytest.mark.slow
 

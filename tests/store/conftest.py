@@ -13,12 +13,12 @@ from s3_proxy import S3Proxy
 from strategies import make_batch
 
 from ludic.records import RolloutBatch
+from ludic.run_config import RunConfig
 from ludic.schema import to_table
-from ludic.store.encoding import encode
 from ludic.store.failures import RETRY_LIMIT
 from ludic.store.files import RolloutFile
+from ludic.store.parquet import encode
 from ludic.store.root import Root
-from ludic.store.run_json import RunConfig
 from ludic.store.s3 import S3
 
 PutFile = Callable[..., list[str]]

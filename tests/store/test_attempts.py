@@ -20,7 +20,7 @@ from ludic.store import (
     write_ledger,
 )
 from ludic.store.attempts import chain, newest_attempt, newest_checkpoint, outdated
-from ludic.store.lease import claim
+from ludic.store.claims import claim
 from ludic.store.ledger import ledger_name
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "attempt-former-names.json"

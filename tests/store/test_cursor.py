@@ -3,7 +3,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.store.cursor import Cursor, Intervals
+from ludic.store.reader import Cursor, Intervals
 
 numbers = st.integers(0, 12) | st.integers(0, 2**62)
 steps = st.lists(

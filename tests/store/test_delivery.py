@@ -13,7 +13,7 @@ from strategies import make_batch
 
 from ludic.schema import to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, Root, RunConfig
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 
 WORKERS = ("w0", "w1", "w1-2")
 VERSIONS = st.integers(0, 2)

@@ -13,9 +13,7 @@ from ludic.errors import SchemaError
 from ludic.maintenance.verify.tables import read_content
 from ludic.schema import to_table
 from ludic.store import Root, RunConfig, read_columns
-from ludic.store.digests import DIGESTS_KEY, PAGE_BYTES
-from ludic.store.encoding import encode, encode_plain, open_writer
-from ludic.store.parquet import decode
+from ludic.store.parquet import DIGESTS_KEY, PAGE_BYTES, decode, encode, encode_plain, open_writer
 
 NAME = "rollouts/version=0/env=moar_cats/w0-0.parquet"
 TRAINED_ON = ["prompt_tokens", "response_tokens", "response_logprobs", "action_mask", "temperature", "episode_reward"]

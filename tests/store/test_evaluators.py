@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from ludic.store import Root, RunConfig
-from ludic.store.evaluators import BlockClaims
-from ludic.store.json_files import encode_record
-from ludic.store.lease import describe_process
-from ludic.store.records import Evaluator
+from ludic.store.claims import describe_process
+from ludic.store.evaluations import BlockClaims
+from ludic.store.records import Evaluator, encode_record
 
 BLOCK = "evals/version=0/env=addition/eval-0123456789abcdef-0.8-0.1-0.parquet"
 

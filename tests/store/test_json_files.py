@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.store.json_files import decode_json, encode_json
+from ludic.store.records import decode_json, encode_json
 
 VALUES = {"version": 3, "name": 'länge \n"quoted"', "config": {"lr": 0.1, "digest": "another"}, "sources": [["w0", 1]]}
 KEYS = st.text(min_size=1).filter(lambda key: key != "digest")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ludic.errors import ModelError, SchemaError
-from ludic.maintenance.verify.model import check_model
+from ludic.maintenance.verify.records import check_model
 from ludic.store import Root
 from ludic.store.catalogue import IDENTITY
-from ludic.store.kept_model import copy_kept, identify, keep_model, read_identity, read_kept
+from ludic.store.weights import copy_kept, identify, keep_model, read_identity, read_kept
 
 FILES = {
     "config.json": b'{"model_type": "qwen3"}',

@@ -10,7 +10,7 @@ from ludic.errors import ConfigError
 from ludic.schema import check_schema
 from ludic.store import RolloutWriter, Root
 from ludic.store.catalogue import LABELS
-from ludic.store.labels import put_label
+from ludic.store.tables import put_label
 from ludic.viewer.found import UnknownIdError
 
 

@@ -18,18 +18,8 @@ from ludic.bounds import BOUNDS
 from ludic.errors import OwnedError, SchemaError
 from ludic.store import Root, start_attempt
 from ludic.store.catalogue import LEASES, AttemptName
-from ludic.store.json_files import encode_record
-from ludic.store.lease import (
-    LeaseWatch,
-    await_free,
-    claim,
-    describe_process,
-    held,
-    is_dead,
-    newest_claim,
-    read_lease,
-)
-from ludic.store.records import Lease
+from ludic.store.claims import LeaseWatch, await_free, claim, describe_process, held, is_dead, newest_claim, read_lease
+from ludic.store.records import Lease, encode_record
 
 LEASE_S = 0.6
 

@@ -6,7 +6,7 @@ import pytest
 from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.compact import compact
 from ludic.store import RolloutReader, Root, list_files
-from ludic.store.ledger_reads import read_rollouts
+from ludic.store.ledger import read_rollouts
 
 COLUMNS = ["response_tokens", "worker_id", "sequence", "messages"]
 HINTS = ["rollout_id", "group_id", "file", "row_group", "row"]

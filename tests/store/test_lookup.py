@@ -10,8 +10,8 @@ from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch
 from ludic.schema import to_table
 from ludic.store import RolloutFile, Root, RunConfig, list_files
-from ludic.store.encoding import encode
-from ludic.store.lookup import find_rows, read_addresses
+from ludic.store.files import find_rows, read_addresses
+from ludic.store.parquet import encode
 
 
 def put(root: Root, version: int, sequence: int, batch: RolloutBatch | None = None, folder: str = "rollouts"):

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ludic.errors import ConfigError, StoreError
 from ludic.schema import arrow_schema
 from ludic.store import MetricsLog, MetricsTail, Root
-from ludic.store.encoding import encode_plain
+from ludic.store.parquet import encode_plain
 
 
 def test_rows_come_back_with_their_kind_run_and_time(root):

@@ -105,7 +105,7 @@ def test_no_other_module_or_query_spells_a_folders_names() -> None:
         if spelled.search(line.partition("--" if path.suffix == ".sql" else '"""')[0])
     ]
     # Copies on this machine, outside of the root.
-    copies = ["store/policy_files.py", "store/policy_writer.py"]
+    copies = ["store/policies.py"]
     found = [place for place in found if place.partition(":")[0] not in copies]
     assert found == [], "use the row of ludic.store.catalogue"
 

@@ -15,7 +15,7 @@ from strategies import make_batch
 from ludic.records import RolloutBatch
 from ludic.schema import to_table
 from ludic.store import RolloutWriter, Root
-from ludic.store.encoding import encode
+from ludic.store.parquet import encode
 
 ODD_NAME = "reasoning_gym/a b%"
 

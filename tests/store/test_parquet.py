@@ -7,8 +7,7 @@ from strategies import make_batch
 from ludic.errors import SchemaError
 from ludic.schema import to_table
 from ludic.store import Root
-from ludic.store.encoding import encode
-from ludic.store.parquet import read_columns
+from ludic.store.parquet import encode, read_columns
 
 COLUMNS = ["rollout_id", "response_tokens", "response_logprobs"]
 

@@ -13,9 +13,7 @@ from safetensors.numpy import save_file
 
 from ludic.errors import SchemaError
 from ludic.store import LatestPolicy, fetch_policy, point_latest, prune_policies
-from ludic.store.policies import claim_policy, policy_folder, stored_versions
-from ludic.store.policy_files import copy_policy
-from ludic.store.policy_writer import PolicyWriter
+from ludic.store.policies import PolicyWriter, claim_policy, copy_policy, policy_folder, stored_versions
 
 WEIGHTS = "model.safetensors"
 

@@ -19,8 +19,7 @@ from ludic.errors import SchemaError, StoreError
 from ludic.maintenance.compact import compact
 from ludic.schema import arrow_schema, to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
-from ludic.store.encoding import encode
-from ludic.store.parquet import read_rows
+from ludic.store.parquet import encode, read_rows
 
 EMPTY = Cursor().to_dict()
 
@@ -548,7 +547,7 @@ def test_many_files_in_one_pass_are_delivered_as_one_by_one(root, put_file, next
 
 def test_a_failure_in_the_middle_of_many_files_loses_no_group(root, put_file, monkeypatch):
     for name in ("_LOCAL", "_REMOTE"):
-        monkeypatch.setattr(f"ludic.store.small_files.{name}", (1, 2))
+        monkeypatch.setattr(f"ludic.store.reader.{name}", (1, 2))
     monkeypatch.setattr("ludic.store.reader.MANY_FILES", 0)
     groups = [group_id for number in range(8) for group_id in put_file(root, "w0", number)]
     reader, opened = reader_of(root), []

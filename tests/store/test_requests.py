@@ -12,8 +12,8 @@ from ludic.maintenance.compact import compact
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import to_table
 from ludic.store import Cursor, RolloutFile, RolloutReader, list_files
-from ludic.store.encoding import encode
-from ludic.store.recall import recall_requests
+from ludic.store.ledger import recall_requests
+from ludic.store.parquet import encode
 from ludic.store.tombstones import expire, stored_files
 
 GROUP_SIZE = 2

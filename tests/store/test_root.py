@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ludic.errors import ConfigError, MissingRootError, StoreError
+from ludic.run_config import RunConfig
 from ludic.store.catalogue import RUN
-from ludic.store.remote import TAIL_BYTES
-from ludic.store.root import Root
-from ludic.store.run_json import RunConfig, from_json, to_json
+from ludic.store.filesystem import TAIL_BYTES
+from ludic.store.root import Root, from_json, to_json
 
 
 def test_a_created_root_opens_with_the_same_run(root_url, run_config):

@@ -8,7 +8,7 @@ import pytest
 from ludic.errors import ConfigError
 from ludic.schema import SCHEMA_VERSION
 from ludic.store import Root, RunConfig
-from ludic.store.run_json import from_json, to_json
+from ludic.store.root import from_json, to_json
 
 COLUMNS = {"x_judge": "string", "x_spans": "list<int64>"}
 

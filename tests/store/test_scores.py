@@ -8,7 +8,7 @@ import pytest
 from ludic.errors import ConfigError
 from ludic.schema import check_schema
 from ludic.store.catalogue import SCORES
-from ludic.store.scores import PLAN_COLUMNS, ScoreLog, ScoreReader, check_scorer_name
+from ludic.store.tables import PLAN_COLUMNS, ScoreLog, ScoreReader, check_scorer_name
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

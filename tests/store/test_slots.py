@@ -7,7 +7,7 @@ import pytest
 
 from ludic.errors import SchemaError, SlotTakenError
 from ludic.store.catalogue import WORKERS
-from ludic.store.slots import check_holds_slot, claim_slot, held_slot, is_over, newest_slot_claim
+from ludic.store.claims import check_holds_slot, claim_slot, held_slot, is_over, newest_slot_claim
 
 
 def test_lives_of_a_slot_count_up_and_the_newest_holds_it(root):

@@ -12,11 +12,10 @@ from strategies import make_batch
 from ludic.schema import to_table
 from ludic.schema.tables import VERSION_KEY
 from ludic.store import Root, RunConfig, read_columns
-from ludic.store import small_files as module
-from ludic.store.digests import sound_footer
-from ludic.store.encoding import encode, encode_plain
+from ludic.store import reader as module
 from ludic.store.files import RolloutFile
-from ludic.store.small_files import read_small_files
+from ludic.store.parquet import encode, encode_plain, sound_footer
+from ludic.store.reader import read_small_files
 
 COLUMNS = ["rollout_id", "group_id", "created_at", "policy_version", "top_p", "episode_reward", "truncated", "error"]
 NUM_FILES = 12

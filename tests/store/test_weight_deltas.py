@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ludic.store import weight_deltas
-from ludic.store.weight_deltas import apply_delta, write_delta
+from ludic.store import weights
+from ludic.store.weights import apply_delta, write_delta
 
 ITEM_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2, "F8_E4M3": 1, "I8": 1, "BOOL": 1}
 
@@ -56,7 +56,7 @@ def two_versions(draw):
 @given(versions=two_versions(), segment_words=st.integers(1, 50))
 def test_any_bits_of_any_dtype_come_back(versions, segment_words, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_deltas, "_SEGMENT_WORDS", segment_words)
+        patch.setattr(weights, "_SEGMENT_WORDS", segment_words)
         size_of_delta(tmp_path_factory.mktemp("delta"), *versions)
 
 

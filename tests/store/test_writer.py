@@ -20,8 +20,7 @@ from ludic.errors import ConfigError, InvalidBatchError, NameTakenError, StoreEr
 from ludic.records import RolloutBatch, RolloutMetadata
 from ludic.schema import arrow_schema, from_table, to_table
 from ludic.store import RolloutFile, RolloutWriter, Root, RunConfig, list_files, read_columns
-from ludic.store.encoding import group_starts, row_group_bounds
-from ludic.store.parquet import read_rows
+from ludic.store.parquet import group_starts, read_rows, row_group_bounds
 
 on_one_root = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 
@@ -240,7 +239,7 @@ def test_row_groups_are_bounded_by_the_bytes_of_their_own_groups():
 
 
 def test_a_group_too_large_to_be_read_at_once_is_split_by_rows(monkeypatch):
-    monkeypatch.setattr("ludic.store.encoding.LARGEST_GROUP_BYTES", 60_000)
+    monkeypatch.setattr("ludic.store.parquet.LARGEST_GROUP_BYTES", 60_000)
     group, other = make_group(group_size=6, response_length=1000), make_group(group_size=1, seed=1)
     table = to_table(
         RolloutBatch(groups=(group, other), metadata=RolloutMetadata(worker_id="w0")), run_id="run", sequence=0

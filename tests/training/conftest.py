@@ -14,9 +14,9 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from ludic.batches.packing import MicroBatch, TrainingSequence, assign_pairs, pack
 from ludic.distributed import init_distributed, num_ranks, rank, shut_down
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.run_config import RunConfig
+from ludic.store.attempts import complete_checkpoints
 from ludic.store.root import Root
-from ludic.store.run_json import RunConfig
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_sharded

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ludic.schema import arrow_schema
 from ludic.store import Root
-from ludic.store.reference import write_reference
+from ludic.store.tables import write_reference
 
 
 def rows(model: str, response_length: int) -> pa.Table:

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from ludic.distributed import init_distributed, is_main, num_ranks, shut_down
 from ludic.store import Root
-from ludic.store.checkpoints import complete_checkpoints
+from ludic.store.attempts import complete_checkpoints
 from ludic.training.checkpoint import load_checkpoint
 from ludic.training.config import TrainConfig
 from ludic.training.losses import OBJECTIVES

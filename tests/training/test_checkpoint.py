@@ -13,11 +13,10 @@ from tiny_runs import save_checkpoint
 
 from ludic.errors import FencedError, ModelError, NameTakenError, SchemaError
 from ludic.store import Cursor
-from ludic.store.attempts import start_attempt
-from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints, folder_of, prune_checkpoints
+from ludic.store.attempts import checkpoint_to_resume, complete_checkpoints, folder_of, prune_checkpoints, start_attempt
+from ludic.store.claims import claim
 from ludic.store.filesystem import Storage
-from ludic.store.json_files import decode_json
-from ludic.store.lease import claim
+from ludic.store.records import decode_json
 from ludic.store.root import Root
 from ludic.training.checkpoint import load_checkpoint, take_snapshot, write_checkpoint
 from ludic.training.config import TrainConfig

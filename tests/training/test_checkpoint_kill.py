@@ -10,7 +10,7 @@ import pytest
 from tiny_runs import fill, final_weights, ledger, query, train_here
 
 from ludic.store import latest_policy
-from ludic.store.checkpoints import checkpoint_ids, complete_checkpoints
+from ludic.store.attempts import checkpoint_ids, complete_checkpoints
 from ludic.store.policies import policy_versions, stored_versions
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,9 @@ from tiny_runs import fill, train_config
 
 from ludic.errors import FencedError, StoreError
 from ludic.store import LatestPolicy, latest_policy, point_latest, start_attempt
+from ludic.store.attempts import complete_checkpoints
 from ludic.store.catalogue import LATEST
-from ludic.store.checkpoints import complete_checkpoints
-from ludic.store.policies import policy_versions, stored_versions
-from ludic.store.policy_writer import PolicyWriter
+from ludic.store.policies import PolicyWriter, policy_versions, stored_versions
 from ludic.training.publisher import Publisher
 from ludic.training.trainer import train
 

@@ -19,8 +19,8 @@ from ludic.errors import ConfigError, SchemaError
 from ludic.maintenance.verify import check_root
 from ludic.models.lora import add_adapters
 from ludic.schema import arrow_schema
-from ludic.store.encoding import encode_plain
-from ludic.store.reference import read_reference, read_reference_index, write_reference
+from ludic.store.parquet import encode_plain
+from ludic.store.tables import read_reference, read_reference_index, write_reference
 from ludic.training.config import TrainConfig
 from ludic.training.model import load_model, load_sharded, shard
 from ludic.training.reference import CachedReference, fingerprint, model_reference

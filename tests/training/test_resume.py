@@ -27,9 +27,8 @@ import ludic
 from ludic.errors import FencedError, NameTakenError, OwnedError
 from ludic.sql import run_checks
 from ludic.store import Root, checkpoints, latest_policy, newest_attempt_id, start_attempt
-from ludic.store.attempts import newest_attempt
-from ludic.store.checkpoints import checkpoint_to_resume, complete_checkpoints
-from ludic.store.lease import claim, read_lease
+from ludic.store.attempts import checkpoint_to_resume, complete_checkpoints, newest_attempt
+from ludic.store.claims import claim, read_lease
 from ludic.training import ownership
 from ludic.training.trainer import train
 

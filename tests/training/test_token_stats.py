@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 import ludic
 from ludic.store import Root
-from ludic.store.token_stats import round_to_11_bits
+from ludic.store.tables import round_to_11_bits
 
 CLIP = 1e-3
 """So narrow that the first step, whose rollouts are drawn at random, clips about half of the tokens."""

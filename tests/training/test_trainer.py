@@ -19,9 +19,9 @@ from ludic.maintenance.verify import check_root
 from ludic.models.tiny import make_tiny_model
 from ludic.rollouts.worker import WorkerConfig, run_worker
 from ludic.store import Root, latest_policy, newest_attempt_id, start_attempt
-from ludic.store.checkpoints import complete_checkpoints, folder_of
-from ludic.store.metrics import POPULATIONS
+from ludic.store.attempts import complete_checkpoints, folder_of
 from ludic.store.policies import policy_versions
+from ludic.store.tables import POPULATIONS
 from ludic.training.flops import model_cost, step_flops
 from ludic.training.model import load_model
 from ludic.training.trainer import train

@@ -16,8 +16,7 @@ from ludic.errors import ConfigError
 from ludic.launch.train import open_to_train
 from ludic.maintenance.verify import check_root
 from ludic.store import Root
-from ludic.store.checkpoints import checkpoint_folder
-from ludic.store.cut_record import read_cut
+from ludic.store.attempts import checkpoint_folder, read_cut
 from ludic.store.tombstones import expire, stored_files
 from ludic.training.inherited_settings import next_config
 from ludic.what_if.cut import cut

@@ -21,7 +21,7 @@ from ludic.errors import ConfigError, ConsentError, QueryError
 from ludic.launch.train import prepare_trainer_code
 from ludic.sql.planner import Planner
 from ludic.store import RolloutReader, Root, start_attempt, write_ledger
-from ludic.store.scores import ScoreLog
+from ludic.store.tables import ScoreLog
 from ludic.store.tombstones import expire, stored_files
 from ludic.what_if.rerun import rerun
 from ludic.what_if.rules import given_settings

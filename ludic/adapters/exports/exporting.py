@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ludic.adapters.exports.text import TextReport
     from ludic.adapters.exports.weights import WeightsReport
     from ludic.store import Root
-    from ludic.store.track import Track
+    from ludic.store.root import Track
 
 Format = Literal["hf", "delta", "iceberg", "jsonl", "csv", "inspect"]
 

@@ -23,7 +23,7 @@ from ludic.eval.samples import Chosen, Samples
 from ludic.installed import installed_version, require
 from ludic.sql import connect
 from ludic.store import Root
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalResults, EvalSample

@@ -29,10 +29,9 @@ from ludic.errors import ConfigError, LudicError, SchemaError, StoreError, one_l
 from ludic.schema import rollouts_schema
 from ludic.store import RolloutFile, Root
 from ludic.store.catalogue import DELTA_LOGS, ICEBERG
-from ludic.store.current import current_files
-from ludic.store.files import Folder
+from ludic.store.files import Folder, current_files
 from ludic.store.parquet import open_parquet
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema

@@ -17,7 +17,7 @@ from ludic.schema import resolve_row
 from ludic.sql.query import open_result
 from ludic.sql.row_files import ROW_WRITERS, open_sink, plain_rows
 from ludic.store import Root
-from ludic.store.whole_rows import whole_rows
+from ludic.store.files import whole_rows
 
 _ROWS_A_BATCH = 64
 

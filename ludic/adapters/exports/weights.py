@@ -16,14 +16,12 @@ from ludic.errors import ConfigError
 from ludic.models.adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, merge_adapter
 from ludic.models.first_model import first_model, first_tokenizer, write_files
 from ludic.store import Root
-from ludic.store.attempts import newest_attempt_id
+from ludic.store.attempts import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids, newest_attempt_id
 from ludic.store.catalogue import POLICIES
-from ludic.store.checkpoints import MARKER, checkpoint_folder, checkpoint_id_to_resume, checkpoint_ids
 from ludic.store.filesystem import Storage
 from ludic.store.local import follow_umask
-from ludic.store.manifest import MANIFEST, check_folder
-from ludic.store.policies import stored_versions
-from ludic.store.policy_files import copy_policy, has_weights, policy_folder
+from ludic.store.policies import copy_policy, has_weights, policy_folder, stored_versions
+from ludic.store.weights import MANIFEST, check_folder
 from ludic.temporary import temporary_folder
 from ludic.training.model import full_state_dict, load_model, save_weights
 

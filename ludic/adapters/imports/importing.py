@@ -45,9 +45,8 @@ from ludic.schema.validation import find_problems
 from ludic.store import RolloutWriter, Root, RunConfig
 from ludic.store.catalogue import IMPORTED, IMPORTS, ImportName
 from ludic.store.files import Folder
-from ludic.store.json_files import encode_record
-from ludic.store.records import ImportBegun, ImportReport, Refusal
-from ludic.store.track import Track, untracked
+from ludic.store.records import ImportBegun, ImportReport, Refusal, encode_record
+from ludic.store.root import Track, untracked
 from ludic.temporary import temporary_folder
 
 if TYPE_CHECKING:

@@ -5,34 +5,32 @@ problem becomes a Finding. Raises StoreError if the filesystem fails: a file tha
 broken. Files that vanish while they are checked are ignored, since a run may delete them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from ludic.errors import ModelError, SchemaError
-from ludic.maintenance.verify.compactions import check_compactions, unfinished_compactions
-from ludic.maintenance.verify.data import check_data, note_data
-from ludic.maintenance.verify.findings import Finding, Report, meaning_of
-from ludic.maintenance.verify.model import check_model
-from ludic.maintenance.verify.records import check_code, check_records
-from ludic.maintenance.verify.repairs import delete_leftovers, quarantine_broken
-from ludic.maintenance.verify.rows import RowChecks
+from ludic.maintenance.verify.checks import Finding, Report, RowChecks, check_data, meaning_of, note_data
+from ludic.maintenance.verify.records import check_code, check_model, check_records, check_weights
 from ludic.maintenance.verify.tables import (
     TABLES,
     Checked,
     Footer,
+    check_compactions,
     check_tables,
     first_names,
     read_footers,
+    unfinished_compactions,
 )
-from ludic.maintenance.verify.weights import check_weights
 from ludic.models.first_model import vocabulary_of
 from ludic.sql import connect
-from ludic.store import Root
-from ludic.store.catalogue import Records, row_of
+from ludic.store import Root, read_attempt
+from ludic.store.attempts import chain, newest_attempt
+from ludic.store.catalogue import BATCHES, Records, row_of
 from ludic.store.files import parse_file
 from ludic.store.local import links_out
-from ludic.store.quarantine import list_leftovers, list_quarantined
-from ludic.store.track import Track, untracked
+from ludic.store.root import Track, untracked
+from ludic.store.tombstones import list_leftovers, list_quarantined, quarantine
 
 __all__ = ["TABLES", "Finding", "Footer", "Report", "check_root", "meaning_of", "read_footers"]
 
@@ -98,3 +96,74 @@ def _without_digests(stored: Sequence[Checked]) -> Iterator[Finding]:
 def _quarantined(root: Root) -> Iterator[Finding]:
     for file in list_quarantined(root):
         yield Finding(check="quarantined", where=file.name, problem=f"{file.reason} (found at {file.found_at})")
+
+
+# --- Repairs --------------------------------------------------------------------------------------------------
+# Repair a root without losing data: quarantine broken files, and delete old temporary files.
+#
+# A broken file of rollouts/, evals/ or metrics/, or a broken ledger of a superseded step, is useless and harms queries.
+# The broken ledger of a step that counts is kept: a copy may replace it, and only it says what that step trained on.
+# Attempts, policies and checkpoints are left for people to decide on.
+
+
+_OLD_S = 24 * 3600.0
+"""Age above which a temporary file is deleted: longer than any write, or difference of clocks on a shared disk."""
+
+_ADVICE = (
+    "it is kept, for only it says what a step that counts trained on: put a copy of it here, or move it away; "
+    "training goes on in any case, since checkpoints hold what was consumed"
+)
+
+
+def quarantine_broken(root: Root, findings: Iterable[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Quarantine unreadable files; return the findings that were repaired, and those that remain.
+
+    Raises StoreError if the filesystem fails; files that are already in quarantine stay there.
+    """
+    repaired: list[Finding] = []
+    remaining: list[Finding] = []
+    steps = _steps_that_count(root)
+    for finding in findings:
+        if finding.check != "unreadable":
+            remaining.append(finding)
+        elif _counts(finding.where, steps):
+            remaining.append(replace(finding, problem=f"{finding.problem}; {_ADVICE}"))
+        else:
+            target = quarantine(root, finding.where, finding.problem)
+            repaired.append(replace(finding, problem=f"{finding.problem}; it is {target} now"))
+    return repaired, remaining
+
+
+def delete_leftovers(root: Root) -> Iterator[Finding]:
+    """Delete temporary files that were last written more than a day ago."""
+    for leftover in list_leftovers(root):
+        if leftover.age_s > _OLD_S:
+            root.delete(leftover.name)
+            yield Finding(check="leftover", where=leftover.name, problem="nobody wrote to it for a day; it is deleted")
+
+
+def _counts(name: str, steps: Mapping[int, int | None] | None) -> bool:
+    """Return whether a file is, or may be, the ledger of a step on the chain of the newest attempt."""
+    ledger = BATCHES.parse(name)
+    if ledger is None:
+        return False
+    attempt_id, step = ledger
+    if steps is None:
+        return True
+    last_step = steps.get(attempt_id, 0)
+    return last_step is None or step <= last_step
+
+
+def _steps_that_count(root: Root) -> dict[int, int | None] | None:
+    """Return the last step that counts of each attempt on the chain, None for no limit.
+
+    Returns None, so that every step may count, if there is no attempt or if an attempt can't be read.
+    """
+    try:
+        newest = newest_attempt(root)
+        if newest is None:
+            return None
+        links = chain(newest.attempt_id, lambda attempt_id: read_attempt(root, attempt_id).parent)
+        return {link.attempt_id: link.last_step for link in links}
+    except (FileNotFoundError, ValueError, TypeError, AttributeError):
+        return None

@@ -1,10 +1,8 @@
-"""Check that each record can be read, is as it was written, and stands in its own file; and find foreign names.
+"""Check what is no table: records, users' code, weights of policies and checkpoints, and the first model."""
 
-ludic.store.catalogue says which files hold records, and of which type. Files that vanish while they are checked are
-ignored. Raises StoreError if the filesystem fails.
-"""
-
-from collections.abc import Iterator
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from typing import Any
@@ -12,9 +10,10 @@ from typing import Any
 from ludic.code.files import digest
 from ludic.code.kept import check_list, parse_name
 from ludic.errors import SchemaError, StoreError
-from ludic.maintenance.verify.findings import Finding, reason_of
+from ludic.maintenance.verify.checks import Finding, reason_of
 from ludic.maintenance.verify.tables import FOREIGN_NAME, TABLES
-from ludic.store import Root
+from ludic.store import Root, latest_policy
+from ludic.store.attempts import MARKER, checkpoint_folder, find_cut, read_parent
 from ludic.store.catalogue import (
     ATTEMPTS,
     CHECKPOINTS,
@@ -24,13 +23,30 @@ from ludic.store.catalogue import (
     IDENTITY,
     LATEST,
     LEASES,
+    MODEL,
     POLICIES,
     ROWS,
     RUN,
+    STATE_FILES,
+    WEIGHT_FILES,
+    WEIGHTS,
     WORKERS,
+    FileName,
     Records,
     row_of,
 )
+from ludic.store.ledger import ledger_name
+from ludic.store.policies import read_delta, versions_with_weights
+from ludic.store.records import ModelIdentity, decode_json
+from ludic.store.tombstones import is_quarantined
+from ludic.store.weights import digest_file, folder_problems, kept_files, read_identity
+
+# --- Records and code -----------------------------------------------------------------------------------------
+# Check that each record can be read, is as it was written, and stands in its own file; and find foreign names.
+#
+# ludic.store.catalogue says which files hold records, and of which type. Files that vanish while they are checked are
+# ignored. Raises StoreError if the filesystem fails.
+
 
 _WITH_THEIR_FILES = (RUN, LATEST, DELTAS, CHECKPOINTS, IDENTITY, CODE, COMPACTIONS)
 """Records that other checks read, since they say which other files there must be."""
@@ -85,3 +101,184 @@ def _check_record(root: Root, row: Records[Any, Any], name: str) -> Iterator[Fin
     own = row.home(of, {each.name: getattr(record, each.name) for each in fields(record)})
     if own != name:
         yield Finding(check="misnamed", where=name, problem=f"holds the record of {own}")
+
+
+# --- Policies and checkpoints ---------------------------------------------------------------------------------
+# Check that policies and checkpoints can be read and are complete.
+#
+# Loads no tensors. Files that vanish while they are checked are ignored, since a trainer prunes. Raises StoreError if
+# the filesystem fails.
+
+
+_ADAPTER_CONFIG = "adapter_config.json"
+"""Config of a LoRA adapter, which is stored instead of whole weights."""
+_UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+"""Errors from parsing a damaged file; ludic's SchemaError is a ValueError."""
+_MOST_HEADER_BYTES = 100_000_000
+"""Maximum header length in the safetensors format."""
+
+
+def check_weights(root: Root) -> Iterator[Finding]:
+    """Check policies, then LATEST, then checkpoints."""
+    policies = root.sizes(WEIGHT_FILES.folder)
+    complete = set(versions_with_weights(policies))
+    for name in policies:
+        folder = name.rpartition("/")[0]
+        if WEIGHTS.parse(name) is not None:
+            yield from _unless_gone(_findings("policy", root, folder, _weights_problems(root, folder, policies)))
+        elif (delta := DELTAS.parse(name)) is not None:
+            yield from _unless_gone(_findings("policy", root, folder, _delta_problems(root, delta.version, complete)))
+    yield from _check_latest(root, complete)
+    checkpoints = root.sizes(STATE_FILES.folder)
+    for name in checkpoints:
+        if CHECKPOINTS.parse(name) is not None:  # without it a checkpoint is incomplete, and no trainer reads it
+            folder = name.rpartition("/")[0]
+            yield from _unless_gone(
+                _findings("checkpoint", root, folder, _checkpoint_problems(root, folder, checkpoints))
+            )
+
+
+def _unless_gone(findings: Iterator[Finding]) -> Iterator[Finding]:
+    with suppress(FileNotFoundError):
+        yield from findings
+
+
+def _findings(check: str, root: Root, folder: str, in_form: Iterator[str]) -> Iterator[Finding]:
+    """Yield the problems `in_form` of a folder, and files without such problems that do not match their digests."""
+    found = list(in_form)
+    for name, problem in folder_problems(root, folder):
+        if not any(each.startswith(name) for each in found):
+            found.append(f"{name} {problem}")
+    yield from (Finding(check=check, where=folder, problem=problem) for problem in found)
+
+
+def _check_latest(root: Root, complete: Collection[int]) -> Iterator[Finding]:
+    try:
+        latest = latest_policy(root)
+    except _UNREADABLE as error:
+        yield Finding(check="policy", where=LATEST.template, problem=reason_of(error))
+        return
+    if latest is not None and latest.version not in complete:
+        problem = f"names version {latest.version}, which has neither {WEIGHTS.file} nor {DELTAS.file}"
+        yield Finding(check="policy", where=LATEST.template, problem=problem)
+
+
+def _delta_problems(root: Root, version: int, complete: Collection[int]) -> Iterator[str]:
+    """Find a broken delta.json, and a base without weights. The result of the differences is not computed."""
+    try:
+        delta = read_delta(root, version)
+    except _UNREADABLE as error:
+        yield f"{DELTAS.file} can't be used: {reason_of(error)}"
+        return
+    if delta is not None and delta.base not in complete:
+        yield f"holds differences to version {delta.base}, which has no weights"
+
+
+def _checkpoint_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    yield from _marker_problems(root, folder)
+    yield from _weights_problems(root, folder, sizes)
+    for name in ("optimizer.safetensors", "random.safetensors"):
+        yield from _tensor_problems(root, f"{folder}/{name}", sizes)
+
+
+def _marker_problems(root: Root, folder: str) -> Iterator[str]:
+    try:
+        info = decode_json(root.read(f"{folder}/{MARKER}"))
+        attempt_id, step = int(info["attempt_id"]), int(info["step"])
+    except _UNREADABLE as error:
+        yield f"{MARKER} can't be read: {reason_of(error)}"
+        return
+    if info.get("run_id") not in (None, root.run_id):
+        yield f"{MARKER} is of another run ({info['run_id']})"
+        return
+    wanted = checkpoint_folder((attempt_id, step))
+    if folder != wanted:
+        yield f"{MARKER} belongs in {wanted}"
+    yield from _ledger_problems(root, attempt_id, step)
+
+
+def _ledger_problems(root: Root, attempt_id: int, step: int) -> Iterator[str]:
+    """Find a missing ledger of a checkpoint's step.
+
+    The ledger is written before the gradient step. The step that an attempt resumed from has no ledger of that attempt.
+    """
+    try:
+        parent = read_parent(root, attempt_id)
+    except _UNREADABLE:
+        return  # the attempt has a finding of its own
+    cut = find_cut(root)
+    if cut is not None and step < cut.first_step:
+        return
+    name = ledger_name(attempt_id, step)
+    if step > (parent[1] if parent else 0) and not root.exists(name) and not is_quarantined(root, name):
+        yield f"{name}, which says what its last step trained on, is missing"
+
+
+def _weights_problems(root: Root, folder: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Find missing or incomplete parts of a Hugging Face folder: config, weights and their shards, or adapter."""
+    if f"{folder}/{WEIGHTS.file}" not in sizes:
+        yield "config.json is missing"
+    if f"{folder}/{_ADAPTER_CONFIG}" in sizes:
+        yield from _tensor_problems(root, f"{folder}/adapter_model.safetensors", sizes)
+        return
+    index = f"{folder}/model.safetensors.index.json"
+    if index not in sizes:
+        yield from _tensor_problems(root, f"{folder}/model.safetensors", sizes)
+        return
+    try:
+        shards = sorted(set(json.loads(root.read(index))["weight_map"].values()))
+    except _UNREADABLE as error:
+        yield f"model.safetensors.index.json can't be read: {reason_of(error)}"
+        return
+    for shard in shards:
+        yield from _tensor_problems(root, f"{folder}/{shard}", sizes)
+
+
+def _tensor_problems(root: Root, name: str, sizes: Mapping[str, int]) -> Iterator[str]:
+    """Check that a safetensors file is as long as its header says: 8 bytes of header length, header, tensors."""
+    file = name.rpartition("/")[2]
+    if name not in sizes:
+        yield f"{file} is missing"
+        return
+    try:
+        length = int.from_bytes(root.read_range(name, 0, 8), "little")
+        if length > min(_MOST_HEADER_BYTES, sizes[name]):
+            raise ValueError(f"it has {sizes[name]:,} bytes, its header alone needs {8 + length:,}")
+        header = json.loads(root.read_range(name, 8, 8 + length))
+        ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
+    except _UNREADABLE as error:
+        yield f"{file} is no safetensors file: {reason_of(error)}"
+        return
+    wanted = 8 + length + max(ends, default=0)
+    if sizes[name] != wanted:
+        yield f"{file} has {sizes[name]:,} bytes, its header says {wanted:,}"
+
+
+# --- model/ ---------------------------------------------------------------------------------------------------
+# Check model/: the kept files of the run's first model match their fingerprints.
+#
+# Raises StoreError if the filesystem fails; files that vanish while they are checked are ignored.
+
+
+def check_model(root: Root) -> Iterator[Finding]:
+    """Compare each kept file with its fingerprint, reading all of them; weights may be absent from model/."""
+    try:
+        identity = read_identity(root)
+    except SchemaError as error:
+        yield Finding(check="model", where=IDENTITY.template, problem=reason_of(error))
+        return
+    if identity is not None:
+        yield from _check_files(root, identity)
+
+
+def _check_files(root: Root, identity: ModelIdentity) -> Iterator[Finding]:
+    kept = set(kept_files(root))
+    wanted = {**identity.config, **identity.tokenizer, **identity.weights}
+    for name in sorted(kept & wanted.keys()):
+        with suppress(FileNotFoundError):
+            if digest_file(root.open_file(MODEL.name(FileName(name))), hashlib.sha256()) != wanted[name]:
+                problem = "does not match its fingerprint; delete it with identity.json, and start where the model is"
+                yield Finding(check="model", where=MODEL.name(FileName(name)), problem=problem)
+    for name in sorted((identity.config.keys() | identity.tokenizer.keys()) - kept):
+        problem = "is missing; delete identity.json, and start where the model is"
+        yield Finding(check="model", where=MODEL.name(FileName(name)), problem=problem)

@@ -7,7 +7,7 @@ import duckdb
 
 from ludic.sql.query import ask
 from ludic.store import Root
-from ludic.store.metrics import POPULATIONS
+from ludic.store.tables import POPULATIONS
 from ludic.viewer.report.conversations import read_conversations
 from ludic.viewer.report.plots import Figure, Series, draw
 from ludic.viewer.status import Watcher

@@ -17,7 +17,7 @@ import polars as pl
 from ludic.sql.connect import connect, refresh
 from ludic.sql.query import result_of, to_frame
 from ludic.store import Root
-from ludic.store.labels import LABEL, put_label
+from ludic.store.tables import LABEL, put_label
 from ludic.viewer.found import Found, look_up
 from ludic.viewer.terminal.listings import Listing, Order
 from ludic.viewer.tokens import TokenReader, load_token_reader

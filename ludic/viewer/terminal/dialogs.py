@@ -12,7 +12,7 @@ from textual.widgets import Input, Static
 
 from ludic.errors import LudicError, one_line
 from ludic.printable import printable
-from ludic.store.labels import LABEL
+from ludic.store.tables import LABEL
 from ludic.viewer.output import pairs
 
 if TYPE_CHECKING:

@@ -27,8 +27,7 @@ from ludic.records import Rollout, RolloutBatch, new_id
 from ludic.run import Run
 from ludic.schema import arrow_schema, from_table
 from ludic.store import RolloutReader, RolloutWriter, Root, RunConfig, list_files, read_columns
-from ludic.store.json_files import decode_json, encode_json
-from ludic.store.records import ImportReport
+from ludic.store.records import ImportReport, decode_json, encode_json
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import pytest
 
 from ludic.schema import arrow_schema
 from ludic.store import RunConfig
-from ludic.store.troubles import (
+from ludic.troubles import (
     Trouble,
     TroubleLog,
     find_mismatch,

@@ -1,32 +1,106 @@
-"""attempts/N.lease: the trainer that owns a root as attempt N, and a renewal count that shows that it is alive.
+"""Claims: numbers that one of several processes gets, and that the others see.
 
-Putting the file if absent claims the root, and fences attempt N - 1. The owner then replaces it three times per lease
-length, with a higher count, and marks it as released when it ends. Before each of these writes it reads the file: only
-a lease with its own claim_id is its own, since the root may have been deleted and made again. A trainer that starts
-watches the newest lease: if it changes, its owner is alive; if it stays the same for its whole length, it has expired.
-Only the watching machine's monotonic clock counts. An expired lease does not stop a trainer; a newer claim does.
+A register numbers records without gaps. Two are claims that processes hold: attempts/N.lease, of the trainer that owns
+the root, and workers/slot=S/N.json, of the worker that samples a slot of the schedule.
 """
 
 import logging
 import os
+import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from ludic.defaults import LEASE_S
-from ludic.errors import LudicError, OwnedError, ReplacedRootError, SchemaError
+from ludic.errors import LudicError, OwnedError, ReplacedRootError, SchemaError, SlotTakenError
 from ludic.records import new_id
-from ludic.store.catalogue import ATTEMPTS, LEASES
-from ludic.store.json_files import encode_record
-from ludic.store.names import owner_name, parse_number
-from ludic.store.records import Lease
-from ludic.store.registers import Register
+from ludic.store.catalogue import ATTEMPTS, LEASES, WORKERS, Records, Row, parse_number
+from ludic.store.records import Lease, SlotClaim, encode_record
 from ludic.store.root import Root
+
+if TYPE_CHECKING:
+    from ludic.store.filesystem import Storage
+
+# --- Registers ------------------------------------------------------------------------------------------------
+# Records that are numbered without gaps, so that N + 1 exists exactly if N is no longer the newest.
+#
+# A record is put if absent under the next free number. So of several processes one gets a number, and one read by name
+# finds what is newer: a listing, which may lag, is only a hint. ludic deletes no record of a register.
+
+
+R = TypeVar("R")
+
+
+class Register(Generic[R]):
+    """The records of a row that has a first number."""
+
+    def __init__(self, root: "Storage", row: Records[Any, R], *key: Any, beside: Row[Any] | None = None) -> None:
+        """key: fields of the name before the number, such as a slot. beside: a row whose files take numbers, too."""
+        assert row.first is not None, f"{row.kind} is no register"
+        self._root, self._row, self._key, self._first = root, row, key, row.first
+        self._rows = [row] if beside is None else [row, beside]
+
+    def name(self, number: int) -> str:
+        """Return the path below the root."""
+        return self._row.name(self._row.fields._make([*self._key, number]))
+
+    def read(self, number: int) -> R | None:
+        """Return a record; None if the number is free. Raises SchemaError if the file is broken."""
+        return self._row.read(self._root, *self._key, number)
+
+    def newest(self) -> int:
+        """Return the newest number; the one before the first if there is none. Raises SchemaError for a broken file."""
+        number = self.newest_listed()
+        while self.read(number + 1) is not None:
+            number += 1
+        return number
+
+    def newest_record(self) -> R | None:
+        """Return the newest record; None if there is none. Raises SchemaError for a broken file."""
+        newest, number = None, max(self._first, self.newest_listed())
+        while (record := self.read(number)) is not None:
+            newest, number = record, number + 1
+        return newest
+
+    def newest_listed(self) -> int:
+        """Return the newest number that is listed; the one before the first if none is. There may be newer ones."""
+        names = self._root.list(self._row.below(**dict(zip(self._row.fields._fields, self._key, strict=False))))
+        numbers: list[int] = [found[-1] for row in self._rows for found in row.parsed(names)]
+        return max(numbers, default=self._first - 1)
+
+    def claim(self, make: Callable[[int], R], *, first: int) -> R:
+        """Put the record that `make` makes of the first free number from `first` on, and return it."""
+        number = first
+        while (record := self.try_claim(number, make)) is None:
+            number += 1
+        return record
+
+    def try_claim(self, number: int, make: Callable[[int], R]) -> R | None:
+        """Put the record of a number, and return it; None if another process has the number."""
+        record = make(number)
+        return record if self._root.put_if_absent(self.name(number), encode_record(record)) else None
+
+
+def owner_name(pid: int | None = None) -> str:
+    """Return the readable name of a process of this machine, host-pid. pid: None means this process."""
+    return f"{socket.gethostname()}-{os.getpid() if pid is None else pid}"
+
+
+# --- Leases of trainers ---------------------------------------------------------------------------------------
+# attempts/N.lease: the trainer that owns a root as attempt N, and a renewal count that shows that it is alive.
+#
+# Putting the file if absent claims the root, and fences attempt N - 1. The owner then replaces it three times per lease
+# length, with a higher count, and marks it as released when it ends. Before each of these writes it reads the file:
+# only a lease with its own claim_id is its own, since the root may have been deleted and made again. A trainer that
+# starts watches the newest lease: if it changes, its owner is alive; if it stays the same for its whole length, it has
+# expired. Only the watching machine's monotonic clock counts. An expired lease does not stop a trainer; a newer claim
+# does.
+
 
 logger = logging.getLogger(__name__)
 
@@ -240,3 +314,86 @@ def is_dead(process: str) -> bool:
     except PermissionError:  # another user's process, whose /proc may be hidden from this user
         return False
     return describe_process(pid) != process
+
+
+# --- Slots of workers -----------------------------------------------------------------------------------------
+# workers/slot=S/N.json: one claim for each life of a worker. The newest life holds its slot of the schedule.
+#
+# A life claims the slot before it reads what earlier lives committed, and checks for a newer claim before it samples
+# and before it appends. So a worker that was stopped or cut off, and then replaced, ends before it samples the requests
+# of its replacement. If it commits a group before it can check, the reader drops the duplicate: it delivers a request
+# once (ludic.store.reader). Claims have no gaps, so one read by name finds a newer claim. Claims are never deleted.
+
+
+def is_over(claim: SlotClaim) -> bool:
+    """Return whether a worker has ended, or its process is proven dead, which only its own machine can prove."""
+    return claim.ended_at is not None or (claim.process is not None and is_dead(claim.process))
+
+
+def newest_slot_claim(root: Root, slot: int) -> SlotClaim | None:
+    """Return the newest claim of a slot; None if no worker ever held it. Raises SchemaError if the file is broken."""
+    return Register(root, WORKERS, slot).newest_record()
+
+
+def claim_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str, Any]] = ()) -> SlotClaim:
+    """Claim a slot, which tells the worker that held it to end. code: SlotClaim.code.
+
+    Raises ReplacedRootError if the root is no longer the run that was opened.
+    """
+    root.check_same_run()
+    lives = Register(root, WORKERS, slot)
+
+    def make(life: int) -> SlotClaim:
+        return SlotClaim(
+            slot=slot,
+            life=life,
+            worker_id=worker_id,
+            owner=owner_name(),
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            process=describe_process(os.getpid()),
+            code=list(code),
+        )
+
+    return lives.claim(make, first=lives.newest_listed() + 1)
+
+
+@contextmanager
+def held_slot(root: Root, slot: int, worker_id: str, code: Sequence[Mapping[str, Any]] = ()) -> Iterator[SlotClaim]:
+    """Claim a slot as `claim_slot` does, and record the end of this life at the end of the block."""
+    claim = claim_slot(root, slot, worker_id, code)
+    try:
+        yield claim
+    finally:
+        try:
+            over = replace(claim, ended_at=datetime.now(UTC).isoformat(timespec="seconds"))
+            _check_own(root, claim)
+            root.put(WORKERS.name_of(claim), encode_record(over))
+        except ReplacedRootError:
+            logger.info("%s/%s is another worker's by now, and is left as it is", root.url, WORKERS.name_of(claim))
+        except LudicError as error:
+            logger.warning("the claim of slot %d does not say that this worker has ended: %s", slot, error)
+
+
+def code_before(root: Root, claim: SlotClaim) -> Sequence[Mapping[str, Any]]:
+    """Return SlotClaim.code of the previous life; empty if there is none, or if its claim is broken."""
+    with suppress(SchemaError):
+        earlier = WORKERS.read(root, claim.slot, claim.life - 1)
+        return earlier.code if earlier else []
+    return []
+
+
+def check_holds_slot(root: Root, claim: SlotClaim) -> None:
+    """Raises SlotTakenError if a newer life has claimed the slot."""
+    newer = WORKERS.read(root, claim.slot, claim.life + 1)
+    if newer is not None:
+        raise SlotTakenError(
+            f"{root.url}: another worker took slot {claim.slot}, {newer.owner} at {newer.created_at}; this one stops"
+        )
+
+
+def _check_own(root: Root, claim: SlotClaim) -> None:
+    """Check that the stored claim is this one. Raises ReplacedRootError: claims are never deleted, so the root was."""
+    stored = WORKERS.read(root, claim.slot, claim.life)
+    if stored is None or stored.worker_id != claim.worker_id:
+        name = WORKERS.name_of(claim)
+        raise ReplacedRootError(f"{root.url}: {name} is not of this worker: the root was deleted or made again")

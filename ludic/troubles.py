@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
 
-from ludic.store.run_json import RunConfig
+from ludic.run_config import RunConfig
 
 Row = Mapping[str, Any]
 """A row of the metrics table."""

@@ -1,0 +1,186 @@
+"""Findings of checks, what each check means, and the checks of ludic/sql/checks/ and ludic/sql/notes/."""
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from ludic.errors import QueryError, one_line
+from ludic.schema import arrow_schema
+from ludic.sql.connect import open_duckdb
+from ludic.sql.library import has_rows, load_checks, load_notes, run_query
+from ludic.store import Root
+from ludic.store.attempts import find_cut
+from ludic.store.root import Track, untracked
+
+# --- Findings -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One problem, or one thing that is worth a note."""
+
+    check: str
+    """A key of MEANINGS, or the name of a file in ludic/sql/checks/ or ludic/sql/notes/."""
+    where: str
+    """Name of the file or folder below the root; empty if the finding spans files."""
+    problem: str
+    """The problem, and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Findings of all checks on a root."""
+
+    findings: list[Finding]
+    """Problems that remain; a root without findings is sound."""
+    notes: list[Finding]
+    """Harmless facts that are worth knowing."""
+    repaired: list[Finding]
+    """Problems and leftovers that were repaired."""
+
+
+MEANINGS = {
+    "unreadable": "a file that no reader can use; `ludic verify --repair` moves it to quarantine/",
+    "newer_schema": "a file that a newer ludic wrote; upgrade this one",
+    "misnamed": "a file whose name does not say what is in it",
+    "link": "a symbolic link that leads out of the run; ludic reads, writes and deletes nothing through it",
+    "scattered_groups": "a group whose rows are not adjacent in their file, though readers take them in one piece",
+    "compaction": "a compacted file that does not agree with what it replaces",
+    "note": "a small file about the run that is not as it was written, or that ludic can't read",
+    "model": "a file of the run's first model that was changed since the run began",
+    "attempt": "a trainer start that can't be read",
+    "worker": "a worker's claim of its slot that can't be read",
+    "code": "a copy of a user's file, or a list of them, that is not what its name says",
+    "policy": "published weights that can't be used",
+    "checkpoint": "a checkpoint that no trainer can resume from",
+    "unfinished": "work that was cut short and harms nobody",
+    "leftover": "temporary files of writers that were killed",
+    "no_digests": "files that an older ludic or another writer made, without digests of their bytes",
+    "quarantined": "a broken file that was moved out of sight",
+}
+
+
+def meaning_of(check: str) -> str:
+    """Return the meaning of a check: its text in MEANINGS, or the first comment lines of its SQL file."""
+    if check in MEANINGS:
+        return MEANINGS[check]
+    comment, _, _ = (load_checks() | load_notes())[check].partition("\n-- grain:")
+    return " ".join(comment.replace("--", " ").split()).removeprefix(f"{check}: ")
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error's message on one line, or the name of its class if the message is empty."""
+    return one_line(error) or type(error).__name__
+
+
+# --- Checks of one row at a time ------------------------------------------------------------------------------
+# Run the data checks that look at one rollout at a time, on batches of rows as files are read.
+#
+# On a run's view they would need gigabytes if rollouts are long: DuckDB holds 2,048 lists of tokens at a time.
+
+
+ROW_CHECKS = ("not_finite", "unequal_lengths", "untrainable_tokens")
+"""Checks of ludic/sql/checks/ whose result for a row needs no other row."""
+
+MOST_SHOWN = 5
+"""Maximum rows of a check that are listed; further rows are only counted."""
+
+_GATHERED_BYTES = 32 << 20
+_MOST_CHARACTERS = 80
+
+
+class RowChecks:
+    """Takes batches of any file, in any order, from several threads; runs the checks on each 32 MB of gathered rows."""
+
+    def __init__(self, vocab_size: int | None = None) -> None:
+        """vocab_size: tokens that the run's model knows; None if the root keeps no model."""
+        self._con = open_duckdb()
+        if vocab_size is not None:
+            self._con.execute(f"set variable vocab_size = {vocab_size:d}")
+        self._checks = {name: load_checks()[name] for name in ROW_CHECKS}
+        words = {word for sql in self._checks.values() for word in re.findall(r"\w+", sql)}
+        self._schema = pa.schema([field for field in arrow_schema("rollouts") if field.name in words])
+        self._lock = threading.Lock()
+        self._gathered: list[pa.Table] = []
+        self._gathered_bytes = 0
+        self._shown: dict[str, list[dict[str, Any]]] = {name: [] for name in ROW_CHECKS}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows of a rollouts file. The thread that fills the buffer runs the checks; other threads wait for it."""
+        rows = pa.Table.from_batches([batch]).select(self._schema.names).cast(self._schema)
+        with self._lock:
+            self._gathered.append(rows)
+            self._gathered_bytes += rows.nbytes
+            if self._gathered_bytes >= _GATHERED_BYTES:
+                self._run()
+
+    def finish(self) -> Iterator[Finding]:
+        """Check the remaining rows, and yield the findings for all rows."""
+        with self._lock:
+            if self._gathered:
+                self._run()
+        for name in ROW_CHECKS:
+            yield from row_findings(name, self._shown[name], self._counts[name])
+
+    def _run(self) -> None:
+        self._con.register("rollouts", pa.concat_tables(self._gathered))
+        for name, sql in self._checks.items():
+            found = run_query(self._con, sql)
+            self._counts[name] += found.num_rows
+            room = MOST_SHOWN - len(self._shown[name])
+            self._shown[name] += found.slice(0, room).to_pylist()
+        self._con.unregister("rollouts")
+        self._gathered, self._gathered_bytes = [], 0
+
+
+def row_findings(check: str, shown: list[dict[str, Any]], num_rows: int) -> Iterator[Finding]:
+    """Yield a finding for each row that is shown, and one finding for all other rows."""
+    for row in shown:
+        values = ", ".join(f"{name} {_in_short(value)}" for name, value in row.items())
+        yield Finding(check=check, where="", problem=values)
+    if num_rows > len(shown):
+        yield Finding(check=check, where="", problem=f"and {num_rows - len(shown):,} more rows like these")
+
+
+def _in_short(value: object) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+
+
+# --- Checks of all rows ---------------------------------------------------------------------------------------
+# Run the data checks of ludic/sql/checks/ that compare rows with each other, and the notes, over readable files.
+
+
+_NOT_OF_A_CUT = ("step_gaps", "sequence_gaps")
+"""Checks that a cut (`ludic cut`) fails by design: it lacks the steps before, and files of other steps."""
+
+
+def check_data(con: duckdb.DuckDBPyConnection, root: Root, track: Track = untracked) -> Iterator[Finding]:
+    """Run the checks; findings show the first rows of each result. con: to the root without unreadable files."""
+    left_out = {*ROW_CHECKS, *(_NOT_OF_A_CUT if find_cut(root) else ())}
+    checks = {name: sql for name, sql in load_checks().items() if name not in left_out}
+    return _run(con, track(checks.items(), len(checks), "data checks"))
+
+
+def note_data(con: duckdb.DuckDBPyConnection) -> Iterator[Finding]:
+    """Run the queries of ludic/sql/notes/; findings and `con` are as in check_data."""
+    return _run(con, load_notes().items())
+
+
+def _run(con: duckdb.DuckDBPyConnection, queries: Iterable[tuple[str, str]]) -> Iterator[Finding]:
+    for name, sql in queries:
+        try:
+            if not has_rows(con, sql):
+                continue
+            rows = run_query(con, sql)
+        except QueryError as error:
+            yield Finding(check=name, where="", problem=f"can't be checked: {reason_of(error)}")
+        else:
+            yield from row_findings(name, rows.slice(0, MOST_SHOWN).to_pylist(), rows.num_rows)
