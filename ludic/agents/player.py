@@ -22,8 +22,7 @@ from ludic.agents.requests import EpisodeRequest, derive_seed
 from ludic.agents.reward_spans import rewards_at_tokens
 from ludic.agents.steps import Step, merge
 from ludic.agents.tools.toolbox import Toolbox
-from ludic.engines.checks import check_completion
-from ludic.engines.engine import Completion, GenerationRequest
+from ludic.engines.engine import Completion, GenerationRequest, check_completion
 from ludic.environments.environment import Transition
 from ludic.errors import ConfigError, ModelError
 from ludic.models.chat import decode
