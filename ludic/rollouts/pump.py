@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from ludic.agents import event_loop
 from ludic.agents.limits import Ending, ending
 from ludic.agents.requests import EpisodeRequest
 from ludic.engines.config import EngineConfig
 from ludic.engines.engine import Completion, Engine, GenerationRequest
+from ludic.environments import event_loops
 from ludic.environments.limits import LimitedEnvironments
 from ludic.errors import HalfLoadedError
 from ludic.records import GROUP_CLOSED, EpisodeEnd, EpisodeOutcome, Rollout, RolloutGroup
@@ -403,7 +403,7 @@ def sample_groups(
         while pump.num_open:
             groups.update((finished.begun.number, finished.group) for finished in await pump.wait())
 
-    event_loop.run(sample())
+    event_loops.run(sample())
     return tuple(groups[number] for number in range(len(requests)))
 
 

@@ -20,10 +20,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ludic.agents import event_loop
 from ludic.agents.agent import Agent
 from ludic.code.kept import to_dicts, warn_of_other_code
 from ludic.engines.registry import MakeEngine
+from ludic.environments import event_loops
 from ludic.environments.limits import Announce, LimitedEnvironments, TimeLimit
 from ludic.errors import ConfigError, EngineError, ModelError, NoServerError, SchemaError, StoreError
 from ludic.models.chat import load_tokenizer
@@ -80,7 +80,7 @@ def run_worker(
     """
     with opened_stream(root, config, make_engine, stop, report, announce) as stream:
         if stream.wait_for_policy():
-            event_loop.run(stream.run())
+            event_loops.run(stream.run())
     return stream.num_committed
 
 

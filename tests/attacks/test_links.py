@@ -310,7 +310,7 @@ ELSEWHERE = {
     "cli/demo.py": "reward.png of a remote run, in the working directory",
     "cli/launch.py": "job files, in the folder that the user names",
     "cli/main.py": "opens /dev/null",
-    "environments/scorer_processes.py": "opens /dev/null",
+    "environments/single_turn.py": "opens /dev/null",
     "eval/sampling.py": "deletes its temporary folder",
     "adapters/exports/tables.py": "a folder from Storage.folder_for_others, or one that the user names",
     "adapters/exports/inspect_logs.py": "the folder that the user names",

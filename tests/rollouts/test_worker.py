@@ -17,7 +17,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from tiny_models import committed_rows, forward_logprobs, publish
 
-import ludic.environments.addition
+import ludic.environments.toys
 from ludic.code.kept import create_root
 from ludic.errors import ConfigError, SlotTakenError, StoreError
 from ludic.rollouts import worker
@@ -477,7 +477,7 @@ def test_a_life_says_which_environments_scored_and_names_what_has_changed(
     publish(root, folder, budget=10)
     work(root, num_groups=1)
     (record,) = WORKERS.read(root, 0, 1).code
-    text = Path(ludic.environments.addition.__file__).read_bytes()
+    text = Path(ludic.environments.toys.__file__).read_bytes()
     assert (record["role"], record["name"], record["sha256"]) == ("environment", "addition", sha256(text).hexdigest())
     assert record["package"] == f"ludic-rl {version('ludic-rl')}"
     claim = replace(WORKERS.read(root, 0, 1), code=[{**record, "sha256": "a" * 64, "package": "ludic-rl 0"}])

@@ -9,7 +9,7 @@ from typing import Any
 from ludic.agents.tools.arguments import make_validator
 from ludic.environments.environment import is_tool
 from ludic.environments.limits import HeldEnvironment
-from ludic.environments.single_turn_adapter import SingleTurn
+from ludic.environments.single_turn import SingleTurn
 from ludic.errors import ConfigError, one_line
 from ludic.waits import in_thread
 
