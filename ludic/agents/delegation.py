@@ -5,18 +5,15 @@ is the result of the tool. Its rows belong to the same episode, with parent_roll
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-from ludic.agents.agent import Agent
 from ludic.agents.contexts import make_context
 from ludic.agents.environment_calls import score_task
 from ludic.agents.parsers import Parser, make_parser
-from ludic.agents.tools.arguments import make_validator
 from ludic.agents.tools.registry import as_tool, built_in_tool
-from ludic.agents.tools.tool import Tool
-from ludic.agents.tools.toolbox import Toolbox
+from ludic.agents.tools.toolbox import Tool, Toolbox, make_validator
 from ludic.code.files import NO_FILES, Files, python_file_of
 from ludic.code.kinds import CONTEXT, MCP, PARSER, SUB_AGENT, TOOL, Kind, build_own, find
 from ludic.environments.environment import TaskScorer, Transition
@@ -50,10 +47,11 @@ class SubAgent:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
             raise ConfigError(f"sub-agent: its name is {self.name!r}, wanted a text that is not empty")
-        self._parts  # noqa: B018  (made now, so that a mistake is found before a run)
+        self.parts  # noqa: B018  (made now, so that a mistake is found before a run)
 
     @cached_property
-    def _parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Any]:
+        """Fields of Agent in which this agent differs from the one that hands on the task."""
         parts: dict[str, Any] = {"make_context": make_context(_built_in(CONTEXT, self.context))}
         if self.parser is not None:
             is_name = isinstance(self.parser, str)
@@ -63,10 +61,6 @@ class SubAgent:
             if DELEGATE in parts["toolbox"]:
                 raise ConfigError(f"sub-agent {self.name}: a tool of its own is named {DELEGATE!r}; rename it")
         return parts
-
-    def equip(self, agent: Agent) -> Agent:
-        """Return this agent with the model of another."""
-        return replace(agent, **self._parts)
 
     def messages(self, task: str) -> list[Message]:
         """Return what the agent sees first."""

@@ -168,8 +168,8 @@ TOOL = Kind(
 PROTOCOL = Kind(
     role="protocol",
     built_in={
-        "single_agent": "ludic.agents.single_agent:single_agent",
-        "several_agents": "ludic.agents.several_agents:several_agents",
+        "single_agent": "ludic.agents.play:single_agent",
+        "several_agents": "ludic.agents.play:several_agents",
     },
     own=(_FUNCTION,),
 )

@@ -1,4 +1,4 @@
-"""What vLLM is told, in this process and over HTTP: how it starts, and how it samples; and what its outputs mean.
+"""Arguments for vLLM, in this process and over HTTP: of its start and of sampling; and how its outputs are read.
 
 Imports nothing of vLLM before it is needed. Raises ConfigError if vLLM is missing, for an option that it does not know
 or that ludic sets itself, and for sampling parameters that vLLM would change silently; ModelError if the weights give

@@ -1,8 +1,8 @@
 """Environments by name: built-in, those of other packages and of your data as PREFIX/NAME, or your own class.
 
-To add a built-in environment, write its file and its line in ludic.code.kinds; for those of a package, write an adapter
-in ludic/adapters/environments/ and its line there. Every failure raises ConfigError, which says what was requested,
-what was found and what to change.
+To add a built-in environment, write its class, and its line in ludic.code.kinds; for those of a package, write an
+adapter in ludic/adapters/environments/ and its line there. Every failure raises ConfigError, which says what was
+requested, what was found and what to change.
 """
 
 import importlib

@@ -432,7 +432,7 @@ def test_a_limit_of_steps_that_reset_sets_counts() -> None:
 
 
 OWN = """\
-from ludic.agents.tools.functions import function_tool
+from ludic.agents.tools.registry import function_tool
 from ludic.agents.tools.toolbox import Toolbox
 
 

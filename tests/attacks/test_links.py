@@ -319,7 +319,7 @@ ELSEWHERE = {
     "launch/supervisor.py": "makes logs/ of a run; open_to_append refuses one that is a link",
     "models/families.py": "the user's cache folder",
     "models/first_model.py": "a temporary folder",
-    "rollouts/worker.py": "its temporary folder of weights",
+    "rollouts/follower.py": "its temporary folder of weights",
     "store/digests.py": "a file in scratch, before it gets its name",
     "store/__main__.py": "a page of the docs",
     "store/manifest.py": "a folder in scratch",
