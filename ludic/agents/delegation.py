@@ -5,9 +5,9 @@ is the result of the tool. Its rows belong to the same episode, with parent_roll
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ludic.agents.contexts import make_context
 from ludic.agents.environment_calls import score_task
@@ -21,6 +21,11 @@ from ludic.environments.limits import HeldEnvironment
 from ludic.errors import ConfigError
 from ludic.records import Message
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+AnAgent = TypeVar("AnAgent", bound="DataclassInstance")
+"""An Agent, whose module imports this one."""
 DELEGATE = "delegate"
 """Name of the tool."""
 
@@ -47,11 +52,10 @@ class SubAgent:
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and self.name):
             raise ConfigError(f"sub-agent: its name is {self.name!r}, wanted a text that is not empty")
-        self.parts  # noqa: B018  (made now, so that a mistake is found before a run)
+        self._parts  # noqa: B018  (made now, so that a mistake is found before a run)
 
     @cached_property
-    def parts(self) -> dict[str, Any]:
-        """Fields of Agent in which this agent differs from the one that hands on the task."""
+    def _parts(self) -> dict[str, Any]:
         parts: dict[str, Any] = {"make_context": make_context(_built_in(CONTEXT, self.context))}
         if self.parser is not None:
             is_name = isinstance(self.parser, str)
@@ -61,6 +65,10 @@ class SubAgent:
             if DELEGATE in parts["toolbox"]:
                 raise ConfigError(f"sub-agent {self.name}: a tool of its own is named {DELEGATE!r}; rename it")
         return parts
+
+    def equip(self, agent: AnAgent) -> AnAgent:
+        """Return this agent with the model of another."""
+        return replace(agent, **self._parts)
 
     def messages(self, task: str) -> list[Message]:
         """Return what the agent sees first."""

@@ -237,7 +237,7 @@ class Play:
             depth=parent.part.depth + 1,
         )
         request = replace(self.request, seed=derive_seed(parent.request.seed, self._num_tasks, part.depth))
-        agent = replace(self._agent, **sub_agent.parts)
+        agent = sub_agent.equip(self._agent)
         child = Player(agent, request, self.limits, part, acting=self._acting, budget=self._budget)
         child.messages, child.max_steps = sub_agent.messages(task), sub_agent.max_steps
         environment = SubTask(self.held, sub_agent.name, task)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -318,7 +318,7 @@ def own(tmp_path: Path) -> str:
 def test_sub_agents_are_found_by_name(own: str) -> None:
     first, second = make_sub_agents(["helper", f"{own}:solver"])
     assert (first.name, second.name) == ("helper", "solver")
-    equipped = replace(agent_of(Answers({}), parser=make_parser("whole")), **second.parts)
+    equipped = second.equip(agent_of(Answers({}), parser=make_parser("whole")))
     assert equipped.parser.parse(r"\boxed{3}").action == "3"
     assert "calculator" in equipped.toolbox
 
